@@ -1,0 +1,133 @@
+"""`hf-specdec generate`: continue a prompt, or compare ways to continue it."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import typer
+from transformers import TextStreamer
+
+from hf_specdec.cli import options
+from hf_specdec.cli.compare import compare_methods
+from hf_specdec.cli.inputs import encode, load, read_method, read_prompt, read_sampling
+from hf_specdec.cli.job import Job, Result
+from hf_specdec.cli.prompts import PROMPTS
+from hf_specdec.cli.report import note, print_json, reports_errors
+from hf_specdec.cli.table import print_comparison
+from hf_specdec.config import SpecConfig
+from hf_specdec.errors import ConfigError
+
+__all__ = ["generate"]
+
+
+@reports_errors
+def generate(
+    prompt: options.Prompt = None,
+    model: options.ModelPath = None,
+    spec_method: options.SpecMethod = "prompt_lookup",
+    prompt_lookup_config: options.PromptLookup = None,
+    spec_config: options.SpecConfigText = None,
+    engine: options.EngineName = None,
+    max_new_tokens: options.MaxNewTokens = 128,
+    do_sample: options.DoSample = False,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    seed: options.Seed = None,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    compare: options.Compare = False,
+    rounds: options.Rounds = 3,
+    json: options.Json = False,
+) -> None:
+    """Continue a prompt with speculative decoding.
+
+    With --compare, plain generate, transformers' own prompt lookup and the method take turns on the same prompts,
+    and the exit code is 1 if the method's text differs from plain generate's in fp32.
+    """
+    method, config = read_method(
+        spec_method, spec_config=spec_config, prompt_lookup_config=prompt_lookup_config, engine=engine
+    )
+    sampling = read_sampling(do_sample, temperature=temperature, top_p=top_p, top_k=top_k)
+    text = read_prompt(prompt)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    loaded, tokenizer = load(model, dtype, config)
+    job = Job(loaded, tokenizer, {"max_new_tokens": max_new_tokens, **sampling}, seed)
+    if compare:
+        _compare(job, PROMPTS if text is None else (text,), method, config, rounds, json)
+    else:
+        _continue(job, PROMPTS[0] if text is None else text, method, config, json)
+
+
+def _continue(job: Job, prompt: str, method: str | None, config: SpecConfig | None, as_json: bool) -> None:
+    inputs = encode(job.tokenizer, prompt, job.model.device)
+    how: dict[str, Any] = {} if method is None else {"spec_method": method, "spec_config": config}
+    streams = sys.stdout.isatty() and not as_json
+    if streams:
+        note(prompt, "dim")
+        how["streamer"] = TextStreamer(job.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    result = job.run(inputs, **how)
+    text = job.tokenizer.decode(result.token_ids, skip_special_tokens=True)
+    if as_json:
+        print_json({**_setting(job, method, config), "prompt": prompt, "text": text, **_measures(result)})
+        return
+    if not streams:
+        sys.stdout.write(text + "\n")
+    note(_summary(result), "dim")
+
+
+def _compare(
+    job: Job, prompts: Sequence[str], method: str | None, config: SpecConfig | None, rounds: int, as_json: bool
+) -> None:
+    if method is None or config is None:
+        raise ConfigError("--compare", "must come with a method", "none", "Use --spec-method prompt_lookup.")
+    if job.options["do_sample"] and job.seed is None:
+        job = dataclasses.replace(job, seed=0)
+    inputs = [encode(job.tokenizer, prompt, job.model.device) for prompt in prompts]
+    rows = compare_methods(job, inputs, method, config, rounds)
+    setting = {**_setting(job, method, config), "num_prompts": len(prompts), "rounds": rounds}
+    if as_json:
+        print_json({**setting, "rows": [dataclasses.asdict(row) for row in rows]})
+    else:
+        caption = ", ".join(
+            f"{name} {setting[name]}" for name in ("dtype", "device", "threads", "num_prompts", "rounds")
+        )
+        print_comparison(rows, len(prompts), caption)
+    seed_exact = config.engine == "loop" or not job.options["do_sample"]
+    if job.model.dtype == torch.float32 and seed_exact and not rows[-1].equal_to_plain:
+        note(f"error: the tokens of {method} differ from those of plain generate", "red")
+        raise typer.Exit(1)
+
+
+def _setting(job: Job, method: str | None, config: SpecConfig | None) -> dict[str, Any]:
+    return {
+        "model": job.model.config.name_or_path,
+        "dtype": str(job.model.dtype).removeprefix("torch."),
+        "device": str(job.model.device),
+        "threads": torch.get_num_threads(),
+        "spec_method": method,
+        "spec_config": None if config is None else dataclasses.asdict(config),
+        "options": {**job.options, "seed": job.seed},
+    }
+
+
+def _measures(result: Result) -> dict[str, Any]:
+    return {
+        "token_ids": result.token_ids,
+        "seconds": result.seconds,
+        "tokens_per_second": len(result.token_ids) / result.seconds,
+        "spec_stats": None if result.stats is None else result.stats.to_dict(),
+    }
+
+
+def _summary(result: Result) -> str:
+    num_tokens = len(result.token_ids)
+    speed = f"{num_tokens} tokens in {result.seconds:.2f} s ({num_tokens / result.seconds:.1f} tokens/s)"
+    if result.stats is None:
+        return speed
+    drafts = f"drafted {result.stats.num_draft_tokens}, accepted {result.stats.num_accepted_tokens}"
+    reason = f"; plain: {result.stats.plain_reason}" if result.stats.plain_reason else ""
+    return f"{speed}; {drafts}, {result.stats.mean_acceptance_length:.2f} tokens a verify step{reason}"

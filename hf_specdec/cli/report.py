@@ -1,0 +1,71 @@
+"""What the commands print where: data on stdout, notes and errors on stderr. Knows nothing about models.
+
+@reports_errors
+def command() -> None: ...
+"""
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+
+from hf_specdec.errors import ConfigError, MissingExtraError, SpecError
+
+__all__ = ["note", "print_json", "reports_errors", "stdout_console"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+PIPE_WIDTH = 120
+
+
+def stdout_console() -> Console:
+    """Console for tables on stdout; outside a terminal it is wide enough not to break their rows."""
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def note(message: str, style: str | None = None) -> None:
+    """One log message on stderr."""
+    _stderr(message, style)
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """The command's one JSON document on stdout."""
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn what a user got wrong into `error: ...` and `hint: ...` on stderr and exit code 2."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except BrokenPipeError:
+            raise
+        except (SpecError, ValueError, OSError) as error:
+            message, hint = _message_and_hint(error)
+            _stderr(f"error: {message}", "red")
+            if hint:
+                _stderr(f"hint: {hint}", "cyan")
+            raise typer.Exit(2) from error
+
+    return run
+
+
+def _message_and_hint(error: Exception) -> tuple[str, str | None]:
+    match error:
+        case ConfigError():
+            return f"`{error.field}` {error.rule}, but is {error.value!r}.", error.remedy
+        case MissingExtraError():
+            return f"{error.purpose} needs `{error.package}`.", f'pip install "hf_specdec[{error.extra}]"'
+        case _:
+            return " ".join(str(error).split()), None
+
+
+def _stderr(message: str, style: str | None) -> None:
+    console = Console(file=sys.stderr, highlight=False)
+    console.print(message, style=style, markup=False, soft_wrap=True)
