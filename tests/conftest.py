@@ -1,0 +1,43 @@
+"""What every test shares: one thread, quiet logs, and models that are built once a session."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+
+from tests.zoo import FALLBACK, FAMILIES, build
+
+torch.set_num_threads(1)
+tf.logging.set_verbosity_error()
+
+
+@pytest.fixture(scope="session")
+def zoo() -> Callable[[str], Any]:
+    """The session's model of a family, with `spec_method` switched on."""
+    import hf_specdec
+
+    return functools.cache(lambda name: hf_specdec.enable(build((FAMILIES | FALLBACK)[name])))
+
+
+@pytest.fixture
+def model(zoo: Callable[[str], Any]) -> Any:
+    """The session's enabled Llama, for tests that need any one model. Leave it as it was."""
+    return zoo("llama")
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """The embedded pair's tokenizer."""
+    from hf_specdec import embedded
+
+    return tf.AutoTokenizer.from_pretrained(embedded.path("target"))
+
+
+@pytest.fixture(autouse=True)
+def same_seed_everywhere() -> Iterator[None]:
+    """Each test starts from the same random state, whatever ran before."""
+    torch.manual_seed(0)
+    yield

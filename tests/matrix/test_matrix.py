@@ -1,0 +1,154 @@
+"""Every method on every family, in every mode: the same tokens as plain `generate`, seed for seed.
+
+A further family is a line of `tests/zoo.py`, a further method a line of `METHODS`.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from hf_specdec.config import PromptLookupConfig
+from tests.drafters import OracleDrafter, RandomTreeDrafter
+from tests.support import PROMPT, assert_same_cache, plain
+from tests.zoo import FALLBACK, FAMILIES
+
+NEW_TOKENS = 20
+METHODS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
+    "plain": lambda _: {"spec_method": "plain"},
+    "prompt_lookup": lambda _: {"spec_method": "prompt_lookup"},
+    "prompt_lookup_tree": lambda _: {
+        "spec_method": "prompt_lookup",
+        "spec_config": PromptLookupConfig(num_branches=4),
+    },
+    "oracle": lambda expected: {"spec_method": lambda: OracleDrafter(expected)},
+    "random_trees": lambda expected: {"spec_method": lambda: RandomTreeDrafter(expected)},
+}
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9},
+    "penalty": {"do_sample": False, "repetition_penalty": 1.3},
+}
+CACHES = ("no_cache", "cache")
+RETURN = {"return_dict_in_generate": True, "max_new_tokens": NEW_TOKENS}
+
+
+class Cell:
+    """One family in one mode: the inputs, and what plain `generate` makes of them. Built once a session."""
+
+    def __init__(self, model: Any, mode: str, cache: str) -> None:
+        self.model, self.mode = model, MODES[mode]
+        self.inputs = _chat_turn(model) if cache == "cache" else {"input_ids": PROMPT}
+        self.expected, self.random_state, self.cache = self.run(plain, {})
+
+    @property
+    def expected_ids(self) -> list[int]:
+        ids: list[int] = self.expected.sequences[0].tolist()
+        return ids
+
+    def run(self, generate: Callable[..., Any], method: dict[str, Any]) -> tuple[Any, torch.Tensor, Any]:
+        """The output, the random generator's state after it, and the cache that was passed in."""
+        inputs = copy.deepcopy(self.inputs)
+        torch.manual_seed(7)
+        output = generate(self.model, **inputs, **self.mode, **RETURN, **method)
+        return output, torch.get_rng_state(), inputs.get("past_key_values")
+
+
+def _chat_turn(model: Any) -> dict[str, Any]:
+    """Inputs of a second chat turn: the first one's text and cache, with a few tokens more."""
+    first = plain(model, PROMPT, max_new_tokens=6, do_sample=False, return_dict_in_generate=True)
+    text = torch.cat([first.sequences, torch.tensor([[8, 9, 10, 5, 6, 7]])], dim=1)
+    inputs: dict[str, Any] = {"past_key_values": first.past_key_values}
+    if model.config.is_encoder_decoder:
+        return inputs | {
+            "input_ids": PROMPT,
+            "decoder_input_ids": text,
+            "decoder_attention_mask": torch.ones_like(text),
+        }
+    return inputs | {"input_ids": text}
+
+
+@pytest.fixture(scope="session")
+def cells(zoo: Callable[[str], Any]) -> Callable[[str, str, str], Cell]:
+    known: dict[tuple[str, str, str], Cell] = {}
+
+    def cell(family: str, mode: str, cache: str) -> Cell:
+        key = (family, mode, cache)
+        if key not in known:
+            known[key] = Cell(zoo(family), mode, cache)
+        return known[key]
+
+    return cell
+
+
+def generate(model: Any, **kwargs: Any) -> Any:
+    return model.generate(**kwargs)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_speculation_changes_nothing(
+    cells: Callable[[str, str, str], Cell], family: str, method: str, mode: str, cache: str
+) -> None:
+    """The same tokens, the same draws, the same cache as plain `generate`."""
+    cell = cells(family, mode, cache)
+    output, random_state, used_cache = cell.run(generate, METHODS[method](cell.expected_ids))
+
+    assert output.sequences.tolist() == cell.expected.sequences.tolist()
+    assert torch.equal(random_state, cell.random_state)
+    assert type(output) is type(cell.expected) or isinstance(output, type(cell.expected))
+    assert_same_cache(output.past_key_values, cell.expected.past_key_values)
+    if used_cache is not None:
+        assert_same_cache(used_cache, cell.cache)
+
+    stats = output.spec_stats
+    assert stats.num_tokens == NEW_TOKENS
+    if method == "plain":
+        assert stats.num_draft_tokens == 0
+        return
+    assert stats.tier == FAMILIES[family].tier, stats.plain_reason
+    assert stats.plain_reason is None
+    if method == "oracle":
+        assert stats.num_accepted_tokens >= NEW_TOKENS // 4
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "plain"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_method_accepts_drafts_on_this_family(
+    cells: Callable[[str, str, str], Cell], family: str, method: str
+) -> None:
+    """Equality without a single accepted token would prove nothing."""
+    accepted = 0
+    for mode in MODES:
+        cell = cells(family, mode, "no_cache")
+        accepted += cell.run(generate, METHODS[method](cell.expected_ids))[0].spec_stats.num_accepted_tokens
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.tier == "tree"])
+def test_accepted_nodes_lie_apart_in_the_tree(cells: Callable[[str, str, str], Cell], family: str) -> None:
+    """On the tree tier the oracle's right tokens stand behind wrong ones, so the cache's columns have to move."""
+    cell, paths = cells(family, "greedy", "no_cache"), []
+    cell.run(generate, METHODS["oracle"](cell.expected_ids) | {"spec_observer": lambda step: paths.append(step.path)})
+    assert any(path != tuple(range(len(path))) for path in paths)
+    assert max(len(path) for path in paths) >= 4
+
+
+@pytest.mark.parametrize("family", FALLBACK)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_that_cannot_speculate_decodes_plainly(
+    cells: Callable[[str, str, str], Cell], family: str, method: str, mode: str
+) -> None:
+    """The same result, and the reason in the statistics."""
+    cell = cells(family, mode, "no_cache")
+    output, random_state, _ = cell.run(generate, METHODS[method](cell.expected_ids))
+    assert output.sequences.tolist() == cell.expected.sequences.tolist()
+    assert torch.equal(random_state, cell.random_state)
+    assert output.spec_stats.tier == "plain"
+    assert output.spec_stats.plain_reason
+    assert output.spec_stats.num_draft_tokens == 0

@@ -1,0 +1,245 @@
+"""`SpecCache` holds what a `DynamicCache` would hold after the same accepted tokens, and nothing else."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from transformers import DynamicCache, LlamaConfig, MistralConfig
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from hf_specdec.cache import SpecCache
+
+LAYERS, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 4, 6
+
+
+def columns(num_tokens: int, batch: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(batch, HEADS, num_tokens, KEY_DIM), torch.randn(batch, HEADS, num_tokens, VALUE_DIM)
+
+
+def forward(cache: SpecCache | DynamicCache, new: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple]:
+    """What a model's forward does to a cache; returns what each layer attends to."""
+    return [cache.update(keys, values, layer) for layer, (keys, values) in enumerate(new)]
+
+
+def step(num_tokens: int, batch: int = 1) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [columns(num_tokens, batch) for _ in range(LAYERS)]
+
+
+def select(new: Sequence[tuple[torch.Tensor, torch.Tensor]], path: list[int]) -> list[tuple]:
+    return [(keys[:, :, path], values[:, :, path]) for keys, values in new]
+
+
+def content(cache: SpecCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [layer.content() for layer in cache.layers]
+
+
+def assert_holds(cache: SpecCache, reference: DynamicCache) -> None:
+    assert cache.get_seq_length() == reference.get_seq_length()
+    for (keys, values), layer in zip(content(cache), reference.layers, strict=True):
+        assert torch.equal(keys, layer.keys)
+        assert torch.equal(values, layer.values)
+
+
+PATHS = [[0], [0, 1], [0, 2], [0, 1, 2, 3, 4], [0, 3, 4], [0, 1, 4], [0, 2, 3]]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_commit_keeps_the_accepted_columns_in_order(path: list[int]) -> None:
+    ours, reference = SpecCache(), DynamicCache()
+    prompt, draft = step(7), step(5)
+    for cache in (ours, reference):
+        forward(cache, prompt)
+    ours.commit([list(range(7))])
+    forward(ours, draft)
+    ours.commit([path])
+    forward(reference, select(draft, path))
+    assert_holds(ours, reference)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("reserve", [0, 10, 500])
+def test_many_steps_later_the_content_is_that_of_a_dynamic_cache(seed: int, reserve: int) -> None:
+    """Through several growths of the buffers, with rejected columns all the way."""
+    rng = random.Random(seed)
+    ours, reference = SpecCache(reserve=reserve), DynamicCache()
+    for _ in range(40):
+        size = rng.randint(1, 12)
+        path = [0, *sorted(rng.sample(range(1, size), rng.randint(0, size - 1)))]
+        new = step(size)
+        attended = forward(ours, new)
+        for (keys, values), (new_keys, new_values) in zip(attended, new, strict=True):
+            assert torch.equal(keys[:, :, -size:], new_keys)
+            assert torch.equal(values[:, :, -size:], new_values)
+        ours.commit([path])
+        forward(reference, select(new, path))
+        assert_holds(ours, reference)
+    assert ours.get_seq_length() > 100
+
+
+def test_a_forward_attends_to_the_text_and_its_own_columns_only() -> None:
+    """Columns rejected earlier are behind the end or overwritten, never in between."""
+    ours, reference = SpecCache(), DynamicCache()
+    forward(ours, step(9))
+    ours.commit([[0, 4]])
+    kept = [(keys.clone(), values.clone()) for keys, values in content(ours)]
+    forward(reference, kept)
+    new = step(3)
+    for (keys, values), (expected_keys, expected_values) in zip(
+        forward(ours, new), forward(reference, new), strict=True
+    ):
+        assert torch.equal(keys, expected_keys)
+        assert torch.equal(values, expected_values)
+
+
+@pytest.mark.parametrize("query_length", [1, 4])
+def test_mask_sizes_are_those_of_a_dynamic_cache(query_length: int) -> None:
+    ours, reference = SpecCache(), DynamicCache()
+    new = step(6)
+    for cache in (ours, reference):
+        forward(cache, new)
+    ours.commit([list(range(6))])
+    assert ours.get_mask_sizes(query_length, 0) == reference.get_mask_sizes(query_length, 0)
+    assert ours.get_seq_length() == 6
+
+
+def test_an_interrupted_forward_is_rolled_back() -> None:
+    """Some layers have the new columns, others not; afterwards all have the old text."""
+    cache = SpecCache()
+    forward(cache, step(6))
+    cache.commit([list(range(6))])
+    before = [(keys.clone(), values.clone()) for keys, values in content(cache)]
+    lengths = cache.lengths
+    cache.update(*columns(5), 0)
+    cache.rollback(lengths)
+    for (keys, values), (old_keys, old_values) in zip(content(cache), before, strict=True):
+        assert torch.equal(keys, old_keys)
+        assert torch.equal(values, old_values)
+    assert [layer.get_seq_length() for layer in cache.layers] == [6, 6]
+
+
+def test_crop_takes_tokens_off_the_end_as_a_dynamic_cache_does() -> None:
+    ours, reference = SpecCache(), DynamicCache()
+    new = step(6)
+    for cache in (ours, reference):
+        forward(cache, new)
+    ours.commit([list(range(6))])
+    for cache in (ours, reference):
+        cache.crop(-2)
+    assert_holds(ours, reference)
+
+
+def test_reset_forgets_the_text() -> None:
+    cache = SpecCache()
+    forward(cache, step(6))
+    cache.commit([list(range(6))])
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    new = step(2)
+    for (keys, _), (new_keys, _) in zip(forward(cache, new), new, strict=True):
+        assert torch.equal(keys, new_keys)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_of_different_lengths_each_hold_their_own_text(seed: int) -> None:
+    """Each row is compared with a cache of its own."""
+    rng, batch = random.Random(seed), 3
+    ours, references = SpecCache(), [DynamicCache() for _ in range(batch)]
+    for _ in range(12):
+        size = rng.randint(1, 8)
+        new = step(size, batch)
+        paths = [[0, *sorted(rng.sample(range(1, size), rng.randint(0, size - 1)))] for _ in range(batch)]
+        forward(ours, new)
+        ours.commit(paths)
+        for row, reference in enumerate(references):
+            own = [(keys[row : row + 1], values[row : row + 1]) for keys, values in new]
+            forward(reference, select(own, paths[row]))
+    assert len(set(ours.lengths)) > 1
+    for row, reference in enumerate(references):
+        assert ours.lengths[row] == reference.get_seq_length()
+        for layer, expected in zip(ours.layers, reference.layers, strict=True):
+            assert torch.equal(layer.keys[row : row + 1, :, : ours.lengths[row]], expected.keys)
+            assert torch.equal(layer.values[row : row + 1, :, : ours.lengths[row]], expected.values)
+
+
+def sliding_cache(window: int) -> DynamicCache:
+    config = MistralConfig(
+        sliding_window=window, num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=HEADS
+    )
+    return DynamicCache(config=config)
+
+
+@pytest.mark.parametrize("text", [0, 3, 7, 8, 9, 20])
+@pytest.mark.parametrize("make", [DynamicCache, lambda: sliding_cache(8)], ids=["full", "sliding"])
+def test_an_adopted_cache_comes_back_as_plain_decoding_would_have_left_it(make, text: int) -> None:
+    """Taken over from plain decoding at any length, around the window's too, and given back after a few steps."""
+    theirs, reference = make(), make()
+    if text:
+        prompt = step(text)
+        for cache in (theirs, reference):
+            forward(cache, prompt)
+    ours = SpecCache.adopt(theirs)
+    assert ours is not None
+    assert ours.get_seq_length() == text
+    for path in ([0, 2], [0], [0, 1, 4]):
+        draft = step(5)
+        forward(ours, draft)
+        ours.commit([path])
+        for column in path:  # plain decoding: one token after the other
+            forward(reference, select(draft, [column]))
+    ours.hand_back(theirs)
+    assert theirs.get_seq_length() == reference.get_seq_length() == text + 6
+    following = step(1)
+    assert [layer.get_mask_sizes(1) for layer in theirs.layers] == [
+        layer.get_mask_sizes(1) for layer in reference.layers
+    ]
+    for (keys, values), (expected_keys, expected_values) in zip(
+        forward(theirs, following), forward(reference, following), strict=True
+    ):
+        assert torch.equal(keys, expected_keys)
+        assert torch.equal(values, expected_values)
+
+
+def test_adopting_leaves_the_other_cache_as_it_is() -> None:
+    theirs = DynamicCache()
+    forward(theirs, step(6))
+    before = [(layer.keys.clone(), layer.values.clone()) for layer in theirs.layers]
+    ours = SpecCache.adopt(theirs)
+    assert ours is not None
+    forward(ours, step(5))
+    ours.commit([[0, 3]])
+    for layer, (keys, values) in zip(theirs.layers, before, strict=True):
+        assert torch.equal(layer.keys, keys)
+        assert torch.equal(layer.values, values)
+
+
+def test_a_cache_given_back_shares_no_memory_with_the_next_call() -> None:
+    theirs = DynamicCache()
+    forward(theirs, step(4))
+    ours = SpecCache.adopt(theirs)
+    assert ours is not None
+    forward(ours, step(2))
+    ours.commit([[0, 1]])
+    ours.hand_back(theirs)
+    before = theirs.layers[0].keys.clone()
+    forward(ours, step(2))
+    ours.commit([[0]])
+    assert torch.equal(theirs.layers[0].keys, before)
+
+
+def test_a_sliding_layer_stays_sliding_and_a_full_one_full() -> None:
+    theirs = sliding_cache(8)
+    ours = SpecCache.adopt(theirs)
+    assert ours is not None
+    forward(ours, step(20))
+    ours.commit([list(range(20))])
+    ours.hand_back(theirs)
+    assert all(type(layer) is DynamicSlidingWindowLayer for layer in theirs.layers)
+    full = DynamicCache(config=LlamaConfig(num_hidden_layers=LAYERS))
+    again = SpecCache.adopt(full)
+    assert again is not None
+    forward(again, step(20))
+    again.commit([list(range(20))])
+    again.hand_back(full)
+    assert all(type(layer) is DynamicLayer for layer in full.layers)
+    assert full.get_seq_length() == 20

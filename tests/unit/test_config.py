@@ -1,0 +1,150 @@
+"""A configuration is checked when it is made, and says what is wrong with it."""
+
+import copy
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+
+from hf_specdec.config import PlainConfig, PromptLookupConfig
+from hf_specdec.errors import ConfigError
+
+WHOLE_NUMBERS = ("max_draft_len", "max_matching_ngram_size", "num_branches", "max_nodes", "max_pool_tokens")
+
+
+@pytest.mark.parametrize("field", WHOLE_NUMBERS)
+@pytest.mark.parametrize("value", [0, -1, 1.5, "4", True, [4]])
+def test_counts_are_whole_numbers_of_at_least_one(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        PromptLookupConfig(**{field: value})
+    message = str(error.value)
+    assert f"`{field}`" in message
+    assert "at least 1" in message
+    assert repr(value) in message
+    assert (error.value.field, error.value.value) == (field, value)
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize("field", WHOLE_NUMBERS)
+def test_one_is_allowed(field: str) -> None:
+    assert getattr(PromptLookupConfig(**{field: 1}), field) == 1
+
+
+@pytest.mark.parametrize("field", [name for name in WHOLE_NUMBERS if name != "max_nodes"])
+def test_none_is_not_a_count(field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        PromptLookupConfig(**{field: None})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "nearest"), [("pool", "sharde", "shared"), ("engine", "assist", "assisted")]
+)
+def test_a_misspelt_choice_is_answered_with_the_nearest_one(field: str, value: str, nearest: str) -> None:
+    with pytest.raises(ConfigError, match=f"`{field}` must be one of .*Did you mean '{nearest}'"):
+        PromptLookupConfig(**{field: value})
+
+
+@pytest.mark.parametrize("value", [[], "cpu", 0, [-1], [1.5], [True], [""], [None], {0: 1}])
+def test_devices_are_a_list_of_indices_or_names(value: Any) -> None:
+    with pytest.raises(ConfigError, match="`device_list` must be a non-empty list"):
+        PromptLookupConfig(device_list=value)
+
+
+@pytest.mark.parametrize("value", [None, [0], [4, 5], ["cpu"], ("cuda:0", 1)])
+def test_devices_may_be_indices_and_names(value: Any) -> None:
+    assert PromptLookupConfig(device_list=value).device_list == value
+
+
+EXPECTED = PromptLookupConfig(max_draft_len=7, max_matching_ngram_size=3, device_list=[0])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        EXPECTED,
+        {"max_draft_len": 7, "max_matching_ngram_size": 3, "device_list": [0]},
+        {"prompt_lookup_num_tokens": 7, "max_matching_ngram_size": 3, "device_list": [0]},
+        {"num_draft_tokens": 7, "prompt_lookup_num_tokens": 7, "max_matching_ngram_size": 3, "device_list": [0]},
+        [7, 3, [0]],
+        "[7, 3, [0]]",
+        "[7,3,[0]]",
+        "{'max_draft_len': 7, 'max_matching_ngram_size': 3, 'device_list': [0]}",
+    ],
+)
+def test_all_ways_to_write_a_configuration_mean_the_same(value: Any) -> None:
+    assert PromptLookupConfig.parse(value) == EXPECTED
+
+
+def test_the_list_form_may_be_cut_short() -> None:
+    assert PromptLookupConfig.parse([4]) == PromptLookupConfig(max_draft_len=4)
+    assert PromptLookupConfig.parse([4, 3]) == PromptLookupConfig(max_draft_len=4, max_matching_ngram_size=3)
+
+
+def test_nothing_given_means_the_defaults() -> None:
+    assert PromptLookupConfig.parse(None) == PromptLookupConfig.parse({}) == PromptLookupConfig()
+
+
+@pytest.mark.parametrize("value", [[], [1, 2, [0], 4], "[]"])
+def test_a_list_form_of_the_wrong_length_shows_the_form(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"max_draft_len, max_matching_ngram_size, device_list"):
+        PromptLookupConfig.parse(value, "prompt_lookup_config")
+
+
+@pytest.mark.parametrize("value", ["", "10", "fast", "[10", "__import__('os')", 10, 1.5, object(), PlainConfig()])
+def test_what_is_no_configuration_is_refused_by_the_name_of_its_argument(value: Any) -> None:
+    with pytest.raises(ConfigError, match="`prompt_lookup_config` must be"):
+        PromptLookupConfig.parse(value, "prompt_lookup_config")
+
+
+def test_an_unknown_key_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'max_draft_len'") as error:
+        PromptLookupConfig.parse({"max_draft_length": 4})
+    assert "max_draft_length" in str(error.value)
+
+
+def test_two_names_of_one_field_must_agree() -> None:
+    with pytest.raises(ConfigError, match="alias"):
+        PromptLookupConfig.parse({"max_draft_len": 4, "prompt_lookup_num_tokens": 5})
+
+
+def test_a_value_in_a_dict_or_list_is_checked_as_well() -> None:
+    for value in ({"max_draft_len": 0}, [0], "[0]"):
+        with pytest.raises(ConfigError, match="`max_draft_len` must be a whole number of at least 1, but is 0"):
+            PromptLookupConfig.parse(value)
+
+
+def test_a_method_without_a_list_form_says_so() -> None:
+    with pytest.raises(ConfigError, match="no list form"):
+        PlainConfig.parse([1])
+
+
+def test_a_configuration_does_not_change() -> None:
+    config = PromptLookupConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.max_draft_len = 3  # type: ignore[misc]
+    assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "budget"),
+    [
+        ({}, 10),
+        ({"max_draft_len": 4}, 4),
+        ({"max_draft_len": 4, "num_branches": 3}, 12),
+        ({"max_draft_len": 10, "num_branches": 8}, 32),
+        ({"max_draft_len": 10, "num_branches": 8, "max_nodes": 64}, 64),
+        ({"max_nodes": 3}, 3),
+    ],
+)
+def test_the_node_budget_follows_from_length_and_branches(fields: dict[str, int], budget: int) -> None:
+    assert PromptLookupConfig(**fields).node_budget == budget
+
+
+def test_an_error_survives_pickling() -> None:
+    """Worker processes send their errors home."""
+    with pytest.raises(ConfigError) as error:
+        PromptLookupConfig(max_draft_len=0)
+    twin = pickle.loads(pickle.dumps(error.value))
+    assert str(twin) == str(error.value)
+    assert twin.remedy == error.value.remedy

@@ -1,0 +1,132 @@
+"""A draft tree agrees with the obvious way to compute everything about it."""
+
+import copy
+import pickle
+import random
+
+import pytest
+import torch
+
+from hf_specdec.tree import DraftTree, TreeBuilder
+
+
+def random_tree(seed: int, num_nodes: int) -> DraftTree:
+    rng = random.Random(seed)
+    builder = TreeBuilder(rng.randrange(10))
+    while len(builder) < num_nodes:
+        builder.add(rng.randrange(len(builder)), rng.randrange(10))
+    return builder.build()
+
+
+def ancestors(tree: DraftTree, node: int) -> set[int]:
+    """The reference: follow the parents up."""
+    found = {node}
+    while tree.parents[node] != -1:
+        node = tree.parents[node]
+        found.add(node)
+    return found
+
+
+TREES = [random_tree(seed, num_nodes) for seed in range(10) for num_nodes in (1, 2, 5, 17)]
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_every_node_follows_its_parent_one_level_deeper(tree: DraftTree) -> None:
+    assert tree.parents[0] == -1
+    assert tree.depths[0] == 0
+    for node in range(1, len(tree)):
+        assert 0 <= tree.parents[node] < node
+        assert tree.depths[node] == tree.depths[tree.parents[node]] + 1
+    assert tree.num_draft_tokens == len(tree) - 1 == len(tree.tokens) - 1
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_a_node_sees_itself_and_its_ancestors(tree: DraftTree) -> None:
+    mask = tree.ancestor_mask()
+    assert mask.dtype == torch.bool
+    expected = [[other in ancestors(tree, node) for other in range(len(tree))] for node in range(len(tree))]
+    assert mask.tolist() == expected
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_the_path_to_a_node_is_its_ancestors_from_the_root_down(tree: DraftTree) -> None:
+    for node in range(len(tree)):
+        assert tree.path(node) == sorted(ancestors(tree, node))
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_children_are_found_by_token_and_in_the_order_they_were_added(tree: DraftTree) -> None:
+    for node in range(len(tree)):
+        expected = [child for child in range(len(tree)) if tree.parents[child] == node]
+        assert list(tree.children(node)) == expected
+        by_token = {tree.tokens[child]: child for child in expected}
+        assert len(by_token) == len(expected), "siblings hold different tokens"
+        assert [tree.child(node, token) for token in range(10)] == [by_token.get(token) for token in range(10)]
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_the_first_branch_follows_first_children_to_a_leaf(tree: DraftTree) -> None:
+    node, expected = 0, []
+    while tree.children(node):
+        node = tree.children(node)[0]
+        expected.append(tree.tokens[node])
+    assert tree.first_branch() == expected
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("max_depth", [None, 0, 1, 3])
+@pytest.mark.parametrize("max_nodes", [None, 0, 1, 4, 100])
+def test_a_truncated_tree_is_what_is_left_of_the_tree(
+    tree: DraftTree, max_depth: int | None, max_nodes: int | None
+) -> None:
+    """The first `max_nodes` drafts that are shallow enough, with the same paths of tokens."""
+    kept = [node for node in range(1, len(tree)) if max_depth is None or tree.depths[node] <= max_depth]
+    expected = [[tree.tokens[step] for step in tree.path(node)] for node in kept[:max_nodes]]
+    cut = tree.truncated(max_depth=max_depth, max_nodes=max_nodes)
+    assert [[cut.tokens[step] for step in cut.path(node)] for node in range(1, len(cut))] == expected
+    assert cut.tokens[0] == tree.tokens[0]
+
+
+def test_a_chain_is_a_tree_of_one_branch() -> None:
+    tree = DraftTree.chain(7, [11, 12, 11])
+    assert tree.tokens == (7, 11, 12, 11)
+    assert tree.parents == (-1, 0, 1, 2)
+    assert tree.depths == (0, 1, 2, 3)
+    assert tree.is_chain
+    assert torch.equal(tree.ancestor_mask(), torch.ones(4, 4, dtype=torch.bool).tril())
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_is_chain_says_whether_any_node_has_a_sibling_or_lies_off_the_branch(tree: DraftTree) -> None:
+    assert tree.is_chain == (tree == DraftTree.chain(tree.tokens[0], tree.tokens[1:]))
+
+
+def test_a_root_alone_is_a_chain() -> None:
+    tree = DraftTree.chain(7)
+    assert (len(tree), tree.num_draft_tokens, tree.is_chain, tree.first_branch()) == (1, 0, True, [])
+
+
+def test_two_branches_merge_where_they_begin_alike() -> None:
+    builder = TreeBuilder(7)
+    end_of_first = builder.add_path(0, [1, 2, 3])
+    end_of_second = builder.add_path(0, [1, 2, 4, 5])
+    tree = builder.build()
+    assert tree.tokens == (7, 1, 2, 3, 4, 5)
+    assert [tree.tokens[node] for node in tree.path(end_of_first)] == [7, 1, 2, 3]
+    assert [tree.tokens[node] for node in tree.path(end_of_second)] == [7, 1, 2, 4, 5]
+
+
+def test_a_finished_tree_does_not_change_when_its_builder_goes_on() -> None:
+    builder = TreeBuilder(7)
+    tree = builder.build()
+    builder.add(0, 1)
+    assert len(tree) == 1
+    assert tree.child(0, 1) is None
+
+
+def test_equal_trees_are_equal_and_survive_copies() -> None:
+    tree = random_tree(3, 9)
+    assert tree == random_tree(3, 9)
+    for twin in (copy.deepcopy(tree), pickle.loads(pickle.dumps(tree))):
+        assert twin == tree
+        assert [twin.children(node) for node in range(9)] == [tree.children(node) for node in range(9)]

@@ -1,0 +1,84 @@
+"""The walk down a tree emits what plain decoding would, and accepts as much of the tree as holds it."""
+
+import random
+
+import pytest
+
+from hf_specdec.tree import DraftTree, TreeBuilder
+from hf_specdec.verify import Verdict, walk
+
+
+def random_tree(rng: random.Random, num_nodes: int, vocab_size: int) -> DraftTree:
+    builder = TreeBuilder(0)
+    for _ in range(num_nodes):
+        builder.add(rng.randrange(len(builder)), rng.randrange(vocab_size))
+    return builder.build()
+
+
+def target(text: tuple[int, ...], vocab_size: int) -> int:
+    """A target model: some fixed function of the text."""
+    return hash(text) % vocab_size
+
+
+def follow(tree: DraftTree, vocab_size: int, stop_after: int | None = None) -> tuple[Verdict, list[int]]:
+    """Walk with a target that sees the text along the path; also returns the nodes it was asked about."""
+    asked: list[int] = []
+
+    def choose(node: int) -> tuple[int, bool]:
+        asked.append(node)
+        text = tuple(tree.tokens[step] for step in tree.path(node))
+        return target(text, vocab_size), len(asked) == stop_after
+
+    return walk(tree, choose), asked
+
+
+def decode(root: int, vocab_size: int, num_tokens: int) -> list[int]:
+    """The reference: one token after the other."""
+    text = (root,)
+    for _ in range(num_tokens):
+        text += (target(text, vocab_size),)
+    return list(text[1:])
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_tokens_are_those_of_plain_decoding(seed: int) -> None:
+    tree = random_tree(random.Random(seed), num_nodes=20, vocab_size=3)
+    verdict, asked = follow(tree, vocab_size=3)
+    assert verdict.tokens == decode(tree.tokens[0], 3, len(verdict.tokens))
+    assert asked == verdict.path, "the target is asked once per emitted token, in order"
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_path_is_the_longest_one_that_holds_them(seed: int) -> None:
+    tree = random_tree(random.Random(seed), num_nodes=20, vocab_size=3)
+    verdict, _ = follow(tree, vocab_size=3)
+    assert verdict.path == tree.path(verdict.path[-1])
+    assert [tree.tokens[node] for node in verdict.path[1:]] == verdict.tokens[:-1]
+    assert tree.child(verdict.path[-1], verdict.tokens[-1]) is None, "the last token was not drafted at its place"
+    assert len(verdict.path) == len(verdict.tokens) == verdict.num_accepted + 1
+
+
+def test_some_of_the_random_trees_are_accepted_from() -> None:
+    verdicts = [follow(random_tree(random.Random(seed), 20, 3), 3)[0] for seed in range(50)]
+    assert max(verdict.num_accepted for verdict in verdicts) >= 3
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 3, 4])
+def test_a_stop_ends_the_walk_even_inside_the_tree(stop_after: int) -> None:
+    """The token that ends the text is the last one, and its key is not part of the cache."""
+    tree = DraftTree.chain(0, decode(0, 5, 6))
+    verdict, asked = follow(tree, vocab_size=5, stop_after=stop_after)
+    assert verdict.tokens == decode(0, 5, stop_after)
+    assert verdict.path == list(range(stop_after)) == asked
+
+
+def test_a_root_alone_emits_one_token() -> None:
+    verdict = walk(DraftTree.chain(4), lambda node: (9, False))
+    assert (verdict.tokens, verdict.path, verdict.num_accepted) == ([9], [0], 0)
+
+
+def test_a_chain_that_is_right_throughout_gives_one_token_more_than_it_has() -> None:
+    tree = DraftTree.chain(0, decode(0, 5, 6))
+    verdict, _ = follow(tree, vocab_size=5)
+    assert verdict.tokens == decode(0, 5, 7)
+    assert verdict.num_accepted == 6

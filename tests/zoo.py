@@ -1,0 +1,120 @@
+"""Tiny random models, one line a family: what the matrix and the promise tests run on.
+
+The weights are large enough that greedy text varies and depends on the tokens before it; `test_zoo.py` holds that.
+Windows are shorter than the prompts, so that sliding layers slide. Nothing is downloaded.
+
+    model = build(FAMILIES["llama"])
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers as tf
+
+__all__ = ["FALLBACK", "FAMILIES", "VOCAB_SIZE", "WINDOW", "Family", "build"]
+
+VOCAB_SIZE = 128
+WINDOW = 16
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+DECODER: dict[str, Any] = BASE | {"intermediate_size": 64, "num_key_value_heads": 2}
+EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+MIXED: dict[str, Any] = {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+}
+T5: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "d_model": 48,
+    "d_kv": 12,
+    "d_ff": 64,
+    "num_layers": 3,
+    "num_heads": 4,
+    "tie_word_embeddings": False,
+    "decoder_start_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A family of models: its name, its configuration and how far the engine is expected to speculate on it."""
+
+    name: str
+    config: str
+    options: Mapping[str, Any]
+    tier: str = "tree"
+    scale: float = 0.15
+    seed: int = 0
+
+    @property
+    def is_seq2seq(self) -> bool:
+        return self.config == "T5Config"
+
+
+def family(name: str, config: str, options: Mapping[str, Any], **fields: Any) -> tuple[str, Family]:
+    return name, Family(name=name, config=config, options=options, **fields)
+
+
+FAMILIES: dict[str, Family] = dict(
+    (
+        family("llama", "LlamaConfig", DECODER, seed=2),
+        family("qwen3", "Qwen3Config", DECODER | {"head_dim": 12}, scale=0.18, seed=2),
+        family("gpt2", "GPT2Config", BASE, scale=0.18, seed=3),
+        family("opt", "OPTConfig", BASE | {"ffn_dim": 64, "word_embed_proj_dim": 48}, scale=0.22, seed=3),
+        family("mistral", "MistralConfig", DECODER | {"sliding_window": WINDOW}, seed=7),
+        family("gemma3", "Gemma3TextConfig", DECODER | MIXED | {"head_dim": 12}, seed=4),
+        family("phi3", "Phi3Config", DECODER, seed=7),
+        family("gpt_oss", "GptOssConfig", DECODER | MIXED | EXPERTS | {"head_dim": 12}, scale=0.12, seed=7),
+        family("mixtral", "MixtralConfig", DECODER | EXPERTS),
+        family("deepseek_v3", "DeepseekV3Config", DECODER | LATENT, scale=0.12, seed=1),
+        family("bloom", "BloomConfig", BASE, tier="chain", scale=0.22, seed=5),
+        family("t5", "T5Config", T5, tier="chain", scale=0.18, seed=2),
+    )
+)
+
+FALLBACK: dict[str, Family] = dict(
+    (family("mamba", "MambaConfig", BASE | {"state_size": 8, "time_step_rank": 4}, tier="plain", scale=0.12, seed=7),)
+)
+
+
+def build(family: Family) -> Any:
+    """The family's model: fp32, eval mode, the same weights each time; generation never ends by itself."""
+    auto = tf.AutoModelForSeq2SeqLM if family.is_seq2seq else tf.AutoModelForCausalLM
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(family.seed)
+        model = auto.from_config(getattr(tf, family.config)(**family.options)).eval()
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=family.scale)
+            else:
+                weight.add_(torch.randn_like(weight), alpha=0.1)  # biases, norms and sinks take part too
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
