@@ -1,0 +1,63 @@
+"""Write docs/reference/configuration.md from the docstrings of the configuration classes.
+
+    python docs/generate_reference.py
+"""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from hf_specdec.config import SpecConfig
+from hf_specdec.methods import METHODS
+
+PAGE = Path(__file__).parent / "reference" / "configuration.md"
+ARGUMENT = re.compile(r"^(\w+) \((.+)\):\n", re.MULTILINE)
+HEAD = """\
+# Configuration
+
+<!-- Written by docs/generate_reference.py from the docstrings in hf_specdec/config.py. Change those. -->
+
+`spec_config` takes a configuration object, a dict of its fields, or the list form where a method has one. It may stand
+in `generation_config` too; an argument of `generate` overrides it. An unknown key is an error that names the nearest
+one.
+"""
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(render(), encoding="utf-8")
+
+
+def render() -> str:
+    """The page's text."""
+    sections = [HEAD, _section("Every method", SpecConfig)]
+    for name, method in METHODS.items():
+        aliases = "".join(f", alias `{alias}`" for alias in method.aliases)
+        sections.append(_section(f"`{name}`{aliases}", method.config_class))
+    return "\n".join(sections)
+
+
+def _section(heading: str, config_class: type[SpecConfig]) -> str:
+    """One class: what it is, its fields as a table, its list form."""
+    summary, _, arguments = inspect.cleandoc(config_class.__doc__ or "").partition("\nArgs:\n")
+    parts = [f"## {heading}", f"Class `{config_class.__name__}`. {summary.strip()}"]
+    fields = list(_fields(arguments))
+    if fields:
+        rows = [f"| `{name}` | {kind} | {meaning} |" for name, kind, meaning in fields]
+        parts.append("\n".join(["| Field | Type and default | Meaning |", "|---|---|---|", *rows]))
+    if config_class.list_form:
+        parts.append(f"List form: `[{', '.join(config_class.list_form)}]`, later entries optional.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _fields(arguments: str) -> Iterator[tuple[str, str, str]]:
+    """Name, type and meaning of each field of an `Args:` block."""
+    pieces = ARGUMENT.split(textwrap.dedent(arguments))[1:]  # name, type, meaning, name, type, meaning, ...
+    for name, kind, meaning in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
+        yield name, kind.replace("|", "\\|"), " ".join(meaning.split())
+
+
+if __name__ == "__main__":
+    main()

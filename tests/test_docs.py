@@ -1,0 +1,56 @@
+"""README and docs are true: their Python runs, their commands parse, their links lead somewhere."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+import typer.main
+
+from hf_specdec.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"(?P<marker><!-- not run: .+ -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)[^)]*\)")
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+
+
+def blocks(page: Path, language: str) -> list[tuple[int, str]]:
+    """Line number and code of each block of a language that is not marked as not run."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        (text.count("\n", 0, match.start("code")), match["code"])
+        for match in BLOCK.finditer(text)
+        if match["language"] == language and not match["marker"]
+    ]
+
+
+@every_page
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a page run one after the other in one namespace."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__docs__"}
+    for line, code in blocks(page, "python"):
+        exec(compile("\n" * line + code, str(page), "exec"), namespace)
+
+
+@every_page
+def test_commands_parse(page: Path) -> None:
+    """Every `hf-specdec` command of a page has a command and options that exist."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    for _, code in blocks(page, "bash"):
+        for line in code.replace("\\\n", " ").splitlines():
+            if "hf-specdec " in line:
+                words = shlex.split(line, comments=True)
+                name, *arguments = words[words.index("hf-specdec") + 1 :]
+                group.commands[name].make_context(name, arguments)
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
