@@ -1,0 +1,45 @@
+"""Speculative decoding for any transformers model: faster generation, the same result.
+
+    import hf_specdec
+    hf_specdec.enable(model)
+    model.generate(**inputs, spec_method="prompt_lookup")
+"""
+
+from hf_specdec import embedded
+from hf_specdec.api import SpecGenerationMixin, capability, decode, disable, enable
+from hf_specdec.config import PlainConfig, PromptLookupConfig, SpecConfig
+from hf_specdec.drafters.base import Drafter
+from hf_specdec.engine.probe import Capability
+from hf_specdec.engine.step import SpecStep
+from hf_specdec.errors import CheckpointError, ConfigError, MissingExtraError, SpecError, UnsupportedModelError
+from hf_specdec.loading import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from hf_specdec.stats import SpecStats
+from hf_specdec.tree import DraftTree, TreeBuilder
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AutoModelForCausalLM",
+    "AutoModelForSeq2SeqLM",
+    "Capability",
+    "CheckpointError",
+    "ConfigError",
+    "DraftTree",
+    "Drafter",
+    "MissingExtraError",
+    "PlainConfig",
+    "PromptLookupConfig",
+    "SpecConfig",
+    "SpecError",
+    "SpecGenerationMixin",
+    "SpecStats",
+    "SpecStep",
+    "TreeBuilder",
+    "UnsupportedModelError",
+    "__version__",
+    "capability",
+    "decode",
+    "disable",
+    "embedded",
+    "enable",
+]

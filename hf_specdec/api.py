@@ -1,0 +1,225 @@
+"""The ways in: `enable` and `disable`, `SpecGenerationMixin`, and `decode` for `custom_generate`.
+
+All of them end in `transformers`' own `generate` with a decoding loop of ours as its `custom_generate`, so every
+argument, processor, criterion and cache is prepared by transformers itself.
+
+    hf_specdec.enable(model)
+    model.generate(**inputs, spec_method="prompt_lookup")
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.config import SpecConfig
+from hf_specdec.engine.probe import Capability
+from hf_specdec.engine.run import Call, decode_assisted, decode_plain, decode_speculatively
+from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.methods import config_arguments, resolve
+from hf_specdec.prepare import bind_stop_strings, check_modes, check_prompt, named_arguments, settings_of, unset
+from hf_specdec.request import Request, read_request
+from hf_specdec.state import ATTRIBUTE, state_of
+from hf_specdec.stats import SpecStats
+
+__all__ = ["SpecGenerationMixin", "capability", "decode", "disable", "enable"]
+
+logger = logging.getLogger("hf_specdec")
+Model = TypeVar("Model")
+
+
+def enable(model: Model, **configs: Any) -> Model:
+    """Turn on `spec_method=` for `model.generate`; returns the model. Idempotent, undone by `disable`.
+
+    Args:
+        model: a transformers model that generates; PEFT-wrapped, quantised, dispatched and compiled ones too.
+        configs: defaults for this model: a method's configuration under the name of its argument of `generate`,
+            as in `enable(model, prompt_lookup_config=[10, 2, [0]])`.
+
+    Raises:
+        UnsupportedModelError: the model has no `generate`.
+        ConfigError: an unknown or invalid configuration.
+    """
+    inner = compat.generation_model(model)
+    if not isinstance(inner, PreTrainedModel) or not isinstance(inner, GenerationMixin) or not inner.can_generate():
+        raise UnsupportedModelError(
+            f"`model` must be a transformers model with `generate`, but is {type(inner).__name__}. "
+            "Load it with an AutoModelForCausalLM or AutoModelForSeq2SeqLM class."
+        )
+    defaults: dict[str, SpecConfig] = {}
+    known = config_arguments()
+    for name, value in configs.items():
+        if name not in known:
+            raise ConfigError(name, f"must be one of {', '.join(sorted(known))}", value, "Pass it to generate instead.")
+        defaults[known[name].name] = known[name].config_class.parse(value, name)
+    state_of(inner).defaults.update(defaults)
+    if not isinstance(inner.__dict__.get("generate"), _EnabledGenerate):
+        inner.__dict__["generate"] = _EnabledGenerate(inner)
+    return model
+
+
+def disable(model: Model) -> Model:
+    """Undo `enable`: the model generates as its class does, and what was kept on it is dropped. Returns the model."""
+    inner = compat.generation_model(model)
+    if isinstance(inner.__dict__.get("generate"), _EnabledGenerate):
+        del inner.__dict__["generate"]
+    inner.__dict__.pop(ATTRIBUTE, None)
+    return model
+
+
+def capability(model: Any) -> Capability:
+    """How `model` can be driven: its tier and why. Found by a few small forwards, then kept on the model."""
+    inner = compat.generation_model(model)
+    return state_of(inner).capability(inner)
+
+
+class SpecGenerationMixin(GenerationMixin):
+    """`GenerationMixin` whose `generate` understands `spec_method`; put it in front of a model class.
+
+    ```python
+    class MyModel(SpecGenerationMixin, LlamaForCausalLM): ...
+    ```
+    """
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As `GenerationMixin.generate`, plus `spec_method`, `spec_config`, `spec_observer` and the list forms."""
+        return _generate(cast(PreTrainedModel, self), super().generate, args, kwargs)
+
+
+def decode(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: GenerationConfig,
+    spec_method: Any = None,
+    spec_config: Any = None,
+    spec_observer: Any = None,
+    spec_streamer: Any = None,
+    prompt_lookup_config: Any = None,
+    ngram_config: Any = None,
+    **model_kwargs: Any,
+) -> Any:
+    """A decoding method for `generate(custom_generate=hf_specdec.decode, spec_method=...)`: nothing is patched.
+
+    transformers drops `streamer` and `tokenizer` before it calls a function; give the streamer as `spec_streamer`,
+    and enable the model for `stop_strings`. On an enabled model the usual arguments work.
+
+    Args:
+        spec_streamer: a transformers streamer. It gets the prompt too, unless `generate` has put it already.
+    """
+    kwargs = {
+        "spec_config": spec_config,
+        "spec_observer": spec_observer,
+        "prompt_lookup_config": prompt_lookup_config,
+        "ngram_config": ngram_config,
+    }
+    kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    if spec_method is not None:
+        kwargs["spec_method"] = spec_method
+    check_modes(settings_of({}, [generation_config]), {})
+    request = read_request(kwargs, [generation_config], state_of(model).defaults)
+    if spec_streamer is not None:
+        spec_streamer.put(input_ids.cpu())
+    bound = _BoundDecode(request, spec_streamer)
+    return bound(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
+
+
+class _EnabledGenerate:
+    """`model.generate` of an enabled model: an attribute of the instance, which copies and pickles with it."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The class's own `generate`; `inspect.signature` and `help` look here."""
+        return type(self.model).generate.__get__(self.model)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _generate(self.model, self.__wrapped__, args, kwargs)
+
+
+class _BoundDecode:
+    """The decoding method of one call, with what transformers would drop on the way to it."""
+
+    def __init__(self, request: Request | None, streamer: Any = None) -> None:
+        self.request, self.streamer = request, streamer
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Any:
+        call = Call(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.streamer
+        )
+        try:
+            return _decode(call, self.request)
+        except BaseException:
+            if self.streamer is not None:
+                self.streamer.end()
+            raise
+
+
+def _generate(model: PreTrainedModel, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`plain(*args, **kwargs)` with our decoding method in it, where one is asked for."""
+    custom = kwargs.get("custom_generate")
+    if isinstance(custom, _BoundDecode):
+        return plain(*args, **kwargs)
+    kwargs = {**named_arguments(plain, args), **kwargs}
+    configs = [c for c in (kwargs.get("generation_config"), model.generation_config) if c is not None]
+    request = read_request(kwargs, configs, state_of(model).defaults)
+    if request is None:
+        return plain(**kwargs)
+    if custom is not None and custom is not decode:
+        raise ConfigError(
+            "custom_generate", "must be unset with spec_method", custom, "Leave out one of the two for this call."
+        )
+    check_modes(settings_of(kwargs, configs), kwargs)
+    check_prompt(model, kwargs)
+    bind_stop_strings(model, kwargs)
+    unset(model, kwargs, "prompt_lookup_num_tokens")
+    kwargs["custom_generate"] = _BoundDecode(request, kwargs.get("streamer"))
+    return plain(**kwargs)
+
+
+def _decode(call: Call, request: Request | None) -> Any:
+    """Decode a prepared call in the best way that the model and the inputs allow."""
+    model = call.model
+    state = state_of(model)
+    stats = SpecStats(method=request.name if request is not None else "plain")
+    if request is None:
+        return decode_plain(call, stats=stats)
+    if call.input_ids.shape[0] > 1:
+        stats.plain_reason = "more than one sequence: batches are decoded without speculation"
+    else:
+        found = state.capability(model, _encoder_kwargs(call))
+        stats.tier = found.tier
+        if found.tier == "plain":
+            stats.plain_reason = found.reason
+    if stats.plain_reason is not None:
+        if state.first_time(stats.plain_reason):
+            logger.warning("%s decodes without speculation: %s", type(model).__name__, stats.plain_reason)
+        return decode_plain(call, stats=stats)
+    drafter = request.make_drafter(state.memory)
+    if request.config.engine == "assisted":
+        return decode_assisted(call, drafter, stats=stats)
+    tier = found.tier
+    return decode_speculatively(
+        call, drafter, tier=tier, budget=request.budget, stats=stats, observer=request.observer
+    )
+
+
+def _encoder_kwargs(call: Call) -> dict[str, Any] | None:
+    """What the probe needs to try a decoder: this call's own encoded input."""
+    names = ("encoder_outputs", "attention_mask")
+    found = {name: call.model_kwargs[name] for name in names if call.model_kwargs.get(name) is not None}
+    return found if "encoder_outputs" in found else None

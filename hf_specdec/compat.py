@@ -1,0 +1,189 @@
+"""Every name of transformers that is private or may move, each with the reason it is needed.
+
+Nothing else in the package imports a private transformers name. Tried with transformers 5.23.
+
+    Names                        Why
+    cache layers                 `SpecCache` subclasses one and converts to and from the others
+    mask functions               a tree's mask is the model's own mask evaluated at the nodes' positions
+    `_sample`                    plain decoding, where a model allows nothing else
+    `_assisted_decoding`         `engine="assisted"` runs our drafters in transformers' loop
+    `_prefill`, `_update_model_kwargs_for_generation`
+                                 the prompt's forward with all of `generate`'s rules (multimodal inputs, embeddings,
+                                 continued caches, chunks) is transformers' own
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DummyLayer,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+)
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    AttentionMaskInterface,
+    causal_mask_function,
+    create_masks_for_generate,
+)
+
+__all__ = [
+    "Cache",
+    "CacheLayerMixin",
+    "DummyLayer",
+    "DynamicCache",
+    "DynamicLayer",
+    "DynamicSlidingWindowLayer",
+    "EncoderDecoderCache",
+    "EosTokenCriteria",
+    "MaxLengthCriteria",
+    "StopStringCriteria",
+    "assisted_decoding",
+    "attention_implementation",
+    "causal_mask_function",
+    "generation_model",
+    "has_own_input_preparation",
+    "mask_function_of",
+    "masks_for_forward",
+    "prefill",
+    "private_config",
+    "register_mask_function",
+    "sample",
+    "set_attention_implementation",
+    "special_tokens_tensor",
+    "text_config",
+    "updated_kwargs",
+]
+
+CACHE_NAMES = ("past_key_values", "cache_params")
+
+
+def generation_model(model: Any) -> Any:
+    """The transformers model inside `torch.compile`'s wrapper and PEFT's, or `model` itself."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile(model)
+    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+        return model.get_base_model()
+    return model
+
+
+def text_config(config: Any) -> Any:
+    """The decoder's configuration of a composite model, or `config` itself."""
+    return config.get_text_config(decoder=True)
+
+
+def private_config(config: Any) -> Any:
+    """A shallow copy, and a copy of its text part, to be changed without anyone else noticing."""
+    own, text = copy.copy(config), text_config(config)
+    if text is config:
+        return own
+    for name, value in vars(config).items():
+        if value is text:
+            object.__setattr__(own, name, copy.copy(text))
+    return own
+
+
+def attention_implementation(config: Any) -> str | None:
+    """Name of the attention implementation of the decoder."""
+    return cast("str | None", text_config(config)._attn_implementation)
+
+
+def set_attention_implementation(config: Any, name: str) -> None:
+    """Set the decoder's attention implementation on a private configuration, without touching its sub-configurations."""
+    object.__setattr__(text_config(config), "_attn_implementation_internal", name)
+
+
+def mask_function_of(implementation: str | None) -> Callable[..., Any] | None:
+    """transformers' mask function for an attention implementation, or `None` where it has none."""
+    mapping = ALL_MASK_ATTENTION_FUNCTIONS
+    return mapping[implementation] if implementation in mapping else None
+
+
+def register_mask_function(name: str, function: Callable[..., Any]) -> None:
+    """Add a mask function under a name of our own; no existing name is replaced."""
+    AttentionMaskInterface.register(name, function)
+
+
+def masks_for_forward(
+    model: PreTrainedModel,
+    config: Any,
+    *,
+    shape: tuple[int, int],
+    attention_mask: torch.Tensor | None,
+    cache: Cache,
+    position_ids: torch.Tensor,
+) -> Any:
+    """What the model's own code would make of `config`: a 4-D mask or a dict with one per kind of layer.
+
+    `shape` is (batch, T). The model's `create_masks_for_generate` is used where it has its own.
+    """
+    create = getattr(model, "create_masks_for_generate", create_masks_for_generate)
+    return create(
+        config=config,
+        inputs_embeds=torch.empty((*shape, 0), dtype=model.dtype, device=position_ids.device),
+        attention_mask=attention_mask,
+        past_key_values=cache,
+        position_ids=position_ids,
+    )
+
+
+def has_own_input_preparation(model: PreTrainedModel) -> bool:
+    """Whether the model's class prepares its inputs itself, so that each forward has to ask it."""
+    return (
+        type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
+        or "prepare_inputs_for_generation" in vars(model)
+        or model.is_remote_code()
+    )
+
+
+def prefill(
+    model: PreTrainedModel, input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> Any:
+    """The prompt's forward, by transformers' rules; returns the model's output."""
+    return model._prefill(input_ids, generation_config, model_kwargs)
+
+
+def updated_kwargs(model: PreTrainedModel, outputs: Any, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`model_kwargs` after one more token: masks, positions and token types extended by it."""
+    kwargs = model._update_model_kwargs_for_generation(
+        outputs, model_kwargs, is_encoder_decoder=model.config.is_encoder_decoder
+    )
+    return cast("dict[str, Any]", kwargs)
+
+
+def sample(model: PreTrainedModel, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+    """transformers' own greedy search or sampling."""
+    return type(model)._sample(model, input_ids, **kwargs)
+
+
+def assisted_decoding(model: PreTrainedModel, candidate_generator: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+    """transformers' own assisted decoding, with `candidate_generator` as its source of candidates."""
+    return type(model)._assisted_decoding(_WithCandidates(model, candidate_generator), input_ids, **kwargs)
+
+
+def special_tokens_tensor(generation_config: GenerationConfig, name: str) -> torch.Tensor | None:
+    """The tensor that `generate` made of a special token: `name` is "eos", "pad" or "bos"."""
+    return getattr(generation_config, f"_{name}_token_tensor", None)
+
+
+class _WithCandidates:
+    """Stands in for the model inside the assisted loop: the same in everything but where candidates come from."""
+
+    def __init__(self, model: PreTrainedModel, candidate_generator: Any) -> None:
+        self._model, self._candidate_generator = model, candidate_generator
+
+    def _get_candidate_generator(self, **kwargs: Any) -> Any:
+        return self._candidate_generator
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)

@@ -1,0 +1,190 @@
+"""What a user may set: one frozen, checked dataclass per method.
+
+A configuration is given as an object, as a dict, or in the list form of TensorRT-LLM's examples. Knows nothing
+about drafters; `methods.py` joins the two.
+
+    PromptLookupConfig(max_draft_len=10)
+    PromptLookupConfig.parse({"max_draft_len": 10})
+    PromptLookupConfig.parse([10, 2, [0]])
+"""
+
+import ast
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self, get_args
+
+from hf_specdec.errors import ConfigError, unknown_name
+
+__all__ = ["PlainConfig", "PromptLookupConfig", "SpecConfig"]
+
+Engine = Literal["loop", "assisted"]
+Pool = Literal["request", "shared"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SpecConfig:
+    """What every method understands.
+
+    Args:
+        engine (`str`, *optional*, defaults to `"loop"`):
+            `"loop"` is this package's own decoding loop. `"assisted"` runs the same drafter, as a chain, inside
+            transformers' assisted decoding, with that loop's limits (batch 1, stopping criteria once per block,
+            sampling not seed-exact).
+    """
+
+    engine: Engine = "loop"
+
+    aliases: ClassVar[Mapping[str, str]] = {}
+    list_form: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("engine", self.engine, get_args(Engine))
+
+    @classmethod
+    def parse(cls, value: "SpecConfig | Mapping[str, Any] | Sequence[Any] | str | None", field: str = "spec_config") -> Self:
+        """Build a configuration from an object, a dict, the list form, that list as a string, or `None` (defaults).
+
+        Raises:
+            ConfigError: unknown key, wrong type, wrong length of the list form, or a value out of its range.
+        """
+        if value is None:
+            return cls()
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            return cls.parse(_literal(value, field), field)
+        if isinstance(value, Mapping):
+            return cls(**cls._canonical(value, field))
+        if isinstance(value, Sequence):
+            return cls._from_list(value, field)
+        raise ConfigError(
+            field,
+            f"must be a {cls.__name__}, a dict or a list",
+            value,
+            f"Pass {cls.__name__}(...), a dict of its fields, or leave it out.",
+        )
+
+    @classmethod
+    def _canonical(cls, value: Mapping[str, Any], field: str) -> dict[str, Any]:
+        """Fields by their own names; an alias beside the name it stands for is an error if they differ."""
+        names = {f.name for f in dataclasses.fields(cls)}
+        found: dict[str, Any] = {}
+        for key, item in value.items():
+            name = cls.aliases.get(key, key)
+            if name not in names:
+                raise unknown_name(f"{field} key", key, names | set(cls.aliases))
+            if name in found and found[name] != item:
+                raise ConfigError(
+                    key, f"must agree with `{name}`, of which it is an alias", item, "Give only one of the two."
+                )
+            found[name] = item
+        return found
+
+    @classmethod
+    def _from_list(cls, value: Sequence[Any], field: str) -> Self:
+        form = f"[{', '.join(cls.list_form)}]"
+        if not cls.list_form:
+            raise ConfigError(field, f"must be a {cls.__name__} or a dict", value, "This method has no list form.")
+        if not 1 <= len(value) <= len(cls.list_form):
+            raise ConfigError(
+                field, f"must have 1 to {len(cls.list_form)} entries, {form}", list(value), "Drop or add entries."
+            )
+        return cls(**dict(zip(cls.list_form, value, strict=False)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlainConfig(SpecConfig):
+    """The engine's loop with nothing drafted: one token a step. The baseline of this package's benchmarks."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLookupConfig(SpecConfig):
+    """Prompt lookup: draft what followed the last tokens when they stood in the text before.
+
+    Source: https://github.com/apoorvumang/prompt-lookup-decoding; parameters and list form of TensorRT-LLM's NGram.
+
+    Args:
+        max_draft_len (`int`, *optional*, defaults to `10`):
+            Most tokens drafted along one branch. Aliases: `prompt_lookup_num_tokens`, `num_draft_tokens`.
+        max_matching_ngram_size (`int`, *optional*, defaults to `2`):
+            Longest suffix of the text, in tokens, that is looked up; shorter ones are tried where it is not found.
+        num_branches (`int`, *optional*, defaults to `1`):
+            Most continuations merged into one tree; 1 drafts a chain.
+        max_nodes (`int`, *optional*):
+            Most drafted tokens a step, all branches together. Defaults to `max_draft_len` for a chain and
+            to `min(max_draft_len * num_branches, 32)` for a tree.
+        pool (`str`, *optional*, defaults to `"request"`):
+            `"request"` searches this call's own text; `"shared"` also the texts of earlier calls on this model.
+        max_pool_tokens (`int`, *optional*, defaults to `1_000_000`):
+            Bound of the shared pool, in tokens of text; the oldest texts leave first.
+        device_list (`list[int | str]`, *optional*):
+            Devices of the target model, kept for TensorRT-LLM's list form `[10, 2, [0]]`. The loader and the
+            command line place the model there; `generate` uses the model where it is.
+    """
+
+    max_draft_len: int = 10
+    max_matching_ngram_size: int = 2
+    num_branches: int = 1
+    max_nodes: int | None = None
+    pool: Pool = "request"
+    max_pool_tokens: int = 1_000_000
+    device_list: Sequence[int | str] | None = None
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        "prompt_lookup_num_tokens": "max_draft_len",
+        "num_draft_tokens": "max_draft_len",
+    }
+    list_form: ClassVar[tuple[str, ...]] = ("max_draft_len", "max_matching_ngram_size", "device_list")
+
+    def __post_init__(self) -> None:
+        SpecConfig.__post_init__(self)
+        check_positive("max_draft_len", self.max_draft_len, "Usual values are 4 to 10.")
+        check_positive("max_matching_ngram_size", self.max_matching_ngram_size, "Usual values are 2 to 4.")
+        check_positive("num_branches", self.num_branches, "Use 1 for a chain.")
+        if self.max_nodes is not None:
+            check_positive("max_nodes", self.max_nodes, "Use `None` for the default.")
+        check_choice("pool", self.pool, get_args(Pool))
+        check_positive("max_pool_tokens", self.max_pool_tokens, 'Use pool="request" to keep nothing between calls.')
+        check_devices("device_list", self.device_list)
+
+    @property
+    def node_budget(self) -> int:
+        """Most drafted tokens a step, the root not counted."""
+        if self.max_nodes is not None:
+            return self.max_nodes
+        return self.max_draft_len if self.num_branches == 1 else min(self.max_draft_len * self.num_branches, 32)
+
+
+def check_positive(field: str, value: object, remedy: str) -> None:
+    """Raise unless `value` is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(field, "must be a whole number of at least 1", value, remedy)
+
+
+def check_choice(field: str, value: object, choices: Sequence[str]) -> None:
+    """Raise unless `value` is one of `choices`."""
+    if value not in choices:
+        raise unknown_name(field, value, choices)
+
+
+def check_devices(field: str, value: object) -> None:
+    """Raise unless `value` is `None` or a list of device indices (`0`) and names (`"cpu"`)."""
+    rule, remedy = "must be a non-empty list of device indices or names", 'Write [0], [4, 5] or ["cpu"].'
+    if value is None:
+        return
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise ConfigError(field, rule, value, remedy)
+    for item in value:
+        is_index = isinstance(item, int) and not isinstance(item, bool) and item >= 0
+        if not is_index and not (isinstance(item, str) and item):
+            raise ConfigError(field, rule, value, remedy)
+
+
+def _literal(text: str, field: str) -> Any:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = None
+    if not isinstance(value, (list, tuple, dict)):
+        raise ConfigError(field, "must be a list or dict in Python's notation", text, 'Write for example "[10, 2, [0]]".')
+    return value

@@ -1,0 +1,83 @@
+"""What a drafter is: it reads the text so far and proposes a tree of likely next tokens.
+
+A drafter never sees the model's cache or the decoding loop. One drafter serves one row of one call. It is also a
+transformers `CandidateGenerator`, so the same object runs inside transformers' assisted decoding.
+
+    drafter.begin(prompt_ids)
+    tree = drafter.propose(budget=10)          # tree.tokens[0] is the last token of the text
+    drafter.observe(tree, logits, accepted)    # accepted: the tokens that the step added to the text
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from transformers.generation import CandidateGenerator
+
+from hf_specdec.tree import DraftTree
+
+__all__ = ["Drafter"]
+
+
+class Drafter(CandidateGenerator, ABC):
+    """Base class of all drafters. Subclasses implement `begin`, `propose` and `observe`.
+
+    Attributes:
+        needs_logits (`bool`): whether `observe` reads `logits`; if not, the loop passes `None` and saves a copy.
+        is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
+    """
+
+    needs_logits: bool = False
+    is_deterministic: bool = True
+    _assisted_ids: list[int] | None = None
+    _assisted_tree: DraftTree | None = None
+
+    @abstractmethod
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Start a new text. `prompt_ids` are the token ids of the prompt, at least one."""
+
+    @abstractmethod
+    def propose(self, budget: int) -> DraftTree:
+        """Draft at most `budget` tokens below the last token of the text. `budget` 0 asks for the root alone."""
+
+    @abstractmethod
+    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+        """Learn what became of `tree`.
+
+        Args:
+            tree: what was verified; after the prompt, a root alone.
+            logits: `(T, vocab_size)`, the target's raw logits after each node; `None` unless `needs_logits`.
+            accepted: the tokens that the step added to the text, at least one: drafted ones and the one after them.
+        """
+
+    def end(self) -> None:  # noqa: B027 - most drafters keep nothing after a call
+        """The text is finished (or was interrupted); store what should outlive the call."""
+
+    # transformers' side: the loop there hands over the whole text each time and takes a chain.
+
+    def get_candidates(self, input_ids: torch.LongTensor, **kwargs: object) -> tuple[torch.LongTensor, None]:
+        """The text and one drafted chain behind it, `(1, length + drafted)`; called by transformers' assisted loop."""
+        text: list[int] = input_ids[0].tolist()
+        self._follow(text)
+        tree = DraftTree.chain(text[-1], self.propose(self.assisted_budget).first_branch())
+        self._assisted_tree = tree
+        drafted = input_ids.new_tensor(tree.tokens[1:]).unsqueeze(0)
+        candidates = torch.cat([input_ids, drafted], dim=1)
+        return candidates, None  # type: ignore[return-value]
+
+    @property
+    def assisted_budget(self) -> int:
+        """Most tokens drafted a step inside transformers' loop."""
+        return 10
+
+    def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int) -> None:
+        """Nothing to do here: the next `get_candidates` sees what was accepted."""
+
+    def _follow(self, text: list[int]) -> None:
+        """Bring the drafter's text up to `text`."""
+        known = self._assisted_ids
+        if known is None or self._assisted_tree is None:
+            self.begin(text)
+        elif len(text) > len(known):
+            self.observe(self._assisted_tree, None, text[len(known) :])
+        self._assisted_ids = text

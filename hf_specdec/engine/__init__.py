@@ -1,0 +1,1 @@
+"""The decoding loop: propose, forward, verify, commit, stop check."""

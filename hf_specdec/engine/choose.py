@@ -1,0 +1,92 @@
+"""The choice of the next token from a logits row, and when the text ends: exactly as plain decoding does both.
+
+One call of the processors, one draw and one round of the stopping criteria for each emitted token, in order.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+from hf_specdec import compat
+from hf_specdec.engine.text import Text
+
+__all__ = ["Chooser", "StopCheck"]
+
+
+class Chooser:
+    """Chooses tokens and keeps what `return_dict_in_generate` wants to see of them.
+
+    Attributes:
+        scores, logits: one `(1, vocab_size)` tensor a token, processed and raw; `None` where nobody asked.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, config: GenerationConfig, device: torch.device) -> None:
+        self.processors, self.device = processors, device
+        self.do_sample = bool(config.do_sample)
+        wants = bool(config.return_dict_in_generate)
+        self.scores: list[torch.Tensor] | None = [] if wants and config.output_scores else None
+        self.logits: list[torch.Tensor] | None = [] if wants and config.output_logits else None
+        self._argmax: list[int] | None = None
+        self._rows = torch.empty(0)
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether each token needs its own row, or one argmax over all of them will do."""
+        return self.do_sample or len(self.processors) > 0 or self.scores is not None or self.logits is not None
+
+    def load(self, rows: torch.Tensor) -> None:
+        """Take the logits of the next step's nodes, `(T, vocab_size)`."""
+        self._rows = rows
+        self._argmax = None if self.needs_rows else rows.argmax(dim=-1).tolist()
+
+    def choose(self, node: int, text: Text) -> int:
+        """The token after `text`, decided by the row of `node`."""
+        if self._argmax is not None:
+            return self._argmax[node]
+        ids = text.ids()
+        row = self._rows[node : node + 1].to(copy=True, dtype=torch.float32, device=self.device)
+        scores = self.processors(ids, row)
+        if self.scores is not None:
+            self.scores.append(scores)
+        if self.logits is not None:
+            self.logits.append(row)
+        if self.do_sample:
+            probabilities = torch.nn.functional.softmax(scores, dim=-1)
+            return int(torch.multinomial(probabilities, num_samples=1))
+        return int(torch.argmax(scores, dim=-1))
+
+
+class StopCheck:
+    """Whether the text ends with its last token. Length and end-of-text are checked without touching a tensor."""
+
+    def __init__(self, criteria: StoppingCriteriaList) -> None:
+        self.max_length: int | None = None
+        self.quiet_length: float = float("inf")
+        self.eos: frozenset[int] = frozenset()
+        self.others: list[object] = []
+        for criterion in criteria:
+            if type(criterion) is compat.MaxLengthCriteria and self.max_length is None:
+                self.max_length = criterion.max_length
+                self.quiet_length = criterion.max_position_embeddings or float("inf")
+                self._length_criterion = criterion
+            elif type(criterion) is compat.EosTokenCriteria and not self.eos:
+                self.eos = frozenset(_ids(criterion.eos_token_id))
+            else:
+                self.others.append(criterion)
+
+    def __call__(self, text: Text, scores: list[torch.Tensor] | None) -> bool:
+        """Ask every criterion, each once, as plain decoding does."""
+        stop = text.tokens[-1] in self.eos or (self.max_length is not None and len(text) >= self.max_length)
+        if not self.others and len(text) <= self.quiet_length:
+            return stop
+        given = tuple(scores) if scores is not None else None
+        if len(text) > self.quiet_length:
+            self._length_criterion(text.ids(), given)  # warns once that the model's positions are exceeded
+        for criterion in self.others:
+            stop = bool(criterion(text.ids(), given).all()) or stop  # type: ignore[operator]
+        return stop
+
+
+def _ids(value: torch.Tensor | Iterable[int]) -> list[int]:
+    return [int(token) for token in (value.flatten().tolist() if isinstance(value, torch.Tensor) else value)]

@@ -1,0 +1,213 @@
+"""What a model can do, found by trying: a few tokens as a tree against the same tokens in sequence, then a rollback.
+
+Never a list of model names. The reference is the model itself without a cache.
+
+    capability = probe(model)
+    capability.tier, capability.reason
+"""
+
+import inspect
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.attention import TreeMasks
+from hf_specdec.engine.target import Target, Tier
+from hf_specdec.engine.text import Text
+from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.tree import DraftTree, TreeBuilder
+
+__all__ = ["Capability", "probe"]
+
+PROMPT_LENGTH = 9
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """How a model can be driven.
+
+    Attributes:
+        tier (`str`): `"tree"`: any tree is verified in one forward. `"chain"`: several tokens in sequence are.
+            `"plain"`: one token a forward.
+        reason (`str`): what was found, in a sentence.
+        attention (`str | None`): the attention implementation it was found with.
+        dtype (`str`): the dtype it was found with.
+        error (`float`): largest difference of a logit from the reference, over the largest logit.
+    """
+
+    tier: Tier
+    reason: str
+    attention: str | None
+    dtype: str
+    error: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+
+class _Mismatch(Exception):
+    """A forward gave other logits than the reference."""
+
+
+@torch.no_grad()
+def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> Capability:
+    """Find the tier of `model`. Uses no random numbers and leaves the model as it is.
+
+    Args:
+        encoder_kwargs: for encoder-decoder models, `encoder_outputs` and `attention_mask` of one row; by default a
+            few tokens are encoded.
+    """
+    attention, dtype = compat.attention_implementation(model.config), str(model.dtype).removeprefix("torch.")
+    why_not_tree = "its attention takes no mask of ours" if not TreeMasks(model).supported else None
+    if model.config.is_encoder_decoder:
+        why_not_tree = "its decoder takes positions from the cache"
+    if why_not_tree is None:
+        try:
+            error = _attempt(model, None, _try_tree)
+            reason = "a tree of tokens gives the logits of the same tokens in sequence"
+            return Capability("tree", reason, attention, dtype, error)
+        except Exception as exception:
+            why_not_tree = _short(exception)
+    try:
+        if model.config.is_encoder_decoder:
+            encoder_kwargs = encoder_kwargs or _encode(model)
+        error = _attempt(model, encoder_kwargs, _try_chain)
+        return Capability("chain", f"several tokens in sequence work; no tree: {why_not_tree}", attention, dtype, error)
+    except Exception as exception:
+        reason = f"several tokens in one forward do not work: {_short(exception)}"
+        return Capability("plain", reason, attention, dtype, float("nan"))
+
+
+def _attempt(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None, trial: Any) -> float:
+    """Half-precision experts may flip on a near tie, so there a trial has more than one attempt."""
+    attempts = 1 if model.dtype in (torch.float32, torch.float64) else ATTEMPTS
+    for attempt in range(attempts):
+        try:
+            return float(trial(model, encoder_kwargs or {}, attempt))
+        except _Mismatch:
+            if attempt == attempts - 1:
+                raise
+    raise AssertionError
+
+
+def _try_tree(model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: int) -> float:
+    prompt, t = _tokens(model, attempt)
+    builder = TreeBuilder(t[0])
+    a, b = builder.add(0, t[1]), builder.add(0, t[2])
+    builder.add(a, t[3]), builder.add(a, t[4])
+    d = builder.add(b, t[5])
+    tree = builder.build()
+    paths = [[t[0], t[1], t[3]], [t[0], t[1], t[4]], [t[0], t[2], t[5]]]
+    wanted = _reference(model, encoder_kwargs, [prompt + path for path in paths])[:, -3:]
+    target, text = _target(model, encoder_kwargs, prompt, "tree")
+    text.append(t[0])
+    rows = target.forward(tree, text).logits[0].float()
+    order = [[0, a, 3], [0, a, 4], [0, b, d]]
+    error = _compare(model, rows[torch.tensor(order)], wanted)
+    target.commit([0, b, d], len(tree))
+    return max(error, _continue(model, encoder_kwargs, target, text, [t[2], t[5]], t[6:8]))
+
+
+def _try_chain(model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: int) -> float:
+    prompt, t = _tokens(model, attempt)
+    wanted = _reference(model, encoder_kwargs, [prompt + t[:4]])[:, -4:]
+    target, text = _target(model, encoder_kwargs, prompt, "chain")
+    text.append(t[0])
+    rows = target.forward(DraftTree.chain(t[0], t[1:4]), text).logits.float()
+    error = _compare(model, rows, wanted)
+    target.commit([0, 1], 4)
+    return max(error, _continue(model, encoder_kwargs, target, text, [t[1]], t[5:7]))
+
+
+def _continue(
+    model: PreTrainedModel,
+    encoder_kwargs: dict[str, Any],
+    target: Target,
+    text: Text,
+    accepted: list[int],
+    more: list[int],
+) -> float:
+    """After a commit, two further tokens must come out as if nothing had ever been rejected."""
+    for token in [*accepted, more[0]]:
+        text.append(token)
+    rows = target.forward(DraftTree.chain(more[0], more[1:]), text).logits.float()
+    wanted = _reference(model, encoder_kwargs, [[*text.tokens, *more[1:]]])[:, -2:]
+    return _compare(model, rows, wanted)
+
+
+def _compare(model: PreTrainedModel, rows: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Largest difference over the largest logit; raises where rounding cannot explain it."""
+    tolerance = 1e-4 if model.dtype in (torch.float32, torch.float64) else 0.05
+    if rows.shape != wanted.shape:
+        raise _Mismatch(f"{tuple(rows.shape)} logits instead of {tuple(wanted.shape)}")
+    error = ((rows - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6)).item()
+    if not error <= tolerance:
+        raise _Mismatch(f"logits differ by {error:.1g} of the largest")
+    return error
+
+
+def _target(
+    model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], tier: Tier
+) -> tuple[Target, Text]:
+    """A target that has read all of `prompt`, and the text that goes with it."""
+    ids = torch.tensor([prompt], device=_device(model))
+    kwargs: dict[str, Any] = {"use_cache": True, **encoder_kwargs}
+    cache = compat.DynamicCache(config=compat.text_config(model.config))
+    if model.config.is_encoder_decoder:
+        cross = compat.DynamicCache(config=compat.text_config(model.config))
+        kwargs["past_key_values"] = compat.EncoderDecoderCache(cache, cross)
+    else:
+        kwargs["past_key_values"] = cache
+        if _accepts(model, "position_ids"):
+            kwargs["position_ids"] = torch.arange(len(prompt), device=ids.device).unsqueeze(0)
+    target = Target(model, ids, GenerationConfig(), kwargs, tier=tier)
+    target.prefill()
+    return target, Text(ids, room=16)
+
+
+def _reference(model: PreTrainedModel, encoder_kwargs: dict[str, Any], rows: list[list[int]]) -> torch.Tensor:
+    """`(rows, length, vocab_size)`: the model over whole texts, nothing cached."""
+    ids = torch.tensor(rows, device=_device(model))
+    if model.config.is_encoder_decoder:
+        return model(decoder_input_ids=ids, use_cache=False, **encoder_kwargs).logits.float()
+    kwargs: dict[str, Any] = {}
+    if _accepts(model, "position_ids"):
+        kwargs["position_ids"] = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0).expand(len(rows), -1)
+    return model(input_ids=ids, use_cache=False, **kwargs).logits.float()
+
+
+def _encode(model: PreTrainedModel) -> dict[str, Any]:
+    """A few encoded tokens, for models whose encoder reads text."""
+    prompt, _ = _tokens(model, 0)
+    encoder = model.get_encoder()
+    return {"encoder_outputs": encoder(input_ids=torch.tensor([prompt], device=_device(model)), return_dict=True)}
+
+
+def _tokens(model: PreTrainedModel, attempt: int) -> tuple[list[int], list[int]]:
+    """A prompt and eight more tokens, spread over the vocabulary, no two alike where there is room for that."""
+    vocab_size: int = compat.text_config(model.config).vocab_size
+    step = max(vocab_size // 19, 1)
+    tokens = [(7 + attempt + step * i) % vocab_size for i in range(PROMPT_LENGTH + 8)]
+    return tokens[:PROMPT_LENGTH], tokens[PROMPT_LENGTH:]
+
+
+def _device(model: PreTrainedModel) -> torch.device:
+    """Where inputs go; the embeddings' execution device under accelerate's offloading."""
+    hook = getattr(model, "_hf_hook", None)
+    device = getattr(hook, "execution_device", None)
+    return torch.device(device) if device is not None else model.device
+
+
+def _accepts(model: PreTrainedModel, name: str) -> bool:
+    return name in inspect.signature(model.forward).parameters
+
+
+def _short(exception: Exception) -> str:
+    if isinstance(exception, (_Mismatch, UnsupportedModelError)):
+        return str(exception)
+    return f"{type(exception).__name__}: {str(exception).splitlines()[0][:120] if str(exception) else ''}"

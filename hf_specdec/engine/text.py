@@ -1,0 +1,43 @@
+"""The text of one row while it grows: token ids as a list for drafters, as a tensor for everyone who wants one."""
+
+import torch
+
+__all__ = ["Text"]
+
+
+class Text:
+    """Prompt and emitted tokens. The tensor is written only when somebody asks for it."""
+
+    def __init__(self, input_ids: torch.Tensor, *, room: int) -> None:
+        """`input_ids` is `(1, prompt_length)`; `room` is the number of tokens expected at most."""
+        self._buffer = input_ids.new_empty((1, input_ids.shape[1] + max(room, 1)))
+        self._buffer[:, : input_ids.shape[1]] = input_ids
+        self._written = input_ids.shape[1]
+        self.tokens: list[int] = input_ids[0].tolist()
+        self.prompt_length = len(self.tokens)
+
+    def __len__(self) -> int:
+        """Tokens so far, the prompt counted."""
+        return len(self.tokens)
+
+    @property
+    def emitted(self) -> list[int]:
+        """The tokens behind the prompt."""
+        return self.tokens[self.prompt_length :]
+
+    def append(self, token: int) -> None:
+        """Add an emitted token."""
+        self.tokens.append(token)
+
+    def ids(self) -> torch.Tensor:
+        """The text as `(1, length)`: a view that later tokens do not change."""
+        length = len(self.tokens)
+        if length > self._buffer.shape[1]:
+            grown = self._buffer.new_empty((1, 2 * length))
+            grown[:, : self._written] = self._buffer[:, : self._written]
+            self._buffer = grown
+        if self._written < length:
+            new = self._buffer.new_tensor(self.tokens[self._written : length])
+            self._buffer[0, self._written : length] = new
+            self._written = length
+        return self._buffer[:, :length]

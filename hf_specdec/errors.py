@@ -1,0 +1,69 @@
+"""Everything this package raises on purpose.
+
+    SpecError
+    ├── ConfigError (also a ValueError)         a field, its rule, the value given, the remedy
+    ├── UnsupportedModelError (also a ValueError)   the model cannot do what was asked
+    ├── CheckpointError (also an OSError)       a model folder is missing, truncated or not a model
+    └── MissingExtraError (also an ImportError)     an optional dependency is not installed
+"""
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "MissingExtraError",
+    "SpecError",
+    "UnsupportedModelError",
+    "unknown_name",
+]
+
+
+class SpecError(Exception):
+    """Base class of the package's errors."""
+
+
+class ConfigError(SpecError, ValueError):
+    """An argument breaks a rule. The message names field, rule, value and remedy.
+
+    Args:
+        field (`str`): the argument, as the user writes it.
+        rule (`str`): what must hold, starting with "must".
+        value (`object`): what was given.
+        remedy (`str`): what to do instead.
+    """
+
+    def __init__(self, field: str, rule: str, value: object, remedy: str) -> None:
+        super().__init__(f"`{field}` {rule}, but is {value!r}. {remedy}")
+        self.field, self.rule, self.value, self.remedy = field, rule, value, remedy
+
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, str, object, str]]:
+        return type(self), (self.field, self.rule, self.value, self.remedy)
+
+
+class UnsupportedModelError(SpecError, ValueError):
+    """The model has no way to do what was asked; the message says why and what works instead."""
+
+
+class CheckpointError(SpecError, OSError):
+    """A checkpoint folder is missing, incomplete or not a checkpoint."""
+
+
+class MissingExtraError(SpecError, ImportError):
+    """An optional dependency is missing; the message holds the install line."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f'{purpose} needs `{package}`. Install it with: pip install "hf_specdec[{extra}]"')
+        self.package, self.extra, self.purpose = package, extra, purpose
+
+    def __reduce__(self) -> tuple[type["MissingExtraError"], tuple[str, str, str]]:
+        return type(self), (self.package, self.extra, self.purpose)
+
+
+def unknown_name(field: str, value: object, known: Iterable[str]) -> ConfigError:
+    """The error for a name that is none of `known`, with the nearest match as its remedy."""
+    names = sorted(known)
+    close = difflib.get_close_matches(str(value), names, n=1)
+    remedy = f"Did you mean {close[0]!r}?" if close else "Choose one of them."
+    return ConfigError(field, f"must be one of {', '.join(map(repr, names))}", value, remedy)

@@ -1,0 +1,93 @@
+"""Loading and enabling in one call.
+
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision="bf16")
+    model.generate(**inputs, spec_method="prompt_lookup")
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+import transformers
+from safetensors import SafetensorError
+
+from hf_specdec.api import enable
+from hf_specdec.errors import CheckpointError, ConfigError, unknown_name
+
+__all__ = ["PRECISIONS", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"]
+
+PRECISIONS: Mapping[str, torch.dtype | str] = MappingProxyType(
+    {"auto": "auto", "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+)
+
+
+class _EnabledAutoModel:
+    """Base of the two classes below."""
+
+    auto_class: ClassVar[Any]
+
+    def __init__(self) -> None:
+        raise TypeError(f"{type(self).__name__} is not instantiated; use {type(self).__name__}.from_pretrained(path).")
+
+    @classmethod
+    def from_pretrained(cls, path: str | os.PathLike[str], *, precision: str | None = None, **kwargs: Any) -> Any:
+        """Load a checkpoint with transformers and `enable` it.
+
+        Args:
+            path (`str`): a folder, or a name on the Hugging Face hub.
+            precision (`str`, *optional*): `"auto"` (the checkpoint's), `"fp32"`, `"bf16"` or `"fp16"`. Instead of
+                transformers' `dtype`.
+            kwargs: everything that transformers' `from_pretrained` takes, such as `device_map`, `max_memory`,
+                `attn_implementation` or `quantization_config`.
+
+        Raises:
+            CheckpointError: the folder is missing, incomplete or damaged.
+            ConfigError: an unknown precision, or `precision` beside `dtype`.
+        """
+        if precision is not None:
+            if precision not in PRECISIONS:
+                raise unknown_name("precision", precision, PRECISIONS)
+            if kwargs.get("dtype") is not None:
+                raise ConfigError("dtype", "must be unset beside precision", kwargs["dtype"], "Give only one of the two.")
+            kwargs["dtype"] = PRECISIONS[precision]
+        _check_folder(path)
+        try:
+            model = cls.auto_class.from_pretrained(path, **kwargs)
+        except (OSError, SafetensorError, json.JSONDecodeError) as error:
+            raise CheckpointError(f"{os.fspath(path)!r} could not be loaded: {_first_line(error)}") from error
+        return enable(model)
+
+
+class AutoModelForCausalLM(_EnabledAutoModel):
+    """`transformers.AutoModelForCausalLM` whose models understand `spec_method`."""
+
+    auto_class = transformers.AutoModelForCausalLM
+
+
+class AutoModelForSeq2SeqLM(_EnabledAutoModel):
+    """`transformers.AutoModelForSeq2SeqLM` whose models understand `spec_method`."""
+
+    auto_class = transformers.AutoModelForSeq2SeqLM
+
+
+def _check_folder(path: str | os.PathLike[str]) -> None:
+    """Say what is wrong with a local folder before transformers looks for its name on the hub."""
+    folder = Path(path)
+    text = os.fspath(path)
+    looks_local = folder.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1
+    if not folder.exists():
+        if looks_local:
+            raise CheckpointError(f"`path` must be an existing folder, but there is no {text!r}. Check the spelling.")
+        return
+    if not folder.is_dir():
+        raise CheckpointError(f"`path` must be a folder, but {text!r} is a file. Give the folder that holds it.")
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"`path` must hold a config.json, but {text!r} does not. Is it a transformers checkpoint?")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,127 @@
+"""From a user's arguments of `generate` to those that transformers' `generate` gets: checks, and what it would lose.
+
+    kwargs = {**named_arguments(plain_generate, args), **kwargs}
+    check_modes(settings_of(kwargs, configs), kwargs)
+    check_prompt(model, kwargs)
+    bind_stop_strings(model, kwargs)
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
+
+from hf_specdec import compat
+from hf_specdec.errors import ConfigError
+
+__all__ = ["bind_stop_strings", "check_modes", "check_prompt", "named_arguments", "settings_of", "unset"]
+
+Settings = Callable[[str], Any]
+
+
+def named_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Any]:
+    """Positional arguments under the names that `function` gives them."""
+    return dict(inspect.signature(function).bind_partial(*args).arguments) if args else {}
+
+
+def settings_of(kwargs: Mapping[str, Any], configs: list[GenerationConfig]) -> Settings:
+    """How a generation setting will come out: arguments first, then the configurations in their order."""
+
+    def value(name: str) -> Any:
+        if name in kwargs:
+            return kwargs[name]
+        return next((v for v in (getattr(config, name, None) for config in configs) if v is not None), None)
+
+    return value
+
+
+def check_modes(settings: Callable[[str], Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse decoding modes that have no speculative form.
+
+    Args:
+        settings: gives the value a generation setting will have in this call, `None` where it is unset.
+        kwargs: the other arguments of `generate`.
+    """
+    plain = "Leave out spec_method (or pass spec_method=None) for this call."
+    if (settings("num_beams") or 1) > 1:
+        raise ConfigError(
+            "num_beams", "must be 1 with spec_method (beam search has no speculative form)", settings("num_beams"), plain
+        )
+    if settings("use_cache") is False:
+        raise ConfigError("use_cache", "must be True with spec_method", False, f"Drop use_cache=False. {plain}")
+    for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids", "token_healing"):
+        if settings(name):
+            raise ConfigError(name, "must be unset with spec_method", settings(name), plain)
+    if settings("output_attentions"):
+        raise ConfigError(
+            "output_attentions", "must be False with spec_method (attention over a tree is not the text's)", True, plain
+        )
+    implementation = settings("cache_implementation")
+    if implementation not in (None, "dynamic", "hybrid"):
+        raise ConfigError("cache_implementation", 'must be unset or "dynamic" with spec_method', implementation, plain)
+    if kwargs.get("assistant_model") is not None:
+        raise ConfigError(
+            "assistant_model", "must be unset with this spec_method", type(kwargs["assistant_model"]).__name__, plain
+        )
+    if kwargs.get("synced_gpus"):
+        raise ConfigError("synced_gpus", "must be False with spec_method", True, plain)
+
+
+def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
+    """Refuse prompts that the model cannot read, before anything is computed."""
+    ids = kwargs.get("inputs", kwargs.get("input_ids"))
+    if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point():
+        return
+    if ids.numel() == 0:
+        if kwargs.get("inputs_embeds") is None:
+            raise ConfigError("input_ids", "must hold at least one token", tuple(ids.shape), "Put a token in the prompt.")
+        return
+    config = compat.text_config(model.config)
+    largest, smallest = int(ids.max()), int(ids.min())
+    vocab_size = getattr(config, "vocab_size", None)
+    if smallest < 0 or (vocab_size is not None and largest >= vocab_size):
+        raise ConfigError(
+            "input_ids",
+            f"must be at least 0 and below {vocab_size} (the model's vocab_size)",
+            smallest if smallest < 0 else largest,
+            "Use the model's own tokenizer.",
+        )
+    positions = getattr(config, "max_position_embeddings", None)
+    if not model.config.is_encoder_decoder and positions is not None and ids.shape[1] > positions:
+        raise ConfigError(
+            "input_ids",
+            f"must be at most {positions} tokens long (the model's max_position_embeddings)",
+            ids.shape[1],
+            "Shorten the prompt, or use a model with more positions.",
+        )
+
+
+def bind_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
+    """transformers loses the tokenizer on the way to a custom method, so the criterion is made here."""
+    tokenizer = kwargs.pop("tokenizer", None)
+    given = kwargs.get("generation_config")
+    stop_strings = settings_of(kwargs, [c for c in (given, model.generation_config) if c is not None])("stop_strings")
+    if stop_strings is None:
+        return
+    if tokenizer is None:
+        raise ConfigError(
+            "tokenizer", "must be given with stop_strings", None, "Pass tokenizer=... as for plain generation."
+        )
+    criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or [])
+    criteria.append(compat.StopStringCriteria(stop_strings=stop_strings, tokenizer=tokenizer))
+    kwargs["stopping_criteria"] = criteria
+    unset(model, kwargs, "stop_strings")
+
+
+def unset(model: PreTrainedModel, kwargs: dict[str, Any], name: str) -> None:
+    """Make a generation setting `None` for this call, wherever it comes from; the caller's objects stay as they are."""
+    kwargs.pop(name, None)
+    given = kwargs.get("generation_config")
+    if getattr(given, name, None) is not None:
+        kwargs["generation_config"] = copy.deepcopy(given)
+        setattr(kwargs["generation_config"], name, None)
+    if getattr(model.generation_config, name, None) is not None:
+        kwargs[name] = None  # an argument wins over the model's default

@@ -1,0 +1,146 @@
+"""What one call asks for: method and configuration, out of arguments, generation configuration and model defaults.
+
+Arguments win over the generation configuration of the call, that wins over the model's, and that over what
+`enable` was given. Everything a user can get wrong is found here, before the model is touched.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import GenerationConfig
+
+from hf_specdec.config import PlainConfig, PromptLookupConfig, SpecConfig
+from hf_specdec.drafters.base import Drafter
+from hf_specdec.engine.step import SpecStep
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods import METHODS, Memory, Method, config_arguments, resolve
+
+__all__ = ["Request", "read_request"]
+
+Observer = Callable[[SpecStep], None]
+DRAFT_BUDGET = 64  # for a drafter of the user's own, which has no configuration here
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request. `make_drafter(memory)` gives the drafter of one row."""
+
+    name: str
+    config: SpecConfig
+    budget: int
+    make_drafter: Callable[[Memory], Drafter]
+    observer: Observer | None = None
+
+
+def read_request(
+    kwargs: dict[str, Any], configs: list[GenerationConfig], defaults: Mapping[str, SpecConfig]
+) -> Request | None:
+    """Take the speculation arguments out of `kwargs` and combine them with what the configurations say.
+
+    Args:
+        kwargs: arguments of `generate`; ours are removed.
+        configs: generation configurations, the one that counts most first.
+        defaults: configurations given to `enable`, by method name.
+
+    Returns:
+        The request, or `None` where plain generation is asked for.
+    """
+    observer = kwargs.pop("spec_observer", None)
+    if observer is not None and not callable(observer):
+        raise ConfigError("spec_observer", "must be callable", observer, "Pass a function of one SpecStep.")
+    given = {name: kwargs.pop(name) for name in config_arguments() if name in kwargs}
+    given = {name: value for name, value in given.items() if value is not None}
+    config = _pick(kwargs, configs, "spec_config")
+    method_value = _pick(kwargs, configs, "spec_method", given)
+    if method_value is None:
+        if config is not None or given:
+            name = "spec_config" if config is not None else next(iter(given))
+            raise ConfigError(name, "must come with a spec_method", config or given, 'Add spec_method="prompt_lookup".')
+        return None
+    if not isinstance(method_value, str):
+        return _own_drafter(method_value, config, given, observer)
+    method = resolve(method_value)
+    config = _one_config(method, config, given)
+    if config is None:
+        config = defaults.get(method.name)
+    if method.config_class is PromptLookupConfig:
+        config = _with_transformers_names(config, kwargs, configs)
+    parsed = method.config_class.parse(config)
+    return Request(
+        name=method.name,
+        config=parsed,
+        budget=method.budget(parsed),
+        make_drafter=lambda memory: method.make(parsed, memory),
+        observer=observer,
+    )
+
+
+def _pick(kwargs: dict[str, Any], configs: list[GenerationConfig], name: str, given: Mapping[str, Any] = {}) -> Any:
+    """The argument, else the first configuration that has the attribute; a configuration argument implies its method."""
+    if name in kwargs:
+        return kwargs.pop(name)
+    if given:
+        return config_arguments()[next(iter(given))].name
+    for config in configs:
+        if getattr(config, name, None) is not None:
+            return getattr(config, name)
+    return None
+
+
+def _one_config(method: Method, config: Any, given: Mapping[str, Any]) -> Any:
+    """The configuration among `spec_config` and the arguments named after a method."""
+    for name, value in given.items():
+        if name not in method.config_arguments:
+            remedy = f"Pass it with spec_method={config_arguments()[name].name!r}."
+            raise ConfigError(name, f"must not come with spec_method={method.name!r}", value, remedy)
+        if config is not None:
+            raise ConfigError(name, "must not come with another configuration", value, "Give only one of them.")
+        config = value
+    return config
+
+
+def _with_transformers_names(config: Any, kwargs: dict[str, Any], configs: list[GenerationConfig]) -> Any:
+    """Prompt lookup understands the settings of transformers' own, so that adding `spec_method` is enough."""
+    names = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
+    found = {name: kwargs.pop(name) for name in names if kwargs.get(name) is not None}
+    if found and config is not None:
+        name, value = next(iter(found.items()))
+        raise ConfigError(name, "must not come with another configuration", value, "Give only one of them.")
+    if config is not None:
+        return config
+    for name in names:
+        value = next((v for v in (getattr(c, name, None) for c in configs) if v is not None), None)
+        if value is not None:
+            found.setdefault(name, value)
+    return found
+
+
+def _own_drafter(value: Any, config: Any, given: Mapping[str, Any], observer: Observer | None) -> Request:
+    """A `Drafter`, its class, or a function without arguments that returns one."""
+    make = value if callable(value) and not isinstance(value, Drafter) else None
+    if make is None and not isinstance(value, Drafter):
+        names = ", ".join(repr(name) for name in METHODS)
+        raise ConfigError("spec_method", f"must be one of {names} or a Drafter", value, "See hf_specdec.Drafter.")
+    if config is not None or given:
+        raise ConfigError("spec_config", "must be unset for a drafter of your own", config or given, "Configure it yourself.")
+    if make is not None and any(
+        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        for p in inspect.signature(make).parameters.values()
+    ):
+        raise ConfigError("spec_method", "must be callable without arguments", value, "Wrap it in a lambda.")
+
+    def drafter(memory: Memory) -> Drafter:
+        made = value if make is None else make()
+        if not isinstance(made, Drafter):
+            raise ConfigError("spec_method", "must return a Drafter", made, "Subclass hf_specdec.Drafter.")
+        return made
+
+    return Request(
+        name=getattr(value, "__name__", type(value).__name__),
+        config=PlainConfig(),
+        budget=DRAFT_BUDGET,
+        make_drafter=drafter,
+        observer=observer,
+    )

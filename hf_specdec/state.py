@@ -1,0 +1,62 @@
+"""What this package keeps on a model: defaults of `enable`, what the probe found, memories of the methods.
+
+It lives in the model's `__dict__`, so it is copied, pickled and dropped with the model, and no module holds state.
+"""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hf_specdec.compat import attention_implementation
+from hf_specdec.config import SpecConfig
+from hf_specdec.engine.probe import Capability, probe
+from hf_specdec.methods import Memory
+
+__all__ = ["ATTRIBUTE", "ModelState", "state_of"]
+
+ATTRIBUTE = "_hf_specdec"
+
+
+@dataclass(slots=True)
+class ModelState:
+    """One model's state. Safe to share between threads; the lock is made anew in a copy."""
+
+    defaults: dict[str, SpecConfig] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
+    capabilities: dict[tuple[str | None, str], Capability] = field(default_factory=dict)
+    said: set[str] = field(default_factory=set)
+    lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def capability(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> Capability:
+        """The probe's finding for the model as it is now; probed once for each attention implementation and dtype."""
+        key = (attention_implementation(model.config), str(model.dtype))
+        with self.lock:
+            found = self.capabilities.get(key)
+            if found is None:
+                found = probe(model, encoder_kwargs)
+                if not model.training:
+                    self.capabilities[key] = found
+            return found
+
+    def first_time(self, what: str) -> bool:
+        """Whether `what` has not been said about this model yet."""
+        with self.lock:
+            new = what not in self.said
+            self.said.add(what)
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("defaults", "memory", "capabilities", "said")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.lock = threading.Lock()
+
+
+def state_of(model: PreTrainedModel) -> ModelState:
+    """The model's state, made at first use."""
+    state: ModelState = model.__dict__.setdefault(ATTRIBUTE, ModelState())
+    return state

@@ -1,0 +1,76 @@
+"""What a call did: counters and seconds of speculation, by vLLM's names and rules.
+
+    out = model.generate(..., return_dict_in_generate=True, spec_method="prompt_lookup")
+    out.spec_stats.mean_acceptance_length
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["SpecStats"]
+
+
+@dataclass(slots=True)
+class SpecStats:
+    """Counters of one `generate` call.
+
+    Attributes:
+        method (`str`): the method's name.
+        tier (`str`): how the model was driven: `"tree"`, `"chain"` or `"plain"`.
+        num_tokens (`int`): tokens emitted.
+        num_drafts (`int`): verify steps, the prompt's forward not counted.
+        num_draft_tokens (`int`): tokens drafted.
+        num_accepted_tokens (`int`): drafted tokens that were emitted.
+        accepted_per_position (`list[int]`): how many steps accepted a draft token at depth 1, 2, ...
+        prefill_seconds, draft_seconds, verify_seconds, commit_seconds (`float`):
+            time in the prompt's forward, in the drafter, in the target's forwards, and in choosing tokens and
+            moving the cache. Seconds are of the host; on a GPU the forward's own time shows up where the host waits.
+        peak_tree_size (`int`): most nodes verified at once, the root counted.
+        plain_reason (`str | None`): why the engine decoded without speculation, if it did.
+    """
+
+    method: str = "plain"
+    tier: str = "plain"
+    num_tokens: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    peak_tree_size: int = 0
+    plain_reason: str | None = None
+
+    def record_step(self, num_drafted: int, num_accepted: int) -> None:
+        """Count one verify step that drafted `num_drafted` tokens, `num_accepted` of which were emitted."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        self.peak_tree_size = max(self.peak_tree_size, num_drafted + 1)
+        while len(self.accepted_per_position) < num_accepted:
+            self.accepted_per_position.append(0)
+        for depth in range(num_accepted):
+            self.accepted_per_position[depth] += 1
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted draft tokens over drafted ones; 0 where nothing was drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def acceptance_rate_per_position(self) -> list[float]:
+        """Share of verify steps that accepted a draft token at depth 1, 2, ..."""
+        return [count / self.num_drafts for count in self.accepted_per_position] if self.num_drafts else []
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens a verify step: 1 + accepted / drafts."""
+        return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """All counters and rates as JSON values."""
+        names = (*self.__slots__, "acceptance_rate", "acceptance_rate_per_position", "mean_acceptance_length")
+        return {name: getattr(self, name) for name in names}
+
