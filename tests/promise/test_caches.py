@@ -1,0 +1,188 @@
+"""A cache goes in and comes out as with plain decoding: chat turns may switch between the two at will."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+
+from tests.promise.conftest import Draft
+from tests.support import DRAFTS, PROMPT, assert_same_cache, assert_same_run, both, plain, run, seq_length, speculative
+from tests.zoo import WINDOW
+
+FAMILIES = ["llama", "mistral", "gemma3", "gpt_oss", "deepseek_v3", "bloom"]
+MORE = torch.tensor([[8, 9, 10, 5, 6, 7]])
+
+
+def turn(
+    model: Any, text: torch.Tensor, cache: Any, draft: Draft | None, num_tokens: int = 8
+) -> tuple[torch.Tensor, Any]:
+    """One chat turn: the text with the answer and a few tokens of the next question, and the cache."""
+
+    def make() -> dict[str, Any]:
+        return {"input_ids": text, "past_key_values": copy.deepcopy(cache), "max_new_tokens": num_tokens}
+
+    reference = run(model, plain, make)
+    ours = reference if draft is None else run(model, speculative, make, **draft(reference.ids))
+    return torch.cat([ours.output.sequences, MORE], dim=1), ours.output.past_key_values
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("ours", [(1,), (0, 2), (0, 1, 2, 3)], ids=str)
+def test_a_conversation_is_the_same_whoever_answers(
+    zoo: Callable[[str], Any], draft: Draft, family: str, ours: tuple[int, ...]
+) -> None:
+    """Four turns, each handing its cache to the next; in `ours` the turns that are drafted."""
+    model = zoo(family)
+    text, cache = PROMPT, None
+    expected_text, expected_cache = PROMPT, None
+    for number in range(4):
+        expected_text, expected_cache = turn(model, expected_text, expected_cache, None)
+        text, cache = turn(model, text, cache, draft if number in ours else None)
+        assert text.tolist() == expected_text.tolist()
+        assert_same_cache(cache, expected_cache)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cache_that_is_passed_in_is_updated_in_place(zoo: Callable[[str], Any], draft: Draft, family: str) -> None:
+    """The object the caller holds has the new text, and is the one in the output."""
+    model = zoo(family)
+    reference, ours = both(model, lambda: {"past_key_values": DynamicCache(config=model.config)}, draft)
+    assert_same_run(ours, reference)
+    cache = ours.kwargs["past_key_values"]
+    assert ours.output.past_key_values is cache
+    assert_same_cache(cache, reference.kwargs["past_key_values"])
+    assert seq_length(cache) == len(ours.ids) - 1
+    assert [type(layer) for layer in cache.layers] == [
+        type(layer) for layer in reference.kwargs["past_key_values"].layers
+    ]
+
+
+def test_a_cache_without_a_configuration_serves_as_well(model: Any, draft: Draft) -> None:
+    """`DynamicCache()` makes its layers as the model names them."""
+    reference, ours = both(model, lambda: {"past_key_values": DynamicCache()}, draft)
+    assert_same_run(ours, reference)
+    assert_same_cache(ours.kwargs["past_key_values"], reference.kwargs["past_key_values"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_cache_is_updated_without_the_dictionary_too(zoo: Callable[[str], Any], draft: Draft, family: str) -> None:
+    model = zoo(family)
+
+    def make() -> dict[str, Any]:
+        return {"past_key_values": DynamicCache(config=model.config), "return_dict_in_generate": None}
+
+    reference, ours = both(model, make, draft)
+    assert_same_run(ours, reference)
+    assert_same_cache(ours.kwargs["past_key_values"], reference.kwargs["past_key_values"])
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("prompt_length", [WINDOW - 9, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW])
+def test_windows_slide_as_in_plain_decoding(
+    zoo: Callable[[str], Any], draft: Draft, family: str, prompt_length: int
+) -> None:
+    """From before the window is full to far beyond it, and on with the cache that came out."""
+    model = zoo(family)
+    prompt = PROMPT.repeat(1, 2)[:, :prompt_length]
+    reference, ours = both(model, lambda: {"input_ids": prompt, "max_new_tokens": 24}, draft)
+    assert_same_run(ours, reference)
+    assert_same_cache(ours.output.past_key_values, reference.output.past_key_values)
+    text = torch.cat([ours.output.sequences, MORE], dim=1)
+    answers = [
+        plain(model, text, past_key_values=one.output.past_key_values, max_new_tokens=8, do_sample=False).tolist()
+        for one in (ours, reference)
+    ]
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_the_new_tokens_may_be_given_with_a_full_mask(
+    zoo: Callable[[str], Any], draft: Draft, family: str
+) -> None:
+    """The cache holds the rest; the attention mask tells how much that is."""
+    model = zoo(family)
+    first = plain(model, PROMPT, max_new_tokens=8, do_sample=False, return_dict_in_generate=True)
+    new = torch.cat([first.sequences[:, -1:], MORE], dim=1)
+    total = seq_length(first.past_key_values) + new.shape[1]
+
+    def make() -> dict[str, Any]:
+        return {
+            "input_ids": new,
+            "attention_mask": torch.ones(1, total, dtype=torch.long),
+            "past_key_values": copy.deepcopy(first.past_key_values),
+        }
+
+    reference, ours = both(model, make, draft)
+    assert_same_run(ours, reference)
+    assert_same_cache(ours.output.past_key_values, reference.output.past_key_values)
+
+
+def test_a_cache_from_a_prefill_forward_is_continued(model: Any, draft: Draft) -> None:
+    """A prompt cached once and used for many questions, as in transformers' guide to prefix caching."""
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(PROMPT[:, :20], past_key_values=cache)
+    reference, ours = both(model, lambda: {"past_key_values": copy.deepcopy(cache)}, draft)
+    assert_same_run(ours, reference)
+    assert seq_length(cache) == 20
+
+
+@pytest.mark.parametrize("chunk", [7, 16, 100])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+def test_a_prompt_read_in_chunks_is_read_the_same(
+    zoo: Callable[[str], Any], draft: Draft, family: str, chunk: int
+) -> None:
+    reference, ours = both(zoo(family), lambda: {"prefill_chunk_size": chunk}, draft)
+    assert_same_run(ours, reference)
+
+
+def test_an_encoder_decoder_cache_comes_back_for_the_next_call(zoo: Callable[[str], Any], draft: Draft) -> None:
+    model = zoo("t5")
+    reference, ours = both(model, dict, draft)
+    assert_same_cache(ours.output.past_key_values, reference.output.past_key_values)
+    assert type(ours.output.past_key_values) is type(reference.output.past_key_values)
+    text = torch.cat([ours.output.sequences, MORE], dim=1)
+    answers = [
+        plain(
+            model,
+            PROMPT,
+            decoder_input_ids=text,
+            decoder_attention_mask=torch.ones_like(text),
+            past_key_values=one.output.past_key_values,
+            max_new_tokens=8,
+            do_sample=False,
+        ).tolist()
+        for one in (ours, reference)
+    ]
+    assert answers[0] == answers[1]
+
+
+def test_a_static_cache_is_refused_or_decoded_plainly(model: Any) -> None:
+    """It cannot hold rejected columns; either way the caller learns of it."""
+    expected = plain(model, PROMPT, max_new_tokens=8, do_sample=False).tolist()
+    cache = StaticCache(config=model.config, max_cache_len=64)
+    try:
+        output = model.generate(
+            PROMPT,
+            past_key_values=cache,
+            max_new_tokens=8,
+            do_sample=False,
+            return_dict_in_generate=True,
+            spec_method="prompt_lookup",
+        )
+    except ValueError as error:
+        assert "cache" in str(error)
+    else:
+        assert output.sequences.tolist() == expected
+        assert output.spec_stats.plain_reason
+
+
+def test_two_calls_do_not_share_a_cache(model: Any) -> None:
+    """The cache of one call is not written to by the next."""
+    first = run(model, speculative, dict, **DRAFTS["prompt_lookup"]([]))
+    before = copy.deepcopy(first.output.past_key_values)
+    run(model, speculative, lambda: {"input_ids": PROMPT + 1}, **DRAFTS["prompt_lookup"]([]))
+    assert_same_cache(first.output.past_key_values, before)

@@ -1,0 +1,147 @@
+"""Whatever plain `generate` reads, ours reads: embeddings, masks, positions, batches, several answers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.promise.conftest import Draft
+from tests.support import PROMPT, assert_same_run, assert_same_tensors, both, plain, run, speculative
+
+LOOKUP = {"spec_method": "prompt_lookup"}
+PAD = 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
+def test_embeddings_may_stand_for_the_prompt(zoo: Callable[[str], Any], draft: Draft, family: str) -> None:
+    """Without ids the output holds the new tokens only."""
+    model = zoo(family)
+    embeddings = model.get_input_embeddings()(PROMPT).detach()
+    reference, ours = both(model, lambda: {"inputs_embeds": embeddings}, draft)
+    assert_same_run(ours, reference)
+    assert len(ours.ids) == 16
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
+def test_ids_beside_the_embeddings_are_part_of_the_output(zoo: Callable[[str], Any], draft: Draft, family: str) -> None:
+    model = zoo(family)
+    embeddings = model.get_input_embeddings()(PROMPT).detach()
+    reference, ours = both(model, lambda: {"inputs_embeds": embeddings, "input_ids": PROMPT}, draft)
+    assert_same_run(ours, reference)
+    assert len(ours.ids) == 30 + 16
+
+
+def test_embeddings_that_no_id_has_are_read_as_well(model: Any, draft: Draft) -> None:
+    """A soft prompt in front: more embeddings than ids."""
+    embeddings = model.get_input_embeddings()(PROMPT).detach()
+    soft = torch.cat([torch.randn(1, 5, embeddings.shape[-1]) * 0.1, embeddings], dim=1)
+    reference, ours = both(model, lambda: {"inputs_embeds": soft, "do_sample": True}, draft)
+    assert_same_run(ours, reference)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "mistral", "gemma3", "bloom"])
+def test_a_left_padded_row_is_read_with_its_mask(zoo: Callable[[str], Any], draft: Draft, family: str) -> None:
+    """One padded row: the mask reaches every forward, the positions start behind the padding."""
+    model = zoo(family)
+    padded = torch.cat([torch.full((1, 5), PAD), PROMPT], dim=1)
+    mask = (torch.arange(35) >= 5).long()[None]
+    reference, ours = both(model, lambda: {"input_ids": padded, "attention_mask": mask}, draft)
+    assert_same_run(ours, reference)
+    unpadded = run(model, plain, dict)
+    assert ours.ids[35:] == unpadded.ids[30:], "the padding was seen"
+
+
+def test_holes_in_the_mask_are_respected(model: Any, draft: Draft) -> None:
+    mask = torch.ones_like(PROMPT)
+    mask[0, 4:9] = 0
+    reference, ours = both(model, lambda: {"attention_mask": mask}, draft)
+    assert_same_run(ours, reference)
+    assert ours.ids != run(model, plain, dict).ids
+
+
+def test_positions_of_ones_own_are_continued(model: Any, draft: Draft) -> None:
+    positions = torch.arange(30)[None] + 17
+    reference, ours = both(model, lambda: {"position_ids": positions}, draft)
+    assert_same_run(ours, reference)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "bloom", "t5"])
+def test_the_shortest_prompts_work(zoo: Callable[[str], Any], draft: Draft, family: str, length: int) -> None:
+    reference, ours = both(zoo(family), lambda: {"input_ids": PROMPT[:, :length]}, draft)
+    assert_same_run(ours, reference)
+
+
+def test_no_prompt_at_all_starts_from_the_first_token(model: Any, draft: Draft) -> None:
+    """Plain `generate` puts the begin-of-text token."""
+    reference = plain(model, max_new_tokens=8, do_sample=False)
+    ours = speculative(model, max_new_tokens=8, do_sample=False, **draft(reference[0].tolist()))
+    assert torch.equal(ours, reference)
+
+
+def test_a_decoder_prompt_is_continued(zoo: Callable[[str], Any], draft: Draft) -> None:
+    start = torch.tensor([[0, 48, 34, 125]])
+    reference, ours = both(zoo("t5"), lambda: {"decoder_input_ids": start}, draft)
+    assert_same_run(ours, reference)
+    assert ours.ids[:4] == start[0].tolist()
+
+
+def test_encoder_outputs_of_ones_own_are_used(zoo: Callable[[str], Any], draft: Draft) -> None:
+    model = zoo("t5")
+    with torch.no_grad():
+        encoded = model.get_encoder()(PROMPT)
+    reference, ours = both(model, lambda: {"encoder_outputs": encoded}, draft)
+    assert_same_run(ours, reference)
+
+
+BATCH = torch.cat([PROMPT, PROMPT.roll(3, dims=1), PROMPT.flip(1)])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "bloom", "t5", "mamba"])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_batch_gives_plain_decodings_rows(zoo: Callable[[str], Any], family: str, do_sample: bool) -> None:
+    """Whether it speculates or not, the result is right, and the statistics say which."""
+    model = zoo(family)
+    reference, ours = both(model, lambda: {"input_ids": BATCH, "do_sample": do_sample}, lambda _: LOOKUP)
+    assert torch.equal(ours.output.sequences, reference.output.sequences)
+    assert torch.equal(ours.random_state, reference.random_state)
+    assert ours.stats.num_drafts or ours.stats.plain_reason
+
+
+def test_a_left_padded_batch_ends_row_by_row(model: Any) -> None:
+    """Rows end at their own end-of-text token and are filled up, as plain decoding fills them."""
+    padded = torch.cat([BATCH, torch.full((3, 4), PAD)], dim=1).roll(4, dims=1)
+    padded[1, :4] = torch.tensor([40, 41, 42, 43])
+    mask = (padded != PAD).long()
+    eos = plain(model, padded, attention_mask=mask, max_new_tokens=16, do_sample=False)[0, -8].item()
+
+    def make() -> dict[str, Any]:
+        return {"input_ids": padded, "attention_mask": mask, "eos_token_id": eos, "pad_token_id": PAD}
+
+    reference, ours = both(model, make, lambda _: LOOKUP)
+    assert torch.equal(ours.output.sequences, reference.output.sequences)
+
+
+def test_several_answers_to_one_prompt_are_plain_decodings(model: Any) -> None:
+    def make() -> dict[str, Any]:
+        return {"do_sample": True, "num_return_sequences": 3, "output_scores": True}
+
+    reference, ours = both(model, make, lambda _: LOOKUP)
+    assert ours.output.sequences.shape[0] == 3
+    assert torch.equal(ours.output.sequences, reference.output.sequences)
+    assert_same_tensors(ours.output.scores, reference.output.scores)
+
+
+def test_the_mask_and_the_ids_are_left_alone(model: Any, draft: Draft) -> None:
+    ids, mask = PROMPT.clone(), torch.ones_like(PROMPT)
+    both(model, lambda: {"input_ids": ids, "attention_mask": mask}, draft)
+    assert torch.equal(ids, PROMPT)
+    assert torch.equal(mask, torch.ones_like(PROMPT))
+
+
+def test_ids_of_another_integer_type_are_read(model: Any, draft: Draft) -> None:
+    """`int32` ids, as some tokenizers give them."""
+    reference, ours = both(model, lambda: {"input_ids": PROMPT.int()}, draft)
+    assert_same_run(ours, reference)
+    assert ours.output.sequences.dtype == reference.output.sequences.dtype

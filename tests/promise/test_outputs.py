@@ -1,0 +1,74 @@
+"""`return_dict_in_generate`: the same class with the same contents, and `.spec_stats` beside them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.promise.conftest import Draft
+from tests.support import PROMPT, assert_same_run, assert_same_tensors, both
+
+WANTED = ["output_scores", "output_logits", "output_hidden_states"]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "bloom", "t5"])
+@pytest.mark.parametrize("wanted", [*WANTED, "all"])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_what_is_asked_for_is_given_for_each_emitted_token(
+    zoo: Callable[[str], Any], draft: Draft, family: str, wanted: str, do_sample: bool
+) -> None:
+    asked = dict.fromkeys(WANTED if wanted == "all" else [wanted], True)
+    reference, ours = both(zoo(family), lambda: asked | {"do_sample": do_sample, "top_k": 30}, draft)
+    assert_same_run(ours, reference)
+    for field in ("scores", "logits", "hidden_states", "decoder_hidden_states", "encoder_hidden_states"):
+        assert_same_tensors(getattr(ours.output, field, None), getattr(reference.output, field, None), atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "mamba"])
+def test_the_output_is_of_plain_decodings_class(zoo: Callable[[str], Any], draft: Draft, family: str) -> None:
+    reference, ours = both(zoo(family), dict, draft)
+    assert isinstance(ours.output, type(reference.output))
+    assert list(ours.output.keys())[: len(reference.output.keys())] == list(reference.output.keys())
+    assert ours.output.spec_stats.num_tokens == 16
+    assert ours.output["sequences"] is ours.output.sequences
+
+
+def test_without_the_dictionary_the_output_is_the_tensor(model: Any, draft: Draft) -> None:
+    reference, ours = both(model, lambda: {"return_dict_in_generate": None}, draft)
+    assert type(ours.output) is torch.Tensor
+    assert torch.equal(ours.output, reference.output)
+    assert ours.output.dtype == torch.long
+
+
+def test_nothing_is_recorded_that_was_not_asked_for(model: Any, draft: Draft) -> None:
+    _, ours = both(model, dict, draft)
+    assert ours.output.scores is None
+    assert ours.output.logits is None
+    assert ours.output.hidden_states is None
+    assert ours.output.attentions is None
+
+
+def test_attentions_are_refused_by_name(zoo: Callable[[str], Any]) -> None:
+    """A tree's attention rows are not the text's."""
+    model = zoo("gpt_oss")  # eager attention: plain decoding could return them
+    with pytest.raises(ValueError, match="output_attentions"):
+        model.generate(
+            PROMPT, max_new_tokens=4, return_dict_in_generate=True, output_attentions=True, spec_method="prompt_lookup"
+        )
+    assert model.generate(PROMPT, max_new_tokens=4, do_sample=False, spec_method="prompt_lookup").shape == (1, 34)
+
+
+def test_transition_scores_can_be_computed_from_the_output(model: Any, draft: Draft) -> None:
+    reference, ours = both(model, lambda: {"output_scores": True}, draft)
+    transitions = [
+        model.compute_transition_scores(run.output.sequences, run.output.scores, normalize_logits=True)
+        for run in (ours, reference)
+    ]
+    assert_same_tensors(*transitions)
+
+
+def test_the_prompt_tensor_is_left_alone(model: Any, draft: Draft) -> None:
+    prompt = PROMPT.clone()
+    both(model, lambda: {"input_ids": prompt}, draft)
+    assert torch.equal(prompt, PROMPT)

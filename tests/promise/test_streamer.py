@@ -1,0 +1,103 @@
+"""A streamer is given what plain decoding gives it: the prompt once, each token once, and one end."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, TextIteratorStreamer
+from transformers.generation.streamers import BaseStreamer
+
+from tests.promise.conftest import Draft
+from tests.support import PROMPT, assert_same_run, both, speculative
+
+
+class Recorder(BaseStreamer):
+    """Remembers each call; may fail at one of them."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.puts: list[tuple[torch.dtype, list[Any]]] = []
+        self.ends = 0
+        self.fail_at = fail_at
+
+    def put(self, value: torch.Tensor) -> None:
+        assert self.ends == 0, "nothing comes after the end"
+        assert value.device.type == "cpu"
+        self.puts.append((value.dtype, value.tolist()))
+        if len(self.puts) == self.fail_at:
+            raise RuntimeError("the screen is gone")
+
+    def end(self) -> None:
+        self.ends += 1
+
+
+class Failing(LogitsProcessor):
+    """Raises on its fifth call."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        self.num_calls += 1
+        if self.num_calls == 5:
+            raise KeyboardInterrupt
+        return scores
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_streamer_gets_the_same_calls(model: Any, draft: Draft, do_sample: bool) -> None:
+    reference, ours = both(model, lambda: {"streamer": Recorder(), "do_sample": do_sample}, draft)
+    assert_same_run(ours, reference)
+    assert ours.kwargs["streamer"].puts == reference.kwargs["streamer"].puts
+    assert ours.kwargs["streamer"].ends == reference.kwargs["streamer"].ends == 1
+
+
+def test_the_streamer_is_found_in_its_place_among_the_arguments(model: Any) -> None:
+    """`generate` takes it by position as well."""
+    streamer = Recorder()
+    model.generate(PROMPT, None, None, None, None, None, None, streamer, max_new_tokens=3, spec_method="prompt_lookup")
+    assert len(streamer.puts) == 4
+    assert streamer.ends == 1
+
+
+@pytest.mark.parametrize("fail_at", [2, 5])
+def test_a_streamer_that_fails_is_ended_once(model: Any, draft: Draft, fail_at: int) -> None:
+    expected = model.generate(PROMPT, max_new_tokens=16, do_sample=False)[0].tolist()
+    streamer = Recorder(fail_at)
+    with pytest.raises(RuntimeError, match="the screen is gone"):
+        speculative(model, PROMPT, max_new_tokens=16, do_sample=False, streamer=streamer, **draft(expected))
+    assert streamer.ends == 1
+    assert len(streamer.puts) == fail_at
+
+
+def test_an_interrupt_ends_the_streamer_once(model: Any, draft: Draft) -> None:
+    """A reader on the other side of an iterator streamer must not wait for ever."""
+    expected = model.generate(PROMPT, max_new_tokens=16, do_sample=False)[0].tolist()
+    streamer = Recorder()
+    with pytest.raises(KeyboardInterrupt):
+        speculative(
+            model,
+            PROMPT,
+            max_new_tokens=16,
+            do_sample=False,
+            streamer=streamer,
+            logits_processor=LogitsProcessorList([Failing()]),
+            **draft(expected),
+        )
+    assert streamer.ends == 1
+    assert len(streamer.puts) == 1 + 4
+
+
+def test_streamed_text_is_the_text(model: Any, tokenizer: Any, draft: Draft) -> None:
+    """transformers' own streamer puts the words together from what it is given."""
+    reference, ours = both(model, lambda: {"streamer": TextIteratorStreamer(tokenizer, skip_prompt=True)}, draft)
+    assert "".join(ours.kwargs["streamer"]) == "".join(reference.kwargs["streamer"]) != ""
+
+
+def test_a_batch_is_streamed_as_plain_decoding_streams_it(model: Any) -> None:
+    def puts(**method: Any) -> list[Any]:
+        streamer = Recorder()
+        model.generate(PROMPT.repeat(2, 1), max_new_tokens=4, do_sample=False, streamer=streamer, **method)
+        assert streamer.ends == 1
+        return streamer.puts
+
+    assert puts(spec_method="prompt_lookup") == puts()
