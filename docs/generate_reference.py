@@ -1,6 +1,6 @@
 """Write docs/reference/configuration.md from the docstrings of the configuration classes.
 
-    python docs/generate_reference.py
+python docs/generate_reference.py
 """
 
 import inspect

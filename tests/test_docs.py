@@ -4,15 +4,17 @@ import re
 import shlex
 from pathlib import Path
 
-import click
 import pytest
-import typer.main
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from hf_specdec.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"(?P<marker><!-- not run: .+ -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"(?P<marker><!-- not run: .+ -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)[^)]*\)")
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
@@ -40,8 +42,8 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 @every_page
 def test_commands_parse(page: Path) -> None:
     """Every `hf-specdec` command of a page has a command and options that exist."""
-    group = typer.main.get_command(app)
-    assert isinstance(group, click.Group)
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
     for _, code in blocks(page, "bash"):
         for line in code.replace("\\\n", " ").splitlines():
             if "hf-specdec " in line:

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, logging
 
 import hf_specdec
 from hf_specdec import embedded
@@ -78,6 +78,8 @@ def load(model: str | None, dtype: str, config: SpecConfig | None) -> tuple[PreT
         ConfigError: an unknown precision or device.
     """
     path = model if model is not None else embedded.path("target")
+    if model is None or not sys.stderr.isatty():
+        logging.disable_progress_bar()
     device_map, max_memory = place(getattr(config, "device_list", None))
     loaded = hf_specdec.AutoModelForCausalLM.from_pretrained(
         path, precision=dtype, device_map=device_map, max_memory=max_memory

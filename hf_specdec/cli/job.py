@@ -52,7 +52,7 @@ class Job:
         if self.seed is not None:
             torch.manual_seed(self.seed)
         started = time.perf_counter()
-        output = self.model.generate(**inputs, **self.options, return_dict_in_generate=True, **how)  # type: ignore[operator]
+        output = self.model.generate(**inputs, **self.options, return_dict_in_generate=True, **how)
         token_ids = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
         seconds = time.perf_counter() - started
         return Result(token_ids, seconds, getattr(output, "spec_stats", None))

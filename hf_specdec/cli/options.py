@@ -43,9 +43,7 @@ SpecMethod = Annotated[
 ]
 SpecConfigText = Annotated[
     str | None,
-    typer.Option(
-        "--spec-config", help="The method's parameters, as JSON or Python: '{\"num_branches\": 4}'."
-    ),
+    typer.Option("--spec-config", help="The method's parameters, as JSON or Python: '{\"num_branches\": 4}'."),
 ]
 PromptLookup = Annotated[
     str | None,

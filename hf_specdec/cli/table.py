@@ -15,9 +15,9 @@ def print_comparison(rows: Sequence[Row], num_prompts: int, caption: str) -> Non
     """The table of `generate --compare`."""
     table = Table(caption=caption, caption_justify="left")
     table.add_column("")
-    for heading in ("tokens", "tokens/s", "x plain", "x transf.", "drafted", "accepted", "accept. length"):
+    for heading in ("tokens", "tokens/s", "x plain", "x transf.", "drafted", "accepted", "acceptance\nlength"):
         table.add_column(heading, justify="right")
-    table.add_column("equal to plain")
+    table.add_column("equal to\nplain")
     for row in rows:
         table.add_row(
             row.name,

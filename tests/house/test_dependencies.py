@@ -10,7 +10,7 @@ from tests.house.source import PACKAGE, ROOT, imported_names, module_name, pytho
 # A room may import its own layer and those below it.
 LAYERS = (
     {"cli", "bench", "demos", "__main__"},
-    {"api", "loading"},
+    {"api", "loading", "prepare", "request", "state"},
     {"engine", "methods", "capability"},
     {"drafters", "verify", "cache", "attention"},
     {"tree", "compat"},
@@ -115,4 +115,9 @@ def inherited_names(file: Path) -> set[str]:
     """What the files of the package that this one imports define: a subclass may use its base's."""
     modules = {module for module in own_imports(file) if module.count(".") >= 1}
     files = [ROOT.joinpath(*module.split(".")).with_suffix(".py") for module in modules]
-    return {name for imported in files if imported.is_file() and imported.name != "compat.py" for name in defined_names(tree_of(imported))}
+    return {
+        name
+        for imported in files
+        if imported.is_file() and imported.name != "compat.py"
+        for name in defined_names(tree_of(imported))
+    }

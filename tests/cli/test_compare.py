@@ -1,0 +1,85 @@
+"""`hf-specdec generate --compare`: three ways in turn, and an exit code that tells whether ours was equal."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from hf_specdec.cli import compare, job
+from hf_specdec.cli.compare import PLAIN, TRANSFORMERS
+from hf_specdec.cli.job import Job, Result
+from tests.cli.conftest import Run
+
+PROMPT = "def push(self, item):\n    self.items.append(item)\n\n\ndef pop(self):\n    return self.items."
+COMPARE = ("generate", PROMPT, "--compare", "--max-new-tokens", "16", "--rounds", "2")
+
+
+def rows(run: Run, *words: str) -> dict[str, dict[str, Any]]:
+    result = run(*COMPARE, *words, "--json")
+    assert result.exit_code == 0, result.stderr
+    return {row["name"]: row for row in json.loads(result.stdout)["rows"]}
+
+
+def test_all_three_are_measured_and_ours_is_equal(run: Run) -> None:
+    found = rows(run, "--dtype", "fp32")
+    assert list(found) == [PLAIN, TRANSFORMERS, "prompt_lookup"]
+    assert all(row["equal_to_plain"] and row["tokens"] == found[PLAIN]["tokens"] for row in found.values())
+    assert found[PLAIN]["ratio_to_plain"] == 1.0
+    assert found[TRANSFORMERS]["ratio_to_transformers"] == 1.0
+    assert found[PLAIN]["drafted"] == found[PLAIN]["accepted"] == 0
+    assert all(0 <= row["accepted"] <= row["drafted"] for row in found.values())
+
+
+def test_a_sample_is_compared_from_one_seed(run: Run) -> None:
+    assert rows(run, "--dtype", "fp32", "--do-sample", "--temperature", "0.7")["prompt_lookup"]["equal_to_plain"]
+
+
+def test_without_a_prompt_several_are_compared(run: Run) -> None:
+    result = run("generate", "--compare", "--max-new-tokens", "4", "--rounds", "1", "--dtype", "fp32", "--json")
+    assert json.loads(result.stdout)["num_prompts"] == 3
+
+
+def test_the_table_has_a_row_for_each(run: Run) -> None:
+    result = run(*COMPARE, "--dtype", "fp32")
+    assert result.exit_code == 0, result.stderr
+    for word in (PLAIN, TRANSFORMERS, "prompt_lookup", "tokens/s", "drafted", "accepted", "equal to", "yes"):
+        assert word in result.stdout
+
+
+@pytest.mark.parametrize(("dtype", "exit_code"), [("fp32", 1), ("bf16", 0)])
+def test_the_exit_code_tells_unequal_tokens_in_fp32(
+    run: Run, monkeypatch: pytest.MonkeyPatch, dtype: str, exit_code: int
+) -> None:
+    """In half precision a near-tie may flip, so the table says so and the exit code does not."""
+    real = Job.run
+
+    def wrong(self: Job, inputs: Any, **how: Any) -> Result:
+        result = real(self, inputs, **how)
+        return dataclasses.replace(result, token_ids=[0, *result.token_ids[1:]]) if "spec_method" in how else result
+
+    monkeypatch.setattr(job.Job, "run", wrong)
+    result = run(*COMPARE, "--dtype", dtype)
+    assert result.exit_code == exit_code
+    assert "no (0 of 1)" in result.stdout
+
+
+def test_a_model_that_transformers_refuses_leaves_its_row_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Job.run
+
+    def refusing(self: Job, inputs: Any, **how: Any) -> Result:
+        if "prompt_lookup_num_tokens" in how:
+            raise ValueError("assisted generation is not supported")
+        return real(self, inputs, **how)
+
+    monkeypatch.setattr(job.Job, "run", refusing)
+    result = run(*COMPARE, "--dtype", "fp32", "--json")
+    assert [row["name"] for row in json.loads(result.stdout)["rows"]] == [PLAIN, "prompt_lookup"]
+    assert "is left out: assisted generation is not supported" in result.stderr
+
+
+def test_a_ratio_is_the_median_of_the_ratios_of_single_calls() -> None:
+    """Calls of 10 tokens on two prompts in two rounds: 2, 4, 5 and 10 times as fast."""
+    own = [[Result([0] * 10, seconds, None) for seconds in turn] for turn in ((1.0, 1.0), (2.0, 1.0))]
+    other = [[Result([0] * 10, seconds, None) for seconds in turn] for turn in ((2.0, 4.0), (10.0, 10.0))]
+    assert compare._ratio(own, other) == pytest.approx(4.5)

@@ -1,0 +1,103 @@
+"""What a user got wrong is one line that begins with `error:`, a hint where there is a remedy, and exit code 2."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hf_specdec import embedded
+from hf_specdec.cli.report import reports_errors
+from hf_specdec.errors import MissingExtraError
+from tests.cli.conftest import Run
+
+LIST = "--prompt-lookup-config"
+CONFIG = "--spec-config"
+CASES = [
+    (["--spec-method", "promt_lookup"], "`spec_method` must be one of", "Did you mean 'prompt_lookup'?"),
+    ([CONFIG, '{"max_draft_length": 4}'], "spec_config key", "Did you mean 'max_draft_len'?"),
+    ([CONFIG, '{"max_draft_len": -1}'], "`max_draft_len` must be a whole number of at least 1, but is -1.", "4 to 10"),
+    ([CONFIG, '{"max_draft_len": '], "`spec_config` must be a list or dict", "For example: [10, 2, [0]]."),
+    ([CONFIG, '{"pool": "global"}'], "`pool` must be one of 'request', 'shared'", "Choose"),
+    ([CONFIG, "7"], "`spec_config` must be", ""),
+    ([LIST, "[0,2]"], "`max_draft_len` must be a whole number of at least 1, but is 0.", "4 to 10"),
+    ([LIST, "[10,0]"], "`max_matching_ngram_size` must be a whole number of at least 1", "2 to 4"),
+    ([LIST, "[10,2,[0],1]"], "`prompt_lookup_config` must have 1 to 3 entries", "Drop or add entries."),
+    ([LIST, "ten"], "`prompt_lookup_config` must be a list or dict", "For example: [10, 2, [0]]."),
+    ([LIST, "[10,2,[]]"], "`device_list` must be a non-empty list", "Write [0]"),
+    ([LIST, '[10,2,["gpu0"]]'], "`device_list` must name devices that torch knows", "Write [0]"),
+    ([LIST, "[10,2]", CONFIG, "{}"], "must not come with --spec-config", "Give only one of the two."),
+    ([LIST, "[10,2]", "--spec-method", "plain"], "must come with --spec-method prompt_lookup", "--spec-config"),
+    (["--spec-method", "none", CONFIG, "{}"], "`--spec-config` must come with a method", "--spec-method"),
+    (["--spec-method", "none", "--engine", "loop"], "`--engine` must come with a method", "--spec-method"),
+    (["--spec-method", "none", "--compare"], "`--compare` must come with a method", "--spec-method"),
+    (["--engine", "turbo"], "`engine` must be one of 'assisted', 'loop'", "Choose"),
+    (["--dtype", "fp12"], "`precision` must be one of", "Did you mean"),
+    (["--temperature", "0.5"], "`--temperature` must come with --do-sample", "Add --do-sample."),
+    (["--top-k", "5"], "`--top-k` must come with --do-sample", "Add --do-sample."),
+    (["--do-sample", "--temperature", "-1"], "temperature", ""),
+    (["--max-new-tokens", "0"], "max_new_tokens", ""),
+    (["--max-new-tokens", "-3"], "max_new_tokens", ""),
+    (["--model", "./no/such/folder"], "there is no './no/such/folder'", ""),
+    (["--model", embedded.__file__], "is a file", ""),
+]
+
+
+def check(run: Run, words: list[str], message: str, hint: str) -> None:
+    """The error is one line on stderr, the hint another; stdout stays empty."""
+    result = run("generate", *words)
+    assert result.exit_code == 2, (result.exit_code, result.exception, result.stderr)
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert message in errors[0]
+    hints = [line for line in result.stderr.splitlines() if line.startswith("hint: ")]
+    assert any(hint in line for line in hints) if hint else True
+
+
+@pytest.mark.parametrize(("words", "message", "hint"), CASES, ids=[" ".join(words)[:60] for words, _, _ in CASES])
+def test_a_mistake_is_one_line_with_its_remedy(run: Run, words: list[str], message: str, hint: str) -> None:
+    check(run, ["x = 1", "--max-new-tokens", "4", *words], message, hint)
+
+
+def test_an_empty_prompt_is_refused(run: Run) -> None:
+    check(run, [""], "`PROMPT` must hold at least one token", "Type some text")
+
+
+def test_a_prompt_beyond_the_positions_is_refused(run: Run) -> None:
+    check(run, ["x = 1\n" * 5000], "must be at most 2048 tokens long", "")
+
+
+def test_a_truncated_checkpoint_is_refused(run: Run, tmp_path: Path) -> None:
+    shutil.copytree(embedded.path("target"), tmp_path / "broken")
+    weights = tmp_path / "broken" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    check(run, ["x", "--model", str(tmp_path / "broken")], "could not be loaded", "")
+
+
+def test_a_folder_without_a_model_is_refused(run: Run, tmp_path: Path) -> None:
+    check(run, ["x", "--model", str(tmp_path)], "must hold a config.json", "")
+
+
+def test_a_checkpoint_without_its_tokenizer_is_refused(run: Run, tmp_path: Path) -> None:
+    shutil.copytree(embedded.path("target"), tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
+    check(run, ["x", "--model", str(tmp_path / "model")], "tokenizer", "")
+
+
+@pytest.mark.parametrize("words", [["--threads", "0"], ["--rounds", "0"], ["--no-such-option"]], ids=" ".join)
+def test_an_option_out_of_its_range_is_a_usage_error(run: Run, words: list[str]) -> None:
+    assert run("generate", *words).exit_code == 2
+
+
+def test_a_missing_extra_s_hint_is_its_install_line(capsys: pytest.CaptureFixture[str]) -> None:
+    @reports_errors
+    def command() -> None:
+        raise MissingExtraError("bitsandbytes", "bnb", "precision='nf4'")
+
+    with pytest.raises(BaseException) as caught:  # typer's own Exit
+        command()
+    assert caught.value.exit_code == 2  # type: ignore[attr-defined]
+    assert capsys.readouterr().err.splitlines() == [
+        "error: precision='nf4' needs `bitsandbytes`.",
+        'hint: pip install "hf_specdec[bnb]"',
+    ]

@@ -1,0 +1,110 @@
+"""`hf-specdec generate`: text on stdout, the rest on stderr, one JSON document with `--json`."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from hf_specdec import embedded
+from tests.cli.conftest import Run
+from tests.support import plain
+
+PROMPT = "def push(self, item):\n    self.items.append(item)\n\n\ndef pop(self):\n    return self.items."
+SHORT = ("--max-new-tokens", "12", "--dtype", "fp32")
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return hf_specdec.AutoModelForCausalLM.from_pretrained(embedded.path("target"), precision="fp32")
+
+
+def reference(target: Any, tokenizer: Any, prompt: str = PROMPT, **options: Any) -> list[int]:
+    """New tokens of plain `generate`."""
+    inputs = tokenizer(prompt, return_tensors="pt")
+    output = plain(target, **inputs, max_new_tokens=12, **{"do_sample": False, **options})
+    tokens: list[int] = output[0, inputs["input_ids"].shape[1] :].tolist()
+    return tokens
+
+
+def document(run: Run, *words: str, stdin: str = "") -> dict[str, Any]:
+    result = run("generate", *words, "--json", stdin=stdin)
+    assert result.exit_code == 0, result.stderr
+    parsed: dict[str, Any] = json.loads(result.stdout)
+    return parsed
+
+
+def test_stdout_is_the_continuation_and_nothing_else(run: Run, target: Any, tokenizer: Any) -> None:
+    result = run("generate", PROMPT, *SHORT)
+    assert result.exit_code == 0
+    assert result.stdout == tokenizer.decode(reference(target, tokenizer), skip_special_tokens=True) + "\n"
+    assert "tokens/s" in result.stderr
+
+
+def test_json_holds_tokens_setting_and_statistics(run: Run, target: Any, tokenizer: Any) -> None:
+    found = document(run, PROMPT, *SHORT)
+    assert found["token_ids"] == reference(target, tokenizer)
+    assert found["text"] == tokenizer.decode(found["token_ids"], skip_special_tokens=True)
+    assert found["spec_method"] == "prompt_lookup"
+    assert found["spec_stats"]["num_tokens"] == len(found["token_ids"])
+    assert found["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("words", [("-",), ()], ids=["dash", "piped"])
+def test_the_prompt_may_come_from_stdin(run: Run, words: tuple[str, ...]) -> None:
+    assert document(run, *words, *SHORT, stdin=PROMPT)["prompt"] == PROMPT
+
+
+def test_without_a_prompt_a_built_in_one_is_continued(run: Run) -> None:
+    assert document(run, *SHORT)["prompt"].startswith("class Stack:")
+
+
+def test_none_is_transformers_own_loop(run: Run, target: Any, tokenizer: Any) -> None:
+    found = document(run, PROMPT, *SHORT, "--spec-method", "none")
+    assert found["token_ids"] == reference(target, tokenizer)
+    assert found["spec_stats"] is None
+
+
+def test_plain_is_our_loop_with_nothing_drafted(run: Run, target: Any, tokenizer: Any) -> None:
+    found = document(run, PROMPT, *SHORT, "--spec-method", "plain")
+    assert found["token_ids"] == reference(target, tokenizer)
+    assert found["spec_stats"]["num_draft_tokens"] == 0
+
+
+def test_the_assisted_engine_gives_the_same_text(run: Run, target: Any, tokenizer: Any) -> None:
+    found = document(run, PROMPT, *SHORT, "--engine", "assisted")
+    assert found["token_ids"] == reference(target, tokenizer)
+    assert found["spec_config"]["engine"] == "assisted"
+
+
+def test_a_sample_follows_the_seed_of_plain_generate(run: Run, target: Any, tokenizer: Any) -> None:
+    sampling = {"temperature": 0.7, "top_k": 20, "top_p": 0.95}
+    words = [word for name, value in sampling.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    torch.manual_seed(5)
+    expected = reference(target, tokenizer, do_sample=True, **sampling)
+    found = document(run, PROMPT, *SHORT, "--do-sample", *words, "--seed", "5")
+    assert found["token_ids"] == expected
+
+
+@pytest.mark.parametrize("option", ["--prompt-lookup-config", "--ngram-config"])
+def test_the_list_form_sets_the_method(run: Run, option: str) -> None:
+    config = document(run, PROMPT, *SHORT, "--spec-method", "ngram", option, "[6,3]")["spec_config"]
+    assert (config["max_draft_len"], config["max_matching_ngram_size"]) == (6, 3)
+
+
+@pytest.mark.parametrize("text", ['{"max_draft_len": 7, "max_nodes": null}', "{'max_draft_len': 7, 'max_nodes': None}"])
+def test_spec_config_is_json_or_python(run: Run, text: str) -> None:
+    assert document(run, PROMPT, *SHORT, "--spec-config", text)["spec_config"]["max_draft_len"] == 7
+
+
+def test_a_missing_gpu_is_named_once_and_the_model_stays(run: Run) -> None:
+    result = run("generate", PROMPT, *SHORT, "--prompt-lookup-config", "[10,2,[99]]")
+    assert result.exit_code == 0
+    assert result.stderr.count("device_list names cuda:99, which this machine lacks; the model stays") == 1
+
+
+def test_device_list_may_name_the_cpu(run: Run) -> None:
+    result = run("generate", PROMPT, *SHORT, "--json", "--prompt-lookup-config", '[10,2,["cpu"]]')
+    assert json.loads(result.stdout)["device"] == "cpu"
+    assert "lacks" not in result.stderr

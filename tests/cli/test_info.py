@@ -1,0 +1,77 @@
+"""`hf-specdec info`: what a model can do, why, and what is installed."""
+
+import json
+from importlib import metadata
+from typing import Any
+
+import pytest
+import torch
+
+from hf_specdec.cli import extras
+from hf_specdec.methods import METHODS
+from tests.cli.conftest import Run
+
+
+def test_json_holds_versions_model_capability_methods_and_extras(run: Run) -> None:
+    result = run("info", "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["versions"]["torch"] == metadata.version("torch")
+    assert found["versions"]["hf_specdec"] == metadata.version("hf_specdec")
+    assert found["model"]["architecture"] == "LlamaForCausalLM"
+    assert found["model"]["parameters"] > 1_000_000
+    assert found["model"]["devices"]
+    assert found["model"]["attention"] == "sdpa"
+    assert found["machine"]["threads"] == torch.get_num_threads()
+    assert found["capability"]["tier"] == "tree"
+    assert found["capability"]["reason"]
+    assert found["methods"]["prompt_lookup"] == ["ngram"]
+    assert {extra["name"] for extra in found["extras"]} == {"bnb", "fp8", "xformers"}
+
+
+def test_text_names_tier_and_methods(run: Run) -> None:
+    result = run("info", "--dtype", "fp32")
+    assert result.exit_code == 0, result.stderr
+    for word in ("tree", "float32", "sdpa", *METHODS):
+        assert word in result.stdout
+
+
+def test_a_missing_model_is_an_error(run: Run) -> None:
+    result = run("info", "--model", "./no/such/folder")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+
+
+@pytest.fixture
+def fake_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with the extras `a` (installed), `b` (missing), `c` (too old) and `dev`."""
+    lines = ["core>=1", "one>=2; extra == 'a'", "two; extra == 'b'", "three>=4; extra == 'c'", "four; extra == 'dev'"]
+    versions = {"core": "1.5", "one": "2.1", "three": "3.9", "hf_specdec": "0.1.0"}
+
+    class Metadata:
+        def get_all(self, field: str) -> list[str]:
+            return ["a", "b", "c", "dev", "empty"]
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    def requires(name: str) -> list[str]:
+        return lines
+
+    def read(name: str) -> Any:
+        return Metadata()
+
+    for name, function in (("version", version), ("requires", requires), ("metadata", read)):
+        monkeypatch.setattr(extras.metadata, name, function)
+
+
+def test_extras_are_read_from_the_package_s_metadata(fake_metadata: None) -> None:
+    """Extras for developers and those that need nothing are left out."""
+    assert [str(extra) for extra in extras.extras()] == [
+        "one 2.1",
+        'missing two: pip install "hf_specdec[b]"',
+        'missing three>=4: pip install "hf_specdec[c]"',
+    ]
+    assert list(extras.versions()) == ["python", "hf_specdec", "core"]

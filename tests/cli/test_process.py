@@ -1,0 +1,48 @@
+"""The commands as a process: module entry point, terminal, closed pipe."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+SHORT = ("generate", "x = 1\n", "--max-new-tokens", "6", "--dtype", "fp32", "--threads", "1")
+COMMAND = (sys.executable, "-m", "hf_specdec", *SHORT)
+
+
+def test_python_m_runs_the_command_line() -> None:
+    done = subprocess.run([*COMMAND, "--json"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["token_ids"]) == 6
+
+
+def test_a_reader_that_leaves_early_causes_no_traceback() -> None:
+    process = subprocess.Popen(
+        COMMAND, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    complaint = process.stderr.read()
+    process.stderr.close()
+    process.wait(timeout=120)
+    assert "Traceback" not in complaint
+    assert "error:" not in complaint
+
+
+def test_on_a_terminal_the_text_streams_without_colour_if_asked() -> None:
+    """`NO_COLOR` leaves no colour codes; the streamed text is the text that a pipe gets."""
+    environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm"}
+    piped = subprocess.run(COMMAND, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
+    own, other = pty.openpty()
+    try:
+        done = subprocess.run(
+            COMMAND, stdin=subprocess.DEVNULL, stdout=other, stderr=subprocess.PIPE, env=environment, timeout=120
+        )
+        shown = os.read(own, 65536).decode()
+    finally:
+        os.close(own)
+        os.close(other)
+    assert done.returncode == 0
+    assert shown.replace("\r\n", "\n").strip() == piped.stdout.strip()
+    assert b"\x1b[3" not in done.stderr

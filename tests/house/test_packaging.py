@@ -1,0 +1,93 @@
+"""What is built is what is in the repository: wheel and sdist carry the models, and an installed wheel generates."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import ROOT
+
+MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+SHIPPED = [f"hf_specdec/embedded/{name}/{file}" for name in ("target", "draft") for file in MODEL_FILES]
+SHIPPED += ["hf_specdec/py.typed", "hf_specdec/cli/generate.py"]
+MAX_MODEL_BYTES = 15_000_000
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the wheel and the sdist, built without a network."""
+    folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", str(folder)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_wheel_carries_models_types_and_licence(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        models = [info for info in archive.infolist() if info.filename.startswith("hf_specdec/embedded/")]
+    assert set(SHIPPED) <= set(names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if name.startswith(("tests/", "docs/")) or "__pycache__" in name]
+    assert sum(info.file_size for info in models) <= MAX_MODEL_BYTES
+
+
+def test_the_sdist_carries_models_and_tests(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {
+        *SHIPPED,
+        "LICENSE",
+        "README.md",
+        "CHANGELOG.md",
+        "pyproject.toml",
+        "tests/house/test_packaging.py",
+    } <= names
+
+
+def test_an_installed_wheel_generates(built: Path, tmp_path: Path) -> None:
+    """In a fresh environment that borrows only the dependencies; away from the repository."""
+    (wheel,) = built.glob("*.whl")
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    python = tmp_path / "env" / "bin" / "python"
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(tmp_path / "env")}))
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", "--quiet"]
+    subprocess.run([*install, "--force-reinstall", str(wheel)], check=True, cwd=tmp_path)
+
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    where = [str(python), "-c", "import hf_specdec; print(hf_specdec.__file__)"]
+    found = subprocess.run(where, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True)
+    assert Path(found.stdout.strip()).is_relative_to(packages)
+
+    command = [
+        str(tmp_path / "env" / "bin" / "hf-specdec"),
+        "generate",
+        "import os\n",
+        "--max-new-tokens",
+        "6",
+        "--json",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["token_ids"]) == 6
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    import hf_specdec
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == hf_specdec.__version__
