@@ -11,6 +11,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
+DEMO ?= --max-new-tokens 96 --dtype fp32
 
 # The embedded models are too small for two threads to pay, and threads that share a core wait for one another.
 export OMP_NUM_THREADS ?= 1
@@ -20,7 +21,8 @@ export HF_HUB_OFFLINE ?= 1
 .PHONY: demo test lint types unit docs clean
 
 demo: $(VENV)/.installed
-	$(BIN)/hf-specdec generate --compare --spec-method prompt_lookup --max-new-tokens 96
+	$(BIN)/hf-specdec generate --spec-method prompt_lookup $(DEMO) </dev/null
+	$(BIN)/hf-specdec generate --spec-method prompt_lookup $(DEMO) --compare </dev/null
 
 test: lint types unit
 
