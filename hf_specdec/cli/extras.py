@@ -13,6 +13,8 @@ from importlib import metadata
 
 from packaging.requirements import Requirement
 
+from hf_specdec.errors import SpecError
+
 __all__ = ["Extra", "extras", "versions"]
 
 PACKAGE = "hf_specdec"
@@ -70,8 +72,11 @@ def _extra(name: str) -> Extra:
 
 
 def _requirements() -> Iterator[Requirement]:
-    for line in metadata.requires(PACKAGE) or []:
-        yield Requirement(line)
+    try:
+        lines = metadata.requires(PACKAGE) or []
+    except metadata.PackageNotFoundError as error:
+        raise SpecError(f"{PACKAGE} runs from a folder that is not installed. Run: pip install -e .") from error
+    yield from map(Requirement, lines)
 
 
 def _applies(item: Requirement, extra: str) -> bool:

@@ -75,3 +75,13 @@ def test_extras_are_read_from_the_package_s_metadata(fake_metadata: None) -> Non
         'missing three>=4: pip install "hf_specdec[c]"',
     ]
     assert list(extras.versions()) == ["python", "hf_specdec", "core"]
+
+
+def test_a_folder_that_is_not_installed_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def requires(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(extras.metadata, "requires", requires)
+    result = run("info")
+    assert result.exit_code == 2
+    assert "pip install -e ." in result.stderr

@@ -11,7 +11,7 @@ from tests.house.source import PACKAGE, ROOT, module_name, python_files, tree_of
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-EVERYWHERE = python_files(PACKAGE, ROOT / "tests", ROOT / "docs", ROOT / "demos")
+EVERYWHERE = python_files(PACKAGE, ROOT / "tests", ROOT / "docs", ROOT / "demos", ROOT / "bench")
 MODULES = [file for file in python_files(PACKAGE) if file.name not in ("__init__.py", "__main__.py")]
 
 
