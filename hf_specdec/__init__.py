@@ -1,8 +1,8 @@
 """Speculative decoding for any transformers model: faster generation, the same result.
 
-    import hf_specdec
-    hf_specdec.enable(model)
-    model.generate(**inputs, spec_method="prompt_lookup")
+import hf_specdec
+hf_specdec.enable(model)
+model.generate(**inputs, spec_method="prompt_lookup")
 """
 
 from hf_specdec import embedded

@@ -19,7 +19,7 @@ from hf_specdec.config import SpecConfig
 from hf_specdec.engine.probe import Capability
 from hf_specdec.engine.run import Call, decode_assisted, decode_plain, decode_speculatively
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.methods import config_arguments, resolve
+from hf_specdec.methods import config_arguments
 from hf_specdec.prepare import bind_stop_strings, check_modes, check_prompt, named_arguments, settings_of, unset
 from hf_specdec.request import Request, read_request
 from hf_specdec.state import ATTRIBUTE, state_of
@@ -137,7 +137,8 @@ class _EnabledGenerate:
     @property
     def __wrapped__(self) -> Callable[..., Any]:
         """The class's own `generate`; `inspect.signature` and `help` look here."""
-        return type(self.model).generate.__get__(self.model)
+        bound: Callable[..., Any] = type(self.model).generate.__get__(self.model)
+        return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _generate(self.model, self.__wrapped__, args, kwargs)
@@ -213,9 +214,7 @@ def _decode(call: Call, request: Request | None) -> Any:
     if request.config.engine == "assisted":
         return decode_assisted(call, drafter, stats=stats)
     tier = found.tier
-    return decode_speculatively(
-        call, drafter, tier=tier, budget=request.budget, stats=stats, observer=request.observer
-    )
+    return decode_speculatively(call, drafter, tier=tier, budget=request.budget, stats=stats, observer=request.observer)
 
 
 def _encoder_kwargs(call: Call) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ __all__ = ["TreeMasks", "TreeRows"]
 
 # Implementations whose kernels take an arbitrary mask. FlashAttention takes none; flex needs a compiled block mask.
 MASKABLE = ("sdpa", "eager", "xformers")
+MaskFunction = Callable[..., torch.Tensor]
 _register_lock = threading.Lock()
 
 
@@ -90,7 +91,7 @@ class TreeMasks:
             name = f"hf_specdec_{self.implementation}"
             with _register_lock:
                 if compat.mask_function_of(name) is None:
-                    compat.register_mask_function(name, functools.partial(tree_mask, self.implementation))
+                    compat.register_mask_function(name, functools.partial(tree_mask, str(self.implementation)))
             self._config = compat.private_config(self.model.config)
             compat.set_attention_implementation(self._config, name)
         return self._config
@@ -100,7 +101,7 @@ def tree_mask(
     implementation: str,
     *,
     config: Any,
-    mask_function: Callable[..., torch.Tensor],
+    mask_function: MaskFunction,
     q_offset: int,
     use_vmap: bool = False,
     **kwargs: Any,
@@ -116,7 +117,7 @@ def tree_mask(
     )
 
 
-def _one_row_view(rows: TreeRows, mask_function: Callable[..., torch.Tensor], q_offset: int) -> Callable[..., torch.Tensor]:
+def _one_row_view(rows: TreeRows, mask_function: MaskFunction, q_offset: int) -> MaskFunction:
     """For one row and broadcast indices: prefix and tree columns apart, so that only T columns need the relation."""
     positions = (rows.depths[0] + q_offset).view(1, 1, -1, 1)
 
@@ -129,7 +130,7 @@ def _one_row_view(rows: TreeRows, mask_function: Callable[..., torch.Tensor], q_
     return visible
 
 
-def _general_view(rows: TreeRows, mask_function: Callable[..., torch.Tensor], q_offset: int) -> Callable[..., torch.Tensor]:
+def _general_view(rows: TreeRows, mask_function: MaskFunction, q_offset: int) -> MaskFunction:
     """For rows of different lengths, and for index-by-index evaluation: every column looked up by its node."""
     num_nodes = rows.depths.shape[1]
     starts = rows.starts.view(-1)

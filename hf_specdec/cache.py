@@ -7,6 +7,8 @@ carries the window. Knows nothing about trees, models or tokens.
 
     cache = SpecCache.adopt(dynamic_cache, reserve=512)
     model(..., past_key_values=cache)
+    cache.settle()                       # the prompt's columns
+    model(..., past_key_values=cache)
     cache.commit([[0, 2, 3]])            # row 0 keeps the first, third and fourth of the columns just written
     cache.hand_back(dynamic_cache)       # the text's columns, as plain generation would have left them
 """
@@ -52,11 +54,12 @@ class SpecLayer(CacheLayerMixin):
         self.offset = 0
         self.lengths: tuple[int, ...] = ()
         self.starts: tuple[int, ...] = ()
+        self.length = 0  # of the longest row
 
-    @property
-    def length(self) -> int:
-        """Tokens of the longest row."""
-        return max(self.lengths, default=0)
+    def set_lengths(self, lengths: tuple[int, ...]) -> None:
+        """Make `lengths` the rows' lengths; columns behind them are free."""
+        self.lengths = self.starts = lengths
+        self.length = max(lengths, default=0)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate buffers for tensors shaped like these, `(batch, heads, T, head_dim)`; both head_dims may differ."""
@@ -64,8 +67,7 @@ class SpecLayer(CacheLayerMixin):
         capacity = max(self.reserve - self.offset, key_states.shape[-2], MIN_CAPACITY)
         self.keys = _empty(key_states, capacity)
         self.values = _empty(value_states, capacity)
-        self.lengths = self.lengths or (self.offset,) * key_states.shape[0]
-        self.starts = self.lengths
+        self.set_lengths(self.lengths or (self.offset,) * key_states.shape[0])
         self.is_initialized = True
 
     def update(
@@ -75,21 +77,22 @@ class SpecLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         new = key_states.shape[-2]
-        longest = self.length
-        end = longest + new - self.offset
+        start = self.length - self.offset
+        end = start + new
         if end > self.keys.shape[-2]:
             self._grow(end)
-        if min(self.lengths) == longest:
-            self.keys[:, :, end - new : end] = key_states
-            self.values[:, :, end - new : end] = value_states
+        if len(self.lengths) == 1 or min(self.lengths) == self.length:
+            self.keys.narrow(2, start, new).copy_(key_states)
+            self.values.narrow(2, start, new).copy_(value_states)
         else:
             for row, length in enumerate(self.lengths):
                 columns = slice(length - self.offset, length - self.offset + new)
                 self.keys[row, :, columns] = key_states[row]
                 self.values[row, :, columns] = value_states[row]
         self.starts = self.lengths
-        self.lengths = tuple(length + new for length in self.lengths)
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        self.lengths = tuple([length + new for length in self.lengths])
+        self.length += new
+        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
     def keep(self, lengths: tuple[int, ...], moves: Sequence[Move]) -> None:
         """Move accepted columns to the front of what the last `update` wrote and set the rows' lengths."""
@@ -99,7 +102,7 @@ class SpecLayer(CacheLayerMixin):
             into = slice(start + move.start, start + move.start + len(source))
             self.keys[move.row, :, into] = self.keys[move.row, :, source]
             self.values[move.row, :, into] = self.values[move.row, :, source]
-        self.lengths = self.starts = lengths
+        self.set_lengths(lengths)
 
     def content(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the text, views of `(batch, heads, length - offset, head_dim)`."""
@@ -111,7 +114,7 @@ class SpecLayer(CacheLayerMixin):
         self.offset = length - keys.shape[-2]
         self.lazy_initialization(keys, values)
         self.update(keys, values)
-        self.starts = self.lengths
+        self.set_lengths(self.lengths)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Columns that a forward of `query_length` tokens attends to, and the position of the first of them."""
@@ -127,13 +130,12 @@ class SpecLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` tokens of every row (a negative number, as in transformers)."""
-        self.lengths = tuple(max(length - abs(tokens_to_remove), 0) for length in self.lengths)
-        self.starts = self.lengths
+        self.set_lengths(tuple(max(length - abs(tokens_to_remove), 0) for length in self.lengths))
 
     def reset(self) -> None:
         """Forget every token; the buffers stay."""
-        self.offset, self.lengths = 0, (0,) * len(self.lengths)
-        self.starts = self.lengths
+        self.offset = 0
+        self.set_lengths((0,) * len(self.lengths))
 
     def _grow(self, needed: int) -> None:
         capacity = max(needed, self.keys.shape[-2] * 3 // 2)
@@ -146,11 +148,18 @@ class SpecLayer(CacheLayerMixin):
 
 
 class SpecCache(Cache):
-    """One `SpecLayer` per attention layer; layers that share another's keys stay the model's own dummies."""
+    """One `SpecLayer` per attention layer; layers that share another's keys stay the model's own dummies.
+
+    Attributes:
+        lengths (`tuple[int, ...]`): tokens of each row that are committed; empty before the first forward.
+    """
 
     def __init__(self, layers: list[Any] | None = None, *, reserve: int = 0) -> None:
         super().__init__(layers=layers or [])
         self.reserve = reserve
+        self.lengths: tuple[int, ...] = ()
+        self._written: list[SpecLayer] = []
+        self.settle()
 
     @classmethod
     def adopt(cls, cache: Cache, *, reserve: int = 0) -> "SpecCache | None":
@@ -184,33 +193,33 @@ class SpecCache(Cache):
         keys, values = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
         return keys, values
 
+    def settle(self) -> None:
+        """Take over whatever the forwards since the last commit have written."""
+        self._written = [layer for layer in self.layers if isinstance(layer, SpecLayer) and layer.is_initialized]
+        self.lengths = self._written[0].lengths if self._written else ()
+
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep, of the columns of the last forward, those in `paths`: one list of column numbers a row, ascending."""
-        layers = self._attention_layers()
-        if not layers:
-            return
-        lengths = tuple(start + len(path) for start, path in zip(layers[0].starts, paths, strict=True))
+        written = self._written
+        self.lengths = tuple([length + len(path) for length, path in zip(self.lengths, paths, strict=True)])
+        if not written or written[0].lengths == self.lengths:
+            return  # every column is kept where it is
         moves = []
         for row, path in enumerate(paths):
             in_place = next((i for i, column in enumerate(path) if column != i), len(path))
             if in_place < len(path):
                 moves.append(Move(row, in_place, torch.tensor(path[in_place:], dtype=torch.long)))
-        for layer in layers:
-            layer.keep(lengths, moves)
+        for layer in written:
+            layer.keep(self.lengths, moves)
 
-    def rollback(self, lengths: tuple[int, ...]) -> None:
-        """Set every layer back to `lengths`: after a forward that did not finish."""
-        for layer in self._attention_layers():
-            layer.lengths = layer.starts = lengths
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Tokens of each row; empty before the first forward."""
-        layers = self._attention_layers()
-        return layers[0].lengths if layers else ()
+    def rollback(self) -> None:
+        """Forget a forward that did not finish, on whichever layers it has written."""
+        for layer in self.layers:
+            if isinstance(layer, SpecLayer) and layer.is_initialized:
+                layer.set_lengths(self.lengths or (0,) * len(layer.lengths))
 
     def hand_back(self, cache: DynamicCache) -> None:
-        """Put the text's columns into `cache`, where plain generation would have left them. Rows must be equally long."""
+        """Put the text's columns where plain generation would have left them. Rows must be equally long."""
         while len(cache.layers) < len(self.layers):
             cache.layers.append(DynamicLayer())
         for own, layer in zip(self.layers, cache.layers, strict=True):
@@ -224,9 +233,6 @@ class SpecCache(Cache):
                 keys, values = keys[:, :, window], values[:, :, window]
                 layer.cumulative_length = own.length
             layer.keys, layer.values = keys.clone(), values.clone()
-
-    def _attention_layers(self) -> list[SpecLayer]:
-        return [layer for layer in self.layers if isinstance(layer, SpecLayer) and layer.is_initialized]
 
 
 def _empty(like: torch.Tensor, capacity: int) -> torch.Tensor:

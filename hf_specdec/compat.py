@@ -96,7 +96,7 @@ def attention_implementation(config: Any) -> str | None:
 
 
 def set_attention_implementation(config: Any, name: str) -> None:
-    """Set the decoder's attention implementation on a private configuration, without touching its sub-configurations."""
+    """Set the decoder's attention implementation on a private configuration and nowhere else."""
     object.__setattr__(text_config(config), "_attn_implementation_internal", name)
 
 

@@ -41,7 +41,7 @@ class SpecConfig:
         check_choice("engine", self.engine, get_args(Engine))
 
     @classmethod
-    def parse(cls, value: "SpecConfig | Mapping[str, Any] | Sequence[Any] | str | None", field: str = "spec_config") -> Self:
+    def parse(cls, value: Any, field: str = "spec_config") -> Self:
         """Build a configuration from an object, a dict, the list form, that list as a string, or `None` (defaults).
 
         Raises:
@@ -186,5 +186,5 @@ def _literal(text: str, field: str) -> Any:
     except (ValueError, SyntaxError):
         value = None
     if not isinstance(value, (list, tuple, dict)):
-        raise ConfigError(field, "must be a list or dict in Python's notation", text, 'Write for example "[10, 2, [0]]".')
+        raise ConfigError(field, "must be a list or dict in Python's notation", text, "For example: [10, 2, [0]].")
     return value

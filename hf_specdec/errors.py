@@ -1,10 +1,10 @@
 """Everything this package raises on purpose.
 
-    SpecError
-    ├── ConfigError (also a ValueError)         a field, its rule, the value given, the remedy
-    ├── UnsupportedModelError (also a ValueError)   the model cannot do what was asked
-    ├── CheckpointError (also an OSError)       a model folder is missing, truncated or not a model
-    └── MissingExtraError (also an ImportError)     an optional dependency is not installed
+SpecError
+├── ConfigError (also a ValueError)         a field, its rule, the value given, the remedy
+├── UnsupportedModelError (also a ValueError)   the model cannot do what was asked
+├── CheckpointError (also an OSError)       a model folder is missing, truncated or not a model
+└── MissingExtraError (also an ImportError)     an optional dependency is not installed
 """
 
 import difflib

@@ -1,7 +1,7 @@
 """Loading and enabling in one call.
 
-    model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision="bf16")
-    model.generate(**inputs, spec_method="prompt_lookup")
+model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision="bf16")
+model.generate(**inputs, spec_method="prompt_lookup")
 """
 
 import json
@@ -52,7 +52,7 @@ class _EnabledAutoModel:
             if precision not in PRECISIONS:
                 raise unknown_name("precision", precision, PRECISIONS)
             if kwargs.get("dtype") is not None:
-                raise ConfigError("dtype", "must be unset beside precision", kwargs["dtype"], "Give only one of the two.")
+                raise ConfigError("dtype", "must be unset beside precision", kwargs["dtype"], "Give only one.")
             kwargs["dtype"] = PRECISIONS[precision]
         _check_folder(path)
         try:
@@ -86,7 +86,7 @@ def _check_folder(path: str | os.PathLike[str]) -> None:
     if not folder.is_dir():
         raise CheckpointError(f"`path` must be a folder, but {text!r} is a file. Give the folder that holds it.")
     if not (folder / "config.json").is_file():
-        raise CheckpointError(f"`path` must hold a config.json, but {text!r} does not. Is it a transformers checkpoint?")
+        raise CheckpointError(f"`path` must hold a config.json, but {text!r} does not. Is it a checkpoint?")
 
 
 def _first_line(error: Exception) -> str:

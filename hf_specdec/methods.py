@@ -58,6 +58,10 @@ class Method:
     budget: Callable[[Any], int]
 
 
+def _plain(config: PlainConfig, memory: Memory) -> Drafter:
+    return PlainDrafter()
+
+
 def _prompt_lookup(config: PromptLookupConfig, memory: Memory) -> Drafter:
     return PromptLookupDrafter(config, memory.ngram_pool(config) if config.pool == "shared" else None)
 
@@ -69,7 +73,7 @@ _ENTRIES = (
         config_class=PlainConfig,
         config_arguments=(),
         summary="this package's loop with nothing drafted",
-        make=lambda config, memory: PlainDrafter(),
+        make=_plain,
         budget=lambda config: 0,
     ),
     Method(

@@ -1,9 +1,9 @@
 """From a user's arguments of `generate` to those that transformers' `generate` gets: checks, and what it would lose.
 
-    kwargs = {**named_arguments(plain_generate, args), **kwargs}
-    check_modes(settings_of(kwargs, configs), kwargs)
-    check_prompt(model, kwargs)
-    bind_stop_strings(model, kwargs)
+kwargs = {**named_arguments(plain_generate, args), **kwargs}
+check_modes(settings_of(kwargs, configs), kwargs)
+check_prompt(model, kwargs)
+bind_stop_strings(model, kwargs)
 """
 
 import copy
@@ -47,9 +47,8 @@ def check_modes(settings: Callable[[str], Any], kwargs: Mapping[str, Any]) -> No
     """
     plain = "Leave out spec_method (or pass spec_method=None) for this call."
     if (settings("num_beams") or 1) > 1:
-        raise ConfigError(
-            "num_beams", "must be 1 with spec_method (beam search has no speculative form)", settings("num_beams"), plain
-        )
+        rule = "must be 1 with spec_method (beam search has no speculative form)"
+        raise ConfigError("num_beams", rule, settings("num_beams"), plain)
     if settings("use_cache") is False:
         raise ConfigError("use_cache", "must be True with spec_method", False, f"Drop use_cache=False. {plain}")
     for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids", "token_healing"):
@@ -77,7 +76,7 @@ def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
         return
     if ids.numel() == 0:
         if kwargs.get("inputs_embeds") is None:
-            raise ConfigError("input_ids", "must hold at least one token", tuple(ids.shape), "Put a token in the prompt.")
+            raise ConfigError("input_ids", "must hold at least one token", tuple(ids.shape), "Put one in the prompt.")
         return
     config = compat.text_config(model.config)
     largest, smallest = int(ids.max()), int(ids.min())

@@ -77,8 +77,10 @@ def read_request(
     )
 
 
-def _pick(kwargs: dict[str, Any], configs: list[GenerationConfig], name: str, given: Mapping[str, Any] = {}) -> Any:
-    """The argument, else the first configuration that has the attribute; a configuration argument implies its method."""
+def _pick(
+    kwargs: dict[str, Any], configs: list[GenerationConfig], name: str, given: Mapping[str, Any] | None = None
+) -> Any:
+    """The argument, else the first configuration that has the attribute; a method's argument implies the method."""
     if name in kwargs:
         return kwargs.pop(name)
     if given:
@@ -124,7 +126,8 @@ def _own_drafter(value: Any, config: Any, given: Mapping[str, Any], observer: Ob
         names = ", ".join(repr(name) for name in METHODS)
         raise ConfigError("spec_method", f"must be one of {names} or a Drafter", value, "See hf_specdec.Drafter.")
     if config is not None or given:
-        raise ConfigError("spec_config", "must be unset for a drafter of your own", config or given, "Configure it yourself.")
+        rule = "must be unset for a drafter of your own"
+        raise ConfigError("spec_config", rule, config or given, "Configure the drafter itself.")
     if make is not None and any(
         p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
         for p in inspect.signature(make).parameters.values()

@@ -1,7 +1,7 @@
 """What a call did: counters and seconds of speculation, by vLLM's names and rules.
 
-    out = model.generate(..., return_dict_in_generate=True, spec_method="prompt_lookup")
-    out.spec_stats.mean_acceptance_length
+out = model.generate(..., return_dict_in_generate=True, spec_method="prompt_lookup")
+out.spec_stats.mean_acceptance_length
 """
 
 from dataclasses import dataclass, field
@@ -73,4 +73,3 @@ class SpecStats:
         """All counters and rates as JSON values."""
         names = (*self.__slots__, "acceptance_rate", "acceptance_rate_per_position", "mean_acceptance_length")
         return {name: getattr(self, name) for name in names}
-

@@ -37,9 +37,10 @@ class DraftTree:
     @classmethod
     def chain(cls, root: int, tokens: Iterable[int] = ()) -> "DraftTree":
         """A tree with a single branch: `root` followed by `tokens`."""
-        builder = TreeBuilder(root)
-        builder.add_path(0, tokens)
-        return builder.build()
+        nodes = (root, *tokens)
+        count = len(nodes)
+        children = tuple([{nodes[node]: node} for node in range(1, count)]) + ({},)
+        return cls(nodes, tuple(range(-1, count - 1)), tuple(range(count)), True, children)
 
     def __len__(self) -> int:
         """Number of nodes T, the root counted."""
@@ -75,7 +76,8 @@ class DraftTree:
 
     def truncated(self, *, max_depth: int | None = None, max_nodes: int | None = None) -> "DraftTree":
         """The same tree without nodes deeper than `max_depth` and without the last ones beyond `max_nodes` drafts."""
-        keep_depth = max_depth is None or max(self.depths) <= max_depth
+        deepest = len(self.tokens) - 1 if self.is_chain else max(self.depths)
+        keep_depth = max_depth is None or deepest <= max_depth
         if keep_depth and (max_nodes is None or self.num_draft_tokens <= max_nodes):
             return self
         builder = TreeBuilder(self.tokens[0])

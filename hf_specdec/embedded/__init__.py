@@ -1,7 +1,7 @@
 """The embedded pair: a small target, a smaller draft and their tokenizer, inside the package.
 
-    from transformers import AutoModelForCausalLM
-    model = AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"))
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"))
 """
 
 from pathlib import Path

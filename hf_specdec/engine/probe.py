@@ -8,7 +8,7 @@ Never a list of model names. The reference is the model itself without a cache.
 
 import inspect
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -174,11 +174,12 @@ def _reference(model: PreTrainedModel, encoder_kwargs: dict[str, Any], rows: lis
     """`(rows, length, vocab_size)`: the model over whole texts, nothing cached."""
     ids = torch.tensor(rows, device=_device(model))
     if model.config.is_encoder_decoder:
-        return model(decoder_input_ids=ids, use_cache=False, **encoder_kwargs).logits.float()
+        outputs = model(decoder_input_ids=ids, use_cache=False, **encoder_kwargs)
+        return cast("torch.Tensor", outputs.logits.float())
     kwargs: dict[str, Any] = {}
     if _accepts(model, "position_ids"):
         kwargs["position_ids"] = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0).expand(len(rows), -1)
-    return model(input_ids=ids, use_cache=False, **kwargs).logits.float()
+    return cast("torch.Tensor", model(input_ids=ids, use_cache=False, **kwargs).logits.float())
 
 
 def _encode(model: PreTrainedModel) -> dict[str, Any]:

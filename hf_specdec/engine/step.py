@@ -6,6 +6,7 @@ from hf_specdec.tree import DraftTree
 
 __all__ = ["SpecStep"]
 
+
 @dataclass(frozen=True, slots=True)
 class SpecStep:
     """One verify step, as `spec_observer` sees it.

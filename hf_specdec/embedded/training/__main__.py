@@ -51,9 +51,7 @@ def main(
         other_lr=2e-3,
         evaluate=lambda: {"held-out": evaluate.held_out_loss(target, few)},
     )
-    unloop = functools.partial(
-        objectives.unloop, target, prompt_length=64, new_tokens=128, rows=BATCH_SIZE, weight=2.0
-    )
+    unloop = functools.partial(objectives.unloop, target, prompt_length=64, new_tokens=128, rows=BATCH_SIZE, weight=2.0)
     fit(
         target,
         unloop,

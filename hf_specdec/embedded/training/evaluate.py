@@ -35,13 +35,11 @@ def looping_share(
     """
     starts = np.linspace(0, len(tokens) - prompt_length - 1, prompts).astype(int)
     ids = torch.from_numpy(np.stack([tokens[s : s + prompt_length] for s in starts]).astype(np.int64))
-    text = model.generate(
-        input_ids=ids.to(model.device), max_new_tokens=new_tokens, do_sample=False, eos_token_id=None
-    )
+    text = model.generate(input_ids=ids.to(model.device), max_new_tokens=new_tokens, do_sample=False, eos_token_id=None)
     return loop_mask(text[:, prompt_length:]).any(1).float().mean().item()
 
 
 def _windows(tokens: np.ndarray, window: int, rows: int = 8) -> Iterator[torch.Tensor]:
     count = len(tokens) // window
     stacked = torch.from_numpy(tokens[: count * window].astype(np.int64).reshape(count, window))
-    yield from stacked.split(rows)
+    yield from torch.split(stacked, rows)

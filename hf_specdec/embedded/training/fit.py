@@ -60,9 +60,8 @@ def fit(
             reported = used
             _save(checkpoint, model, optimisers, used, step)
             model.eval()
-            logger.info(
-                "%s step %d, %.0f s, %.0f tokens/s, loss %.3f, %s", checkpoint.stem, step, used, rate, smooth, evaluate()
-            )
+            line = "%s step %d, %.0f s, %.0f tokens/s, loss %.3f, %s"
+            logger.info(line, checkpoint.stem, step, used, rate, smooth, evaluate())
             model.train()
     model.eval()
 

@@ -68,5 +68,5 @@ def loop_mask(ids: torch.Tensor, *, max_period: int = MAX_PERIOD, repeats: int =
 def _logits(model: PreTrainedModel, batch: torch.Tensor) -> torch.Tensor:
     """`(batch, window, vocab)` in fp32, computed in bf16."""
     with torch.autocast(batch.device.type, torch.bfloat16):
-        logits = model(input_ids=batch, use_cache=False).logits
+        logits: torch.Tensor = model(input_ids=batch, use_cache=False).logits
     return logits.float()
