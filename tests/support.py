@@ -3,18 +3,40 @@
 expected, ours = run_both(model, prompt, max_new_tokens=16, method={"spec_method": "prompt_lookup"})
 """
 
-import copy
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import GenerationMixin
 
-__all__ = ["PROMPT", "assert_same_cache", "assert_same_tensors", "generated", "plain", "run_both", "seq_length"]
+from tests.drafters import OracleDrafter, RandomTreeDrafter
+
+__all__ = [
+    "DRAFTS",
+    "PROMPT",
+    "Run",
+    "assert_same_cache",
+    "assert_same_run",
+    "assert_same_tensors",
+    "both",
+    "plain",
+    "run",
+    "seq_length",
+    "speculative",
+]
 
 # 30 tokens with repeated pieces, ending on the start of one; longer than the zoo's windows.
 PROMPT = torch.tensor(
     [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 5, 6, 7, 8, 20, 21, 22, 23, 24, 25, 9, 10, 11, 12, 30, 31, 32, 5, 6, 7]]
 )
+
+# How to ask for drafts, given the text plain decoding emits. The last two are right (and wrong) at every step.
+DRAFTS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
+    "prompt_lookup": lambda _: {"spec_method": "prompt_lookup"},
+    "oracle": lambda expected: {"spec_method": lambda: OracleDrafter(expected)},
+    "random_trees": lambda expected: {"spec_method": lambda: RandomTreeDrafter(expected)},
+}
 
 
 def plain(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -22,26 +44,61 @@ def plain(model: Any, *args: Any, **kwargs: Any) -> Any:
     return GenerationMixin.generate(model, *args, **kwargs)
 
 
-def run_both(model: Any, *args: Any, method: dict[str, Any], seed: int = 7, **kwargs: Any) -> tuple[Any, Any]:
-    """The same call plain and by `method`, each from the same seed and with its own copy of the caches."""
-    outputs = []
-    for call, extra in ((plain, {}), (type(model).generate, method)):
-        if call is not plain:
-            call = _bound_generate
-        torch.manual_seed(seed)
-        outputs.append(call(model, *args, **copy.deepcopy(kwargs), **extra))
-    return outputs[0], outputs[1]
-
-
-def _bound_generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+def speculative(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """The enabled model's own `generate`; the tests pass `spec_method`."""
     return model.generate(*args, **kwargs)
 
 
-def generated(output: Any, prompt: torch.Tensor = PROMPT) -> list[int]:
-    """The new tokens of a batch of one."""
-    sequences = output if isinstance(output, torch.Tensor) else output.sequences
-    tokens: list[int] = sequences[0, prompt.shape[1] :].tolist()
-    return tokens
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """One call: what it returned, the arguments it was given (recorders among them), the random state it left."""
+
+    output: Any
+    kwargs: dict[str, Any]
+    random_state: torch.Tensor
+
+    @property
+    def ids(self) -> list[int]:
+        """Prompt and new tokens of the first row."""
+        sequences = self.output if isinstance(self.output, torch.Tensor) else self.output.sequences
+        ids: list[int] = sequences[0].tolist()
+        return ids
+
+    @property
+    def stats(self) -> Any:
+        return self.output.spec_stats
+
+
+def run(model: Any, generate: Callable[..., Any], make: Callable[[], dict[str, Any]], **method: Any) -> Run:
+    """One call with freshly made arguments, from a fixed seed; 16 greedy tokens after `PROMPT` unless they say more."""
+    kwargs = {"max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True} | make()
+    if not kwargs.keys() & {"input_ids", "inputs", "inputs_embeds"}:
+        kwargs["input_ids"] = PROMPT
+    torch.manual_seed(7)
+    output = generate(model, **{name: value for name, value in kwargs.items() if value is not None}, **method)
+    return Run(output, kwargs, torch.get_rng_state())
+
+
+def both(
+    model: Any,
+    make: Callable[[], dict[str, Any]],
+    draft: Callable[[list[int]], dict[str, Any]],
+    coming: list[int] | None = None,
+) -> tuple[Run, Run]:
+    """The same call plain and with drafts, arguments made anew for each.
+
+    Args:
+        coming: the text that drafters which know the answer believe in, prompt included; by default plain's output.
+    """
+    reference = run(model, plain, make)
+    ours = run(model, speculative, make, **draft(coming or reference.ids))
+    return reference, ours
+
+
+def assert_same_run(ours: Run, reference: Run) -> None:
+    """The same tokens, and the random generator left in the same state."""
+    assert ours.ids == reference.ids
+    assert torch.equal(ours.random_state, reference.random_state)
 
 
 def seq_length(cache: Any) -> int:

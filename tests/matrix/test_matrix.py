@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from hf_specdec.config import PromptLookupConfig
-from tests.drafters import OracleDrafter, RandomTreeDrafter
-from tests.support import PROMPT, assert_same_cache, plain
+from tests.support import DRAFTS, PROMPT, assert_same_cache, plain, speculative
 from tests.zoo import FALLBACK, FAMILIES
 
 NEW_TOKENS = 20
@@ -23,8 +22,8 @@ METHODS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
         "spec_method": "prompt_lookup",
         "spec_config": PromptLookupConfig(num_branches=4),
     },
-    "oracle": lambda expected: {"spec_method": lambda: OracleDrafter(expected)},
-    "random_trees": lambda expected: {"spec_method": lambda: RandomTreeDrafter(expected)},
+    "oracle": DRAFTS["oracle"],
+    "random_trees": DRAFTS["random_trees"],
 }
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
@@ -83,10 +82,6 @@ def cells(zoo: Callable[[str], Any]) -> Callable[[str, str, str], Cell]:
     return cell
 
 
-def generate(model: Any, **kwargs: Any) -> Any:
-    return model.generate(**kwargs)
-
-
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", METHODS)
@@ -96,7 +91,7 @@ def test_speculation_changes_nothing(
 ) -> None:
     """The same tokens, the same draws, the same cache as plain `generate`."""
     cell = cells(family, mode, cache)
-    output, random_state, used_cache = cell.run(generate, METHODS[method](cell.expected_ids))
+    output, random_state, used_cache = cell.run(speculative, METHODS[method](cell.expected_ids))
 
     assert output.sequences.tolist() == cell.expected.sequences.tolist()
     assert torch.equal(random_state, cell.random_state)
@@ -125,7 +120,7 @@ def test_the_method_accepts_drafts_on_this_family(
     accepted = 0
     for mode in MODES:
         cell = cells(family, mode, "no_cache")
-        accepted += cell.run(generate, METHODS[method](cell.expected_ids))[0].spec_stats.num_accepted_tokens
+        accepted += cell.run(speculative, METHODS[method](cell.expected_ids))[0].spec_stats.num_accepted_tokens
     assert accepted > 0
 
 
@@ -133,7 +128,9 @@ def test_the_method_accepts_drafts_on_this_family(
 def test_accepted_nodes_lie_apart_in_the_tree(cells: Callable[[str, str, str], Cell], family: str) -> None:
     """On the tree tier the oracle's right tokens stand behind wrong ones, so the cache's columns have to move."""
     cell, paths = cells(family, "greedy", "no_cache"), []
-    cell.run(generate, METHODS["oracle"](cell.expected_ids) | {"spec_observer": lambda step: paths.append(step.path)})
+    cell.run(
+        speculative, METHODS["oracle"](cell.expected_ids) | {"spec_observer": lambda step: paths.append(step.path)}
+    )
     assert any(path != tuple(range(len(path))) for path in paths)
     assert max(len(path) for path in paths) >= 4
 
@@ -146,7 +143,7 @@ def test_a_model_that_cannot_speculate_decodes_plainly(
 ) -> None:
     """The same result, and the reason in the statistics."""
     cell = cells(family, mode, "no_cache")
-    output, random_state, _ = cell.run(generate, METHODS[method](cell.expected_ids))
+    output, random_state, _ = cell.run(speculative, METHODS[method](cell.expected_ids))
     assert output.sequences.tolist() == cell.expected.sequences.tolist()
     assert torch.equal(random_state, cell.random_state)
     assert output.spec_stats.tier == "plain"

@@ -46,11 +46,9 @@ def test_the_window_is_shorter_than_the_prompt(zoo: Callable[[str], Any], name: 
     model = zoo(name)
     assert PROMPT.shape[1] > WINDOW
     expected = text_of(model)
-    windows = {config: config.sliding_window for config in (model.config,)}
     try:
         model.config.sliding_window = 1000
         assert text_of(model) != expected
     finally:
-        for config, window in windows.items():
-            config.sliding_window = window
+        model.config.sliding_window = WINDOW
     assert text_of(model) == expected

@@ -16,6 +16,8 @@ MODES: dict[str, dict[str, Any]] = {
     "force_words_ids": {"force_words_ids": [[5]]},
     "constraints": {"constraints": ["anything"]},
     "token_healing": {"token_healing": True},
+    "use_mtp": {"use_mtp": True},
+    "assistant_early_exit": {"assistant_early_exit": 1},
     "cache_implementation": {"cache_implementation": "static"},
     "output_attentions": {"output_attentions": True, "return_dict_in_generate": True},
 }

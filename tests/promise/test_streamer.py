@@ -87,6 +87,14 @@ def test_an_interrupt_ends_the_streamer_once(model: Any, draft: Draft) -> None:
     assert len(streamer.puts) == 1 + 4
 
 
+def test_a_call_refused_after_the_prompt_was_streamed_ends_the_streamer(model: Any) -> None:
+    """transformers checks the length when the streamer has the prompt already; its reader must not wait for ever."""
+    streamer = Recorder()
+    with pytest.raises(ValueError, match="max_length"):
+        speculative(model, PROMPT, max_length=5, streamer=streamer, spec_method="prompt_lookup")
+    assert len(streamer.puts) == streamer.ends
+
+
 def test_streamed_text_is_the_text(model: Any, tokenizer: Any, draft: Draft) -> None:
     """transformers' own streamer puts the words together from what it is given."""
     reference, ours = both(model, lambda: {"streamer": TextIteratorStreamer(tokenizer, skip_prompt=True)}, draft)

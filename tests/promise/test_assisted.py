@@ -1,0 +1,52 @@
+"""`engine="assisted"`: the same drafters inside transformers' own assisted decoding, with that loop's limits."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hf_specdec.config import PromptLookupConfig
+from tests.support import PROMPT, plain, run, speculative
+
+ASSISTED = {"spec_method": "prompt_lookup", "spec_config": PromptLookupConfig(engine="assisted")}
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "gemma3", "mixtral", "bloom", "t5"])
+def test_greedy_text_is_the_same(zoo: Callable[[str], Any], family: str) -> None:
+    model = zoo(family)
+    ours = run(model, speculative, lambda: {"max_new_tokens": 24}, **ASSISTED)
+    assert ours.ids == run(model, plain, lambda: {"max_new_tokens": 24}).ids
+    stats = ours.stats
+    assert stats.num_tokens == 24
+    assert stats.num_accepted_tokens > 0
+    assert stats.num_tokens == stats.num_drafts + stats.num_accepted_tokens
+
+
+def test_a_text_that_ends_early_ends_at_its_end(zoo: Callable[[str], Any]) -> None:
+    model = zoo("llama")
+    eos = run(model, plain, dict).ids[-4]
+    expected = run(model, plain, lambda: {"eos_token_id": eos})
+    ours = run(model, speculative, lambda: {"eos_token_id": eos}, **ASSISTED)
+    assert ours.ids == expected.ids
+    assert ours.stats.num_tokens == len(expected.ids) - PROMPT.shape[1]
+
+
+def test_sampling_runs(zoo: Callable[[str], Any]) -> None:
+    """Not seed-exact there, so only the length is promised."""
+    ours = run(zoo("llama"), speculative, lambda: {"do_sample": True}, **ASSISTED)
+    assert len(ours.ids) == PROMPT.shape[1] + 16
+
+
+def test_a_drafter_serves_two_calls_in_a_row(zoo: Callable[[str], Any]) -> None:
+    for _ in range(2):
+        ours = run(zoo("llama"), speculative, dict, **ASSISTED)
+        assert ours.ids == run(zoo("llama"), plain, dict).ids
+
+
+def test_what_that_loop_cannot_do_is_said(zoo: Callable[[str], Any]) -> None:
+    """The error names the engine or transformers' own limit, and the model stays usable."""
+    model = zoo("llama")
+    embeddings = model.get_input_embeddings()(PROMPT).detach()
+    with pytest.raises(ValueError, match="engine"):
+        model.generate(inputs_embeds=embeddings, max_new_tokens=4, **ASSISTED)
+    assert run(model, speculative, dict, **ASSISTED).ids == run(model, plain, dict).ids

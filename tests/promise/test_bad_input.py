@@ -1,0 +1,217 @@
+"""Bad input is answered with field, rule, value and remedy, before anything is computed; the model stays usable."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+import hf_specdec
+from hf_specdec import CheckpointError, SpecError, UnsupportedModelError
+from tests.support import PROMPT, plain
+from tests.zoo import FAMILIES, VOCAB_SIZE, build
+
+LOOKUP = {"spec_method": "prompt_lookup", "do_sample": False}
+
+
+@pytest.fixture(autouse=True)
+def model_stays_usable(zoo: Callable[[str], Any]) -> Iterator[None]:
+    """After each test the model generates as before."""
+    model = zoo("llama")
+    expected = plain(model, PROMPT, max_new_tokens=4, do_sample=False).tolist()
+    yield
+    assert model.generate(PROMPT, max_new_tokens=4, **LOOKUP).tolist() == expected
+    assert model.generate(PROMPT, max_new_tokens=4, do_sample=False).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"max_draft_len": 0}, ["max_draft_len", "at least 1", "0"]),
+        ({"max_draft_len": -3}, ["max_draft_len", "at least 1", "-3"]),
+        ({"max_matching_ngram_size": 0}, ["max_matching_ngram_size", "at least 1", "0"]),
+        ({"num_branches": 0}, ["num_branches", "at least 1", "0"]),
+        ([0, 2, [0]], ["max_draft_len", "at least 1", "0"]),
+        ([10, 0, [0]], ["max_matching_ngram_size", "at least 1", "0"]),
+        ([10, 2, [-1]], ["device_list", "-1"]),
+        ({"max_darft_len": 4}, ["max_darft_len", "Did you mean 'max_draft_len'"]),
+    ],
+    ids=str,
+)
+def test_settings_out_of_range(model: Any, config: Any, words: list[str]) -> None:
+    with pytest.raises(SpecError) as error:
+        model.generate(PROMPT, max_new_tokens=4, **LOOKUP, spec_config=config)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("setting", [{"max_new_tokens": 0}, {"max_new_tokens": -4}, {"max_length": 5}])
+def test_lengths_that_leave_no_room_fail_as_in_plain_decoding(model: Any, setting: dict[str, int]) -> None:
+    with pytest.raises(ValueError) as expected:
+        plain(model, PROMPT, do_sample=False, **setting)
+    with pytest.raises(ValueError) as error:
+        model.generate(PROMPT, **LOOKUP, **setting)
+    assert str(error.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("by", ["position", "inputs", "input_ids"])
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (torch.zeros(1, 0, dtype=torch.long), ["input_ids", "at least one token"]),
+        (torch.tensor([[5, VOCAB_SIZE]]), ["input_ids", f"{VOCAB_SIZE}", "tokenizer"]),
+        (torch.tensor([[5, VOCAB_SIZE + 1000]]), ["input_ids", f"{VOCAB_SIZE + 1000}"]),
+        (torch.tensor([[5, -100, 6]]), ["input_ids", "-100"]),
+        (torch.full((1, 513), 5), ["input_ids", "512", "513"]),
+    ],
+    ids=["empty", "vocab_size", "beyond", "negative", "too long"],
+)
+def test_prompts_the_model_cannot_read(model: Any, by: str, ids: torch.Tensor, words: list[str]) -> None:
+    args: tuple[Any, ...] = (ids,) if by == "position" else ()
+    kwargs: dict[str, Any] = {"position": {}, "inputs": {by: ids}, "input_ids": {"inputs": None, by: ids}}[by]
+    with pytest.raises(SpecError) as error:
+        model.generate(*args, **kwargs, max_new_tokens=4, **LOOKUP)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "llama", "t5"])
+def test_ids_beyond_the_vocabulary_are_found_in_every_family(zoo: Callable[[str], Any], family: str) -> None:
+    """An index error deep in the embedding says less."""
+    with pytest.raises(SpecError, match="input_ids"):
+        zoo(family).generate(torch.tensor([[5, VOCAB_SIZE]]), max_new_tokens=4, **LOOKUP)
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        BertModel(
+            BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=16)
+        ),
+        torch.nn.Linear(2, 2),
+        "gpt2",
+        None,
+    ],
+    ids=["BertModel", "Linear", "str", "None"],
+)
+@pytest.mark.parametrize("verb", [hf_specdec.enable, hf_specdec.capability])
+def test_things_that_do_not_generate(thing: Any, verb: Callable[[Any], Any]) -> None:
+    """Named by their type, with what to load instead."""
+    with pytest.raises(UnsupportedModelError, match=f"`model` must be .*{type(thing).__name__}.*AutoModelForCausalLM"):
+        verb(thing)
+
+
+def test_a_drafter_that_breaks_its_contract_is_named(model: Any) -> None:
+    """A root that is not the last token would corrupt the text."""
+
+    class Wrong(hf_specdec.Drafter):
+        def begin(self, prompt_ids: Any) -> None: ...
+
+        def propose(self, budget: int) -> hf_specdec.DraftTree:
+            return hf_specdec.DraftTree.chain(3, [4])
+
+        def observe(self, tree: Any, logits: Any, accepted: Any) -> None: ...
+
+    with pytest.raises(SpecError, match="last token of the text"):
+        model.generate(PROMPT, max_new_tokens=8, do_sample=False, spec_method=Wrong)
+
+
+def test_drafted_tokens_beyond_the_vocabulary_are_refused_or_ignored(model: Any) -> None:
+    """A drafter with another tokenizer must not bring the embedding down."""
+
+    class Foreign(hf_specdec.Drafter):
+        def begin(self, prompt_ids: Any) -> None:
+            self.last = prompt_ids[-1]
+
+        def propose(self, budget: int) -> hf_specdec.DraftTree:
+            return hf_specdec.DraftTree.chain(self.last, [VOCAB_SIZE + 5, 3])
+
+        def observe(self, tree: Any, logits: Any, accepted: Any) -> None:
+            self.last = accepted[-1]
+
+    expected = plain(model, PROMPT, max_new_tokens=8, do_sample=False).tolist()
+    try:
+        output = model.generate(PROMPT, max_new_tokens=8, do_sample=False, spec_method=Foreign)
+    except SpecError as error:
+        assert str(VOCAB_SIZE) in str(error)
+    else:
+        assert output.tolist() == expected
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    build(FAMILIES["llama"]).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def load(path: Any) -> Any:
+    return hf_specdec.AutoModelForCausalLM.from_pretrained(path)
+
+
+@pytest.mark.parametrize("name", ["missing", "missing/deeper"])
+def test_a_missing_checkpoint(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match="missing"):
+        load(tmp_path / name)
+    with pytest.raises(CheckpointError, match="missing"):
+        load(str(tmp_path / name))
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="config.json"):
+        load(tmp_path)
+
+
+def test_a_file_where_a_folder_should_be(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="is a file"):
+        load(folder / "model.safetensors")
+
+
+def test_a_folder_without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=folder.name):
+        load(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 5000, -8])
+def test_truncated_weights(folder: Path, keep: int) -> None:
+    """Cut off anywhere: before, in and after the header."""
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=folder.name):
+        load(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"model_type": "no such model"}', "{}"])
+def test_a_damaged_configuration(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=folder.name):
+        load(folder)
+
+
+def test_a_missing_shard(tmp_path: Path) -> None:
+    build(FAMILIES["llama"]).save_pretrained(tmp_path, max_shard_size="60KB")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    shards[1].unlink()
+    with pytest.raises(CheckpointError, match=tmp_path.name):
+        load(tmp_path)
+
+
+def test_a_model_of_the_wrong_kind(tmp_path: Path) -> None:
+    """An encoder-decoder checkpoint for the causal class."""
+    build(FAMILIES["t5"]).save_pretrained(tmp_path)
+    with pytest.raises((CheckpointError, ValueError), match="T5|t5|Seq2Seq"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["bf61", "half", "", 16])
+def test_an_unknown_precision(folder: Path, precision: Any) -> None:
+    with pytest.raises(SpecError, match="`precision` must be one of"):
+        hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision)
+
+
+def test_precision_beside_dtype(folder: Path) -> None:
+    with pytest.raises(SpecError, match="dtype"):
+        hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision="bf16", dtype=torch.float32)

@@ -1,0 +1,162 @@
+"""Where the method and its configuration may stand, which of several wins, and what a wrong one is answered with."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+import hf_specdec
+from hf_specdec.config import PromptLookupConfig
+from tests.support import PROMPT, plain
+from tests.zoo import FAMILIES, build
+
+LOOPING = torch.tensor([[5, 6, 7, 8] * 8])
+
+
+def drafted(model: Any, **kwargs: Any) -> list[int]:
+    """Length of each step's draft; none at all where plain generation was used."""
+    lengths: list[int] = []
+    kwargs = {"max_new_tokens": 12, "do_sample": False} | kwargs
+    output = model.generate(LOOPING, spec_observer=lambda step: lengths.append(step.tree.num_draft_tokens), **kwargs)
+    assert output.tolist() == plain(model, LOOPING, max_new_tokens=12, do_sample=False).tolist()
+    return lengths
+
+
+@pytest.fixture
+def own_model() -> Any:
+    """A model of the test's own, whose generation configuration may be changed."""
+    return hf_specdec.enable(build(FAMILIES["llama"]))
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"spec_method": "prompt_lookup", "spec_config": PromptLookupConfig(max_draft_len=3)},
+        {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 3}},
+        {"spec_method": "prompt_lookup", "spec_config": {"prompt_lookup_num_tokens": 3}},
+        {"spec_method": "prompt_lookup", "spec_config": [3, 2, [0]]},
+        {"spec_method": "prompt_lookup", "spec_config": "[3, 2, [0]]"},
+        {"spec_method": "ngram", "spec_config": [3]},
+        {"spec_method": "prompt_lookup", "prompt_lookup_config": [3, 2, [0]]},
+        {"spec_method": "ngram", "ngram_config": [3, 2, [0]]},
+        {"spec_method": "prompt_lookup", "ngram_config": [3, 2, [0]]},
+        {"prompt_lookup_config": [3, 2, [0]]},
+        {"ngram_config": "[3,2,[0]]"},
+    ],
+    ids=str,
+)
+def test_every_way_to_ask_for_prompt_lookup_means_the_same(model: Any, kwargs: dict[str, Any]) -> None:
+    assert max(drafted(model, **kwargs)) == 3
+
+
+def test_without_a_method_nothing_is_drafted(model: Any) -> None:
+    assert drafted(model) == []
+    assert drafted(model, spec_method=None) == []
+    assert set(drafted(model, spec_method="plain")) == {0}
+
+
+@pytest.mark.parametrize("where", ["argument", "model"])
+def test_a_generation_configuration_carries_method_and_settings(own_model: Any, where: str) -> None:
+    config = GenerationConfig(max_new_tokens=12, do_sample=False, pad_token_id=0)
+    config.spec_method, config.spec_config = "prompt_lookup", {"max_draft_len": 3}
+    if where == "model":
+        own_model.generation_config = config
+        assert max(drafted(own_model)) == 3
+    else:
+        assert max(drafted(own_model, generation_config=config)) == 3
+    assert (config.spec_method, config.spec_config) == ("prompt_lookup", {"max_draft_len": 3})
+
+
+def test_arguments_win_over_the_generation_configuration(own_model: Any) -> None:
+    own_model.generation_config.spec_method = "prompt_lookup"
+    own_model.generation_config.spec_config = {"max_draft_len": 3}
+    assert max(drafted(own_model, spec_config={"max_draft_len": 2})) == 2
+    assert set(drafted(own_model, spec_method="plain", spec_config={})) == {0}
+    assert drafted(own_model, spec_method=None) == []
+
+
+def test_another_method_as_argument_does_not_get_the_configured_ones_settings(own_model: Any) -> None:
+    """The settings in the generation configuration belong to the method that stands beside them."""
+    own_model.generation_config.spec_method = "prompt_lookup"
+    own_model.generation_config.spec_config = {"max_draft_len": 3}
+    assert set(drafted(own_model, spec_method="plain")) == {0}
+
+
+def test_the_generation_configuration_keeps_them_through_saving_and_loading(own_model: Any, tmp_path: Path) -> None:
+    """A configuration of the user's own; transformers drops foreign names from one it made out of `config.json`."""
+    own_model.generation_config = GenerationConfig(pad_token_id=0)
+    own_model.generation_config.spec_method = "prompt_lookup"
+    own_model.generation_config.spec_config = {"max_draft_len": 3}
+    own_model.save_pretrained(tmp_path)
+    loaded = hf_specdec.enable(AutoModelForCausalLM.from_pretrained(tmp_path))
+    assert loaded.generation_config.spec_method == "prompt_lookup"
+    assert max(drafted(loaded)) == 3
+
+
+def test_a_model_without_our_generate_names_the_argument_it_does_not_know(tmp_path: Path) -> None:
+    """Nothing of ours is global: a model that was not enabled is transformers' own."""
+    model = build(FAMILIES["llama"])
+    with pytest.raises(ValueError, match="spec_method"):
+        model.generate(PROMPT, max_new_tokens=4, spec_method="prompt_lookup")
+
+
+def test_defaults_given_to_enable_are_used_and_overridden() -> None:
+    model = hf_specdec.enable(build(FAMILIES["llama"]), prompt_lookup_config=[3, 2, [0]])
+    assert max(drafted(model, spec_method="prompt_lookup")) == 3
+    assert max(drafted(model, spec_method="prompt_lookup", spec_config={"max_draft_len": 2})) == 2
+    with pytest.raises(ValueError, match="prompt_lookup_confg"):
+        hf_specdec.enable(model, prompt_lookup_confg=[3])
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("promt_lookup", "prompt_lookup"),
+        ("prompt-lookup", "prompt_lookup"),
+        ("n_gram", "ngram"),
+        ("PLAIN", None),
+        ("", None),
+    ],
+)
+@pytest.mark.parametrize("where", ["argument", "generation_config"])
+def test_an_unknown_method_is_answered_with_the_nearest_one(
+    model: Any, name: str, nearest: str | None, where: str
+) -> None:
+    kwargs: dict[str, Any] = {"spec_method": name}
+    if where == "generation_config":
+        config = GenerationConfig(pad_token_id=0)
+        config.spec_method = name
+        kwargs = {"generation_config": config}
+    with pytest.raises(ValueError, match=f"Did you mean '{nearest}'" if nearest else "`spec_method` must be") as error:
+        model.generate(PROMPT, max_new_tokens=4, **kwargs)
+    assert repr(name) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"spec_method": "prompt_lookup", "spec_config": {"draft_len": 3}}, ["draft_len", "max_draft_len"]),
+        ({"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 0}}, ["max_draft_len", "at least 1", "0"]),
+        ({"spec_method": "prompt_lookup", "spec_config": 5}, ["spec_config", "5"]),
+        ({"spec_method": "prompt_lookup", "spec_config": [3], "prompt_lookup_config": [3]}, ["prompt_lookup_config"]),
+        ({"spec_method": "plain", "prompt_lookup_config": [3]}, ["prompt_lookup_config", "plain"]),
+        ({"prompt_lookup_config": [3], "ngram_config": [3]}, ["ngram_config"]),
+        ({"spec_config": {"max_draft_len": 3}}, ["spec_method"]),
+        ({"spec_method": "prompt_lookup", "spec_observer": 5}, ["spec_observer", "callable"]),
+        ({"spec_method": 5}, ["spec_method", "5"]),
+        ({"spec_method": ["prompt_lookup"]}, ["spec_method", "prompt_lookup"]),
+        ({"spec_method": lambda: "prompt_lookup"}, ["spec_method", "Drafter"]),
+        ({"spec_method": lambda text: None}, ["spec_method", "without arguments"]),
+        ({"spec_methd": "prompt_lookup"}, ["spec_methd"]),
+    ],
+    ids=str,
+)
+def test_a_wrong_request_is_refused_in_the_users_words(model: Any, kwargs: dict[str, Any], words: list[str]) -> None:
+    expected = plain(model, PROMPT, max_new_tokens=4, do_sample=False).tolist()
+    with pytest.raises(ValueError) as error:
+        model.generate(PROMPT, max_new_tokens=4, **kwargs)
+    for word in words:
+        assert word in str(error.value)
+    assert model.generate(PROMPT, max_new_tokens=4, do_sample=False, spec_method="ngram").tolist() == expected

@@ -1,0 +1,70 @@
+"""Half precision works: the tier is found, texts are of the right length, and most tokens agree with plain decoding.
+
+A forward of several tokens rounds differently from one of a single token, so a near tie may fall the other way;
+equality is promised in fp32 only.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from tests.support import PROMPT, plain
+from tests.zoo import FAMILIES, build
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_runs_in_half_precision(family: str, dtype: torch.dtype) -> None:
+    """At the tier it has in full precision, and in the cache's own dtype."""
+    model = hf_specdec.enable(build(FAMILIES[family]).to(dtype))
+    expected = plain(model, PROMPT, max_new_tokens=16, do_sample=False)[0].tolist()
+    output = model.generate(
+        PROMPT,
+        max_new_tokens=16,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+        spec_method="prompt_lookup",
+        spec_config={"num_branches": 3},
+    )
+    assert len(output.sequences[0]) == len(expected)
+    assert output.spec_stats.tier == FAMILIES[family].tier
+    assert output.logits[0].dtype == torch.float32
+    cache = getattr(output.past_key_values, "self_attention_cache", output.past_key_values)
+    assert cache.layers[0].keys.dtype == dtype
+    same = next(
+        (i for i, pair in enumerate(zip(output.sequences[0].tolist(), expected, strict=True)) if len(set(pair)) > 1), 99
+    )
+    assert same >= len(expected) - 15, "the first token comes from the same forward"
+
+
+def test_the_mask_has_the_dtype_that_attention_wants() -> None:
+    """Eager attention adds the mask to its scores."""
+    model = build(FAMILIES["llama"]).to(torch.bfloat16)
+    model.set_attn_implementation("eager")
+    assert hf_specdec.capability(hf_specdec.enable(model)).tier == "tree"
+
+
+def test_a_change_of_dtype_or_attention_is_noticed(zoo: Callable[[str], Any]) -> None:
+    """What was found for one is not taken for the other."""
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    first = hf_specdec.capability(model)
+    assert (first.dtype, first.attention) == ("float32", "sdpa")
+    model.to(torch.bfloat16).set_attn_implementation("eager")
+    second = hf_specdec.capability(model)
+    assert (second.dtype, second.attention) == ("bfloat16", "eager")
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+def test_eager_attention_gives_the_same_text(family: str) -> None:
+    model = build(FAMILIES[family])
+    model.set_attn_implementation("eager")
+    hf_specdec.enable(model)
+    expected = plain(model, PROMPT, max_new_tokens=16, do_sample=False).tolist()
+    output = model.generate(
+        PROMPT, max_new_tokens=16, do_sample=False, spec_method="prompt_lookup", spec_config={"num_branches": 3}
+    )
+    assert output.tolist() == expected

@@ -1,0 +1,269 @@
+"""The ways in: each gives the same text; copies, files and wrappers of the model work as if nothing had been done."""
+
+import copy
+import inspect
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, T5ForConditionalGeneration
+
+import hf_specdec
+from tests.support import DRAFTS, PROMPT, plain
+from tests.zoo import FAMILIES, build
+
+CALL: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+
+
+@pytest.fixture
+def fresh() -> Any:
+    """A Llama that nobody has enabled."""
+    return build(FAMILIES["llama"])
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    ids: list[list[int]] = build(FAMILIES["llama"]).generate(PROMPT, **CALL).tolist()
+    return ids
+
+
+def accepted(model: Any, expected: list[list[int]], **kwargs: Any) -> int:
+    """Accepted drafts of a call that must give `expected`; the oracle's, so that there are some."""
+    method = kwargs or DRAFTS["oracle"](expected[0])
+    output = model.generate(PROMPT, **CALL, return_dict_in_generate=True, **method)
+    assert output.sequences.tolist() == expected
+    number: int = output.spec_stats.num_accepted_tokens
+    return number
+
+
+def test_enable_returns_the_model_and_turns_the_argument_on(fresh: Any, expected: list[list[int]]) -> None:
+    assert hf_specdec.enable(fresh) is fresh
+    assert accepted(fresh, expected) > 0
+    assert fresh.generate(PROMPT, **CALL).tolist() == expected
+
+
+def test_enabling_twice_is_enabling_once(fresh: Any, expected: list[list[int]]) -> None:
+    hf_specdec.enable(hf_specdec.enable(fresh))
+    assert accepted(fresh, expected) > 0
+    hf_specdec.disable(fresh)
+    with pytest.raises(ValueError, match="spec_method"):
+        fresh.generate(PROMPT, **CALL, spec_method="prompt_lookup")
+
+
+def test_disable_leaves_the_model_as_it_was(fresh: Any, expected: list[list[int]]) -> None:
+    """Class, attributes and configuration; also after use, and also on a model never enabled."""
+    before = (type(fresh), set(vars(fresh)), fresh.config.to_dict(), fresh.generation_config.to_dict())
+    assert hf_specdec.disable(fresh) is fresh
+    hf_specdec.enable(fresh)
+    accepted(fresh, expected)
+    hf_specdec.disable(fresh)
+    assert (type(fresh), set(vars(fresh)), fresh.config.to_dict(), fresh.generation_config.to_dict()) == before
+    assert fresh.generate(PROMPT, **CALL).tolist() == expected
+    assert accepted(hf_specdec.enable(fresh), expected) > 0
+
+
+def test_enable_keeps_class_signature_and_other_models(fresh: Any) -> None:
+    other = build(FAMILIES["llama"])
+    hf_specdec.enable(fresh)
+    assert type(fresh) is LlamaForCausalLM
+    assert isinstance(fresh, LlamaForCausalLM)
+    assert list(inspect.signature(fresh.generate).parameters) == list(inspect.signature(other.generate).parameters)
+    with pytest.raises(ValueError, match="spec_method"):
+        other.generate(PROMPT, **CALL, spec_method="prompt_lookup")
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_is_enabled_and_independent(
+    fresh: Any, expected: list[list[int]], duplicate: Callable[[Any], Any], used: bool
+) -> None:
+    """The copy computes with its own weights, whatever becomes of the original."""
+    hf_specdec.enable(fresh, prompt_lookup_config=[3, 2, [0]])
+    if used:
+        accepted(fresh, expected, spec_method="prompt_lookup", spec_config={"pool": "shared"})
+    twin = duplicate(fresh)
+    with torch.no_grad():
+        fresh.lm_head.weight.zero_()
+    assert accepted(twin, expected) > 0
+    assert accepted(twin, expected, spec_method="prompt_lookup") >= 0
+    hf_specdec.disable(twin)
+    assert fresh.generate(PROMPT, **CALL, spec_method="prompt_lookup").tolist() != expected
+
+
+def test_saving_writes_what_it_would_have_written(fresh: Any, expected: list[list[int]], tmp_path: Path) -> None:
+    """The same files with the same contents, loadable without this package."""
+    fresh.save_pretrained(tmp_path / "before")
+    hf_specdec.enable(fresh)
+    accepted(fresh, expected)
+    fresh.save_pretrained(tmp_path / "after")
+    names = sorted(path.name for path in (tmp_path / "before").iterdir())
+    assert sorted(path.name for path in (tmp_path / "after").iterdir()) == names
+    for name in names:
+        assert (tmp_path / "after" / name).read_bytes() == (tmp_path / "before" / name).read_bytes()
+    assert json.loads((tmp_path / "after" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "after").generate(PROMPT, **CALL).tolist() == expected
+
+
+def test_weights_and_state_dict_are_untouched(fresh: Any) -> None:
+    before = {name: value.clone() for name, value in fresh.state_dict().items()}
+    hf_specdec.enable(fresh)
+    fresh.generate(PROMPT, **CALL, spec_method="prompt_lookup")
+    after = fresh.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+# peft asks transformers for a name that transformers has given up.
+peft_warns = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+def lora(model: Any) -> Any:
+    """A LoRA adapter that changes the model's text."""
+    torch.manual_seed(3)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    return peft.get_peft_model(model, config).eval()
+
+
+@peft_warns
+@pytest.mark.parametrize("order", ["enable, wrap", "wrap, enable"])
+def test_a_lora_model_speculates_with_its_adapter(fresh: Any, expected: list[list[int]], order: str) -> None:
+    if order == "enable, wrap":
+        model = lora(hf_specdec.enable(fresh))
+    else:
+        model = lora(fresh)
+        assert hf_specdec.enable(model) is model
+    adapted = build_adapted().generate(PROMPT, **CALL).tolist()
+    assert adapted != expected, "the adapter makes a difference"
+    assert accepted(model, adapted) > 0
+    with model.disable_adapter():
+        assert accepted(model, expected) > 0
+    assert accepted(model, adapted) > 0
+    hf_specdec.disable(model)
+    with pytest.raises(ValueError, match="spec_method"):
+        model.generate(PROMPT, **CALL, spec_method="prompt_lookup")
+
+
+def build_adapted() -> Any:
+    return lora(build(FAMILIES["llama"]))
+
+
+@peft_warns
+def test_a_merged_lora_model_speculates(fresh: Any) -> None:
+    model = lora(hf_specdec.enable(fresh)).merge_and_unload()
+    merged = plain(model, PROMPT, **CALL).tolist()
+    assert accepted(hf_specdec.enable(model), merged) > 0
+
+
+@pytest.mark.parametrize("order", ["enable, compile", "compile, enable", "enable, model.compile()"])
+def test_a_compiled_model_speculates(fresh: Any, expected: list[list[int]], order: str) -> None:
+    """The wrapper of `torch.compile` (here with the backend that compiles nothing) and compilation in place."""
+    if order == "compile, enable":
+        model = torch.compile(fresh, backend="eager")
+        assert hf_specdec.enable(model) is model
+    elif order == "enable, compile":
+        model = torch.compile(hf_specdec.enable(fresh), backend="eager")
+    else:
+        model = hf_specdec.enable(fresh)
+        model.compile(backend="eager")
+    assert accepted(model, expected) > 0
+    assert model.generate(PROMPT, **CALL).tolist() == expected
+
+
+class OwnLlama(hf_specdec.SpecGenerationMixin, LlamaForCausalLM):
+    """A class of one's own."""
+
+
+def test_the_mixin_gives_a_class_the_argument(fresh: Any, expected: list[list[int]]) -> None:
+    model = OwnLlama(fresh.config).eval()
+    model.load_state_dict(fresh.state_dict())
+    model.generation_config = fresh.generation_config
+    assert accepted(model, expected) > 0
+    assert model.generate(PROMPT, **CALL).tolist() == expected
+    assert accepted(hf_specdec.enable(model), expected) > 0
+    assert accepted(hf_specdec.disable(model), expected) > 0, "the class still has it"
+    assert accepted(copy.deepcopy(model), expected) > 0
+
+
+def test_decode_needs_no_enabling(fresh: Any, expected: list[list[int]]) -> None:
+    """`generate(custom_generate=...)` is transformers' own way in; the model is not patched."""
+    method = DRAFTS["oracle"](expected[0]) | {"custom_generate": hf_specdec.decode}
+    assert accepted(fresh, expected, **method) > 0
+    assert "generate" not in vars(fresh)
+    output = fresh.generate(
+        PROMPT, **CALL, custom_generate=hf_specdec.decode, prompt_lookup_config=[3, 2, [0]], spec_method="ngram"
+    )
+    assert output.tolist() == expected
+
+
+def test_decode_works_on_an_enabled_model_too(fresh: Any, expected: list[list[int]]) -> None:
+    method = DRAFTS["oracle"](expected[0]) | {"custom_generate": hf_specdec.decode}
+    assert accepted(hf_specdec.enable(fresh), expected, **method) > 0
+
+
+def test_decode_checks_what_it_is_given(fresh: Any) -> None:
+    with pytest.raises(ValueError, match="Did you mean 'prompt_lookup'"):
+        fresh.generate(PROMPT, **CALL, custom_generate=hf_specdec.decode, spec_method="promt_lookup")
+    with pytest.raises(ValueError, match="use_cache"):
+        fresh.generate(PROMPT, **CALL, custom_generate=hf_specdec.decode, spec_method="ngram", use_cache=False)
+    with pytest.raises(ValueError, match="num_beams"):
+        fresh.generate(PROMPT, **CALL, custom_generate=hf_specdec.decode, spec_method="ngram", num_beams=2)
+
+
+def test_decode_without_a_method_is_plain_decoding(fresh: Any, expected: list[list[int]]) -> None:
+    assert fresh.generate(PROMPT, **CALL, custom_generate=hf_specdec.decode).tolist() == expected
+
+
+def test_the_auto_classes_load_and_enable(fresh: Any, expected: list[list[int]], tmp_path: Path) -> None:
+    fresh.save_pretrained(tmp_path)
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert type(model) is LlamaForCausalLM
+    assert accepted(model, expected) > 0
+    half = hf_specdec.AutoModelForCausalLM.from_pretrained(str(tmp_path), precision="bf16")
+    assert half.dtype == torch.bfloat16
+    assert half.generate(PROMPT, **CALL, spec_method="prompt_lookup").shape == (1, 42)
+
+
+def test_the_auto_class_for_seq2seq_loads_and_enables(tmp_path: Path) -> None:
+    model = build(FAMILIES["t5"])
+    expected = model.generate(PROMPT, **CALL).tolist()
+    model.save_pretrained(tmp_path)
+    loaded = hf_specdec.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, precision="fp32")
+    assert type(loaded) is T5ForConditionalGeneration
+    assert accepted(loaded, expected) > 0
+
+
+def test_capability_says_what_the_model_can_do(fresh: Any) -> None:
+    """Found without disturbing model, cache or random numbers."""
+    state = torch.get_rng_state()
+    found = hf_specdec.capability(fresh)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (found.tier, found.attention, found.dtype) == ("tree", "sdpa", "float32")
+    assert found.reason
+    assert hf_specdec.capability(fresh) is found
+    assert json.loads(json.dumps(found.to_dict()))["tier"] == "tree"
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_dispatched_model_speculates(family: str, tmp_path: Path) -> None:
+    """`device_map` puts accelerate's hooks on the modules."""
+    model = build(FAMILIES[family])
+    expected = model.generate(PROMPT, **CALL).tolist()
+    model.save_pretrained(tmp_path)
+    loaded = hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cpu")
+    assert accepted(loaded, expected) > 0
+
+
+def test_a_model_partly_on_disk_speculates(fresh: Any, expected: list[list[int]], tmp_path: Path) -> None:
+    """Weights come and go with each forward; inputs go to the executing device."""
+    fresh.save_pretrained(tmp_path)
+    device_map = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk"}
+    device_map |= {"model.layers.2": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(
+        tmp_path, device_map=device_map, offload_folder=tmp_path / "offload"
+    )
+    assert accepted(model, expected) > 0
