@@ -11,7 +11,7 @@ from transformers import TextStreamer
 
 from hf_specdec.cli import options
 from hf_specdec.cli.compare import compare_methods
-from hf_specdec.cli.inputs import encode, load, read_method, read_prompt, read_sampling
+from hf_specdec.cli.inputs import encode, load, read_method, read_prompt, read_sampling, set_threads
 from hf_specdec.cli.job import Job, Result
 from hf_specdec.cli.prompts import PROMPTS
 from hf_specdec.cli.report import note, print_json, reports_errors
@@ -52,8 +52,7 @@ def generate(
     )
     sampling = read_sampling(do_sample, temperature=temperature, top_p=top_p, top_k=top_k)
     text = read_prompt(prompt)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    set_threads(model, threads)
     loaded, tokenizer = load(model, dtype, config)
     job = Job(loaded, tokenizer, {"max_new_tokens": max_new_tokens, **sampling}, seed)
     if compare:

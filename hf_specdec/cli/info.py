@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 import hf_specdec
 from hf_specdec.cli import options
 from hf_specdec.cli.extras import extras, versions
-from hf_specdec.cli.inputs import load
+from hf_specdec.cli.inputs import load, set_threads
 from hf_specdec.cli.report import print_json, reports_errors
 from hf_specdec.cli.table import print_facts
 from hf_specdec.compat import attention_implementation
@@ -26,8 +26,7 @@ def info(
     json: options.Json = False,
 ) -> None:
     """Say what a model can do on this machine and why, and which optional packages are installed."""
-    if threads is not None:
-        torch.set_num_threads(threads)
+    set_threads(model, threads)
     loaded, _ = load(model, dtype, None)
     groups: dict[str, dict[str, Any]] = {
         "versions": versions(),

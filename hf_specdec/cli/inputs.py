@@ -19,7 +19,7 @@ from hf_specdec.config import SpecConfig
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods import resolve
 
-__all__ = ["encode", "load", "read_method", "read_prompt", "read_sampling"]
+__all__ = ["encode", "load", "read_method", "read_prompt", "read_sampling", "set_threads"]
 
 
 def read_prompt(argument: str | None) -> str | None:
@@ -68,6 +68,14 @@ def read_sampling(do_sample: bool, **options: float | None) -> dict[str, Any]:
         name, value = next(iter(given.items()))
         raise ConfigError(f"--{name.replace('_', '-')}", "must come with --do-sample", value, "Add --do-sample.")
     return {"do_sample": do_sample, **given}
+
+
+def set_threads(model: str | None, threads: int | None) -> None:
+    """Use `threads` CPU threads; without a number, one for the embedded target, which is too small to share."""
+    if threads is None and model is None:
+        threads = 1
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 def load(model: str | None, dtype: str, config: SpecConfig | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -30,7 +30,10 @@ Prompt = Annotated[
 ]
 ModelPath = Annotated[str | None, typer.Option("--model", help="Folder or hub name. Default: the embedded target.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Precision of the weights: auto, fp32, bf16, fp16.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads. Default: torch's own choice.")]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="CPU threads. Default: 1 for the embedded target, else torch's choice."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 SpecMethod = Annotated[
@@ -50,7 +53,7 @@ PromptLookup = Annotated[
     typer.Option(
         "--prompt-lookup-config",
         "--ngram-config",
-        help='[max_draft_len, max_matching_ngram_size, device_list], for example "[10,2,[0]]".',
+        help='The list form: draft length, n-gram size, devices of the model; for example "[10,2,[0]]".',
     ),
 ]
 EngineName = Annotated[

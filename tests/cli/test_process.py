@@ -16,6 +16,13 @@ def test_python_m_runs_the_command_line() -> None:
     assert len(json.loads(done.stdout)["token_ids"]) == 6
 
 
+def test_help_shows_the_list_form() -> None:
+    """Square brackets are markup to the library that prints the help; ours must come through."""
+    command = [sys.executable, "-m", "hf_specdec", "generate", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert '"[10,2,[0]]"' in done.stdout
+
+
 def test_a_reader_that_leaves_early_causes_no_traceback() -> None:
     process = subprocess.Popen(
         COMMAND, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
