@@ -121,6 +121,7 @@ def decode(
     if spec_method is not None:
         kwargs["spec_method"] = spec_method
     check_modes(settings_of({}, [generation_config]), {})
+    check_prompt(model, {"input_ids": input_ids, "inputs_embeds": model_kwargs.get("inputs_embeds")})
     request = read_request(kwargs, [generation_config], state_of(model).defaults)
     if spec_streamer is not None:
         spec_streamer.put(input_ids.cpu())

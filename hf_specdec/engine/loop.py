@@ -133,7 +133,7 @@ class SpecLoop:
         if self.stop_check.max_length is not None:
             room = min(room, self.stop_check.max_length - len(self.text) - 1)
         if self.max_positions is not None:
-            room = min(room, self.max_positions - len(self.text))
+            room = min(room, self.max_positions - 1 - self.target.length)
         return max(room, 0)
 
     def _verify(self, tree: DraftTree) -> Verdict:

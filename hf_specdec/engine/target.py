@@ -58,15 +58,19 @@ class Target:
         self.cache = kept_cache(model_kwargs.get("past_key_values"), reserve=reserve)
         self.kwargs = {**model_kwargs, "past_key_values": self.cache.model_cache}
         self._inputs: StepInputs | None = None
+        self._uncommitted = False
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache: the position of the next root, or more where the prompt is padded."""
+        return int(self.cache.model_cache.get_seq_length())
 
     def prefill(self) -> Any:
         """The prompt's forward. `outputs.logits[:, -1]` decides the first token."""
-        try:
-            outputs = compat.prefill(self.model, self.input_ids, self.generation_config, self.kwargs)
-        except BaseException:
-            self.cache.rollback()
-            raise
+        self._uncommitted = True
+        outputs = compat.prefill(self.model, self.input_ids, self.generation_config, self.kwargs)
         self.cache.settle()
+        self._uncommitted = False
         self.kwargs = compat.updated_kwargs(self.model, outputs, self.kwargs)
         self.kwargs["past_key_values"] = self.cache.model_cache
         self.kwargs.pop("logits_to_keep", None)
@@ -77,17 +81,17 @@ class Target:
         if self._inputs is None:
             self._inputs = StepInputs(self.model, self.kwargs, text)
         inputs = self._inputs.of(tree, text)
-        try:
-            return self.model(**inputs, return_dict=True)
-        except BaseException:
-            self.cache.rollback()
-            raise
+        self._uncommitted = True
+        return self.model(**inputs, return_dict=True)
 
     def commit(self, path: list[int], num_nodes: int) -> None:
         """Keep the keys and values of the nodes in `path`, of the `num_nodes` verified last."""
         self.cache.commit(path, num_nodes)
+        self._uncommitted = False
 
     def close(self) -> None:
-        """Give the caller's cache what plain generation would have left in it."""
+        """Give the caller's cache what plain generation would have left in it, also after an interrupted forward."""
+        if self._uncommitted:
+            self.cache.rollback()
         if self.keep_cache:
             self.cache.close()
