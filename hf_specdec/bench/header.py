@@ -1,0 +1,87 @@
+"""Where numbers come from: hardware, precision, threads, versions, commit.
+
+header(subject)["hardware"]["cpu"]
+"""
+
+import datetime
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hf_specdec
+from hf_specdec.bench.memory import how_measured
+from hf_specdec.bench.subject import Subject
+from hf_specdec.compat import attention_implementation
+
+__all__ = ["header"]
+
+PACKAGE = Path(hf_specdec.__file__).parent
+LIBRARIES = ("torch", "transformers", "accelerate")
+
+
+def header(subject: Subject) -> dict[str, Any]:
+    """Everything a stranger needs to rerun a measurement, as JSON values."""
+    model = subject.model
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "hardware": _hardware(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "threads": torch.get_num_threads(),
+        "attention": attention_implementation(model.config),
+        "versions": {
+            "python": platform.python_version(),
+            "hf_specdec": hf_specdec.__version__,
+            **{name: metadata.version(name) for name in LIBRARIES},
+        },
+        "commit": _commit(),
+        "model": {
+            "name": subject.name,
+            "architecture": type(model).__name__,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            **subject.facts,
+        },
+        "assistant": subject.assistant_name,
+        "peak_memory": how_measured(model.device),
+        "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+    }
+
+
+def _hardware(device: torch.device) -> dict[str, Any]:
+    found: dict[str, Any] = {"cpu": _cpu_name(), "cores": os.cpu_count(), "platform": platform.platform(terse=True)}
+    if device.type == "cuda":
+        found["accelerator"] = torch.cuda.get_device_name(device)
+    elif device.type != "cpu":
+        found["accelerator"] = device.type
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that the package runs from, `+` where files differ; `None` outside of one."""
+    if _git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", ".")
+    return commit if not changed else f"{commit}+"
+
+
+def _git(*words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(PACKAGE), *words], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

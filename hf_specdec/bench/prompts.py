@@ -1,0 +1,137 @@
+"""Prompts to measure on: the set that ships with the package, and files in the forms that benchmarks come in.
+
+A line of a `.jsonl` file (or `.jsonl.gz`) is recognised by its keys:
+
+    Spec-Bench      question_id, category, turns
+    this package    id, task, turns
+    HumanEval       task_id, prompt
+    GSM8K           question
+
+Any other file is one prompt as it stands; a folder is all the files in it, each sub-folder a task. Knows nothing
+about tokenizers or models.
+
+    prompts = load_prompts(["humaneval.jsonl.gz"], limit=20)
+"""
+
+import gzip
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from hf_specdec.errors import ConfigError
+
+__all__ = ["Prompt", "default_prompts", "load_prompts", "spread"]
+
+FORMS = "question_id/category/turns, id/task/turns, task_id/prompt or question"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        id (`str`): its name, unique within a run.
+        task (`str`): the column it counts in.
+        turns (`tuple[str, ...]`): what the user says, one after the other; the model answers each.
+        is_chat (`bool`): whether it is put through the tokenizer's chat template, where there is one.
+    """
+
+    id: str
+    task: str
+    turns: tuple[str, ...]
+    is_chat: bool = False
+
+
+def default_prompts() -> list[Prompt]:
+    """The set that ships with the package: Python code, for the embedded target."""
+    return _from_folder(Path(__file__).parent / "default_prompts")
+
+
+def load_prompts(paths: Iterable[str | PathLike[str]] = (), *, limit: int | None = None) -> list[Prompt]:
+    """Read files and folders; without any, the set that ships with the package.
+
+    Args:
+        limit: most prompts, taken from the tasks in turn.
+
+    Raises:
+        ConfigError: a path does not exist, a line has none of the known forms, two prompts share an id.
+    """
+    files = [Path(path) for path in paths]
+    prompts = [prompt for file in files for prompt in _from_path(file)] if files else default_prompts()
+    if not prompts:
+        raise ConfigError("prompts", "must hold at least one prompt", [str(file) for file in files], "Check the files.")
+    seen: set[str] = set()
+    for prompt in prompts:
+        if prompt.id in seen:
+            raise ConfigError("id", "must be unique within a run", prompt.id, "Give each prompt an id of its own.")
+        seen.add(prompt.id)
+    return prompts if limit is None else spread(prompts, limit)
+
+
+def spread(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
+    """At most `limit` prompts, one of each task in turn, in their first order."""
+    if limit < 1:
+        raise ConfigError("limit", "must be a whole number of at least 1", limit, "Leave it out for all prompts.")
+    by_task: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        by_task.setdefault(prompt.task, []).append(prompt)
+    depth = max(map(len, by_task.values()), default=0)
+    in_turn = [group[index] for index in range(depth) for group in by_task.values() if index < len(group)]
+    chosen = {prompt.id for prompt in in_turn[:limit]}
+    return [prompt for prompt in prompts if prompt.id in chosen]
+
+
+def _from_path(path: Path) -> list[Prompt]:
+    if path.is_dir():
+        return _from_folder(path)
+    if not path.is_file():
+        raise ConfigError("prompts", "must be an existing file or folder", str(path), "Check the spelling.")
+    name = path.name.removesuffix(".gz")
+    if not name.endswith(".jsonl"):
+        return [Prompt(name, "text", (_read(path),))]
+    lines = [(number, line) for number, line in enumerate(_read(path).splitlines(), 1) if line.strip()]
+    return [_from_line(line, path, number) for number, line in lines]
+
+
+def _from_folder(folder: Path) -> list[Prompt]:
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return [
+        Prompt(file.relative_to(folder).with_suffix("").as_posix(), _task(file, folder), (_read(file),))
+        for file in files
+    ]
+
+
+def _task(file: Path, folder: Path) -> str:
+    return "text" if file.parent == folder else file.parent.name.replace("_", " ")
+
+
+def _read(path: Path) -> str:
+    raw = path.read_bytes()
+    return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+
+
+def _from_line(line: str, path: Path, number: int) -> Prompt:
+    try:
+        entry: Any = json.loads(line)
+    except json.JSONDecodeError:
+        entry = None
+    stem = path.name.removesuffix(".gz").removesuffix(".jsonl")
+    match entry:
+        case {"question_id": name, "category": str(task), "turns": [*turns]}:
+            return Prompt(f"{stem}/{name}", task, _texts(turns, path, number), is_chat=True)
+        case {"id": name, "task": str(task), "turns": [*turns]}:
+            return Prompt(str(name), task, _texts(turns, path, number), is_chat=True)
+        case {"task_id": name, "prompt": str(text)}:
+            return Prompt(str(name), "code", _texts([text], path, number))
+        case {"question": str(text)}:
+            return Prompt(f"{stem}/{number}", "math", _texts([text], path, number), is_chat=True)
+    raise ConfigError(f"{path.name}:{number}", f"must be a JSON object with {FORMS}", line[:80], "Check the file.")
+
+
+def _texts(turns: Sequence[Any], path: Path, number: int) -> tuple[str, ...]:
+    if not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise ConfigError(f"{path.name}:{number}", "must have turns of text", list(turns), "Drop the empty ones.")
+    return tuple(turns)

@@ -1,0 +1,178 @@
+"""What is measured: each row is one way to call `generate`, made afresh for every call.
+
+Knows nothing about timing or statistics. Rows come from names:
+
+    reference()                             transformers' own generate, which all others are set against
+    row("transformers:prompt_lookup")       transformers' prompt lookup with prompt_lookup_num_tokens=10
+    row("transformers:assistant", subject)  transformers' assisted generation with the subject's assistant
+    row("prompt_lookup")                    a method of this package at its defaults
+    row('prompt_lookup={"num_branches": 4}')    the same with a configuration
+    row("my_module:MyDrafter")              a Drafter or a transformers CandidateGenerator of your own
+"""
+
+import dataclasses
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.generation import CandidateGenerator
+
+from hf_specdec.bench.candidates import DecodeWithCandidates
+from hf_specdec.bench.subject import Subject
+from hf_specdec.drafters.base import Drafter
+from hf_specdec.errors import ConfigError, unknown_name
+from hf_specdec.methods import METHODS, resolve
+
+__all__ = ["REFERENCE", "Row", "default_rows", "named_rows", "reference", "row"]
+
+REFERENCE = "generate"
+LOOKUP, ASSISTANT = "transformers:prompt_lookup", "transformers:assistant"
+LOOKUP_NUM_TOKENS = 10
+
+Arguments = Callable[[Any], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to generate.
+
+    Attributes:
+        name (`str`): as the user writes it.
+        kind (`str`): `"reference"`, `"transformers"`, `"method"`, `"drafter"` or `"candidates"`.
+        arguments: from a streamer (or `None`) to the arguments of one call of `generate`.
+        is_seed_exact (`bool`): whether it promises plain's tokens for plain's seed. Greedy tokens all rows promise.
+        config (`dict[str, Any] | None`): its configuration, as JSON values.
+    """
+
+    name: str
+    kind: str
+    arguments: Arguments
+    is_seed_exact: bool
+    config: dict[str, Any] | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Everything about the row that belongs in a document."""
+        return {"name": self.name, "kind": self.kind, "is_seed_exact": self.is_seed_exact, "config": self.config}
+
+
+def reference() -> Row:
+    """transformers' own `generate` without speculation."""
+    return Row(REFERENCE, "reference", lambda streamer: _streaming(streamer), is_seed_exact=True)
+
+
+def default_rows(subject: Subject) -> tuple[list[Row], dict[str, str]]:
+    """Every row that the subject allows, and for those that it does not, why."""
+    names = [LOOKUP, ASSISTANT, *METHODS]
+    return named_rows(names, subject, skip_impossible=True)
+
+
+def named_rows(
+    names: Iterable[str], subject: Subject, *, skip_impossible: bool = False
+) -> tuple[list[Row], dict[str, str]]:
+    """The reference and the rows called `names`, each once.
+
+    Args:
+        skip_impossible: leave out what the subject lacks something for, instead of raising.
+
+    Returns:
+        The rows, and the reasons for those left out, by name.
+    """
+    rows, left_out = {REFERENCE: reference()}, {}
+    for name in names:
+        try:
+            rows.setdefault(name, row(name, subject))
+        except ConfigError as error:
+            if not skip_impossible:
+                raise
+            left_out[name] = str(error)
+    return list(rows.values()), left_out
+
+
+def row(name: str, subject: Subject) -> Row:
+    """The row called `name`.
+
+    Raises:
+        ConfigError: there is none of this name, or the subject lacks what it needs.
+    """
+    method, equals, config = name.partition("=")
+    if equals:
+        return _method_row(name, method, _parsed(config))
+    if name == REFERENCE:
+        return reference()
+    if name == LOOKUP:
+        how = {"prompt_lookup_num_tokens": LOOKUP_NUM_TOKENS}
+        return Row(name, "transformers", lambda streamer: {**_streaming(streamer), **how}, False, how)
+    if name == ASSISTANT:
+        return _assistant_row(subject)
+    if ":" in name:
+        return _own_row(name, subject)
+    if name not in METHODS and all(name not in entry.aliases for entry in METHODS.values()):
+        raise unknown_name("row", name, [REFERENCE, LOOKUP, ASSISTANT, *METHODS])
+    return _method_row(name, name, None)
+
+
+def _method_row(name: str, method_name: str, value: Any) -> Row:
+    method = resolve(method_name)
+    config = method.config_class.parse(value, name)
+    how = {"spec_method": method.name, "spec_config": config}
+    described = json.loads(json.dumps(dataclasses.asdict(config), default=str))
+    seed_exact = config.engine == "loop" and not getattr(config, "use_logits", False)
+    return Row(name, "method", lambda streamer: {**_streaming(streamer), **how}, seed_exact, described)
+
+
+def _assistant_row(subject: Subject) -> Row:
+    if subject.assistant is None:
+        remedy = "Name one with --assistant, or measure the embedded target."
+        raise ConfigError(ASSISTANT, "must have an assistant model", None, remedy)
+    how = {"assistant_model": subject.assistant}
+    config = {"assistant": subject.assistant_name}
+    return Row(ASSISTANT, "transformers", lambda streamer: {**_streaming(streamer), **how}, False, config)
+
+
+def _own_row(name: str, subject: Subject) -> Row:
+    module_name, _, attribute = name.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError("row", "must be module:Class that can be imported", name, str(error)) from error
+    known = {"model": subject.model, "tokenizer": subject.tokenizer}
+    wanted = inspect.signature(factory).parameters
+    given = {key: value for key, value in known.items() if key in wanted}
+    lacking = [
+        key for key, p in wanted.items() if key not in given and p.default is p.empty and p.kind.name[:3] != "VAR"
+    ]
+    if lacking:
+        remedy = "Wrap it in a function that needs none but model and tokenizer."
+        raise ConfigError("row", f"must not need the arguments {', '.join(lacking)}", name, remedy)
+
+    def make() -> Any:
+        return factory(**given)
+
+    made = make()
+    if isinstance(made, Drafter):
+        return Row(
+            name, "drafter", lambda streamer: {**_streaming(streamer), "spec_method": make}, made.is_deterministic
+        )
+    if isinstance(made, CandidateGenerator):
+        return Row(
+            name,
+            "candidates",
+            lambda streamer: {**_streaming(streamer), "custom_generate": DecodeWithCandidates(make(), streamer)},
+            is_seed_exact=False,
+        )
+    raise ConfigError("row", "must be a Drafter or a transformers CandidateGenerator", made, "Subclass one of them.")
+
+
+def _streaming(streamer: Any) -> dict[str, Any]:
+    return {} if streamer is None else {"streamer": streamer}
+
+
+def _parsed(text: str) -> Any:
+    """A configuration written as JSON; a Python literal is left for the configuration's own `parse`."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

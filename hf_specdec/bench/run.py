@@ -1,0 +1,259 @@
+"""The measurement: every row on every prompt in turn, round after round, kept as a document that can be continued.
+
+A machine's speed drifts, so the rows take turns on a prompt and are compared only with the reference beside them. A
+first round of probed calls warms everything up and looks into each row; the timed rounds follow. Every row has a memory
+of its own that is empty when a round begins, so that no call can draft from an answer to the same prompt.
+
+    bench = Bench(subject, rows, prompts, BenchSettings(rounds=3))
+    document = bench.run()
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from hf_specdec.bench.document import check_continues, new_document
+from hf_specdec.bench.header import header
+from hf_specdec.bench.measure import probed_call, timed_call
+from hf_specdec.bench.prompts import Prompt
+from hf_specdec.bench.rows import REFERENCE, Row
+from hf_specdec.bench.statistics import summarize
+from hf_specdec.bench.subject import Subject
+from hf_specdec.config import check_positive
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods import Memory
+from hf_specdec.state import state_of
+
+__all__ = ["Bench", "BenchSettings", "Visit"]
+
+WARM_UP_TOKENS = 8
+PROBE_ROUND = -1
+
+Document = dict[str, Any]
+Progress = Callable[["Visit", int, int], None]
+Save = Callable[[Document], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchSettings:
+    """How to measure.
+
+    Args:
+        modes (`tuple[str, ...]`): `"greedy"`, `"sampled"` or both.
+        temperature (`float`): of the sampled mode.
+        seed (`int`): of the sampled mode; round r draws from `seed + r`, every row the same.
+        rounds (`int`): timed rounds, after the probed one.
+    """
+
+    max_new_tokens: int = 128
+    rounds: int = 3
+    modes: tuple[str, ...] = ("greedy", "sampled")
+    temperature: float = 0.7
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive("max_new_tokens", self.max_new_tokens, "Usual values are 64 to 512.")
+        check_positive("rounds", self.rounds, "Three give a spread.")
+        if not self.modes or not set(self.modes) <= {"greedy", "sampled"}:
+            raise ConfigError("modes", 'must be "greedy", "sampled" or both', self.modes, "Leave it out for both.")
+        if self.temperature <= 0:
+            raise ConfigError("temperature", "must be above 0", self.temperature, 'Use the mode "greedy".')
+
+    def options(self, mode: str) -> dict[str, Any]:
+        """Arguments of `generate` for a mode."""
+        sampling = {"do_sample": True, "temperature": self.temperature} if mode == "sampled" else {"do_sample": False}
+        return {"max_new_tokens": self.max_new_tokens, **sampling}
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """All rows on one turn of one prompt in one round; the unit that is measured or not."""
+
+    mode: str
+    round: int
+    prompt: Prompt
+    turn: int
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What its records begin with."""
+        task = self.prompt.task
+        return {"mode": self.mode, "round": self.round, "prompt": self.prompt.id, "task": task, "turn": self.turn}
+
+
+class Bench:
+    """One run. `document` holds what has been measured so far, at any time.
+
+    Args:
+        rows: the reference first.
+        left_out: reasons for rows that are not measured, by name.
+        document: an earlier document to continue; it must come from the same settings on the same hardware.
+
+    Raises:
+        ConfigError: `document` is from something else.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        rows: Sequence[Row],
+        prompts: Sequence[Prompt],
+        settings: BenchSettings,
+        *,
+        left_out: Mapping[str, str] | None = None,
+        document: Document | None = None,
+    ) -> None:
+        if not rows or rows[0].name != REFERENCE:
+            raise ConfigError("rows", f"must begin with {REFERENCE!r}", [row.name for row in rows], "Put it first.")
+        self.subject, self.rows, self.settings = subject, list(rows), settings
+        fresh = new_document(header(subject), dataclasses.asdict(settings), [row.describe() for row in rows], prompts)
+        fresh["left_out"].update(left_out or {})
+        if document is not None:
+            check_continues(document, fresh)
+            document["settings"] = fresh["settings"]
+            known = {row["name"] for row in document["rows"]}
+            self.rows = [row for row in self.rows if row.name in known]
+        self.document = fresh if document is None else document
+        self.prompts = self._fitting(prompts)
+        self._records: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for record in (*self.document["probes"], *self.document["records"]):
+            self._records[_key(record, record["row"])] = record
+        self._memories: dict[str, Memory] = {}
+        self._round: tuple[str, int] | None = None
+
+    def run(self, progress: Progress | None = None, save: Save | None = None) -> Document:
+        """Measure what the document does not hold yet.
+
+        Args:
+            progress: called before each visit with the visit, its number and the number of all.
+            save: called after each visit with the document.
+        """
+        visits = list(self._visits())
+        verbosity = transformers.logging.get_verbosity()
+        transformers.logging.set_verbosity_error()
+        try:
+            self._warm_up()
+            for number, visit in enumerate(visits):
+                if progress is not None:
+                    progress(visit, number, len(visits))
+                if any(_key(visit.key, row.name) not in self._records for row in self.rows):
+                    self._measure(visit, number)
+                    if save is not None:
+                        save(self.document)
+            self.document["is_complete"] = True
+        finally:
+            transformers.logging.set_verbosity(verbosity)
+            self.summarize()
+        return self.document
+
+    def summarize(self) -> None:
+        """Bring the document's summary up to what has been measured."""
+        document = self.document
+        document["summary"] = summarize(document["records"], document["probes"], document["rows"])
+
+    def _visits(self) -> Iterator[Visit]:
+        for mode in self.settings.modes:
+            for turn in range(PROBE_ROUND, self.settings.rounds):
+                for prompt in self.prompts:
+                    for index in range(len(prompt.turns)):
+                        yield Visit(mode, turn, prompt, index)
+
+    def _warm_up(self) -> None:
+        """A few tokens with every row; transformers' own rows that refuse the model are left out."""
+        inputs = self._encode(self.prompts[0].turns[0], self.prompts[0].is_chat)
+        for row in list(self.rows):
+            options = {"max_new_tokens": WARM_UP_TOKENS, "do_sample": False}
+            state_of(self.subject.model).memory = Memory()
+            try:
+                timed_call(self.subject, row, inputs, options, self.settings.seed)
+            except ValueError as error:
+                if row.kind != "transformers":
+                    raise
+                self.rows.remove(row)
+                self.document["rows"] = [known for known in self.document["rows"] if known["name"] != row.name]
+                self.document["left_out"][row.name] = " ".join(str(error).split())
+
+    def _measure(self, visit: Visit, number: int) -> None:
+        """Run the rows in turn, beginning with another one each time, and keep all their records or none."""
+        if self._round != (visit.mode, visit.round):
+            self._round = (visit.mode, visit.round)
+            self._memories = {row.name: Memory() for row in self.rows}
+        inputs = self._encode(self._text(visit), visit.prompt.is_chat)
+        start = number % len(self.rows)
+        found = {row.name: self._call(visit, row, inputs) for row in self.rows[start:] + self.rows[:start]}
+        expected = found[REFERENCE]["token_ids"]
+        for row in self.rows:
+            record = found[row.name]
+            token_ids = record.pop("token_ids")
+            record["num_tokens"] = len(token_ids)
+            record["equal"] = token_ids == expected
+            record["first_difference"] = _first_difference(token_ids, expected)
+            if row.name == REFERENCE:
+                record["token_ids"] = token_ids
+            self._records[_key(record, row.name)] = record
+            self.document["probes" if visit.round == PROBE_ROUND else "records"].append(record)
+
+    def _call(self, visit: Visit, row: Row, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        state_of(self.subject.model).memory = self._memories[row.name]
+        call = probed_call if visit.round == PROBE_ROUND else timed_call
+        seed = self.settings.seed + max(visit.round, 0)
+        outcome = call(self.subject, row, inputs, self.settings.options(visit.mode), seed)
+        return {**visit.key, "row": row.name, **dataclasses.asdict(outcome)}
+
+    def _text(self, visit: Visit) -> Any:
+        """The prompt of a turn: what was said before, with the reference's answers, and what is said now."""
+        messages = []
+        for turn in range(visit.turn):
+            earlier = dataclasses.replace(visit, turn=turn)
+            answer = self._records[_key(earlier.key, REFERENCE)]["token_ids"]
+            messages.append({"role": "user", "content": visit.prompt.turns[turn]})
+            text = self.subject.tokenizer.decode(answer, skip_special_tokens=True)
+            messages.append({"role": "assistant", "content": text})
+        messages.append({"role": "user", "content": visit.prompt.turns[visit.turn]})
+        return messages
+
+    def _encode(self, messages: Any, is_chat: bool) -> dict[str, torch.Tensor]:
+        tokenizer, device = self.subject.tokenizer, self.subject.model.device
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if is_chat and getattr(tokenizer, "chat_template", None):
+            encoded = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
+        else:
+            encoded = tokenizer("\n\n".join(message["content"] for message in messages), return_tensors="pt")
+        return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
+
+    def _fitting(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Prompts that the model has positions for, the others named in the document."""
+        positions = getattr(self.subject.model.config.get_text_config(), "max_position_embeddings", None)
+        if positions is None:
+            return list(prompts)
+        fitting = []
+        for prompt in prompts:
+            length = self._encode("\n\n".join(prompt.turns), prompt.is_chat)["input_ids"].shape[1]
+            if length + self.settings.max_new_tokens * len(prompt.turns) <= positions:
+                fitting.append(prompt)
+        skipped = len(prompts) - len(fitting)
+        if not fitting:
+            rule = f"must leave room for the new tokens within the model's {positions} positions"
+            raise ConfigError("prompts", rule, len(prompts), "Use shorter prompts or fewer new tokens.")
+        if skipped:
+            self.document["left_out"][f"{skipped} of {len(prompts)} prompts"] = f"longer than {positions} positions"
+        return fitting
+
+
+def _key(record: Mapping[str, Any], row: str) -> tuple[Any, ...]:
+    return record["mode"], record["round"], record["prompt"], record["turn"], row
+
+
+def _first_difference(token_ids: Sequence[int], expected: Sequence[int]) -> int | None:
+    """Index of the first token that differs, the shorter's length where one begins the other, `None` if equal."""
+    for index, (own, other) in enumerate(zip(token_ids, expected, strict=False)):
+        if own != other:
+            return index
+    return None if len(token_ids) == len(expected) else min(len(token_ids), len(expected))

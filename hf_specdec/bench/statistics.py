@@ -1,0 +1,128 @@
+"""From single calls to medians with their spread. Knows nothing about models or output.
+
+A prompt's ratio is the median over its rounds of (seconds a token of the reference) / (seconds a token of the row), the
+two calls having run one after the other; a row's ratio is the median over prompts. The interval is a percentile
+bootstrap over prompts.
+
+    median_with_interval([1.9, 2.1, 2.0])    # {"median": 2.0, "low": 1.9, "high": 2.1, "count": 3}
+    summarize(records, probes, rows)
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hf_specdec.bench.rows import REFERENCE
+
+__all__ = ["acceptance_by_position", "mean_acceptance_length", "median_with_interval", "summarize"]
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+OVERALL = "overall"
+
+Record = Mapping[str, Any]
+
+
+def median_with_interval(values: Sequence[float], *, seed: int = 0) -> dict[str, Any]:
+    """Median of `values` and the interval that 95 % of the medians of resampled values fall in."""
+    data = torch.tensor(values, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    picks = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
+    medians = torch.quantile(data[picks], 0.5, dim=1)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = torch.quantile(medians, torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    return {"median": float(torch.quantile(data, 0.5)), "low": low, "high": high, "count": len(values)}
+
+
+def mean_acceptance_length(blocks: Iterable[Sequence[int]]) -> float:
+    """Tokens a verify step: what the target's forwards after the prompt's led to, over their number."""
+    steps = [count for call in blocks for count in call[1:]]
+    return sum(steps) / len(steps) if steps else 1.0
+
+
+def acceptance_by_position(blocks: Iterable[Sequence[int]]) -> list[float]:
+    """Share of verify steps that accepted a draft token at depth 1, 2, ..."""
+    steps = [count for call in blocks for count in call[1:]]
+    deepest = max(steps, default=1)
+    return [sum(count > depth for count in steps) / len(steps) for depth in range(1, deepest)]
+
+
+def summarize(records: Sequence[Record], probes: Sequence[Record], rows: Iterable[Record]) -> dict[str, Any]:
+    """Modes, and in each mode the rows by name, with everything the tables and plots show."""
+    modes = list(dict.fromkeys(record["mode"] for record in (*records, *probes)))
+    return {
+        mode: {
+            row["name"]: _row_summary(
+                row,
+                [record for record in records if record["mode"] == mode],
+                [record for record in probes if record["mode"] == mode],
+            )
+            for row in rows
+        }
+        for mode in modes
+    }
+
+
+def _row_summary(row: Record, records: Sequence[Record], probes: Sequence[Record]) -> dict[str, Any]:
+    own = [record for record in records if record["row"] == row["name"]]
+    own_probes = [probe for probe in probes if probe["row"] == row["name"]]
+    seen = [*own, *own_probes]
+    equal = _share_equal(seen)
+    blocks = [probe["blocks"] for probe in own_probes]
+    verified = [count for probe in own_probes for count in probe["drafted"]]
+    drafting = [record for record in own if record["draft_seconds"] is not None]
+    peaks = [probe["peak_memory_bytes"] for probe in own_probes if probe["peak_memory_bytes"] is not None]
+    seconds = sum(record["seconds"] for record in own)
+    return {
+        "speed": _ratios(own, records, "seconds"),
+        "speed_by_processor_time": _ratios(own, records, "cpu_seconds").get(OVERALL),
+        "tokens_per_second": sum(record["num_tokens"] for record in own) / seconds if seconds else None,
+        "num_tokens": sum(record["num_tokens"] for record in own),
+        "first_token_seconds": _median([probe["first_token_seconds"] for probe in own_probes]),
+        "mean_acceptance_length": mean_acceptance_length(blocks),
+        "acceptance_by_position": acceptance_by_position(blocks),
+        "drafted_per_step": sum(verified) / len(verified) if verified else 0.0,
+        "draft_share": sum(r["draft_seconds"] for r in drafting) / sum(r["seconds"] for r in drafting)
+        if drafting
+        else None,
+        "peak_memory_bytes": max(peaks, default=None),
+        "share_equal": equal,
+        "plain_reasons": sorted({record["plain_reason"] for record in own if record["plain_reason"]}),
+    }
+
+
+def _ratios(own: Sequence[Record], records: Sequence[Record], clock: str) -> dict[str, Any]:
+    """Speed against the reference for each task and overall, with intervals."""
+    references = {_visit(record): record for record in records if record["row"] == REFERENCE}
+    by_prompt: dict[tuple[str, str, int], list[float]] = {}
+    for record in own:
+        other = references[_visit(record)]
+        if record[clock] > 0 and other[clock] > 0:
+            ratio = (other[clock] / other["num_tokens"]) / (record[clock] / record["num_tokens"])
+            by_prompt.setdefault((record["task"], record["prompt"], record["turn"]), []).append(ratio)
+    by_task: dict[str, list[float]] = {}
+    for (task, _, _), ratios in by_prompt.items():
+        ratio = _median(ratios)
+        assert ratio is not None
+        by_task.setdefault(task, []).append(ratio)
+    everything = [ratio for ratios in by_task.values() for ratio in ratios]
+    groups = {**by_task, OVERALL: everything} if everything else {}
+    return {task: median_with_interval(ratios) for task, ratios in groups.items()}
+
+
+def _share_equal(seen: Sequence[Record]) -> float | None:
+    """Share of prompts on which every call gave the reference's tokens."""
+    prompts: dict[tuple[str, int], bool] = {}
+    for record in seen:
+        key = (record["prompt"], record["turn"])
+        prompts[key] = prompts.get(key, True) and record["equal"]
+    return sum(prompts.values()) / len(prompts) if prompts else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(torch.quantile(torch.tensor(values, dtype=torch.float64), 0.5)) if values else None
+
+
+def _visit(record: Record) -> tuple[str, str, int, int]:
+    return record["mode"], record["prompt"], record["turn"], record["round"]

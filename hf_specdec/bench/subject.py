@@ -1,0 +1,104 @@
+"""What is measured on: a model with its tokenizer, and an assistant where there is one.
+
+subject = load_subject(None, dtype="fp32")              # the embedded pair
+subject = load_subject("path/to/model", dtype="bf16", device="cuda", widen=(768, 12))
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+import hf_specdec
+from hf_specdec import embedded
+from hf_specdec.bench.widen import check_widening, widen
+from hf_specdec.errors import ConfigError, unknown_name
+from hf_specdec.loading import PRECISIONS
+
+__all__ = ["EMBEDDED", "Subject", "load_subject"]
+
+EMBEDDED = "embedded target"
+EMBEDDED_DRAFT = "embedded draft"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model that is enabled, in evaluation mode and on its device.
+
+    Attributes:
+        name (`str`): what documents call it.
+        assistant (`PreTrainedModel | None`): for transformers' assisted generation.
+        facts (`dict[str, Any]`): more about it for the document, such as what widening changed.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    assistant: PreTrainedModel | None = None
+    assistant_name: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def load_subject(
+    path: str | None = None,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    assistant: str | None = None,
+    widen_to: tuple[int, int] | None = None,
+) -> Subject:
+    """Load a model for measuring.
+
+    Args:
+        path: folder or hub name; `None` is the embedded target, with the embedded draft as its assistant.
+        dtype: a precision as `from_pretrained` takes it; fp32 for the embedded target and `"auto"` otherwise.
+        device: where it runs; by default the accelerator, or the CPU where there is none.
+        assistant: folder or hub name of an assistant with the same vocabulary.
+        widen_to: hidden size and number of layers that the model is widened to, its function unchanged.
+
+    Raises:
+        CheckpointError: a folder is missing or incomplete.
+        ConfigError: an unknown precision or device, or a model that cannot be widened.
+    """
+    precision = dtype or ("fp32" if path is None else "auto")
+    if precision not in PRECISIONS:
+        raise unknown_name("dtype", precision, PRECISIONS)
+    where = _device(device)
+    folder = embedded.path("target") if path is None else path
+    draft = embedded.path("draft") if path is None and assistant is None else assistant
+    facts: dict[str, Any] = {}
+    if widen_to is None:
+        model = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision)
+    else:
+        model, facts["widening"] = _widened(folder, precision, widen_to)
+    helper = None if draft is None else hf_specdec.AutoModelForCausalLM.from_pretrained(draft, precision=precision)
+    return Subject(
+        model=model.to(where).eval(),
+        tokenizer=AutoTokenizer.from_pretrained(folder),
+        name=EMBEDDED if path is None else path,
+        assistant=None if helper is None else helper.to(where).eval(),
+        assistant_name=EMBEDDED_DRAFT if path is None and assistant is None else assistant,
+        facts=facts,
+    )
+
+
+def _widened(folder: str, precision: str, size: tuple[int, int]) -> tuple[Any, dict[str, Any]]:
+    """The model at its new size, widened and checked in fp32 and then brought to its precision."""
+    original = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision="fp32")
+    model = widen(original, hidden_size=size[0], num_layers=size[1])
+    difference = check_widening(original, model)
+    wanted = PRECISIONS[precision]
+    dtype = wanted if isinstance(wanted, torch.dtype) else AutoConfig.from_pretrained(folder).dtype
+    hf_specdec.enable(model.to(dtype=dtype))
+    return model, {"hidden_size": size[0], "num_layers": size[1], "largest_logit_difference": difference}
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        return accelerator if accelerator is not None else torch.device("cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError("device", "must be a device that torch knows", name, 'Write "cpu" or "cuda:0".') from error

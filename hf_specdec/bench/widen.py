@@ -1,0 +1,139 @@
+"""Make a Llama-shaped checkpoint larger without changing what it computes.
+
+A small model's forward is bound by arithmetic, so its speedups say nothing of a large one's. Widened, it writes the
+same text at the cost of the size you choose. With hidden size d grown to D:
+
+- embeddings and the output layer are padded with zeros, so the added dimensions of the residual stream stay zero;
+- an RMSNorm divides by the root of the mean square, which shrinks by d/D: its weights are scaled by sqrt(d/D), its
+  epsilon by d/D;
+- added heads and MLP units compute on random weights, and their columns in `o_proj` and `down_proj` are zero;
+- added layers have `o_proj` and `down_proj` zero.
+
+Knows nothing about benchmarks.
+
+    large = widen(model, hidden_size=768, num_layers=12)
+    check_widening(model, large)    # largest difference of the logits, about 1e-5
+"""
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from hf_specdec.errors import ConfigError, UnsupportedModelError
+
+__all__ = ["check_widening", "read_size", "widen"]
+
+TOLERANCE = 1e-3
+ROWS_OF_RESIDUAL = ("o_proj", "down_proj")
+PARTS = {
+    "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+}
+
+
+def read_size(text: str) -> tuple[int, int]:
+    """Hidden size and number of layers out of `"HIDDENxLAYERS"`."""
+    hidden, _, layers = text.partition("x")
+    if not (hidden.isdecimal() and layers.isdecimal() and int(hidden) and int(layers)):
+        raise ConfigError("widen", "must be HIDDENxLAYERS", text, "For example 768x12.")
+    return int(hidden), int(layers)
+
+
+def widen(model: PreTrainedModel, *, hidden_size: int, num_layers: int) -> PreTrainedModel:
+    """A larger model with the same logits, in the dtype and on the device of `model`, which is left as it is.
+
+    Args:
+        hidden_size: at least the model's; heads and MLP units grow in proportion and must stay whole.
+        num_layers: at least the model's.
+
+    Raises:
+        UnsupportedModelError: the model is not Llama-shaped.
+        ConfigError: a size that is too small or divides badly.
+    """
+    _check_shape(model)
+    config = _larger_config(model.config, hidden_size, num_layers)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        large = AutoModelForCausalLM.from_config(config).to(dtype=model.dtype, device=model.device).eval()
+    scale = math.sqrt(model.config.hidden_size / hidden_size)
+    sources = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in large.named_parameters():
+            _fill(name, parameter, sources.get(name), model.config.hidden_size, scale)
+    for name, module in large.named_modules():
+        if name.endswith(("q_norm", "k_norm")):  # these act within a head, whose size stays
+            module.variance_epsilon = model.config.rms_norm_eps
+    large.generation_config = copy.deepcopy(model.generation_config)
+    return large
+
+
+def check_widening(original: PreTrainedModel, widened: PreTrainedModel, *, num_tokens: int = 64) -> float:
+    """Largest difference between the logits of the two on random tokens.
+
+    Raises:
+        UnsupportedModelError: it is too large for rounding; the model computes something widening does not know.
+    """
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(original.config.vocab_size, (1, num_tokens), generator=generator).to(original.device)
+    with torch.no_grad():
+        difference = (original(ids).logits.float() - widened(ids).logits.float()).abs().max()
+    if not difference <= TOLERANCE:
+        raise UnsupportedModelError(
+            f"Widening {type(original).__name__} changes its logits by {difference:.2e}. "
+            "Only models built like Llama can be widened; measure this one at its own size."
+        )
+    return float(difference)
+
+
+def _check_shape(model: Any) -> None:
+    layers = getattr(getattr(model, "model", None), "layers", None)
+    names = [name for name, _ in model.named_modules()]
+    wanted = [f"model.layers.0.{block}.{part}" for block, parts in PARTS.items() for part in parts]
+    missing = [name for name in (*wanted, "model.norm", "lm_head", "model.embed_tokens") if name not in names]
+    if layers is None or missing or not hasattr(model.config, "rms_norm_eps"):
+        raise UnsupportedModelError(
+            f"`widen` needs a Llama-shaped model, but {type(model).__name__} lacks {', '.join(missing) or 'RMSNorm'}. "
+            "Measure it at its own size."
+        )
+
+
+def _larger_config(config: Any, hidden_size: int, num_layers: int) -> Any:
+    if hidden_size < config.hidden_size or num_layers < config.num_hidden_layers:
+        own = f"{config.hidden_size}x{config.num_hidden_layers}"
+        raise ConfigError("widen", f"must be at least {own}", f"{hidden_size}x{num_layers}", "Choose a larger size.")
+    large = copy.deepcopy(config)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        grown, rest = divmod(getattr(config, name) * hidden_size, config.hidden_size)
+        if rest:
+            step = config.hidden_size // math.gcd(config.num_key_value_heads, config.hidden_size)
+            raise ConfigError(
+                "widen", f"must have a hidden size that is a multiple of {step}", hidden_size, "Round it."
+            )
+        setattr(large, name, grown)
+    large.head_dim = head_dim
+    large.intermediate_size = round(config.intermediate_size * hidden_size / config.hidden_size)
+    large.rms_norm_eps = config.rms_norm_eps * config.hidden_size / hidden_size
+    large.hidden_size, large.num_hidden_layers = hidden_size, num_layers
+    if getattr(large, "layer_types", None):
+        kinds = config.layer_types
+        large.layer_types = [kinds[index % len(kinds)] for index in range(num_layers)]
+    return large
+
+
+def _fill(name: str, new: nn.Parameter, old: nn.Parameter | None, hidden_size: int, scale: float) -> None:
+    """Write one parameter of the larger model; `old` is the one of the same name, if there is one."""
+    module = name.split(".")[-2]
+    if module in (*ROWS_OF_RESIDUAL, "embed_tokens", "lm_head"):
+        new.zero_()
+    if old is None:
+        return
+    if module.endswith("norm") and old.shape == (hidden_size,) and module not in ("q_norm", "k_norm"):
+        new.fill_(1.0)
+        new[:hidden_size] = old * scale
+        return
+    new[tuple(slice(size) for size in old.shape)] = old
