@@ -1,6 +1,7 @@
 """The reference and the comparisons: plain `generate`, and whether ours gave the same.
 
-expected, ours = run_both(model, prompt, max_new_tokens=16, method={"spec_method": "prompt_lookup"})
+reference, ours = both(model, lambda: {"logits_processor": [Recorder()]}, DRAFTS["oracle"])
+assert_same_run(ours, reference)
 """
 
 import dataclasses
@@ -114,11 +115,21 @@ def assert_same_cache(ours: Any, expected: Any) -> None:
             return
     assert len(ours.layers) == len(expected.layers)
     for own, other in zip(ours.layers, expected.layers, strict=True):
+        assert getattr(own, "record_past", None) == getattr(other, "record_past", None)
         for name in ("keys", "values"):
-            a, b = getattr(own, name), getattr(other, name)
-            width = min(a.shape[-2], b.shape[-2])
-            assert width > 0
-            torch.testing.assert_close(a[:, :, -width:], b[:, :, -width:], atol=1e-4, rtol=1e-4)
+            _assert_same_end(getattr(own, name, None), getattr(other, name, None), dim=-2)
+        for index, state in getattr(other, "conv_states", {}).items():
+            _assert_same_end(own.conv_states[index], state, dim=-1)
+
+
+def _assert_same_end(ours: torch.Tensor | None, expected: torch.Tensor | None, *, dim: int) -> None:
+    if ours is None or expected is None:
+        assert ours is expected
+        return
+    width = min(ours.shape[dim], expected.shape[dim])
+    assert width > 0
+    ends = [tensor.narrow(dim, tensor.shape[dim] - width, width) for tensor in (ours, expected)]
+    torch.testing.assert_close(*ends, atol=1e-4, rtol=1e-4)
 
 
 def assert_same_tensors(ours: Any, expected: Any, *, atol: float = 1e-4) -> None:

@@ -34,6 +34,13 @@ MIXED: dict[str, Any] = {
     "sliding_window": WINDOW,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
+LOCAL: dict[str, Any] = {
+    "num_layers": 3,
+    "num_heads": 4,
+    "attention_types": [[["global", "local", "global"], 1]],
+    "window_size": WINDOW,
+}
+CONVOLUTIONS: dict[str, Any] = {"layer_types": ["conv", "full_attention", "conv"]}
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
     "moe_intermediate_size": 32,
@@ -95,6 +102,8 @@ FAMILIES: dict[str, Family] = dict(
         family("mixtral", "MixtralConfig", DECODER | EXPERTS),
         family("deepseek_v3", "DeepseekV3Config", DECODER | LATENT, scale=0.12, seed=1),
         family("bloom", "BloomConfig", BASE, tier="chain", scale=0.22, seed=5),
+        family("gpt_neo", "GPTNeoConfig", BASE | LOCAL, tier="chain", scale=0.12, seed=4),
+        family("lfm2", "Lfm2Config", DECODER | CONVOLUTIONS, tier="chain", scale=0.12, seed=6),
         family("t5", "T5Config", T5, tier="chain", scale=0.18, seed=2),
     )
 )

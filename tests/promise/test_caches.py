@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicLayer
 
 from tests.promise.conftest import Draft
 from tests.support import DRAFTS, PROMPT, assert_same_cache, assert_same_run, both, plain, run, seq_length, speculative
@@ -158,6 +159,49 @@ def test_an_encoder_decoder_cache_comes_back_for_the_next_call(zoo: Callable[[st
         for one in (ours, reference)
     ]
     assert answers[0] == answers[1]
+
+
+class OwnLayer(DynamicLayer):
+    """A cache layer of somebody's own."""
+
+
+def test_a_cache_of_layers_we_do_not_know_is_served_or_refused(model: Any, draft: Draft) -> None:
+    """Never an error out of the engine's depths."""
+
+    def make() -> dict[str, Any]:
+        cache = DynamicCache()
+        cache.layers = [OwnLayer() for _ in range(model.config.num_hidden_layers)]
+        return {"past_key_values": cache}
+
+    reference = run(model, plain, make)
+    try:
+        ours = run(model, speculative, make, **draft(reference.ids))
+    except ValueError as error:
+        assert "cache" in str(error)
+    else:
+        assert_same_run(ours, reference)
+        assert_same_cache(ours.kwargs["past_key_values"], reference.kwargs["past_key_values"])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "bloom"])
+def test_a_padded_conversation_goes_on_with_its_cache(zoo: Callable[[str], Any], draft: Draft, family: str) -> None:
+    """Padding in front stays masked in the turns that follow."""
+    model = zoo(family)
+    padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), PROMPT], dim=1)
+    mask = (torch.arange(35) >= 5).long()[None]
+    first = plain(model, padded, attention_mask=mask, max_new_tokens=8, do_sample=False, return_dict_in_generate=True)
+    text = torch.cat([first.sequences, MORE], dim=1)
+
+    def make() -> dict[str, Any]:
+        return {
+            "input_ids": text,
+            "attention_mask": torch.cat([mask, torch.ones(1, text.shape[1] - 35, dtype=torch.long)], dim=1),
+            "past_key_values": copy.deepcopy(first.past_key_values),
+        }
+
+    reference, ours = both(model, make, draft)
+    assert_same_run(ours, reference)
+    assert_same_cache(ours.output.past_key_values, reference.output.past_key_values)
 
 
 def test_a_static_cache_is_refused_or_decoded_plainly(model: Any) -> None:

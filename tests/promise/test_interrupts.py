@@ -9,8 +9,10 @@ import torch
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+import hf_specdec
 from tests.promise.conftest import Draft
 from tests.support import PROMPT, assert_same_cache, plain, seq_length, speculative
+from tests.zoo import FAMILIES, build
 
 LENGTH, NUM_TOKENS, BREAK_AT = 30, 16, 6
 
@@ -117,10 +119,46 @@ def test_an_observer_that_fails_leaves_a_usable_cache(broken_model: Any, draft: 
     assert answer[0].tolist() == expected
 
 
+def first_calls(model: Any, at: int, expected: list[int]) -> None:
+    """The first calls on a model, one of whose forwards runs out of memory; refused or not, it must not be wrong."""
+    bomb = Bomb(RuntimeError("out of memory"), at)
+    handle = model.model.layers[1].register_forward_hook(lambda *_: bomb.tick())
+    try:
+        output = model.generate(PROMPT, max_new_tokens=NUM_TOKENS, do_sample=False, spec_method="prompt_lookup")
+        assert output[0].tolist() == expected
+    except RuntimeError as error:
+        assert error is bomb.error
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_a_mishap_while_the_model_is_tried_out_is_not_remembered(at: int) -> None:
+    """What a model can do is found by forwards; one that fails for want of memory says nothing about the model."""
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    expected = plain(model, PROMPT, max_new_tokens=NUM_TOKENS, do_sample=False)[0].tolist()
+    first_calls(model, at, expected)
+    assert hf_specdec.capability(model).tier == "tree"
+
+
+@pytest.mark.parametrize("pool", ["request", "shared"])
+def test_a_prompt_that_cannot_be_read_fails_with_its_own_error(model: Any, pool: str) -> None:
+    """The drafter, which has not begun, must not hide it."""
+    model.generate(PROMPT, max_new_tokens=2, spec_method="prompt_lookup")
+    bomb = Bomb(RuntimeError("out of memory"), 1)
+    handle = model.model.layers[1].register_forward_hook(lambda *_: bomb.tick())
+    try:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            model.generate(PROMPT, max_new_tokens=4, spec_method="prompt_lookup", spec_config={"pool": pool})
+    finally:
+        handle.remove()
+
+
 @pytest.mark.parametrize("at", [1, 2, 3])
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_a_forward_that_fails_half_way_leaves_a_usable_cache(model: Any, draft: Draft, at: int, layer: int) -> None:
     """Some layers have the new columns and some have not; the cache argument has the text all the same."""
+    hf_specdec.capability(model)  # found beforehand, so that the forwards below are the call's own
     expected = plain(model, PROMPT, max_new_tokens=NUM_TOKENS, do_sample=False)[0].tolist()
     start = plain(model, PROMPT[:, :20], max_new_tokens=1, return_dict_in_generate=True).past_key_values
     cache, bomb = copy.deepcopy(start), Bomb(RuntimeError("out of memory"), at)

@@ -58,6 +58,26 @@ def test_a_change_of_dtype_or_attention_is_noticed(zoo: Callable[[str], Any]) ->
     assert (second.dtype, second.attention) == ("bfloat16", "eager")
 
 
+def test_autocast_is_not_taken_for_the_models_own_rounding() -> None:
+    """Under autocast an fp32 model rounds to half precision; what is found there must not stick to it."""
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model.generate(PROMPT, max_new_tokens=8, do_sample=False, spec_method="prompt_lookup")
+    assert output.shape == (1, 38)
+    assert hf_specdec.capability(model).tier == "tree"
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_the_first_call_may_be_made_in_any_gradient_mode(mode: Any) -> None:
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    expected = plain(model, PROMPT, max_new_tokens=8, do_sample=False).tolist()
+    for context in (mode, torch.no_grad):
+        with context():
+            output = model.generate(PROMPT, max_new_tokens=8, do_sample=False, spec_method="prompt_lookup")
+        assert output.tolist() == expected
+    assert hf_specdec.capability(model).tier == "tree"
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
 def test_eager_attention_gives_the_same_text(family: str) -> None:
     model = build(FAMILIES[family])

@@ -8,7 +8,7 @@ import pytest
 
 from hf_specdec import SpecStep
 from tests.promise.conftest import Draft
-from tests.support import PROMPT, plain, run, speculative
+from tests.support import DRAFTS, PROMPT, plain, run, speculative
 
 
 def observed(model: Any, draft: Draft, **kwargs: Any) -> tuple[list[SpecStep], Any]:
@@ -99,3 +99,19 @@ def test_an_observer_without_a_method_sees_nothing(model: Any) -> None:
     steps: list[SpecStep] = []
     model.generate(PROMPT, max_new_tokens=4, do_sample=False, spec_observer=steps.append)
     assert steps == []
+
+
+@pytest.mark.parametrize("family", ["bloom", "t5", "mamba"])
+def test_a_reason_is_a_sentence_for_users(zoo: Callable[[str], Any], family: str) -> None:
+    """Not the text of an exception out of somebody's code."""
+    import hf_specdec
+
+    reason = hf_specdec.capability(zoo(family)).reason
+    assert "Error" not in reason
+    assert "object has no attribute" not in reason
+
+
+def test_a_drafter_of_ones_own_is_counted_under_its_own_name(model: Any) -> None:
+    expected = run(model, plain, dict).ids
+    ours = run(model, speculative, dict, **DRAFTS["oracle"](expected))
+    assert ours.stats.method == "OracleDrafter"

@@ -85,3 +85,10 @@ def test_positions_given_by_the_caller_count(zoo: Callable[[str], Any], draft: D
     make, coming = ending_there(zoo(family), lambda: {"position_ids": positions})
     reference, ours = both(zoo(family), make, draft, coming)
     assert_same_run(ours, reference)
+
+
+def test_a_model_that_goes_on_beyond_its_positions_is_followed(model: Any, draft: Draft) -> None:
+    """Rotary positions have no end; plain decoding goes on as well."""
+    reference, ours = both(model, lambda: {"input_ids": LONG, "max_new_tokens": 24}, draft)
+    assert_same_run(ours, reference)
+    assert len(ours.ids) == POSITIONS + 12

@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+import torch
 from transformers import GenerationConfig
 
+import hf_specdec
 from tests.support import PROMPT, plain
 from tests.zoo import FAMILIES, build
 
@@ -84,6 +86,31 @@ def test_with_a_method_transformers_argument_sets_our_draft_length(model: Any) -
     )
     assert output.tolist() == plain(model, PROMPT, max_new_tokens=12, do_sample=False).tolist()
     assert max(lengths) == 3
+
+
+def test_a_generation_configuration_that_asks_for_transformers_lookup_does_not_switch_loops(model: Any) -> None:
+    """Its loop stops late and ignores the seed; with `spec_method` ours is used."""
+    config = GenerationConfig(prompt_lookup_num_tokens=3, do_sample=True, max_new_tokens=12, pad_token_id=0)
+    output = []
+    for generation_config, method in (
+        (GenerationConfig(do_sample=True, max_new_tokens=12, pad_token_id=0), None),
+        (config, "prompt_lookup"),
+    ):
+        torch.manual_seed(7)
+        output.append(model.generate(PROMPT, generation_config=generation_config, spec_method=method).tolist())
+    assert output[0] == output[1]
+    assert config.prompt_lookup_num_tokens == 3
+
+
+def test_a_checkpoint_that_says_use_cache_false_is_told_what_to_pass() -> None:
+    """As trainers leave it in `config.json`: the user has nothing to drop, but something to add."""
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    model.generation_config.use_cache = False
+    with pytest.raises(ValueError, match="use_cache=True"):
+        model.generate(PROMPT, max_new_tokens=4, spec_method="prompt_lookup")
+    expected = plain(model, PROMPT, max_new_tokens=4, do_sample=False).tolist()
+    output = model.generate(PROMPT, max_new_tokens=4, do_sample=False, use_cache=True, spec_method="prompt_lookup")
+    assert output.tolist() == expected
 
 
 def test_gradients_are_not_recorded(model: Any) -> None:

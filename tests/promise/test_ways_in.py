@@ -11,7 +11,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, T5ForConditionalGeneration
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, T5ForConditionalGeneration, pipeline
 
 import hf_specdec
 from tests.support import DRAFTS, PROMPT, plain
@@ -159,19 +159,24 @@ def test_a_merged_lora_model_speculates(fresh: Any) -> None:
     assert accepted(hf_specdec.enable(model), merged) > 0
 
 
-@pytest.mark.parametrize("order", ["enable, compile", "compile, enable", "enable, model.compile()"])
+@pytest.mark.parametrize("order", ["enable, compile", "compile, enable"])
 def test_a_compiled_model_speculates(fresh: Any, expected: list[list[int]], order: str) -> None:
-    """The wrapper of `torch.compile` (here with the backend that compiles nothing) and compilation in place."""
+    """The wrapper of `torch.compile`, here with the backend that compiles nothing."""
     if order == "compile, enable":
         model = torch.compile(fresh, backend="eager")
         assert hf_specdec.enable(model) is model
-    elif order == "enable, compile":
-        model = torch.compile(hf_specdec.enable(fresh), backend="eager")
     else:
-        model = hf_specdec.enable(fresh)
-        model.compile(backend="eager")
+        model = torch.compile(hf_specdec.enable(fresh), backend="eager")
     assert accepted(model, expected) > 0
     assert model.generate(PROMPT, **CALL).tolist() == expected
+
+
+def test_a_model_compiled_in_place_speculates(fresh: Any, expected: list[list[int]]) -> None:
+    hf_specdec.enable(fresh).compile(backend="eager")
+    call = {"max_new_tokens": 5, "do_sample": False}
+    output = fresh.generate(PROMPT, **call, return_dict_in_generate=True, **DRAFTS["oracle"](expected[0]))
+    assert output.sequences[0].tolist() == expected[0][:35]
+    assert output.spec_stats.num_accepted_tokens > 0
 
 
 class OwnLlama(hf_specdec.SpecGenerationMixin, LlamaForCausalLM):
@@ -246,6 +251,17 @@ def test_capability_says_what_the_model_can_do(fresh: Any) -> None:
     assert found.reason
     assert hf_specdec.capability(fresh) is found
     assert json.loads(json.dumps(found.to_dict()))["tier"] == "tree"
+
+
+def test_a_pipeline_hands_the_argument_on(tokenizer: Any) -> None:
+    """transformers' own text-generation pipeline around an enabled model."""
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), precision="fp32")
+    pipe = pipeline("text-generation", model=model, tokenizer=tokenizer, device="cpu")
+    call = {"max_new_tokens": 16, "do_sample": False}
+    steps: list[Any] = []
+    expected = pipe("def add(a, b):", **call)
+    assert pipe("def add(a, b):", spec_method="prompt_lookup", spec_observer=steps.append, **call) == expected
+    assert steps
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

@@ -50,7 +50,7 @@ def test_commit_keeps_the_accepted_columns_in_order(path: list[int]) -> None:
     prompt, draft = step(7), step(5)
     for cache in (ours, reference):
         forward(cache, prompt)
-    ours.commit([list(range(7))])
+    ours.settle()
     forward(ours, draft)
     ours.commit([path])
     forward(reference, select(draft, path))
@@ -63,6 +63,10 @@ def test_many_steps_later_the_content_is_that_of_a_dynamic_cache(seed: int, rese
     """Through several growths of the buffers, with rejected columns all the way."""
     rng = random.Random(seed)
     ours, reference = SpecCache(reserve=reserve), DynamicCache()
+    prompt = step(2)
+    for cache in (ours, reference):
+        forward(cache, prompt)
+    ours.settle()
     for _ in range(40):
         size = rng.randint(1, 12)
         path = [0, *sorted(rng.sample(range(1, size), rng.randint(0, size - 1)))]
@@ -80,6 +84,8 @@ def test_many_steps_later_the_content_is_that_of_a_dynamic_cache(seed: int, rese
 def test_a_forward_attends_to_the_text_and_its_own_columns_only() -> None:
     """Columns rejected earlier are behind the end or overwritten, never in between."""
     ours, reference = SpecCache(), DynamicCache()
+    forward(ours, step(1))
+    ours.settle()
     forward(ours, step(9))
     ours.commit([[0, 4]])
     kept = [(keys.clone(), values.clone()) for keys, values in content(ours)]
@@ -98,7 +104,7 @@ def test_mask_sizes_are_those_of_a_dynamic_cache(query_length: int) -> None:
     new = step(6)
     for cache in (ours, reference):
         forward(cache, new)
-    ours.commit([list(range(6))])
+    ours.settle()
     assert ours.get_mask_sizes(query_length, 0) == reference.get_mask_sizes(query_length, 0)
     assert ours.get_seq_length() == 6
 
@@ -107,11 +113,10 @@ def test_an_interrupted_forward_is_rolled_back() -> None:
     """Some layers have the new columns, others not; afterwards all have the old text."""
     cache = SpecCache()
     forward(cache, step(6))
-    cache.commit([list(range(6))])
+    cache.settle()
     before = [(keys.clone(), values.clone()) for keys, values in content(cache)]
-    lengths = cache.lengths
     cache.update(*columns(5), 0)
-    cache.rollback(lengths)
+    cache.rollback()
     for (keys, values), (old_keys, old_values) in zip(content(cache), before, strict=True):
         assert torch.equal(keys, old_keys)
         assert torch.equal(values, old_values)
@@ -123,21 +128,28 @@ def test_crop_takes_tokens_off_the_end_as_a_dynamic_cache_does() -> None:
     new = step(6)
     for cache in (ours, reference):
         forward(cache, new)
-    ours.commit([list(range(6))])
+    ours.settle()
     for cache in (ours, reference):
         cache.crop(-2)
+    assert_holds(ours, reference)
+    draft = step(3)
+    forward(ours, draft)
+    ours.commit([[0, 2]])
+    forward(reference, select(draft, [0, 2]))
     assert_holds(ours, reference)
 
 
 def test_reset_forgets_the_text() -> None:
     cache = SpecCache()
     forward(cache, step(6))
-    cache.commit([list(range(6))])
+    cache.settle()
     cache.reset()
     assert cache.get_seq_length() == 0
     new = step(2)
     for (keys, _), (new_keys, _) in zip(forward(cache, new), new, strict=True):
         assert torch.equal(keys, new_keys)
+    cache.commit([[0]])
+    assert cache.get_seq_length() == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -145,6 +157,11 @@ def test_rows_of_different_lengths_each_hold_their_own_text(seed: int) -> None:
     """Each row is compared with a cache of its own."""
     rng, batch = random.Random(seed), 3
     ours, references = SpecCache(), [DynamicCache() for _ in range(batch)]
+    prompt = step(3, batch)
+    forward(ours, prompt)
+    ours.settle()
+    for row, reference in enumerate(references):
+        forward(reference, [(keys[row : row + 1], values[row : row + 1]) for keys, values in prompt])
     for _ in range(12):
         size = rng.randint(1, 8)
         new = step(size, batch)
@@ -181,6 +198,12 @@ def test_an_adopted_cache_comes_back_as_plain_decoding_would_have_left_it(make, 
     ours = SpecCache.adopt(theirs)
     assert ours is not None
     assert ours.get_seq_length() == text
+    if not text:  # the prompt is ours to read
+        prompt = step(1)
+        for cache in (ours, reference):
+            forward(cache, prompt)
+        ours.settle()
+        text = 1
     for path in ([0, 2], [0], [0, 1, 4]):
         draft = step(5)
         forward(ours, draft)
@@ -198,6 +221,14 @@ def test_an_adopted_cache_comes_back_as_plain_decoding_would_have_left_it(make, 
     ):
         assert torch.equal(keys, expected_keys)
         assert torch.equal(values, expected_values)
+
+
+def test_a_prompt_that_was_not_read_to_its_end_is_forgotten() -> None:
+    """Nothing was committed yet, so nothing is left."""
+    cache = SpecCache()
+    cache.update(*columns(5), 0)
+    cache.rollback()
+    assert cache.get_seq_length() == 0
 
 
 def test_adopting_leaves_the_other_cache_as_it_is() -> None:
@@ -232,14 +263,14 @@ def test_a_sliding_layer_stays_sliding_and_a_full_one_full() -> None:
     ours = SpecCache.adopt(theirs)
     assert ours is not None
     forward(ours, step(20))
-    ours.commit([list(range(20))])
+    ours.settle()
     ours.hand_back(theirs)
     assert all(type(layer) is DynamicSlidingWindowLayer for layer in theirs.layers)
     full = DynamicCache(config=LlamaConfig(num_hidden_layers=LAYERS))
     again = SpecCache.adopt(full)
     assert again is not None
     forward(again, step(20))
-    again.commit([list(range(20))])
+    again.settle()
     again.hand_back(full)
     assert all(type(layer) is DynamicLayer for layer in full.layers)
     assert full.get_seq_length() == 20
