@@ -16,7 +16,7 @@ from hf_specdec.bench.widen import check_widening, widen
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.loading import PRECISIONS
 
-__all__ = ["EMBEDDED", "Subject", "load_subject"]
+__all__ = ["EMBEDDED", "Subject", "load_subject", "pick_device"]
 
 EMBEDDED = "embedded target"
 EMBEDDED_DRAFT = "embedded draft"
@@ -44,7 +44,7 @@ def load_subject(
     path: str | None = None,
     *,
     dtype: str | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     assistant: str | None = None,
     widen_to: tuple[int, int] | None = None,
 ) -> Subject:
@@ -64,7 +64,7 @@ def load_subject(
     precision = dtype or ("fp32" if path is None else "auto")
     if precision not in PRECISIONS:
         raise unknown_name("dtype", precision, PRECISIONS)
-    where = _device(device)
+    where = pick_device(device)
     folder = embedded.path("target") if path is None else path
     draft = embedded.path("draft") if path is None and assistant is None else assistant
     facts: dict[str, Any] = {}
@@ -94,7 +94,8 @@ def _widened(folder: str, precision: str, size: tuple[int, int]) -> tuple[Any, d
     return model, {"hidden_size": size[0], "num_layers": size[1], "largest_logit_difference": difference}
 
 
-def _device(name: str | None) -> torch.device:
+def pick_device(name: str | torch.device | None) -> torch.device:
+    """The device called `name`; without a name the accelerator, or the CPU where there is none."""
     if name is None:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         return accelerator if accelerator is not None else torch.device("cpu")

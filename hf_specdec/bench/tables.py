@@ -11,7 +11,7 @@ from hf_specdec.bench.document import flagged
 from hf_specdec.bench.rows import REFERENCE
 from hf_specdec.bench.statistics import OVERALL
 
-__all__ = ["NOT_EQUAL", "facts", "markdown", "notes", "speed_table"]
+__all__ = ["NOT_EQUAL", "detail_table", "facts", "markdown", "markdown_table", "notes", "speed_table", "titles"]
 
 NOT_EQUAL = "NOT EQUAL"
 MODE_TITLES = {"greedy": "greedy", "sampled": "sampled, temperature {temperature}, seed {seed}"}
@@ -20,18 +20,23 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def speed_table(document: dict[str, Any], mode: str) -> Table:
-    """Headings and cells of one mode: speed by task and overall, then what lies behind it."""
+    """Headings and cells of one mode: speed by task and overall with its interval, and equality."""
     rows = document["summary"][mode]
-    tasks = [task for task in dict.fromkeys(prompt["task"] for prompt in document["prompts"])]
+    tasks = list(dict.fromkeys(prompt["task"] for prompt in document["prompts"]))
     tasks = [task for task in tasks if any(task in row["speed"] for row in rows.values())]
     broken = {name for broken_mode, name, _ in flagged(document) if broken_mode == mode}
-    headings = ["", *tasks, OVERALL, "tokens a step", "tokens/s", "first token", "draft", "memory", "equal"]
     cells = []
     for name, row in rows.items():
-        speeds = [_times(row["speed"].get(task)) for task in tasks]
-        overall = _interval(row["speed"].get(OVERALL), name == REFERENCE)
-        cells.append([name, *speeds, overall, *_details(row), _equality(row, name, name in broken)])
-    return headings, cells
+        speeds = [_times(row["speed"].get(task)) for task in (*tasks, OVERALL)]
+        interval = "-" if name == REFERENCE else _interval(row["speed"].get(OVERALL))
+        cells.append([name, *speeds, interval, _equality(row, name, name in broken)])
+    return ["", *tasks, OVERALL, "95 %", "equal"], cells
+
+
+def detail_table(document: dict[str, Any], mode: str) -> Table:
+    """Headings and cells of one mode: what lies behind the speeds."""
+    headings = ["", "tokens a step", "drafted a step", "tokens/s", "first token", "draft share", "peak memory"]
+    return headings, [[name, *_details(row)] for name, row in document["summary"][mode].items()]
 
 
 def titles(document: dict[str, Any]) -> dict[str, str]:
@@ -65,9 +70,10 @@ def facts(document: dict[str, Any]) -> list[str]:
 def notes(document: dict[str, Any]) -> list[str]:
     """The lines below the tables: what the columns say, what is missing, what is wrong."""
     lines = [
-        f"Columns of speed: median over prompts of the ratio to {REFERENCE!r} beside it; in brackets the 95 % "
-        "bootstrap interval. First token: median. Draft: share of the time. "
-        f"Memory: {document['header']['peak_memory']}. Equal: share of prompts with the tokens of {REFERENCE!r}.",
+        f"Tasks and overall: tokens a second over those of {REFERENCE!r} beside it, median over prompts; 95 %: bootstrap "
+        f"interval of overall. Equal: share of prompts with the tokens of {REFERENCE!r}.",
+        "Tokens a step: mean acceptance length, from the target's forwards after the prompt's. First token: median. "
+        f"Peak memory: {document['header']['peak_memory']}.",
     ]
     lines += [f"Left out: {name}: {reason}" for name, reason in document["left_out"].items()]
     for mode, rows in document["summary"].items():
@@ -87,6 +93,7 @@ def markdown(document: dict[str, Any]) -> str:
     parts = [*(f"{line}  " for line in facts(document)), ""]
     for mode, title in titles(document).items():
         parts += [f"**{title}**", "", markdown_table(*speed_table(document, mode)), ""]
+        parts += [markdown_table(*detail_table(document, mode)), ""]
     parts += [f"- {line}" for line in notes(document)]
     return "\n".join(parts) + "\n"
 
@@ -103,6 +110,7 @@ def _details(row: dict[str, Any]) -> list[str]:
     )
     return [
         f"{row['mean_acceptance_length']:.2f}",
+        f"{row['drafted_per_step']:.1f}",
         "-" if speed is None else f"{speed:.1f}",
         "-" if first is None else f"{first * 1000:.1f} ms",
         "-" if share is None else f"{share:.1%}",
@@ -114,10 +122,8 @@ def _times(ratio: dict[str, Any] | None) -> str:
     return "-" if ratio is None else f"{ratio['median']:.2f}"
 
 
-def _interval(ratio: dict[str, Any] | None, is_reference: bool) -> str:
-    if ratio is None or is_reference:
-        return _times(ratio)
-    return f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+def _interval(ratio: dict[str, Any] | None) -> str:
+    return "-" if ratio is None else f"{ratio['low']:.2f} to {ratio['high']:.2f}"
 
 
 def _equality(row: dict[str, Any], name: str, is_broken: bool) -> str:

@@ -1,0 +1,64 @@
+"""What `hf-specdec bench` shows: rich tables and a progress bar on a terminal, JSON or markdown on request."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from hf_specdec.bench.run import Visit
+from hf_specdec.bench.tables import NOT_EQUAL, detail_table, facts, markdown, notes, speed_table, titles
+from hf_specdec.cli.report import print_json, stdout_console
+
+__all__ = ["progress_bar", "show"]
+
+
+def show(document: dict[str, Any], *, as_json: bool, as_markdown: bool) -> None:
+    """Print a document in the form asked for."""
+    if as_json:
+        print_json(document)
+    elif as_markdown:
+        sys.stdout.write(markdown(document))
+    else:
+        _print_tables(document)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[Visit, int, int], None]]:
+    """A progress bar on stderr where that is a terminal; gives the function that moves it."""
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        bar = progress.add_task("warming up", total=None)
+
+        def advance(visit: Visit, number: int, total: int) -> None:
+            round_name = "warm-up round" if visit.round < 0 else f"round {visit.round + 1}"
+            description = escape(f"{visit.mode}, {round_name}, {visit.prompt.id}")
+            progress.update(bar, description=description, completed=number, total=total)
+
+        yield advance
+
+
+def _print_tables(document: dict[str, Any]) -> None:
+    console = stdout_console()
+    for line in facts(document):
+        console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+    for mode, title in titles(document).items():
+        console.print(_table(title, *speed_table(document, mode)))
+        console.print(_table("", *detail_table(document, mode)))
+    for line in notes(document):
+        style = "bold red" if line.startswith(NOT_EQUAL) else "dim"
+        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(title: str, headings: list[str], rows: list[list[str]]) -> Table:
+    table = Table(title=title or None, title_justify="left", title_style="bold")
+    for number, heading in enumerate(headings):
+        table.add_column(escape(heading), justify="right" if number else "left", no_wrap=number == 0)
+    for cells in rows:
+        table.add_row(*map(escape, cells), style="bold red" if NOT_EQUAL in cells[-1] else None)
+    return table
