@@ -53,6 +53,8 @@ class CheckedDrafter(Drafter):
         assert self.text == self.expected[: len(self.text)]
 
     def end(self) -> None:
+        assert self.text, "a text ends that has begun"
+        assert self.num_ends == 0, "and ends once"
         self.num_ends += 1
 
     def grow(self, builder: TreeBuilder, budget: int) -> None:

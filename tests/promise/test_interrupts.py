@@ -10,6 +10,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Sto
 from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
+from tests.drafters import OracleDrafter
 from tests.promise.conftest import Draft
 from tests.support import PROMPT, assert_same_cache, plain, seq_length, speculative
 from tests.zoo import FAMILIES, build
@@ -139,6 +140,23 @@ def test_a_mishap_while_the_model_is_tried_out_is_not_remembered(at: int) -> Non
     expected = plain(model, PROMPT, max_new_tokens=NUM_TOKENS, do_sample=False)[0].tolist()
     first_calls(model, at, expected)
     assert hf_specdec.capability(model).tier == "tree"
+
+
+@pytest.mark.parametrize("at", [None, 1, 2, 3])
+def test_a_drafter_is_told_of_the_end_of_each_text_it_has_begun(model: Any, at: int | None) -> None:
+    """Once, after an error as well; and its own complaints never hide that error."""
+    hf_specdec.capability(model)
+    expected = plain(model, PROMPT, max_new_tokens=NUM_TOKENS, do_sample=False)[0].tolist()
+    drafter, bomb = OracleDrafter(expected), Bomb(RuntimeError("out of memory"), at or -1)
+    handle = model.model.layers[1].register_forward_hook(lambda *_: bomb.tick())
+    try:
+        model.generate(PROMPT, max_new_tokens=NUM_TOKENS, do_sample=False, spec_method=drafter)
+    except RuntimeError as error:
+        assert error is bomb.error
+    finally:
+        handle.remove()
+    assert drafter.num_ends == (1 if drafter.text else 0)
+    assert bool(drafter.text) == (at != 1)
 
 
 @pytest.mark.parametrize("pool", ["request", "shared"])

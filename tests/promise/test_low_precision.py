@@ -34,7 +34,7 @@ def test_every_family_runs_in_half_precision(family: str, dtype: torch.dtype) ->
     assert output.spec_stats.tier == FAMILIES[family].tier
     assert output.logits[0].dtype == torch.float32
     cache = getattr(output.past_key_values, "self_attention_cache", output.past_key_values)
-    assert cache.layers[0].keys.dtype == dtype
+    assert {layer.keys.dtype for layer in cache.layers if hasattr(layer, "keys")} == {dtype}
     same = next(
         (i for i, pair in enumerate(zip(output.sequences[0].tolist(), expected, strict=True)) if len(set(pair)) > 1), 99
     )
