@@ -1,4 +1,4 @@
-"""What every test shares: one thread, quiet logs, and models that are built once a session."""
+"""What every test shares: one thread, quiet logs, and models that are built once for all tests."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ tf.logging.set_verbosity_error()
 
 @pytest.fixture(scope="session")
 def zoo() -> Callable[[str], Any]:
-    """The session's model of a family, with `spec_method` switched on."""
+    """The one model of a family, with `spec_method` switched on."""
     import hf_specdec
 
     return functools.cache(lambda name: hf_specdec.enable(build((FAMILIES | FALLBACK)[name])))
@@ -24,7 +24,7 @@ def zoo() -> Callable[[str], Any]:
 
 @pytest.fixture
 def model(zoo: Callable[[str], Any]) -> Any:
-    """The session's enabled Llama, for tests that need any one model. Leave it as it was."""
+    """The enabled Llama, for tests that need any one model. Leave it as it was."""
     return zoo("llama")
 
 

@@ -35,7 +35,7 @@ RETURN = {"return_dict_in_generate": True, "max_new_tokens": NEW_TOKENS}
 
 
 class Cell:
-    """One family in one mode: the inputs, and what plain `generate` makes of them. Built once a session."""
+    """One family in one mode: the inputs, and what plain `generate` makes of them. Built once for all tests."""
 
     def __init__(self, model: Any, mode: str, cache: str) -> None:
         self.model, self.mode = model, MODES[mode]
