@@ -21,10 +21,20 @@ from typing import Any
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.errors import ConfigError
 
-__all__ = ["SPEEDS", "check_continues", "flagged", "new_document", "read_document", "write_document"]
+__all__ = [
+    "COST",
+    "FORMAT",
+    "REPLAY",
+    "SPEEDS",
+    "check_continues",
+    "flagged",
+    "new_document",
+    "read_document",
+    "write_document",
+]
 
 FORMAT = 1
-SPEEDS = "speeds"
+SPEEDS, COST, REPLAY = "speeds", "cost", "replay"
 EXACT_DTYPES = ("float32", "float64")
 
 Document = dict[str, Any]

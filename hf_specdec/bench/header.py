@@ -24,22 +24,30 @@ PACKAGE = Path(hf_specdec.__file__).parent
 LIBRARIES = ("torch", "transformers", "accelerate")
 
 
-def header(subject: Subject) -> dict[str, Any]:
-    """Everything a stranger needs to rerun a measurement, as JSON values."""
-    model = subject.model
+def header(subject: Subject | None) -> dict[str, Any]:
+    """Everything a stranger needs to rerun a measurement, as JSON values; `None` where no model takes part."""
+    device = torch.device("cpu") if subject is None else subject.model.device
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "hardware": _hardware(model.device),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "device": str(model.device),
+        "hardware": _hardware(device),
+        "device": str(device),
         "threads": torch.get_num_threads(),
-        "attention": attention_implementation(model.config),
         "versions": {
             "python": platform.python_version(),
             "hf_specdec": hf_specdec.__version__,
             **{name: metadata.version(name) for name in LIBRARIES},
         },
         "commit": _commit(),
+        "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+        **({} if subject is None else _of_subject(subject)),
+    }
+
+
+def _of_subject(subject: Subject) -> dict[str, Any]:
+    model = subject.model
+    return {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "attention": attention_implementation(model.config),
         "model": {
             "name": subject.name,
             "architecture": type(model).__name__,
@@ -48,7 +56,6 @@ def header(subject: Subject) -> dict[str, Any]:
         },
         "assistant": subject.assistant_name,
         "peak_memory": how_measured(model.device),
-        "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
     }
 
 

@@ -34,7 +34,7 @@ WARM_UP_TOKENS = 8
 PROBE_ROUND = -1
 
 Document = dict[str, Any]
-Progress = Callable[["Visit", int, int], None]
+Progress = Callable[[str, int, int], None]
 Save = Callable[[Document], None]
 
 
@@ -84,6 +84,10 @@ class Visit:
         task = self.prompt.task
         return {"mode": self.mode, "round": self.round, "prompt": self.prompt.id, "task": task, "turn": self.turn}
 
+    def __str__(self) -> str:
+        name = "warm-up round" if self.round == PROBE_ROUND else f"round {self.round + 1}"
+        return f"{self.mode}, {name}, {self.prompt.id}"
+
 
 class Bench:
     """One run. `document` holds what has been measured so far, at any time.
@@ -129,7 +133,7 @@ class Bench:
         """Measure what the document does not hold yet.
 
         Args:
-            progress: called before each visit with the visit, its number and the number of all.
+            progress: called before each visit with its description, its number and the number of all.
             save: called after each visit with the document.
         """
         visits = list(self._visits())
@@ -139,7 +143,7 @@ class Bench:
             self._warm_up()
             for number, visit in enumerate(visits):
                 if progress is not None:
-                    progress(visit, number, len(visits))
+                    progress(str(visit), number, len(visits))
                 if any(_key(visit.key, row.name) not in self._records for row in self.rows):
                     self._measure(visit, number)
                     if save is not None:

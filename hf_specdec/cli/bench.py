@@ -1,6 +1,7 @@
 """`hf-specdec bench`: speeds, costs and replays that a stranger can rerun. Thin over `hf_specdec.bench`."""
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,8 +9,10 @@ import torch
 import typer
 from transformers import logging
 
-from hf_specdec.bench.document import flagged, read_document, write_document
-from hf_specdec.bench.prompts import load_prompts
+from hf_specdec.bench.cost import measure_cost
+from hf_specdec.bench.document import SPEEDS, flagged, read_document, write_document
+from hf_specdec.bench.plots import check_matplotlib, plot_document
+from hf_specdec.bench.prompts import Prompt, load_prompts
 from hf_specdec.bench.rows import default_rows, named_rows
 from hf_specdec.bench.run import Bench, BenchSettings
 from hf_specdec.bench.subject import Subject, load_subject, pick_device
@@ -22,6 +25,8 @@ from hf_specdec.errors import ConfigError
 __all__ = ["bench"]
 
 INTERRUPTED = 130
+SAVE_EVERY_SECONDS = 5.0
+DEFAULT_CONTEXT_LENGTHS = (128, 512)
 
 Prompts = Annotated[
     list[str] | None,
@@ -63,6 +68,15 @@ Output = Annotated[Path | None, typer.Option("--output", help="Also write the JS
 Resume = Annotated[
     Path | None, typer.Option("--resume", help="Continue an interrupted run from its document, and write it back.")
 ]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the figures into this folder, as PNG and SVG.")]
+Show = Annotated[Path | None, typer.Option("--show", help="Measure nothing; print or plot this document.")]
+Cost = Annotated[bool, typer.Option("--cost", help="Measure what it costs to verify T tokens at once, instead.")]
+ContextLengths = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--context-length", min=1, help="With --cost: tokens in the cache; repeat for more. Default: 128, 512."
+    ),
+]
 
 
 @reports_errors
@@ -85,27 +99,87 @@ def bench(
     markdown: Markdown = False,
     output: Output = None,
     resume: Resume = None,
+    plot: Plot = None,
+    cost: Cost = False,
+    context_length: ContextLengths = None,
+    show_file: Show = None,
 ) -> None:
     """Measure ways to generate against plain generate, on the same prompts in turn.
 
     The exit code is 1 if a row gives other tokens than it promises, 130 if the run is interrupted; what was measured
     is printed all the same.
     """
-    modes = {None: ("greedy", "sampled"), True: ("sampled",), False: ("greedy",)}[do_sample]
-    settings = BenchSettings(
-        max_new_tokens=max_new_tokens, rounds=rounds, modes=modes, temperature=temperature, seed=seed
-    )
-    _check_output(output)
+    _check(output, plot)
+    if show_file is not None:
+        document = read_document(show_file)
+    else:
+        subject = _subject(model, dtype=dtype, device=device, assistant=assistant, widen=widen, threads=threads)
+        if cost:
+            document = _measured_cost(subject, context_length, rounds, seed, output)
+        else:
+            modes = {None: ("greedy", "sampled"), True: ("sampled",), False: ("greedy",)}[do_sample]
+            settings = BenchSettings(
+                max_new_tokens=max_new_tokens, rounds=rounds, modes=modes, temperature=temperature, seed=seed
+            )
+            chosen = load_prompts(prompts or (), limit=limit)
+            document = _measured_speeds(subject, row, chosen, settings, output, resume)
+    _finish(document, as_json=json, as_markdown=markdown, plot=plot)
+
+
+def _measured_speeds(
+    subject: Subject,
+    names: list[str] | None,
+    prompts: list[Prompt],
+    settings: BenchSettings,
+    output: Path | None,
+    resume: Path | None,
+) -> dict[str, Any]:
+    """Measure with a progress bar; an interrupt leaves what there is, in the document and in the file."""
     earlier = None if resume is None else read_document(resume)
-    chosen = load_prompts(prompts or (), limit=limit)
-    subject = _subject(model, dtype=dtype, device=device, assistant=assistant, widen=widen, threads=threads)
-    rows, left_out = default_rows(subject) if row is None else named_rows(row, subject)
-    run = Bench(subject, rows, chosen, settings, left_out=left_out, document=earlier)
-    was_interrupted = _measure(run, output or resume)
-    show(run.document, as_json=json, as_markdown=markdown)
-    if was_interrupted:
+    rows, left_out = default_rows(subject) if names is None else named_rows(names, subject)
+    run = Bench(subject, rows, prompts, settings, left_out=left_out, document=earlier)
+    path = output or resume
+    saved = time.monotonic()
+
+    def save(document: dict[str, Any]) -> None:
+        nonlocal saved
+        if path is not None and time.monotonic() - saved > SAVE_EVERY_SECONDS:
+            write_document(document, path)
+            saved = time.monotonic()
+
+    try:
+        with progress_bar() as progress:
+            run.run(progress, save)
+    except KeyboardInterrupt:
+        if not run.document["probes"]:
+            raise
+        note("interrupted: what has been measured follows")
+    finally:
+        if path is not None:
+            write_document(run.document, path)
+    return run.document
+
+
+def _measured_cost(
+    subject: Subject, context_lengths: list[int] | None, rounds: int, seed: int, output: Path | None
+) -> dict[str, Any]:
+    lengths = context_lengths or DEFAULT_CONTEXT_LENGTHS
+    with progress_bar() as progress:
+        document = measure_cost(subject, context_lengths=lengths, rounds=rounds, seed=seed, progress=progress)
+    if output is not None:
+        write_document(document, output)
+    return document
+
+
+def _finish(document: dict[str, Any], *, as_json: bool, as_markdown: bool, plot: Path | None) -> None:
+    """Print, plot, and say by the exit code how it went."""
+    show(document, as_json=as_json, as_markdown=as_markdown)
+    if plot is not None:
+        for file in plot_document(document, plot):
+            note(f"wrote {file}", "dim")
+    if not document["is_complete"]:
         raise typer.Exit(INTERRUPTED)
-    if flagged(run.document):
+    if document["kind"] == SPEEDS and flagged(document):
         note("error: a row gave other tokens than it promises; see NOT EQUAL", "red")
         raise typer.Exit(1)
 
@@ -132,26 +206,9 @@ def _subject(
     return subject
 
 
-def _measure(run: Bench, path: Path | None) -> bool:
-    """Run with a progress bar and return whether it was interrupted; `path` always holds what there is."""
-
-    def save(document: dict[str, Any]) -> None:
-        if path is not None:
-            write_document(document, path)
-
-    try:
-        with progress_bar() as progress:
-            run.run(progress, save)
-    except KeyboardInterrupt:
-        if not run.document["records"] and not run.document["probes"]:
-            raise
-        note("interrupted: what has been measured follows" + (f"; continue with --resume {path}" if path else ""))
-        return True
-    finally:
-        save(run.document)
-    return False
-
-
-def _check_output(path: Path | None) -> None:
-    if path is not None and not path.absolute().parent.is_dir():
-        raise ConfigError("output", "must lie in an existing folder", str(path), "Make the folder first.")
+def _check(output: Path | None, plot: Path | None) -> None:
+    """What would only show after the measurement."""
+    if output is not None and not output.absolute().parent.is_dir():
+        raise ConfigError("output", "must lie in an existing folder", str(output), "Make the folder first.")
+    if plot is not None:
+        check_matplotlib()

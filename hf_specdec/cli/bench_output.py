@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import rich.table
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from hf_specdec.bench.run import Visit
-from hf_specdec.bench.tables import NOT_EQUAL, detail_table, facts, markdown, notes, speed_table, titles
+from hf_specdec.bench.tables import NOT_EQUAL, Table, facts, markdown, notes, tables
 from hf_specdec.cli.report import print_json, stdout_console
 
 __all__ = ["progress_bar", "show"]
@@ -28,17 +27,18 @@ def show(document: dict[str, Any], *, as_json: bool, as_markdown: bool) -> None:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[Visit, int, int], None]]:
-    """A progress bar on stderr where that is a terminal; gives the function that moves it."""
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on stderr where that is a terminal.
+
+    Gives the function that moves it: what comes now, its number, the number of all.
+    """
     console = Console(file=sys.stderr)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         bar = progress.add_task("warming up", total=None)
 
-        def advance(visit: Visit, number: int, total: int) -> None:
-            round_name = "warm-up round" if visit.round < 0 else f"round {visit.round + 1}"
-            description = escape(f"{visit.mode}, {round_name}, {visit.prompt.id}")
-            progress.update(bar, description=description, completed=number, total=total)
+        def advance(what: str, number: int, total: int) -> None:
+            progress.update(bar, description=escape(what), completed=number, total=total)
 
         yield advance
 
@@ -47,18 +47,17 @@ def _print_tables(document: dict[str, Any]) -> None:
     console = stdout_console()
     for line in facts(document):
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
-    for mode, title in titles(document).items():
-        console.print(_table(title, *speed_table(document, mode)))
-        console.print(_table("", *detail_table(document, mode)))
+    for table in tables(document):
+        console.print(_drawn(table))
     for line in notes(document):
         style = "bold red" if line.startswith(NOT_EQUAL) else "dim"
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(title: str, headings: list[str], rows: list[list[str]]) -> Table:
-    table = Table(title=title or None, title_justify="left", title_style="bold")
-    for number, heading in enumerate(headings):
-        table.add_column(escape(heading), justify="right" if number else "left", no_wrap=number == 0)
-    for cells in rows:
-        table.add_row(*map(escape, cells), style="bold red" if NOT_EQUAL in cells[-1] else None)
-    return table
+def _drawn(table: Table) -> rich.table.Table:
+    drawn = rich.table.Table(title=table.title or None, title_justify="left", title_style="bold")
+    for number, heading in enumerate(table.headings):
+        drawn.add_column(escape(heading), justify="right" if number else "left", no_wrap=number == 0)
+    for cells in table.rows:
+        drawn.add_row(*map(escape, cells), style="bold red" if NOT_EQUAL in cells[-1] else None)
+    return drawn

@@ -1,0 +1,201 @@
+"""Figures of a document, as PNG and SVG. Reads the same JSON that the tables come from; needs matplotlib.
+
+speeds      speed by task, acceptance by position
+replay      tokens per step against nodes
+cost        what T tokens at once cost
+
+files = plot_document(document, "figures")
+"""
+
+import importlib
+import os
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_specdec.bench.document import COST, REPLAY, SPEEDS
+from hf_specdec.bench.rows import REFERENCE
+from hf_specdec.bench.statistics import OVERALL
+from hf_specdec.bench.tables import facts, titles
+from hf_specdec.errors import ConfigError, MissingExtraError
+
+__all__ = ["check_matplotlib", "plot_document"]
+
+# Okabe and Ito's colours, told apart by colour-blind readers; in order of use.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+MARKERS = "osD^vPX*"
+FORMATS = ("png", "svg")
+GROUP_WIDTH = 0.8
+LABEL_WIDTH = 14
+LEGEND_COLUMNS = 4
+
+Document = dict[str, Any]
+Draw = Callable[[Document, Any], None]
+
+
+def plot_document(document: Document, folder: str | os.PathLike[str]) -> list[Path]:
+    """Draw every figure that the document has numbers for; returns the files.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ConfigError: a document of another kind.
+    """
+    check_matplotlib()
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, dict[str, Draw]] = {
+        SPEEDS: {"speed_by_task": _speed_by_task, "acceptance_by_position": _acceptance_by_position},
+        REPLAY: {"tokens_per_step": _tokens_per_step},
+        COST: {"cost_curve": _cost_curve},
+    }
+    kind = document.get("kind")
+    if kind not in figures:
+        raise ConfigError("document", f"must be of kind {', '.join(figures)}", kind, "Give one of hf-specdec bench.")
+    files = []
+    for name, draw in figures[kind].items():
+        figure = importlib.import_module("matplotlib.figure").Figure(layout="constrained")
+        draw(document, figure)
+        figure.text(0.01, -0.01, facts(document)[0], fontsize=7, color="0.4", va="top")
+        for suffix in FORMATS:
+            files.append(target / f"{name}.{suffix}")
+            figure.savefig(files[-1], dpi=160, bbox_inches="tight")
+    return files
+
+
+def check_matplotlib() -> None:
+    """Raise where there is none, before anything is measured."""
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "bench", "--plot") from error
+
+
+def _speed_by_task(document: Document, figure: Any) -> None:
+    modes = titles(document)
+    figure.set_size_inches(11, 3.6 * len(modes))
+    for axes, (mode, title) in zip(_stack(figure, len(modes)), modes.items(), strict=True):
+        rows = {name: row["speed"] for name, row in document["summary"][mode].items() if name != REFERENCE}
+        tasks = [task for task in dict.fromkeys(task for speed in rows.values() for task in speed) if task != OVERALL]
+        groups = [*tasks, OVERALL]
+        width = GROUP_WIDTH / max(len(rows), 1)
+        for number, (name, speed) in enumerate(rows.items()):
+            places = [index + (number - (len(rows) - 1) / 2) * width for index in range(len(groups))]
+            known = [(place, speed[task]) for place, task in zip(places, groups, strict=True) if task in speed]
+            axes.bar(
+                [place for place, _ in known],
+                [ratio["median"] for _, ratio in known],
+                width * 0.92,
+                yerr=_errors([ratio for _, ratio in known]),
+                error_kw={"elinewidth": 0.8, "ecolor": "0.3"},
+                color=COLOURS[number % len(COLOURS)],
+                label=name,
+            )
+        axes.axhline(1.0, color="0.3", linewidth=0.8)
+        axes.axvline(len(tasks) - 0.5, color="0.8", linewidth=0.8)
+        axes.set_xticks(range(len(groups)), [textwrap.fill(group, LABEL_WIDTH) for group in groups])
+        axes.set_ylabel(f"speed, {REFERENCE} = 1")
+        axes.set_title(title, loc="left", fontsize=10)
+        _tidy(axes, grid="y")
+    _legend(figure)
+
+
+def _acceptance_by_position(document: Document, figure: Any) -> None:
+    modes = titles(document)
+    figure.set_size_inches(5 * len(modes), 3.8)
+    for axes, (mode, title) in zip(_beside(figure, len(modes)), modes.items(), strict=True):
+        rows = {name: row for name, row in document["summary"][mode].items() if name != REFERENCE}
+        for number, (name, row) in enumerate(rows.items()):
+            shares = row["acceptance_by_position"]
+            if shares:
+                axes.plot(range(1, len(shares) + 1), shares, label=name, **_style(number))
+        axes.set_ylim(0, 1)
+        axes.set_xlabel("position in the draft")
+        axes.set_ylabel("share of steps that accepted it")
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        _tidy(axes)
+    _legend(figure)
+
+
+def _tokens_per_step(document: Document, figure: Any) -> None:
+    figure.set_size_inches(6, 4)
+    axes = figure.subplots()
+    for number, (name, points) in enumerate(document["drafters"].items()):
+        nodes = [point["num_nodes"] for point in points]
+        axes.plot(nodes, [point["tokens_per_step"] for point in points], label=name, **_style(number))
+    axes.set_xscale("log", base=2)
+    _plain_ticks(axes, sorted({point["num_nodes"] for points in document["drafters"].values() for point in points}))
+    axes.set_xlabel("drafted tokens a step, at most")
+    axes.set_ylabel("tokens a step")
+    _tidy(axes)
+    _legend(figure)
+
+
+def _cost_curve(document: Document, figure: Any) -> None:
+    figure.set_size_inches(6, 4)
+    axes = figure.subplots()
+    for number, curve in enumerate(document["curves"]):
+        points = curve["points"]
+        axes.errorbar(
+            [point["num_tokens"] for point in points],
+            [point["ratio"]["median"] for point in points],
+            yerr=_errors([point["ratio"] for point in points]),
+            label=f"context of {curve['context_length']}",
+            capsize=2,
+            **_style(number),
+        )
+    axes.set_xscale("log", base=2)
+    _plain_ticks(axes, [point["num_tokens"] for point in document["curves"][0]["points"]])
+    axes.set_ylim(bottom=0)
+    axes.axhline(1.0, color="0.3", linewidth=0.8)
+    axes.set_xlabel("tokens verified at once, T")
+    axes.set_ylabel("t(T) / t(1)")
+    _tidy(axes)
+    _legend(figure)
+
+
+def _errors(ratios: Sequence[dict[str, float]]) -> list[list[float]]:
+    """Distances from the median down to the interval's low end and up to its high end."""
+    low = [ratio["median"] - ratio["low"] for ratio in ratios]
+    return [low, [ratio["high"] - ratio["median"] for ratio in ratios]]
+
+
+def _style(number: int) -> dict[str, Any]:
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "markersize": 4,
+        "linewidth": 1.4,
+    }
+
+
+def _stack(figure: Any, count: int) -> list[Any]:
+    return list(figure.subplots(count, 1, squeeze=False)[:, 0])
+
+
+def _beside(figure: Any, count: int) -> list[Any]:
+    return list(figure.subplots(1, count, squeeze=False)[0])
+
+
+def _plain_ticks(axes: Any, values: Sequence[int]) -> None:
+    axes.set_xticks(values, [str(value) for value in values])
+    axes.minorticks_off()
+
+
+def _tidy(axes: Any, grid: str = "both") -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=grid, color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def _legend(figure: Any) -> None:
+    """One legend for all axes, above them."""
+    entries: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        entries.update(zip(labels, handles, strict=True))
+    if entries:
+        columns = min(len(entries), LEGEND_COLUMNS)
+        place = "outside upper center"
+        figure.legend(entries.values(), entries.keys(), loc=place, ncols=columns, frameon=False, fontsize=8)
