@@ -137,7 +137,8 @@ class Bench:
             save: called after each visit with the document.
         """
         visits = list(self._visits())
-        verbosity = transformers.logging.get_verbosity()
+        state, verbosity = state_of(self.subject.model), transformers.logging.get_verbosity()
+        own_memory = state.memory
         transformers.logging.set_verbosity_error()
         try:
             self._warm_up()
@@ -150,6 +151,7 @@ class Bench:
                         save(self.document)
             self.document["is_complete"] = True
         finally:
+            state.memory = own_memory
             transformers.logging.set_verbosity(verbosity)
             self.summarize()
         return self.document
@@ -168,7 +170,8 @@ class Bench:
 
     def _warm_up(self) -> None:
         """A few tokens with every row; transformers' own rows that refuse the model are left out."""
-        inputs = self._encode(self.prompts[0].turns[0], self.prompts[0].is_chat)
+        first = Visit(self.settings.modes[0], PROBE_ROUND, self.prompts[0], 0)
+        inputs = self._encode(self._messages(first), first.prompt.is_chat)
         for row in list(self.rows):
             options = {"max_new_tokens": WARM_UP_TOKENS, "do_sample": False}
             state_of(self.subject.model).memory = Memory()
@@ -186,7 +189,7 @@ class Bench:
         if self._round != (visit.mode, visit.round):
             self._round = (visit.mode, visit.round)
             self._memories = {row.name: Memory() for row in self.rows}
-        inputs = self._encode(self._text(visit), visit.prompt.is_chat)
+        inputs = self._encode(self._messages(visit), visit.prompt.is_chat)
         start = number % len(self.rows)
         found = {row.name: self._call(visit, row, inputs) for row in self.rows[start:] + self.rows[:start]}
         expected = found[REFERENCE]["token_ids"]
@@ -208,7 +211,7 @@ class Bench:
         outcome = call(self.subject, row, inputs, self.settings.options(visit.mode), seed)
         return {**visit.key, "row": row.name, **dataclasses.asdict(outcome)}
 
-    def _text(self, visit: Visit) -> Any:
+    def _messages(self, visit: Visit) -> list[dict[str, str]]:
         """The prompt of a turn: what was said before, with the reference's answers, and what is said now."""
         messages = []
         for turn in range(visit.turn):
@@ -220,10 +223,9 @@ class Bench:
         messages.append({"role": "user", "content": visit.prompt.turns[visit.turn]})
         return messages
 
-    def _encode(self, messages: Any, is_chat: bool) -> dict[str, torch.Tensor]:
+    def _encode(self, messages: list[dict[str, str]], is_chat: bool) -> dict[str, torch.Tensor]:
+        """Token ids and mask; through the chat template where prompt and tokenizer are made for it."""
         tokenizer, device = self.subject.tokenizer, self.subject.model.device
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
         if is_chat and getattr(tokenizer, "chat_template", None):
             encoded = tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -239,7 +241,8 @@ class Bench:
             return list(prompts)
         fitting = []
         for prompt in prompts:
-            length = self._encode("\n\n".join(prompt.turns), prompt.is_chat)["input_ids"].shape[1]
+            said = [{"role": "user", "content": "\n\n".join(prompt.turns)}]
+            length = self._encode(said, prompt.is_chat)["input_ids"].shape[1]
             if length + self.settings.max_new_tokens * len(prompt.turns) <= positions:
                 fitting.append(prompt)
         skipped = len(prompts) - len(fitting)

@@ -175,7 +175,7 @@ def _times(ratio: dict[str, Any] | None) -> str:
 
 
 def _interval(ratio: dict[str, Any] | None) -> str:
-    return "-" if ratio is None else f"{ratio['low']:.2f} to {ratio['high']:.2f}"
+    return "-" if ratio is None else f"{ratio['low']:.2f}-{ratio['high']:.2f}"
 
 
 def _equality(row: dict[str, Any], name: str, is_broken: bool) -> str:
