@@ -9,84 +9,32 @@ of its own that is empty when a round begins, so that no call can draft from an 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import transformers
 
+from hf_specdec.bench.conversation import encode, fitting, messages_of
 from hf_specdec.bench.document import check_continues, new_document
 from hf_specdec.bench.header import header
 from hf_specdec.bench.measure import probed_call, timed_call
+from hf_specdec.bench.plan import PROBE_ROUND, BenchSettings, Visit, visits
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.rows import REFERENCE, Row
 from hf_specdec.bench.statistics import summarize
 from hf_specdec.bench.subject import Subject
-from hf_specdec.config import check_positive
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods import Memory
 from hf_specdec.state import state_of
 
-__all__ = ["Bench", "BenchSettings", "Visit"]
+__all__ = ["Bench"]
 
 WARM_UP_TOKENS = 8
-PROBE_ROUND = -1
 
 Document = dict[str, Any]
 Progress = Callable[[str, int, int], None]
 Save = Callable[[Document], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchSettings:
-    """How to measure.
-
-    Args:
-        modes (`tuple[str, ...]`): `"greedy"`, `"sampled"` or both.
-        temperature (`float`): of the sampled mode.
-        seed (`int`): of the sampled mode; round r draws from `seed + r`, every row the same.
-        rounds (`int`): timed rounds, after the probed one.
-    """
-
-    max_new_tokens: int = 128
-    rounds: int = 3
-    modes: tuple[str, ...] = ("greedy", "sampled")
-    temperature: float = 0.7
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_positive("max_new_tokens", self.max_new_tokens, "Usual values are 64 to 512.")
-        check_positive("rounds", self.rounds, "Three give a spread.")
-        if not self.modes or not set(self.modes) <= {"greedy", "sampled"}:
-            raise ConfigError("modes", 'must be "greedy", "sampled" or both', self.modes, "Leave it out for both.")
-        if self.temperature <= 0:
-            raise ConfigError("temperature", "must be above 0", self.temperature, 'Use the mode "greedy".')
-
-    def options(self, mode: str) -> dict[str, Any]:
-        """Arguments of `generate` for a mode."""
-        sampling = {"do_sample": True, "temperature": self.temperature} if mode == "sampled" else {"do_sample": False}
-        return {"max_new_tokens": self.max_new_tokens, **sampling}
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """All rows on one turn of one prompt in one round; the unit that is measured or not."""
-
-    mode: str
-    round: int
-    prompt: Prompt
-    turn: int
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """What its records begin with."""
-        task = self.prompt.task
-        return {"mode": self.mode, "round": self.round, "prompt": self.prompt.id, "task": task, "turn": self.turn}
-
-    def __str__(self) -> str:
-        name = "warm-up round" if self.round == PROBE_ROUND else f"round {self.round + 1}"
-        return f"{self.mode}, {name}, {self.prompt.id}"
 
 
 class Bench:
@@ -122,7 +70,10 @@ class Bench:
             known = {row["name"] for row in document["rows"]}
             self.rows = [row for row in self.rows if row.name in known]
         self.document = fresh if document is None else document
-        self.prompts = self._fitting(prompts)
+        self.prompts = fitting(subject, prompts, settings.max_new_tokens)
+        if len(self.prompts) < len(prompts):
+            what = f"{len(prompts) - len(self.prompts)} of {len(prompts)} prompts"
+            self.document["left_out"][what] = "too long for the model's positions"
         self._records: dict[tuple[Any, ...], dict[str, Any]] = {}
         for record in (*self.document["probes"], *self.document["records"]):
             self._records[_key(record, record["row"])] = record
@@ -136,15 +87,16 @@ class Bench:
             progress: called before each visit with its description, its number and the number of all.
             save: called after each visit with the document.
         """
-        visits = list(self._visits())
+        plan = list(visits(self.settings, self.prompts))
         state, verbosity = state_of(self.subject.model), transformers.logging.get_verbosity()
         own_memory = state.memory
         transformers.logging.set_verbosity_error()
+        self.document["is_complete"] = False
         try:
             self._warm_up()
-            for number, visit in enumerate(visits):
+            for number, visit in enumerate(plan):
                 if progress is not None:
-                    progress(str(visit), number, len(visits))
+                    progress(str(visit), number, len(plan))
                 if any(_key(visit.key, row.name) not in self._records for row in self.rows):
                     self._measure(visit, number)
                     if save is not None:
@@ -161,17 +113,9 @@ class Bench:
         document = self.document
         document["summary"] = summarize(document["records"], document["probes"], document["rows"])
 
-    def _visits(self) -> Iterator[Visit]:
-        for mode in self.settings.modes:
-            for turn in range(PROBE_ROUND, self.settings.rounds):
-                for prompt in self.prompts:
-                    for index in range(len(prompt.turns)):
-                        yield Visit(mode, turn, prompt, index)
-
     def _warm_up(self) -> None:
         """A few tokens with every row; transformers' own rows that refuse the model are left out."""
-        first = Visit(self.settings.modes[0], PROBE_ROUND, self.prompts[0], 0)
-        inputs = self._encode(self._messages(first), first.prompt.is_chat)
+        inputs = self._inputs(Visit(self.settings.modes[0], PROBE_ROUND, self.prompts[0], 0))
         for row in list(self.rows):
             options = {"max_new_tokens": WARM_UP_TOKENS, "do_sample": False}
             state_of(self.subject.model).memory = Memory()
@@ -189,7 +133,7 @@ class Bench:
         if self._round != (visit.mode, visit.round):
             self._round = (visit.mode, visit.round)
             self._memories = {row.name: Memory() for row in self.rows}
-        inputs = self._encode(self._messages(visit), visit.prompt.is_chat)
+        inputs = self._inputs(visit)
         start = number % len(self.rows)
         found = {row.name: self._call(visit, row, inputs) for row in self.rows[start:] + self.rows[:start]}
         expected = found[REFERENCE]["token_ids"]
@@ -211,47 +155,12 @@ class Bench:
         outcome = call(self.subject, row, inputs, self.settings.options(visit.mode), seed)
         return {**visit.key, "row": row.name, **dataclasses.asdict(outcome)}
 
-    def _messages(self, visit: Visit) -> list[dict[str, str]]:
-        """The prompt of a turn: what was said before, with the reference's answers, and what is said now."""
-        messages = []
-        for turn in range(visit.turn):
-            earlier = dataclasses.replace(visit, turn=turn)
-            answer = self._records[_key(earlier.key, REFERENCE)]["token_ids"]
-            messages.append({"role": "user", "content": visit.prompt.turns[turn]})
-            text = self.subject.tokenizer.decode(answer, skip_special_tokens=True)
-            messages.append({"role": "assistant", "content": text})
-        messages.append({"role": "user", "content": visit.prompt.turns[visit.turn]})
-        return messages
-
-    def _encode(self, messages: list[dict[str, str]], is_chat: bool) -> dict[str, torch.Tensor]:
-        """Token ids and mask; through the chat template where prompt and tokenizer are made for it."""
-        tokenizer, device = self.subject.tokenizer, self.subject.model.device
-        if is_chat and getattr(tokenizer, "chat_template", None):
-            encoded = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-            )
-        else:
-            encoded = tokenizer("\n\n".join(message["content"] for message in messages), return_tensors="pt")
-        return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
-
-    def _fitting(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Prompts that the model has positions for, the others named in the document."""
-        positions = getattr(self.subject.model.config.get_text_config(), "max_position_embeddings", None)
-        if positions is None:
-            return list(prompts)
-        fitting = []
-        for prompt in prompts:
-            said = [{"role": "user", "content": "\n\n".join(prompt.turns)}]
-            length = self._encode(said, prompt.is_chat)["input_ids"].shape[1]
-            if length + self.settings.max_new_tokens * len(prompt.turns) <= positions:
-                fitting.append(prompt)
-        skipped = len(prompts) - len(fitting)
-        if not fitting:
-            rule = f"must leave room for the new tokens within the model's {positions} positions"
-            raise ConfigError("prompts", rule, len(prompts), "Use shorter prompts or fewer new tokens.")
-        if skipped:
-            self.document["left_out"][f"{skipped} of {len(prompts)} prompts"] = f"longer than {positions} positions"
-        return fitting
+    def _inputs(self, visit: Visit) -> dict[str, torch.Tensor]:
+        """What is said in a visit, after earlier turns and the reference's answers to them."""
+        earlier = [dataclasses.replace(visit, turn=turn) for turn in range(visit.turn)]
+        answers = [self._records[_key(before.key, REFERENCE)]["token_ids"] for before in earlier]
+        texts = [self.subject.tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
+        return encode(self.subject, messages_of(visit.prompt, texts), visit.prompt.is_chat)
 
 
 def _key(record: Mapping[str, Any], row: str) -> tuple[Any, ...]:

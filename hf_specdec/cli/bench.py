@@ -11,10 +11,11 @@ from transformers import logging
 
 from hf_specdec.bench.cost import measure_cost
 from hf_specdec.bench.document import SPEEDS, flagged, read_document, write_document
+from hf_specdec.bench.plan import BenchSettings
 from hf_specdec.bench.plots import check_matplotlib, plot_document
 from hf_specdec.bench.prompts import Prompt, load_prompts
 from hf_specdec.bench.rows import default_rows, named_rows
-from hf_specdec.bench.run import Bench, BenchSettings
+from hf_specdec.bench.run import Bench
 from hf_specdec.bench.subject import Subject, load_subject, pick_device
 from hf_specdec.bench.widen import read_size
 from hf_specdec.cli import options

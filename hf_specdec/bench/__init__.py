@@ -1,0 +1,1 @@
+"""Measurements that a stranger can rerun."""

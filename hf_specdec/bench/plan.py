@@ -1,0 +1,77 @@
+"""What a run consists of: its settings, and its visits in their order. Knows nothing about models.
+
+settings = BenchSettings(rounds=3, modes=("greedy",))
+for visit in visits(settings, prompts): ...
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hf_specdec.bench.prompts import Prompt
+from hf_specdec.config import check_positive
+from hf_specdec.errors import ConfigError
+
+__all__ = ["PROBE_ROUND", "BenchSettings", "Visit", "visits"]
+
+PROBE_ROUND = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchSettings:
+    """How to measure.
+
+    Args:
+        modes (`tuple[str, ...]`): `"greedy"`, `"sampled"` or both.
+        temperature (`float`): of the sampled mode.
+        seed (`int`): of the sampled mode; round r draws from `seed + r`, every row the same.
+        rounds (`int`): timed rounds, after the probed one.
+    """
+
+    max_new_tokens: int = 128
+    rounds: int = 3
+    modes: tuple[str, ...] = ("greedy", "sampled")
+    temperature: float = 0.7
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive("max_new_tokens", self.max_new_tokens, "Usual values are 64 to 512.")
+        check_positive("rounds", self.rounds, "Three give a spread.")
+        if not self.modes or not set(self.modes) <= {"greedy", "sampled"}:
+            raise ConfigError("modes", 'must be "greedy", "sampled" or both', self.modes, "Leave it out for both.")
+        if self.temperature <= 0:
+            raise ConfigError("temperature", "must be above 0", self.temperature, 'Use the mode "greedy".')
+
+    def options(self, mode: str) -> dict[str, Any]:
+        """Arguments of `generate` for a mode."""
+        sampling = {"do_sample": True, "temperature": self.temperature} if mode == "sampled" else {"do_sample": False}
+        return {"max_new_tokens": self.max_new_tokens, **sampling}
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """All rows on one turn of one prompt in one round; the unit that is measured or not."""
+
+    mode: str
+    round: int
+    prompt: Prompt
+    turn: int
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What its records begin with."""
+        task = self.prompt.task
+        return {"mode": self.mode, "round": self.round, "prompt": self.prompt.id, "task": task, "turn": self.turn}
+
+    def __str__(self) -> str:
+        name = "warm-up round" if self.round == PROBE_ROUND else f"round {self.round + 1}"
+        return f"{self.mode}, {name}, {self.prompt.id}"
+
+
+def visits(settings: BenchSettings, prompts: Sequence[Prompt]) -> Iterator[Visit]:
+    """Mode by mode, the probed round before the timed ones, all prompts in each."""
+    for mode in settings.modes:
+        for number in range(PROBE_ROUND, settings.rounds):
+            for prompt in prompts:
+                for turn in range(len(prompt.turns)):
+                    yield Visit(mode, number, prompt, turn)
