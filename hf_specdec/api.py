@@ -43,12 +43,7 @@ def enable(model: Model, **configs: Any) -> Model:
         UnsupportedModelError: the model has no `generate`.
         ConfigError: an unknown or invalid configuration.
     """
-    inner = compat.generation_model(model)
-    if not isinstance(inner, PreTrainedModel) or not isinstance(inner, GenerationMixin) or not inner.can_generate():
-        raise UnsupportedModelError(
-            f"`model` must be a transformers model with `generate`, but is {type(inner).__name__}. "
-            "Load it with an AutoModelForCausalLM or AutoModelForSeq2SeqLM class."
-        )
+    inner = _generating(model)
     defaults: dict[str, SpecConfig] = {}
     known = config_arguments()
     for name, value in configs.items():
@@ -72,7 +67,7 @@ def disable(model: Model) -> Model:
 
 def capability(model: Any) -> Capability:
     """How `model` can be driven: its tier and why. Found by a few small forwards, then kept on the model."""
-    inner = compat.generation_model(model)
+    inner = _generating(model)
     return state_of(inner).capability(inner)
 
 
@@ -126,7 +121,38 @@ def decode(
     if spec_streamer is not None:
         spec_streamer.put(input_ids.cpu())
     bound = _BoundDecode(request, spec_streamer)
-    return bound(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
+    try:
+        return bound(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
+    except BaseException:
+        bound.end_streamer()
+        raise
+
+
+def _generating(model: Any) -> PreTrainedModel:
+    """The transformers model inside `model`, if it generates."""
+    inner = compat.generation_model(model)
+    if not isinstance(inner, PreTrainedModel) or not isinstance(inner, GenerationMixin) or not inner.can_generate():
+        raise UnsupportedModelError(
+            f"`model` must be a transformers model with `generate`, but is {type(inner).__name__}. "
+            "Load it with an AutoModelForCausalLM or AutoModelForSeq2SeqLM class."
+        )
+    return inner
+
+
+class _EndedOnce:
+    """A streamer that remembers whether it was ended."""
+
+    def __init__(self, streamer: Any) -> None:
+        self._streamer, self.ended = streamer, False
+
+    def put(self, value: torch.Tensor) -> None:
+        """Pass tokens on."""
+        self._streamer.put(value)
+
+    def end(self) -> None:
+        """End the streamer; whether or not that raises, it was asked to."""
+        self.ended = True
+        self._streamer.end()
 
 
 class _EnabledGenerate:
@@ -149,7 +175,8 @@ class _BoundDecode:
     """The decoding method of one call, with what transformers would drop on the way to it."""
 
     def __init__(self, request: Request | None, streamer: Any = None) -> None:
-        self.request, self.streamer = request, streamer
+        self.request = request
+        self.streamer = _EndedOnce(streamer) if streamer is not None else None
 
     def __call__(
         self,
@@ -163,12 +190,12 @@ class _BoundDecode:
         call = Call(
             model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.streamer
         )
-        try:
-            return _decode(call, self.request)
-        except BaseException:
-            if self.streamer is not None:
-                self.streamer.end()
-            raise
+        return _decode(call, self.request)
+
+    def end_streamer(self) -> None:
+        """Let nobody wait for a text that will not come."""
+        if self.streamer is not None and not self.streamer.ended:
+            self.streamer.end()
 
 
 def _generate(model: PreTrainedModel, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -176,10 +203,15 @@ def _generate(model: PreTrainedModel, plain: Callable[..., Any], args: tuple[Any
     custom = kwargs.get("custom_generate")
     if isinstance(custom, _BoundDecode):
         return plain(*args, **kwargs)
-    kwargs = {**named_arguments(plain, args), **kwargs}
+    named = named_arguments(plain, args)
+    if doubled := named.keys() & kwargs.keys():
+        raise TypeError(f"generate() got multiple values for argument {min(doubled)!r}")
+    kwargs = {**named, **kwargs}
     configs = [c for c in (kwargs.get("generation_config"), model.generation_config) if c is not None]
     request = read_request(kwargs, configs, state_of(model).defaults)
     if request is None:
+        if custom is decode:
+            del kwargs["custom_generate"]
         return plain(**kwargs)
     if custom is not None and custom is not decode:
         raise ConfigError(
@@ -189,15 +221,19 @@ def _generate(model: PreTrainedModel, plain: Callable[..., Any], args: tuple[Any
     check_prompt(model, kwargs)
     bind_stop_strings(model, kwargs)
     unset(model, kwargs, "prompt_lookup_num_tokens")
-    kwargs["custom_generate"] = _BoundDecode(request, kwargs.get("streamer"))
-    return plain(**kwargs)
+    bound = kwargs["custom_generate"] = _BoundDecode(request, kwargs.get("streamer"))
+    try:
+        return plain(**kwargs)
+    except BaseException:
+        bound.end_streamer()
+        raise
 
 
 def _decode(call: Call, request: Request | None) -> Any:
     """Decode a prepared call in the best way that the model and the inputs allow."""
     model = call.model
     state = state_of(model)
-    stats = SpecStats(method=request.name if request is not None else "plain")
+    stats = SpecStats(method=(request.name or "") if request is not None else "plain")
     if request is None:
         return decode_plain(call, stats=stats)
     if call.input_ids.shape[0] > 1:
@@ -212,6 +248,7 @@ def _decode(call: Call, request: Request | None) -> Any:
             logger.warning("%s decodes without speculation: %s", type(model).__name__, stats.plain_reason)
         return decode_plain(call, stats=stats)
     drafter = request.make_drafter(state.memory)
+    stats.method = stats.method or type(drafter).__name__
     if request.config.engine == "assisted":
         return decode_assisted(call, drafter, stats=stats)
     tier = found.tier

@@ -218,6 +218,16 @@ class SpecCache(Cache):
             if isinstance(layer, SpecLayer) and layer.is_initialized:
                 layer.set_lengths(self.lengths or (0,) * len(layer.lengths))
 
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` tokens of every row."""
+        super().crop(tokens_to_remove)
+        self.settle()
+
+    def reset(self) -> None:
+        """Forget every token."""
+        super().reset()
+        self.settle()
+
     def hand_back(self, cache: DynamicCache) -> None:
         """Put the text's columns where plain generation would have left them. Rows must be equally long."""
         while len(cache.layers) < len(self.layers):

@@ -55,11 +55,18 @@ class _EnabledAutoModel:
                 raise ConfigError("dtype", "must be unset beside precision", kwargs["dtype"], "Give only one.")
             kwargs["dtype"] = PRECISIONS[precision]
         _check_folder(path)
+        wants_info = kwargs.pop("output_loading_info", False)
         try:
-            model = cls.auto_class.from_pretrained(path, **kwargs)
+            model, info = cls.auto_class.from_pretrained(path, output_loading_info=True, **kwargs)
         except (OSError, SafetensorError, json.JSONDecodeError) as error:
             raise CheckpointError(f"{os.fspath(path)!r} could not be loaded: {_first_line(error)}") from error
-        return enable(model)
+        if missing := sorted(info["missing_keys"]):
+            raise CheckpointError(
+                f"{os.fspath(path)!r} must hold every weight of {type(model).__name__}, but lacks {len(missing)}, "
+                f"{missing[0]!r} among them. Is the download complete, and the class the right one?"
+            )
+        enable(model)
+        return (model, info) if wants_info else model
 
 
 class AutoModelForCausalLM(_EnabledAutoModel):
@@ -85,8 +92,19 @@ def _check_folder(path: str | os.PathLike[str]) -> None:
         return
     if not folder.is_dir():
         raise CheckpointError(f"`path` must be a folder, but {text!r} is a file. Give the folder that holds it.")
-    if not (folder / "config.json").is_file():
+    config = folder / "config.json"
+    if not config.is_file():
         raise CheckpointError(f"`path` must hold a config.json, but {text!r} does not. Is it a checkpoint?")
+    try:
+        content = json.loads(config.read_text("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{str(config)!r} must be JSON, but is not: {_first_line(error)}") from error
+    model_type = content.get("model_type") if isinstance(content, dict) else None
+    if model_type not in transformers.CONFIG_MAPPING and not (isinstance(content, dict) and "auto_map" in content):
+        raise CheckpointError(
+            f"{str(config)!r} must name a model_type that transformers {transformers.__version__} knows, "
+            f"but has {model_type!r}. Is it a transformers checkpoint?"
+        )
 
 
 def _first_line(error: Exception) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StoppingCriteriaList
 
 from hf_specdec import compat
 from hf_specdec.errors import ConfigError
@@ -20,11 +20,18 @@ from hf_specdec.errors import ConfigError
 __all__ = ["bind_stop_strings", "check_modes", "check_prompt", "named_arguments", "settings_of", "unset"]
 
 Settings = Callable[[str], Any]
+OTHER_SPECULATION = ("use_mtp", "assistant_early_exit", "speculation_type")  # transformers' own
 
 
 def named_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Any]:
     """Positional arguments under the names that `function` gives them."""
-    return dict(inspect.signature(function).bind_partial(*args).arguments) if args else {}
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+        function = GenerationMixin.generate
+        args = (None, *args)
+    named = dict(inspect.signature(function).bind_partial(*args).arguments)
+    named.pop("self", None)
+    return named
 
 
 def settings_of(kwargs: Mapping[str, Any], configs: list[GenerationConfig]) -> Settings:
@@ -50,8 +57,8 @@ def check_modes(settings: Callable[[str], Any], kwargs: Mapping[str, Any]) -> No
         rule = "must be 1 with spec_method (beam search has no speculative form)"
         raise ConfigError("num_beams", rule, settings("num_beams"), plain)
     if settings("use_cache") is False:
-        raise ConfigError("use_cache", "must be True with spec_method", False, f"Drop use_cache=False. {plain}")
-    for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids", "token_healing"):
+        raise ConfigError("use_cache", "must be True with spec_method", False, f"Pass use_cache=True. {plain}")
+    for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids", "token_healing", *OTHER_SPECULATION):
         if settings(name):
             raise ConfigError(name, "must be unset with spec_method", settings(name), plain)
     if settings("output_attentions"):
@@ -71,7 +78,7 @@ def check_modes(settings: Callable[[str], Any], kwargs: Mapping[str, Any]) -> No
 
 def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
     """Refuse prompts that the model cannot read, before anything is computed."""
-    ids = kwargs.get("inputs", kwargs.get("input_ids"))
+    ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point():
         return
     if ids.numel() == 0:

@@ -25,9 +25,9 @@ DRAFT_BUDGET = 64  # for a drafter of the user's own, which has no configuration
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A checked request. `make_drafter(memory)` gives the drafter of one row."""
+    """A checked request. `make_drafter(memory)` gives the drafter of one row; without a name, it has its own."""
 
-    name: str
+    name: str | None
     config: SpecConfig
     budget: int
     make_drafter: Callable[[Memory], Drafter]
@@ -52,8 +52,8 @@ def read_request(
         raise ConfigError("spec_observer", "must be callable", observer, "Pass a function of one SpecStep.")
     given = {name: kwargs.pop(name) for name in config_arguments() if name in kwargs}
     given = {name: value for name, value in given.items() if value is not None}
-    config = _pick(kwargs, configs, "spec_config")
-    method_value = _pick(kwargs, configs, "spec_method", given)
+    config = kwargs.pop("spec_config", None)
+    method_value = _method_value(kwargs, configs, given)
     if method_value is None:
         if config is not None or given:
             name = "spec_config" if config is not None else next(iter(given))
@@ -63,6 +63,8 @@ def read_request(
         return _own_drafter(method_value, config, given, observer)
     method = resolve(method_value)
     config = _one_config(method, config, given)
+    if config is None:
+        config = _configured(method, configs)
     if config is None:
         config = defaults.get(method.name)
     if method.config_class is PromptLookupConfig:
@@ -77,17 +79,21 @@ def read_request(
     )
 
 
-def _pick(
-    kwargs: dict[str, Any], configs: list[GenerationConfig], name: str, given: Mapping[str, Any] | None = None
-) -> Any:
-    """The argument, else the first configuration that has the attribute; a method's argument implies the method."""
-    if name in kwargs:
-        return kwargs.pop(name)
+def _method_value(kwargs: dict[str, Any], configs: list[GenerationConfig], given: Mapping[str, Any]) -> Any:
+    """The argument, be it `None`; else the method of a method's argument; else what the configurations say."""
+    if "spec_method" in kwargs:
+        return kwargs.pop("spec_method")
     if given:
         return config_arguments()[next(iter(given))].name
+    return next((m for m in (getattr(config, "spec_method", None) for config in configs) if m is not None), None)
+
+
+def _configured(method: Method, configs: list[GenerationConfig]) -> Any:
+    """The first `spec_config` of a generation configuration that is not meant for another method."""
     for config in configs:
-        if getattr(config, name, None) is not None:
-            return getattr(config, name)
+        value, name = getattr(config, "spec_config", None), getattr(config, "spec_method", None)
+        if value is not None and (name is None or resolve(name) is method):
+            return value
     return None
 
 
@@ -141,7 +147,7 @@ def _own_drafter(value: Any, config: Any, given: Mapping[str, Any], observer: Ob
         return made
 
     return Request(
-        name=getattr(value, "__name__", type(value).__name__),
+        name=None,
         config=PlainConfig(),
         budget=DRAFT_BUDGET,
         make_drafter=drafter,

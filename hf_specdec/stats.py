@@ -17,7 +17,7 @@ class SpecStats:
     Attributes:
         method (`str`): the method's name.
         tier (`str`): how the model was driven: `"tree"`, `"chain"` or `"plain"`.
-        num_tokens (`int`): tokens emitted.
+        num_tokens (`int`): tokens emitted; in a batch that is decoded plainly, the padding of finished rows too.
         num_drafts (`int`): verify steps, the prompt's forward not counted.
         num_draft_tokens (`int`): tokens drafted.
         num_accepted_tokens (`int`): drafted tokens that were emitted.

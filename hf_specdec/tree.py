@@ -74,11 +74,15 @@ class DraftTree:
             tokens.append(self.tokens[node])
         return tokens
 
-    def truncated(self, *, max_depth: int | None = None, max_nodes: int | None = None) -> "DraftTree":
-        """The same tree without nodes deeper than `max_depth` and without the last ones beyond `max_nodes` drafts."""
+    def truncated(
+        self, *, max_depth: int | None = None, max_nodes: int | None = None, vocab_size: int | None = None
+    ) -> "DraftTree":
+        """The same tree without nodes that are deeper than `max_depth`, come after `max_nodes` drafted ones, or hold a
+        token that is not below `vocab_size`; what hangs below such a node goes with it."""
         deepest = len(self.tokens) - 1 if self.is_chain else max(self.depths)
         keep_depth = max_depth is None or deepest <= max_depth
-        if keep_depth and (max_nodes is None or self.num_draft_tokens <= max_nodes):
+        keep_tokens = vocab_size is None or max(self.tokens) < vocab_size
+        if keep_depth and keep_tokens and (max_nodes is None or self.num_draft_tokens <= max_nodes):
             return self
         builder = TreeBuilder(self.tokens[0])
         new_index = {0: 0}
@@ -86,7 +90,9 @@ class DraftTree:
             if max_nodes is not None and len(new_index) > max_nodes:
                 break
             parent = self.parents[node]
-            if parent in new_index and (max_depth is None or self.depths[node] <= max_depth):
+            fits = max_depth is None or self.depths[node] <= max_depth
+            known = vocab_size is None or self.tokens[node] < vocab_size
+            if parent in new_index and fits and known:
                 new_index[node] = builder.add(new_index[parent], self.tokens[node])
         return builder.build()
 
@@ -134,5 +140,9 @@ class TreeBuilder:
         """The finished tree."""
         is_chain = all(parent == node - 1 for node, parent in enumerate(self._parents))
         return DraftTree(
-            tuple(self._tokens), tuple(self._parents), tuple(self._depths), is_chain, tuple(self._children)
+            tuple(self._tokens),
+            tuple(self._parents),
+            tuple(self._depths),
+            is_chain,
+            tuple([{**c} for c in self._children]),
         )

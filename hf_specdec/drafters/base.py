@@ -51,7 +51,7 @@ class Drafter(CandidateGenerator, ABC):
         """
 
     def end(self) -> None:  # noqa: B027 - most drafters keep nothing after a call
-        """The text is finished, or was interrupted, perhaps before `begin`; store what should outlive the call."""
+        """The text is finished, or was interrupted; store what should outlive the call."""
 
     # transformers' side: the loop there hands over the whole text each time and takes a chain.
 

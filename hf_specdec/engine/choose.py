@@ -3,7 +3,8 @@
 One call of the processors, one draw and one round of the stopping criteria for each emitted token, in order.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -64,7 +65,7 @@ class StopCheck:
         self.max_length: int | None = None
         self.quiet_length: float = float("inf")
         self.eos: frozenset[int] = frozenset()
-        self.others: list[object] = []
+        self.others: list[Callable[..., Any]] = []
         for criterion in criteria:
             if type(criterion) is compat.MaxLengthCriteria and self.max_length is None:
                 self.max_length = criterion.max_length
@@ -84,7 +85,7 @@ class StopCheck:
         if len(text) > self.quiet_length:
             self._length_criterion(text.ids(), given)  # warns once that the model's positions are exceeded
         for criterion in self.others:
-            stop = bool(criterion(text.ids(), given).all()) or stop  # type: ignore[operator]
+            stop = bool(torch.as_tensor(criterion(text.ids(), given)).all()) or stop
         return stop
 
 

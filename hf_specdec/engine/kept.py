@@ -16,9 +16,10 @@ __all__ = ["KeptCache", "kept_cache"]
 
 
 class KeptCache(Protocol):
-    """What the engine asks of a cache. `model_cache` is what the model's forward gets."""
+    """What the engine asks of a cache. `model_cache` is what the model's forward gets; only some keep any path."""
 
     model_cache: Any
+    takes_trees: bool
 
     def settle(self) -> None:
         """Take over the prompt's columns."""
@@ -51,6 +52,8 @@ def kept_cache(cache: Any, *, reserve: int) -> KeptCache:
 class _Adopted:
     """Attention only: a `SpecCache` in place of the caller's cache, which gets the text's columns in the end."""
 
+    takes_trees = True
+
     def __init__(self, original: Any, spec: SpecCache) -> None:
         self.spec = spec
         self.original = getattr(original, "self_attention_cache", original)
@@ -74,6 +77,8 @@ class _Adopted:
 
 class _Cropped:
     """Convolution states beside attention: the caller's own cache, cropped after each forward. Chains only."""
+
+    takes_trees = False
 
     def __init__(self, original: Any) -> None:
         self.model_cache = original

@@ -32,6 +32,7 @@ class SpecLoop:
     Args:
         budget (`int`): most drafted tokens a step.
         max_positions (`int`, *optional*): positions the model has; drafts never reach beyond them.
+        vocab_size (`int`, *optional*): tokens the model knows; drafted ids beyond them are left out.
         streamer: a transformers streamer that has seen the prompt already.
         observer: called with a `SpecStep` after every verify step.
         keep_hidden_states (`bool`): collect the hidden states of every emitted token.
@@ -48,17 +49,19 @@ class SpecLoop:
         budget: int,
         stats: SpecStats,
         max_positions: int | None = None,
+        vocab_size: int | None = None,
         streamer: Any = None,
         observer: Callable[[SpecStep], None] | None = None,
         keep_hidden_states: bool = False,
     ) -> None:
         self.target, self.drafter, self.chooser, self.stop_check = target, drafter, chooser, stop_check
         self.text, self.budget, self.stats = text, budget, stats
-        self.max_positions, self.streamer, self.observer = max_positions, streamer, observer
+        self.max_positions, self.vocab_size = max_positions, vocab_size
+        self.streamer, self.observer = streamer, observer
         self.hidden_states: list[tuple[torch.Tensor, ...]] | None = [] if keep_hidden_states else None
         self._outputs: Any = None
         self._visited: list[int] = []
-        self._finished = False
+        self._begun = self._finished = self._stopped = False
 
     def run(self) -> None:
         """Prompt, then steps until the text ends. Whatever happens, the cache is left holding the text."""
@@ -67,8 +70,11 @@ class SpecLoop:
             while not self._finished:
                 self._step()
         finally:
-            self.drafter.end()
-            self.target.close()
+            try:
+                if self._begun:
+                    self.drafter.end()
+            finally:
+                self.target.close()
 
     def _prompt(self) -> None:
         start = time.perf_counter()
@@ -80,6 +86,7 @@ class SpecLoop:
         self.stats.prefill_seconds = time.perf_counter() - start
         token, self._finished = self._emit(0, whole_prompt=True)
         start = time.perf_counter()
+        self._begun = True
         self.drafter.begin(prompt or [token])
         if prompt:
             logits = row if self.drafter.needs_logits else None
@@ -125,7 +132,7 @@ class SpecLoop:
             )
         if not tree.is_chain and self.target.tier == "chain":
             tree = DraftTree.chain(tree.tokens[0], tree.first_branch())
-        return tree.truncated(max_depth=depth, max_nodes=self.budget)
+        return tree.truncated(max_depth=depth, max_nodes=self.budget, vocab_size=self.vocab_size)
 
     def _room(self) -> int:
         """Most tokens worth drafting one under the other: the one after the last of them must still fit."""
@@ -133,7 +140,7 @@ class SpecLoop:
         if self.stop_check.max_length is not None:
             room = min(room, self.stop_check.max_length - len(self.text) - 1)
         if self.max_positions is not None:
-            room = min(room, self.max_positions - 1 - self.target.length)
+            room = min(room, self.max_positions - 1 - self.target.position)
         return max(room, 0)
 
     def _verify(self, tree: DraftTree) -> Verdict:

@@ -7,6 +7,7 @@ Never a list of model names. The reference is the model itself without a cache.
 """
 
 import inspect
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -22,8 +23,10 @@ from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["Capability", "probe"]
 
-PROMPT_LENGTH = 9
-ATTEMPTS = 3
+PROMPT_LENGTH, LONGEST_PROMPT = 9, 1024
+ATTEMPTS = 2
+OWN_WINDOWS = ("window", "local", "chunk", "block")
+MASKED_WINDOWS = ("sliding_window", "attention_chunk_size")  # read by transformers' mask functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,34 +66,44 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
             few tokens are encoded.
     """
     attention, dtype = compat.attention_implementation(model.config), str(model.dtype).removeprefix("torch.")
-    why_not_tree = "its attention takes no mask of ours" if not TreeMasks(model).supported else None
-    if model.config.is_encoder_decoder:
-        why_not_tree = "its decoder takes positions from the cache"
+    why_not_tree = _known_reason(model)
     if why_not_tree is None:
         try:
-            error = _attempt(model, None, _try_tree)
+            error = _attempt(model, {}, _try_tree)
             reason = "a tree of tokens gives the logits of the same tokens in sequence"
             return Capability("tree", reason, attention, dtype, error)
         except Exception as exception:
-            why_not_tree = _short(exception)
+            why_not_tree = _sentence(exception)
     try:
         if model.config.is_encoder_decoder:
             encoder_kwargs = encoder_kwargs or _encode(model)
-        error = _attempt(model, encoder_kwargs, _try_chain)
+        error = _attempt(model, encoder_kwargs or {}, _try_chain)
         return Capability("chain", f"several tokens in sequence work; no tree: {why_not_tree}", attention, dtype, error)
     except Exception as exception:
-        reason = f"several tokens in one forward do not work: {_short(exception)}"
+        reason = f"several tokens in one forward do not work: {_sentence(exception)}"
         return Capability("plain", reason, attention, dtype, float("nan"))
 
 
-def _attempt(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None, trial: Any) -> float:
-    """Half-precision experts may flip on a near tie, so there a trial has more than one attempt."""
-    attempts = 1 if model.dtype in (torch.float32, torch.float64) else ATTEMPTS
-    for attempt in range(attempts):
+def _known_reason(model: PreTrainedModel) -> str | None:
+    """Why there is no use in trying a tree, where that can be seen without trying."""
+    if model.config.is_encoder_decoder:
+        return "its decoder takes positions from the cache"
+    if not TreeMasks(model).supported:
+        return f"{compat.attention_implementation(model.config)!r} attention takes no mask of ours"
+    if not _accepts(model, "position_ids"):
+        return "its forward takes no position_ids"
+    return None
+
+
+def _attempt(model: PreTrainedModel, encoder_kwargs: dict[str, Any], trial: Callable[..., float]) -> float:
+    """Try more than once: what a model cannot do fails each time, a mishap or an expert's near tie does not."""
+    for attempt in range(ATTEMPTS):
         try:
-            return float(trial(model, encoder_kwargs or {}, attempt))
-        except _Mismatch:
-            if attempt == attempts - 1:
+            return trial(model, encoder_kwargs, attempt)
+        except UnsupportedModelError:
+            raise
+        except Exception:
+            if attempt == ATTEMPTS - 1:
                 raise
     raise AssertionError
 
@@ -105,6 +118,8 @@ def _try_tree(model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: i
     paths = [[t[0], t[1], t[3]], [t[0], t[1], t[4]], [t[0], t[2], t[5]]]
     wanted = _reference(model, encoder_kwargs, [prompt + path for path in paths])[:, -3:]
     target, text = _target(model, encoder_kwargs, prompt, "tree")
+    if target.tier != "tree":
+        raise UnsupportedModelError("its cache holds states beside keys and values")
     text.append(t[0])
     rows = target.forward(tree, text).logits[0].float()
     order = [[0, a, 3], [0, a, 4], [0, b, d]]
@@ -142,7 +157,8 @@ def _continue(
 
 def _compare(model: PreTrainedModel, rows: torch.Tensor, wanted: torch.Tensor) -> float:
     """Largest difference over the largest logit; raises where rounding cannot explain it."""
-    tolerance = 1e-4 if model.dtype in (torch.float32, torch.float64) else 0.05
+    is_exact = model.dtype in (torch.float32, torch.float64) and torch.get_float32_matmul_precision() == "highest"
+    tolerance = 1e-4 if is_exact else 0.05
     if rows.shape != wanted.shape:
         raise _Mismatch(f"{tuple(rows.shape)} logits instead of {tuple(wanted.shape)}")
     error = ((rows - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6)).item()
@@ -190,11 +206,26 @@ def _encode(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _tokens(model: PreTrainedModel, attempt: int) -> tuple[list[int], list[int]]:
-    """A prompt and eight more tokens, spread over the vocabulary, no two alike where there is room for that."""
+    """A prompt and eight more tokens, spread over the vocabulary, no two neighbours alike where there is room."""
     vocab_size: int = compat.text_config(model.config).vocab_size
     step = max(vocab_size // 19, 1)
-    tokens = [(7 + attempt + step * i) % vocab_size for i in range(PROMPT_LENGTH + 8)]
-    return tokens[:PROMPT_LENGTH], tokens[PROMPT_LENGTH:]
+    length = _prompt_length(compat.text_config(model.config))
+    tokens = [(7 + attempt + step * i) % vocab_size for i in range(length + 8)]
+    return tokens[:length], tokens[length:]
+
+
+def _prompt_length(config: Any) -> int:
+    """Long enough to reach beyond a window that a model applies by itself, unseen by transformers' mask functions."""
+    windows = [
+        value
+        for name, value in vars(config).items()
+        if isinstance(value, int)
+        and any(word in name for word in OWN_WINDOWS)
+        and name not in MASKED_WINDOWS
+        and value <= LONGEST_PROMPT
+    ]
+    positions = getattr(config, "max_position_embeddings", None) or LONGEST_PROMPT
+    return max(PROMPT_LENGTH, min(max(windows, default=0) + 4, positions - 8))
 
 
 def _device(model: PreTrainedModel) -> torch.device:
@@ -208,7 +239,8 @@ def _accepts(model: PreTrainedModel, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
-def _short(exception: Exception) -> str:
+def _sentence(exception: Exception) -> str:
+    """What went wrong, for people who have not read the model's code."""
     if isinstance(exception, (_Mismatch, UnsupportedModelError)):
         return str(exception)
-    return f"{type(exception).__name__}: {str(exception).splitlines()[0][:120] if str(exception) else ''}"
+    return f"its forward does not allow for it ({type(exception).__name__})"

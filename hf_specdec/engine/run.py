@@ -69,6 +69,7 @@ def decode_speculatively(
     original = call.model_kwargs.get("past_key_values")
     keep_cache = bool(config.return_dict_in_generate) or getattr(original, "_is_user_defined", False)
     target = Target(model, call.input_ids, config, call.model_kwargs, tier=tier, keep_cache=keep_cache)
+    stats.tier = target.tier
     stop_check = StopCheck(call.stopping_criteria)
     room = min((stop_check.max_length or 1024) - call.input_ids.shape[1], 4096)
     text = Text(call.input_ids, room=room)
@@ -82,6 +83,7 @@ def decode_speculatively(
         budget=budget,
         stats=stats,
         max_positions=getattr(compat.text_config(model.config), "max_position_embeddings", None),
+        vocab_size=getattr(compat.text_config(model.config), "vocab_size", None),
         streamer=call.streamer,
         observer=observer,
         keep_hidden_states=bool(config.return_dict_in_generate and config.output_hidden_states),
@@ -123,7 +125,10 @@ def decode_assisted(call: Call, drafter: Drafter, *, stats: SpecStats) -> Any:
 
 def decode_plain(call: Call, *, stats: SpecStats) -> Any:
     """Decode with transformers' own greedy search or sampling."""
-    return with_stats(compat.sample(call.model, call.input_ids, **call.methods_arguments()), stats)
+    output = compat.sample(call.model, call.input_ids, **call.methods_arguments())
+    sequences = output if isinstance(output, torch.Tensor) else output.sequences
+    stats.num_tokens = len(sequences) * (sequences.shape[1] - call.input_ids.shape[1])
+    return with_stats(output, stats)
 
 
 def with_stats(output: Any, stats: SpecStats) -> Any:

@@ -51,19 +51,21 @@ class Target:
         keep_cache: bool = True,
     ) -> None:
         self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
-        self.tier, self.keep_cache = tier, keep_cache
+        self.keep_cache = keep_cache
         length = input_ids.shape[1]
         longest = generation_config.max_length or length + RESERVE
         reserve = min(longest + MAX_DRAFT, length + RESERVE)
         self.cache = kept_cache(model_kwargs.get("past_key_values"), reserve=reserve)
+        self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = {**model_kwargs, "past_key_values": self.cache.model_cache}
         self._inputs: StepInputs | None = None
         self._uncommitted = False
+        self._ahead = 0
 
     @property
-    def length(self) -> int:
-        """Tokens in the cache: the position of the next root, or more where the prompt is padded."""
-        return int(self.cache.model_cache.get_seq_length())
+    def position(self) -> int:
+        """Position of the next root, or a little more where the prompt is padded."""
+        return int(self.cache.model_cache.get_seq_length()) + self._ahead
 
     def prefill(self) -> Any:
         """The prompt's forward. `outputs.logits[:, -1]` decides the first token."""
@@ -74,6 +76,9 @@ class Target:
         self.kwargs = compat.updated_kwargs(self.model, outputs, self.kwargs)
         self.kwargs["past_key_values"] = self.cache.model_cache
         self.kwargs.pop("logits_to_keep", None)
+        positions = self.kwargs.get("position_ids")
+        if positions is not None:  # a caller may count from elsewhere than 0
+            self._ahead = max(int(positions[..., -1].max()) - self.position, 0)
         return outputs
 
     def forward(self, tree: DraftTree, text: Text) -> Any:

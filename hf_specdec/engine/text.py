@@ -9,8 +9,8 @@ class Text:
     """Prompt and emitted tokens. The tensor is written only when somebody asks for it."""
 
     def __init__(self, input_ids: torch.Tensor, *, room: int) -> None:
-        """`input_ids` is `(1, prompt_length)`; `room` is the number of tokens expected at most."""
-        self._buffer = input_ids.new_empty((1, input_ids.shape[1] + max(room, 1)))
+        """`input_ids` is `(1, prompt_length)` of any integer type; `room` is the number of tokens expected."""
+        self._buffer = torch.empty((1, input_ids.shape[1] + max(room, 1)), dtype=torch.long, device=input_ids.device)
         self._buffer[:, : input_ids.shape[1]] = input_ids
         self._written = input_ids.shape[1]
         self.tokens: list[int] = input_ids[0].tolist()
