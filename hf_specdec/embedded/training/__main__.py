@@ -12,7 +12,7 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from hf_specdec.embedded.training import corpus, evaluate, objectives
 from hf_specdec.embedded.training.fit import fit
@@ -78,18 +78,26 @@ def main(
         evaluate=lambda: {"agreement": evaluate.agreement(draft, target, few)},
         report_every=120.0,
     )
-    report = {
+    report = _report(target, draft, tokenizer, held_out)
+    for name, model in (("target", target), ("draft", draft)):
+        model.to(torch.bfloat16).save_pretrained(export / name)
+        tokenizer.save_pretrained(export / name)
+    text = json.dumps(report, indent=2)
+    (export / "report.json").write_text(text + "\n")
+    typer.echo(text)
+
+
+def _report(
+    target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, held_out: np.ndarray
+) -> dict[str, float]:
+    """What the model card says, over all held-out files."""
+    return {
         "held_out_characters_per_token": len(tokenizer.decode(held_out.tolist())) / len(held_out),
         "target_held_out_nats_per_token": evaluate.held_out_loss(target, held_out),
         "draft_held_out_nats_per_token": evaluate.held_out_loss(draft, held_out),
         "draft_agreement": evaluate.agreement(draft, target, held_out),
         "target_looping_share": evaluate.looping_share(target, held_out),
     }
-    for name, model in (("target", target), ("draft", draft)):
-        model.to(torch.bfloat16).save_pretrained(export / name)
-        tokenizer.save_pretrained(export / name)
-    (export / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    typer.echo(json.dumps(report, indent=2))
 
 
 def _data(work: Path) -> tuple[PreTrainedTokenizerFast, np.ndarray, np.ndarray]:
