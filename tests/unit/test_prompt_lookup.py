@@ -1,0 +1,188 @@
+"""Prompt lookup drafts what stood in the text before, within its budgets, at the same work for any length of text."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from hf_specdec.config import PromptLookupConfig
+from hf_specdec.drafters.ngram_pool import NgramPool
+from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
+from hf_specdec.tree import DraftTree
+
+
+def drafter_of(text: list[int], pool: NgramPool | None = None, **fields: Any) -> PromptLookupDrafter:
+    drafter = PromptLookupDrafter(PromptLookupConfig(**fields), pool)
+    drafter.begin(text)
+    return drafter
+
+
+def drafted(text: list[int], budget: int = 100, pool: NgramPool | None = None, **fields: Any) -> list[int]:
+    """The first branch that is drafted behind `text`."""
+    return drafter_of(text, pool, **fields).propose(budget).first_branch()
+
+
+def random_text(seed: int, length: int, num_tokens: int = 5) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(num_tokens) for _ in range(length)]
+
+
+# TensorRT-LLM's worked example: a pattern of two tokens, then of one, then nothing.
+
+
+def test_the_longest_pattern_gives_the_draft() -> None:
+    """[..., t3, t4] with (t3, t4): (t5, t6, t7, t8) in the text; the shorter pattern (t4) stands there later."""
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 4, 50, 51, 52, 53, 3, 4]
+    assert drafted(text, max_draft_len=4, max_matching_ngram_size=2) == [5, 6, 7, 8]
+
+
+def test_a_shorter_pattern_is_tried_where_the_longest_is_not_found() -> None:
+    text = [1, 2, 4, 50, 51, 52, 53, 60, 3, 4]
+    assert drafted(text, max_draft_len=4, max_matching_ngram_size=2) == [50, 51, 52, 53]
+
+
+def test_nothing_is_drafted_where_no_pattern_is_found() -> None:
+    assert drafted([1, 2, 3, 4], max_draft_len=4, max_matching_ngram_size=2) == []
+
+
+def test_of_equal_matches_the_newest_is_followed() -> None:
+    text = [9, 3, 4, 5, 5, 5, 5, 8, 3, 4, 6, 6, 6, 6, 7, 3, 4]
+    assert drafted(text, max_draft_len=4) == [6, 6, 6, 6]
+
+
+def test_a_longer_match_wins_over_a_newer_one() -> None:
+    """Both places match two tokens; three stand in front of the older one."""
+    text = [2, 3, 4, 5, 5, 5, 5, 8, 3, 4, 6, 6, 6, 6, 2, 3, 4]
+    assert drafted(text, max_draft_len=4) == [5, 5, 5, 5]
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 5])
+def test_a_repetition_is_continued_to_the_full_length(period: int) -> None:
+    """The only places lie closer to the end than the draft is long: the copy goes on into itself."""
+    cycle = list(range(10, 10 + period))
+    assert drafted(cycle + cycle, max_draft_len=8) == (cycle * 8)[:8]
+
+
+@pytest.mark.parametrize("num_branches", [1, 4])
+def test_a_prompt_of_one_token_drafts_the_root_alone(num_branches: int) -> None:
+    drafter = drafter_of([7], num_branches=num_branches)
+    assert drafter.propose(10) == DraftTree.chain(7)
+    drafter.observe(DraftTree.chain(7), None, [7, 7])
+    assert drafter.propose(10).first_branch()[0] == 7
+
+
+@pytest.mark.parametrize("num_branches", [1, 2, 8])
+@pytest.mark.parametrize("seed", range(20))
+def test_trees_stay_within_budget_and_length(seed: int, num_branches: int) -> None:
+    """No more nodes than asked for or configured, no deeper than `max_draft_len`, no token twice below a node."""
+    rng = random.Random(seed)
+    fields = {"max_draft_len": rng.randrange(1, 8), "max_nodes": rng.randrange(1, 40)}
+    drafter = drafter_of(random_text(seed, 200), num_branches=num_branches, **fields)
+    for budget in (0, 1, 2, 5, 100):
+        tree = drafter.propose(budget)
+        assert tree.num_draft_tokens <= min(budget, fields["max_nodes"])
+        assert max(tree.depths) <= fields["max_draft_len"]
+        for node in range(len(tree)):
+            tokens = [tree.tokens[child] for child in tree.children(node)]
+            assert len(tokens) == len(set(tokens))
+        assert num_branches > 1 or tree.is_chain
+    assert drafter.propose(0) == DraftTree.chain(tree.tokens[0])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_first_branch_comes_first(seed: int) -> None:
+    """Its nodes are 1, 2, 3, ...: where it is accepted nothing has to move in the cache."""
+    tree = drafter_of(random_text(seed, 200), num_branches=4).propose(32)
+    branch = tree.first_branch()
+    assert list(tree.tokens[1 : 1 + len(branch)]) == branch
+    assert list(tree.parents[1 : 1 + len(branch)]) == list(range(len(branch)))
+
+
+def test_a_tree_holds_both_continuations_and_the_likelier_one_first() -> None:
+    text = [3, 4, 5, 8, 3, 4, 6, 9, 3, 4, 6, 7, 3, 4]
+    tree = drafter_of(text, num_branches=2, max_draft_len=2).propose(8)
+    assert [tree.tokens[child] for child in tree.children(0)] == [6, 5]
+
+
+@pytest.mark.parametrize("num_branches", [1, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_arrives_in_pieces_drafts_like_what_was_there_from_the_start(seed: int, num_branches: int) -> None:
+    text = random_text(seed, 60)
+    grown = drafter_of(text[:1], num_branches=num_branches)
+    for done in range(1, len(text), 3):
+        grown.observe(grown.propose(8), None, text[done : done + 3])
+        assert grown.propose(32) == drafter_of(text[: done + 3], num_branches=num_branches).propose(32)
+
+
+def test_an_earlier_text_is_drafted_from_once_it_has_ended() -> None:
+    pool = NgramPool(max_tokens=1000)
+    first = drafter_of([1, 2], pool)
+    first.observe(DraftTree.chain(2), None, [3, 4, 5])
+    assert drafted([9, 1, 2], pool=pool) == []
+    first.end()
+    assert drafted([9, 1, 2], pool=pool)[:3] == [3, 4, 5]
+
+
+def test_this_text_comes_before_earlier_ones() -> None:
+    pool = NgramPool(max_tokens=1000)
+    pool.add([1, 2, 30, 31, 32])
+    assert drafted([1, 2, 3, 4, 1, 2], pool=pool, max_draft_len=2) == [3, 4]
+
+
+@pytest.mark.parametrize("num_branches", [1, 4])
+def test_no_draft_runs_across_the_end_of_an_earlier_text(num_branches: int) -> None:
+    pool = NgramPool(max_tokens=1000)
+    pool.add([1, 2, 3])
+    pool.add([7, 8, 9])
+    tree = drafter_of([5, 1, 2], pool, num_branches=num_branches).propose(32)
+    assert tree.tokens == (2, 3)
+
+
+def test_ending_twice_stores_once() -> None:
+    """Also before anything has begun."""
+    pool = NgramPool(max_tokens=1000)
+    PromptLookupDrafter(PromptLookupConfig(), pool).end()
+    assert len(pool) == 0
+    drafter = drafter_of([1, 2, 3], pool)
+    drafter.end()
+    held = len(pool)
+    drafter.end()
+    assert len(pool) == held > 0
+
+
+def test_it_drafts_inside_transformers_loop() -> None:
+    """`get_candidates` sees the whole text each time; the draft follows it, at most `max_draft_len` long."""
+    drafter = PromptLookupDrafter(PromptLookupConfig(max_draft_len=3))
+    text = [1, 2, 3, 4, 5, 1, 2]
+    candidates, logits = drafter.get_candidates(torch.tensor([text]))
+    assert candidates.tolist() == [[*text, 3, 4, 5]]
+    assert logits is None
+    text += [3, 9, 4]
+    candidates, _ = drafter.get_candidates(torch.tensor([text]))
+    assert candidates.tolist() == [[*text, 5, 1, 2]]
+
+
+class CountingList(list[int]):
+    """Counts how often an entry is read."""
+
+    reads = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("num_branches", [1, 8])
+@pytest.mark.parametrize("num_tokens", [1, 3, 50])
+def test_a_step_reads_no_more_of_a_long_text_than_its_bound(num_tokens: int, num_branches: int) -> None:
+    """Places and tokens read in a step, at 2,000 and at 40,000 tokens: both under the bound of places times match."""
+    for length in (2_000, 40_000):
+        drafter = drafter_of(random_text(0, length, num_tokens), num_branches=num_branches)
+        tokens = drafter.index.tokens = CountingList(drafter.index.tokens)
+        links = drafter.index._older = [CountingList(older) for older in drafter.index._older]
+        tree = drafter.propose(32)
+        drafter.observe(tree, None, [0])
+        most_lookups, most_places, most_match = 33 * 2, 16, 16
+        assert sum(older.reads for older in links) <= most_lookups * (most_places + 1)
+        assert 0 < tokens.reads <= most_lookups * most_places * (2 * most_match + 3)

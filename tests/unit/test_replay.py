@@ -1,0 +1,137 @@
+"""Replayed answers count steps as a greedy target would take them."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from typer import Typer
+from typer.testing import CliRunner
+
+from hf_specdec.bench.draft_cost import draft_cost, made_up_text
+from hf_specdec.bench.replay import Record, main, read_records, replay
+from hf_specdec.bench.tables import tables
+from hf_specdec.bench.transformers_lookup import TransformersPromptLookup
+from hf_specdec.config import PromptLookupConfig
+from hf_specdec.drafters.base import Drafter
+from hf_specdec.drafters.plain import PlainDrafter
+from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
+from hf_specdec.errors import ConfigError
+from hf_specdec.tree import DraftTree
+
+
+class NeedsLogits(PlainDrafter):
+    """A drafter that cannot be replayed."""
+
+    needs_logits = True
+
+
+class Fixed(Drafter):
+    """Drafts the next `right` tokens of the text it was told, then a wrong one."""
+
+    def __init__(self, record: Record, right: int) -> None:
+        self.expected, self.right = [*record.prompt_ids, *record.answer_ids], right
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        self.length = len(prompt_ids)
+
+    def propose(self, budget: int) -> DraftTree:
+        ahead = self.expected[self.length : self.length + self.right]
+        return DraftTree.chain(self.expected[self.length - 1], [*ahead, -1][:budget])
+
+    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+        self.length += len(accepted)
+        assert self.expected[self.length - len(accepted) : self.length] == list(accepted)
+
+
+def records(seed: int, count: int = 5) -> list[Record]:
+    rng = random.Random(seed)
+    return [Record(*([rng.randrange(8) for _ in range(rng.randrange(2, 60))] for _ in "pa")) for _ in range(count)]
+
+
+def steps_of_the_rule(record: Record, size: int, length: int) -> int:
+    """The reference: transformers' rule as a scan: longest n-gram first, oldest place, at most `length` tokens."""
+    text, rest, steps = [*record.prompt_ids, record.answer_ids[0]], list(record.answer_ids[1:]), 0
+    while rest:
+        draft: list[int] = []
+        for n in range(min(size, len(text) - 1), 0, -1):
+            ends = [end for end in range(n, len(text)) if text[end - n : end] == text[-n:]]
+            if ends:
+                draft = text[ends[0] : ends[0] + length]
+                break
+        same = 0
+        while same < min(len(draft), len(rest)) and draft[same] == rest[same]:
+            same += 1
+        text, rest, steps = text + rest[: same + 1], rest[same + 1 :], steps + 1
+    return steps
+
+
+def test_plain_decoding_takes_one_step_a_token() -> None:
+    """The first token of an answer is the prompt's and counts as neither."""
+    result = replay(PlainDrafter, records(0))
+    assert result.num_steps == result.num_tokens == sum(len(record.answer_ids) - 1 for record in records(0))
+    assert (result.tokens_per_step, result.nodes_per_step) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("right", [0, 1, 3, 100])
+def test_a_step_emits_the_accepted_tokens_and_one_more(right: int) -> None:
+    record = Record([1, 2], list(range(10, 35)))
+    result = replay(lambda: Fixed(record, right), [record])
+    assert result.num_tokens == 24
+    assert result.num_steps == -(-24 // (right + 1))
+
+
+def test_the_budget_limits_the_draft() -> None:
+    record = Record([1, 2], list(range(10, 35)))
+    assert replay(lambda: Fixed(record, 100), [record], budget=3).num_steps == 6
+
+
+@pytest.mark.parametrize(("size", "length"), [(1, 4), (2, 10), (3, 10)])
+def test_transformers_generator_follows_the_rule_that_it_documents(size: int, length: int) -> None:
+    for seed in range(5):
+        for record in records(seed):
+            result = replay(lambda: TransformersPromptLookup(length, size), [record])  # noqa: B023 - used at once
+            assert result.num_steps == steps_of_the_rule(record, size, length)
+
+
+def test_a_drafter_that_needs_logits_is_refused() -> None:
+    with pytest.raises(ConfigError, match="measure this drafter with a model"):
+        replay(NeedsLogits, records(0))
+
+
+def test_an_answer_of_one_token_takes_no_step() -> None:
+    result = replay(PlainDrafter, [Record([1], [2])])
+    assert (result.num_steps, result.tokens_per_step) == (0, 1.0)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"prompt_ids": [1]}', '{"prompt_ids": [], "answer_ids": [1]}'])
+def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.write_text('{"prompt_ids": [1], "answer_ids": [2]}\n' + line, encoding="utf-8")
+    with pytest.raises(ConfigError, match="answers.jsonl:2"):
+        read_records(file)
+
+
+def test_the_command_prints_a_document_that_the_tables_read(tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    lines = [json.dumps({"prompt_ids": r.prompt_ids, "answer_ids": r.answer_ids}) for r in records(0)]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    app = Typer()
+    app.command()(main)
+    result = CliRunner().invoke(app, [str(file), "--config", "[10, 2]", "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    (point,) = document["drafters"]["prompt lookup, chain, 10 tokens, n-grams of 2"]
+    expected = replay(lambda: PromptLookupDrafter(PromptLookupConfig()), records(0))
+    assert point["num_steps"] == expected.num_steps
+    assert len(tables(document)[0].rows) == 2
+    assert CliRunner().invoke(app, [str(file), "--config", '{"branches": 2}']).exit_code == 2
+
+
+def test_draft_cost_times_both_at_every_length() -> None:
+    points = draft_cost(PromptLookupConfig(), context_lengths=(50, 100), num_steps=3)
+    assert [point["context_length"] for point in points] == [50, 100]
+    assert all(point["seconds"] > 0 and point["transformers_seconds"] > 0 for point in points)
+    assert made_up_text(500) == made_up_text(500)
