@@ -11,7 +11,6 @@ Knows nothing about timing or statistics. Rows come from names:
 """
 
 import dataclasses
-import importlib
 import inspect
 import json
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from typing import Any
 from transformers.generation import CandidateGenerator
 
 from hf_specdec.bench.candidates import DecodeWithCandidates
+from hf_specdec.bench.naming import imported, is_import, split_config
 from hf_specdec.bench.subject import Subject
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.errors import ConfigError, unknown_name
@@ -97,9 +97,6 @@ def row(name: str, subject: Subject) -> Row:
     Raises:
         ConfigError: there is none of this name, or the subject lacks what it needs.
     """
-    method, equals, config = name.partition("=")
-    if equals:
-        return _method_row(name, method, _parsed(config))
     if name == REFERENCE:
         return reference()
     if name == LOOKUP:
@@ -107,11 +104,12 @@ def row(name: str, subject: Subject) -> Row:
         return Row(name, "transformers", lambda streamer: {**_streaming(streamer), **how}, False, how)
     if name == ASSISTANT:
         return _assistant_row(subject)
-    if ":" in name:
+    if is_import(name):
         return _own_row(name, subject)
-    if name not in METHODS and all(name not in entry.aliases for entry in METHODS.values()):
+    method, config = split_config(name)
+    if all(method not in (entry.name, *entry.aliases) for entry in METHODS.values()):
         raise unknown_name("row", name, [REFERENCE, LOOKUP, ASSISTANT, *METHODS])
-    return _method_row(name, name, None)
+    return _method_row(name, method, config)
 
 
 def _method_row(name: str, method_name: str, value: Any) -> Row:
@@ -133,11 +131,7 @@ def _assistant_row(subject: Subject) -> Row:
 
 
 def _own_row(name: str, subject: Subject) -> Row:
-    module_name, _, attribute = name.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError("row", "must be module:Class that can be imported", name, str(error)) from error
+    factory = imported(name)
     known = {"model": subject.model, "tokenizer": subject.tokenizer}
     wanted = inspect.signature(factory).parameters
     given = {key: value for key, value in known.items() if key in wanted}
@@ -168,11 +162,3 @@ def _own_row(name: str, subject: Subject) -> Row:
 
 def _streaming(streamer: Any) -> dict[str, Any]:
     return {} if streamer is None else {"streamer": streamer}
-
-
-def _parsed(text: str) -> Any:
-    """A configuration written as JSON; a Python literal is left for the configuration's own `parse`."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text

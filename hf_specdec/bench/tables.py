@@ -61,6 +61,8 @@ def facts(document: Document) -> list[str]:
         settings = document["settings"]
         counts = f"{len(document['prompts'])} prompts, at most {settings['max_new_tokens']} new tokens"
         lines.append(f"{counts}, rounds: {settings['rounds']}")
+    elif "num_records" in document.get("settings", {}):
+        lines.append(f"{document['settings']['num_records']} recorded answers")
     return [*lines, f"{versions}; commit {header['commit'] or 'unknown'}; {header['date']}"]
 
 

@@ -14,6 +14,8 @@ from hf_specdec.bench.document import SPEEDS, flagged, read_document, write_docu
 from hf_specdec.bench.plan import BenchSettings
 from hf_specdec.bench.plots import check_matplotlib, plot_document
 from hf_specdec.bench.prompts import Prompt, load_prompts
+from hf_specdec.bench.replay import read_records
+from hf_specdec.bench.replay_rows import replay_rows
 from hf_specdec.bench.rows import default_rows, named_rows
 from hf_specdec.bench.run import Bench
 from hf_specdec.bench.subject import Subject, load_subject, pick_device
@@ -72,6 +74,10 @@ Resume = Annotated[
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the figures into this folder, as PNG and SVG.")]
 Show = Annotated[Path | None, typer.Option("--show", help="Measure nothing; print or plot this document.")]
 Cost = Annotated[bool, typer.Option("--cost", help="Measure what it costs to verify T tokens at once, instead.")]
+Replay = Annotated[
+    Path | None,
+    typer.Option("--replay", help="Run drafters against recorded answers (JSONL of prompt_ids, answer_ids), instead."),
+]
 ContextLengths = Annotated[
     list[int] | None,
     typer.Option(
@@ -103,6 +109,7 @@ def bench(
     plot: Plot = None,
     cost: Cost = False,
     context_length: ContextLengths = None,
+    replay: Replay = None,
     show_file: Show = None,
 ) -> None:
     """Measure ways to generate against plain generate, on the same prompts in turn.
@@ -113,6 +120,8 @@ def bench(
     _check(output, plot)
     if show_file is not None:
         document = read_document(show_file)
+    elif replay is not None:
+        document = _replayed(replay, row, output)
     else:
         subject = _subject(model, dtype=dtype, device=device, assistant=assistant, widen=widen, threads=threads)
         if cost:
@@ -172,13 +181,22 @@ def _measured_cost(
     return document
 
 
+def _replayed(file: Path, names: list[str] | None, output: Path | None) -> dict[str, Any]:
+    _look_here()
+    with progress_bar() as progress:
+        document = replay_rows(read_records(file), names, progress)
+    if output is not None:
+        write_document(document, output)
+    return document
+
+
 def _finish(document: dict[str, Any], *, as_json: bool, as_markdown: bool, plot: Path | None) -> None:
     """Print, plot, and say by the exit code how it went."""
     show(document, as_json=as_json, as_markdown=as_markdown)
     if plot is not None:
         for file in plot_document(document, plot):
             note(f"wrote {file}", "dim")
-    if not document["is_complete"]:
+    if not document.get("is_complete", True):
         raise typer.Exit(INTERRUPTED)
     if document["kind"] == SPEEDS and flagged(document):
         note("error: a row gave other tokens than it promises; see NOT EQUAL", "red")
@@ -194,7 +212,7 @@ def _subject(
     widen: str | None,
     threads: int | None,
 ) -> Subject:
-    sys.path.insert(0, str(Path.cwd()))  # for module:Class
+    _look_here()
     logging.disable_progress_bar()
     size = None if widen is None else read_size(widen)
     where = pick_device(device)
@@ -205,6 +223,12 @@ def _subject(
         difference = subject.facts["widening"]["largest_logit_difference"]
         note(f"widened to {widen}: largest difference of the logits {difference:.1e}", "dim")
     return subject
+
+
+def _look_here() -> None:
+    """Let `module:Class` name a module in the current folder."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
 
 
 def _check(output: Path | None, plot: Path | None) -> None:

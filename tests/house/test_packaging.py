@@ -17,7 +17,11 @@ from tests.house.source import ROOT
 
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 SHIPPED = [f"hf_specdec/embedded/{name}/{file}" for name in ("target", "draft") for file in MODEL_FILES]
-SHIPPED += ["hf_specdec/py.typed", "hf_specdec/cli/generate.py"]
+SHIPPED += [
+    "hf_specdec/py.typed",
+    "hf_specdec/cli/generate.py",
+    "hf_specdec/bench/default_prompts/edit/add_logging.txt",
+]
 MAX_MODEL_BYTES = 15_000_000
 
 

@@ -1,0 +1,59 @@
+"""A subject that is built in a moment: a tiny random Llama with the embedded tokenizer."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import hf_specdec
+from hf_specdec.bench.plan import BenchSettings
+from hf_specdec.bench.prompts import Prompt
+from hf_specdec.bench.rows import named_rows
+from hf_specdec.bench.run import Bench
+from hf_specdec.bench.subject import Subject
+
+ROWS = ("transformers:prompt_lookup", "plain", "prompt_lookup")
+PROMPTS = [
+    Prompt("copy", "repeat", ("a = 1\nb = 2\na = 1\nb = 2\na =",)),
+    Prompt("new", "fresh", ("def main(argv):\n",)),
+    Prompt("talk", "fresh", ("import os\n", "import sys\n"), is_chat=True),
+]
+SETTINGS = BenchSettings(max_new_tokens=8, rounds=2)
+
+
+def tiny_llama(vocab_size: int, **changes: Any) -> LlamaForCausalLM:
+    """A Llama whose greedy text depends on the tokens before it."""
+    shape: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "initializer_range": 0.3,
+    }
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**(shape | changes))).eval()
+
+
+@pytest.fixture(scope="session")
+def subject(tokenizer: Any) -> Subject:
+    model = hf_specdec.enable(tiny_llama(len(tokenizer)))
+    return Subject(model=model, tokenizer=tokenizer, name="tiny")
+
+
+@pytest.fixture(scope="session")
+def measured(subject: Subject) -> dict[str, Any]:
+    """The document of a whole run; take a copy to change it."""
+    rows, left_out = named_rows(ROWS, subject)
+    return Bench(subject, rows, PROMPTS, SETTINGS, left_out=left_out).run()
+
+
+@pytest.fixture
+def document(measured: dict[str, Any]) -> dict[str, Any]:
+    return copy.deepcopy(measured)

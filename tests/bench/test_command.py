@@ -1,0 +1,141 @@
+"""`hf-specdec bench`: data on stdout, an exit code that tells how it went, and nothing lost to an interrupt."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hf_specdec.bench.run as run_module
+from tests.cli.conftest import Run, run
+
+__all__ = ["run"]
+
+BENCH = ("bench", "--limit", "2", "--max-new-tokens", "4", "--rounds", "1", "--row", "plain", "--no-do-sample")
+
+
+def bench(run: Run, *words: str, exit_code: int = 0) -> dict[str, Any]:
+    result = run(*BENCH, *words, "--json")
+    assert result.exit_code == exit_code, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def test_the_embedded_target_is_measured_in_fp32_on_one_thread(run: Run) -> None:
+    document = bench(run)
+    assert document["header"]["model"]["name"] == "embedded target"
+    assert document["header"]["dtype"] == "float32"
+    assert document["header"]["threads"] == 1 or document["header"]["device"] != "cpu"
+    assert document["summary"]["greedy"]["plain"]["share_equal"] == 1.0
+
+
+def test_without_a_choice_both_modes_and_every_row_are_measured(run: Run) -> None:
+    result = run("bench", "--limit", "1", "--max-new-tokens", "4", "--rounds", "1", "--json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert list(document["summary"]) == ["greedy", "sampled"]
+    assert {"generate", "transformers:prompt_lookup", "transformers:assistant", "plain", "prompt_lookup"} <= set(
+        document["summary"]["greedy"]
+    )
+
+
+def test_the_table_and_markdown_show_the_rows(run: Run) -> None:
+    for words in ((), ("--markdown",)):
+        result = run(*BENCH, *words)
+        assert result.exit_code == 0, result.stderr
+        for word in ("generate", "plain", "overall", "tokens/s", "embedded target", "equal"):
+            assert word in result.stdout
+
+
+def test_a_wrong_row_is_flagged_and_ends_with_1(run: Run) -> None:
+    wrong = "tests.bench.wrong_rows:WrongContext"
+    assert bench(run, "--row", wrong, exit_code=1)["summary"]["greedy"][wrong]["share_equal"] < 1
+    result = run(*BENCH, "--row", wrong)
+    assert result.exit_code == 1
+    assert "NOT EQUAL" in result.stdout and "NOT EQUAL" in result.stderr
+
+
+def test_an_interrupt_keeps_what_was_measured_and_resume_goes_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "bench.json"
+    calls = 0
+    real = run_module.timed_call
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "timed_call", interrupted)
+        partial = bench(run, "--output", str(file), exit_code=130)
+    assert not partial["is_complete"] and len(partial["records"]) == 2
+    assert json.loads(file.read_text()) == partial
+    whole = bench(run, "--resume", str(file))
+    assert whole["is_complete"] and len(whole["records"]) == 4
+    assert whole["records"][:2] == partial["records"]
+    assert json.loads(file.read_text()) == whole
+
+
+def test_a_document_is_shown_and_drawn_without_measuring(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "bench.json"
+    document = bench(run, "--output", str(file))
+    result = run("bench", "--show", str(file), "--json", "--plot", str(tmp_path / "figures"))
+    assert json.loads(result.stdout) == document
+    assert len(list((tmp_path / "figures").iterdir())) == 4
+
+
+def test_prompts_come_from_files(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("import os\n", encoding="utf-8")
+    assert bench(run, "--prompts", str(tmp_path / "p.txt"))["prompts"] == [{"id": "p.txt", "task": "text"}]
+
+
+def test_widening_says_how_far_the_logits_moved(run: Run) -> None:
+    result = run(*BENCH, "--widen", "320x7", "--dtype", "bf16", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert "largest difference of the logits" in result.stderr
+    model = json.loads(result.stdout)["header"]["model"]
+    assert model["widening"]["largest_logit_difference"] < 1e-3
+    assert json.loads(result.stdout)["header"]["dtype"] == "bfloat16"
+
+
+def test_the_cost_curve_of_this_machine(run: Run) -> None:
+    result = run("bench", "--cost", "--rounds", "1", "--context-length", "32", "--json")
+    assert result.exit_code == 0, result.stderr
+    (curve,) = json.loads(result.stdout)["curves"]
+    assert [point["num_tokens"] for point in curve["points"]] == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_recorded_answers_are_replayed(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.write_text(json.dumps({"prompt_ids": [1, 2, 3], "answer_ids": [4, 1, 2, 3, 4]}) + "\n", encoding="utf-8")
+    result = run("bench", "--replay", str(file), "--json")
+    assert result.exit_code == 0, result.stderr
+    assert "prompt_lookup, chain" in json.loads(result.stdout)["drafters"]
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (("--row", "promt_lookup"), "prompt_lookup"),
+        (("--prompts", "missing.jsonl"), "existing file"),
+        (("--widen", "wide"), "HIDDENxLAYERS"),
+        (("--dtype", "fp99"), "must be one of"),
+        (("--device", "nowhere"), "device"),
+        (("--resume", "missing.json"), "hf-specdec bench"),
+        (("--output", "missing/bench.json"), "existing folder"),
+        (("--cost", "--context-length", "4000"), "positions"),
+        (("--replay", "missing.jsonl"), "missing.jsonl"),
+    ],
+)
+def test_mistakes_end_with_2_and_a_reason(
+    run: Run, words: tuple[str, ...], match: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*BENCH, *words)
+    assert result.exit_code == 2, result.output
+    assert match in result.stderr

@@ -1,0 +1,85 @@
+"""Rows are named, made afresh for each call, and appear by themselves when a method is added."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from hf_specdec.bench import rows as rows_module
+from hf_specdec.bench.rows import REFERENCE, default_rows, named_rows, row
+from hf_specdec.bench.subject import Subject
+from hf_specdec.config import PromptLookupConfig
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods import METHODS
+from tests.bench.conftest import tiny_llama
+
+
+def test_every_method_has_a_row(subject: Subject) -> None:
+    rows, left_out = default_rows(subject)
+    assert [row.name for row in rows] == [REFERENCE, "transformers:prompt_lookup", *METHODS]
+    assert list(left_out) == ["transformers:assistant"]
+
+
+def test_an_assistant_brings_its_row(subject: Subject) -> None:
+    assistant = tiny_llama(len(subject.tokenizer))
+    helped = dataclasses.replace(subject, assistant=assistant, assistant_name="tiny")
+    rows, left_out = default_rows(helped)
+    assert "transformers:assistant" in [row.name for row in rows] and not left_out
+
+
+def test_a_new_method_appears_by_itself(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    added = dataclasses.replace(METHODS["plain"], name="brand_new")
+    monkeypatch.setattr(rows_module, "METHODS", {**METHODS, "brand_new": added})
+    monkeypatch.setattr(rows_module, "resolve", {**METHODS, "brand_new": added}.__getitem__)
+    assert default_rows(subject)[0][-1].name == "brand_new"
+
+
+@pytest.mark.parametrize("config", ['{"max_draft_len": 4}', "[4]", "{'max_draft_len': 4}"])
+def test_a_configuration_is_part_of_the_name(subject: Subject, config: str) -> None:
+    found = row(f"prompt_lookup={config}", subject)
+    assert found.arguments(None)["spec_config"] == PromptLookupConfig(max_draft_len=4)
+    assert found.config is not None and found.config["max_draft_len"] == 4
+
+
+def test_the_assisted_engine_promises_no_seeds(subject: Subject) -> None:
+    assert row("prompt_lookup", subject).is_seed_exact
+    assert not row('prompt_lookup={"engine": "assisted"}', subject).is_seed_exact
+    assert not row("transformers:prompt_lookup", subject).is_seed_exact
+
+
+def test_a_class_of_the_user_s_own_is_a_row(subject: Subject) -> None:
+    drafter = row("hf_specdec.drafters.plain:PlainDrafter", subject)
+    assert drafter.kind == "drafter" and drafter.is_seed_exact
+    one, other = (drafter.arguments(None)["spec_method"]() for _ in range(2))
+    assert one is not other
+    assert row("tests.bench.wrong_rows:HonestCandidates", subject).kind == "candidates"
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("promt_lookup", "Did you mean 'prompt_lookup'"),
+        ('prompt_lookup={"max_draft": 1}', "max_draft_len"),
+        ("no_such_module:Thing", "can be imported"),
+        ("tests.bench.wrong_rows:NoSuchClass", "can be imported"),
+        ("tests.bench.wrong_rows:NeedsArguments", "datastore"),
+        ("tests.bench.wrong_rows:Nothing", "must be a Drafter"),
+        ("transformers:assistant", "--assistant"),
+        ("transformers:magic", "must be one of"),
+    ],
+)
+def test_a_name_that_is_no_row_is_an_error(subject: Subject, name: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        row(name, subject)
+
+
+def test_a_row_named_twice_is_measured_once(subject: Subject) -> None:
+    rows, _ = named_rows([REFERENCE, "plain", "plain"], subject)
+    assert [row.name for row in rows] == [REFERENCE, "plain"]
+
+
+def test_streamers_reach_every_row(subject: Subject) -> None:
+    streamer: Any = object()
+    for name in ("generate", "transformers:prompt_lookup", "plain", "tests.bench.wrong_rows:HonestCandidates"):
+        assert row(name, subject).arguments(streamer)["streamer"] is streamer
+        assert "streamer" not in row(name, subject).arguments(None)

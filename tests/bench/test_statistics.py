@@ -1,0 +1,101 @@
+"""The statistics say what numpy says, and speed is a ratio of calls that stood side by side."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hf_specdec.bench.rows import REFERENCE
+from hf_specdec.bench.statistics import (
+    acceptance_by_position,
+    mean_acceptance_length,
+    median_with_interval,
+    summarize,
+)
+
+ROWS = [{"name": REFERENCE}, {"name": "ours"}]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 50])
+def test_the_median_is_numpy_s(count: int) -> None:
+    values = np.random.default_rng(0).lognormal(size=count)
+    assert median_with_interval(values.tolist())["median"] == pytest.approx(np.median(values))
+
+
+def test_the_interval_is_that_of_a_percentile_bootstrap() -> None:
+    """Two independent sets of resamples agree to a few per cent of the interval's width."""
+    generator = np.random.default_rng(1)
+    values = generator.lognormal(size=60)
+    picks = generator.integers(len(values), size=(4000, len(values)))
+    low, high = np.percentile(np.median(values[picks], axis=1), [2.5, 97.5])
+    found = median_with_interval(values.tolist())
+    assert found["low"] == pytest.approx(low, abs=0.1 * (high - low))
+    assert found["high"] == pytest.approx(high, abs=0.1 * (high - low))
+    assert found["low"] <= found["median"] <= found["high"]
+
+
+def test_the_interval_is_the_same_each_time() -> None:
+    assert median_with_interval([1.0, 2.0, 4.0]) == median_with_interval([1.0, 2.0, 4.0])
+
+
+def test_acceptance_leaves_out_the_prompt_s_forward() -> None:
+    blocks = [[1, 3, 1], [5, 2]]
+    steps = np.array([3, 1, 2])
+    assert mean_acceptance_length(blocks) == pytest.approx(steps.mean())
+    assert acceptance_by_position(blocks) == pytest.approx([(steps > 1).mean(), (steps > 2).mean()])
+    assert mean_acceptance_length([[1]]) == 1.0
+    assert acceptance_by_position([]) == []
+
+
+def record(row: str, prompt: str, number: int, seconds: float, **changes: Any) -> dict[str, Any]:
+    return {
+        "mode": "greedy",
+        "round": number,
+        "prompt": prompt,
+        "task": "a" if prompt < "p" else "b",
+        "turn": 0,
+        "row": row,
+        "num_tokens": 10,
+        "seconds": seconds,
+        "cpu_seconds": seconds,
+        "draft_seconds": None if row == REFERENCE else seconds / 4,
+        "plain_reason": None,
+        "equal": True,
+    } | changes
+
+
+def test_a_prompt_s_ratio_is_the_median_of_its_rounds_and_a_row_s_that_of_its_prompts() -> None:
+    """Ratios of 2, 4 and 8 on one prompt, 1 on another, 3 on a third; a machine that slows down changes nothing."""
+    ratios = {"c": [2.0, 4.0, 8.0], "d": [1.0, 1.0, 1.0], "q": [3.0, 3.0, 3.0]}
+    records = []
+    for prompt, values in ratios.items():
+        for number, ratio in enumerate(values):
+            slow = 10.0**number
+            records += [record(REFERENCE, prompt, number, ratio * slow), record("ours", prompt, number, slow)]
+    speed = summarize(records, [], ROWS)["greedy"]["ours"]["speed"]
+    assert {task: found["median"] for task, found in speed.items()} == {"a": 2.5, "b": 3.0, "overall": 3.0}
+    assert speed["overall"]["count"] == 3
+
+
+def test_speed_is_counted_by_the_token() -> None:
+    """Where a row ends earlier, its time is set against the tokens that it gave."""
+    records = [record(REFERENCE, "c", 0, 1.0), record("ours", "c", 0, 0.5, num_tokens=5, equal=False)]
+    found = summarize(records, [], ROWS)["greedy"]["ours"]
+    assert found["speed"]["overall"]["median"] == pytest.approx(1.0)
+    assert found["tokens_per_second"] == pytest.approx(10.0)
+
+
+def test_one_unequal_round_makes_a_prompt_unequal() -> None:
+    records = [
+        record(row, prompt, number, 1.0, equal=row == REFERENCE or prompt == "d" or number == 0)
+        for row in (REFERENCE, "ours")
+        for prompt in ("c", "d")
+        for number in range(2)
+    ]
+    assert summarize(records, [], ROWS)["greedy"]["ours"]["share_equal"] == 0.5
+
+
+def test_the_draft_share_is_of_the_calls_that_count_it() -> None:
+    found = summarize([record(REFERENCE, "c", 0, 1.0), record("ours", "c", 0, 1.0)], [], ROWS)["greedy"]
+    assert found["ours"]["draft_share"] == pytest.approx(0.25)
+    assert found[REFERENCE]["draft_share"] is None

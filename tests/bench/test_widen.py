@@ -1,0 +1,85 @@
+"""Widening changes a model's size and nothing else."""
+
+import pytest
+import torch
+import transformers as tf
+
+from hf_specdec.bench.widen import check_widening, read_size, widen
+from hf_specdec.errors import ConfigError, UnsupportedModelError
+from tests.bench.conftest import tiny_llama
+from tests.zoo import FAMILIES, build
+
+IDS = torch.arange(40).unsqueeze(0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("size", [(32, 2), (32, 5), (80, 2), (96, 4)])
+def test_the_logits_stay_and_the_size_grows(size: tuple[int, int], tied: bool) -> None:
+    model = tiny_llama(200, tie_word_embeddings=tied, attention_bias=not tied)
+    large = widen(model, hidden_size=size[0], num_layers=size[1])
+    assert (large.config.hidden_size, large.config.num_hidden_layers) == size
+    assert sum(p.numel() for p in large.parameters()) >= sum(p.numel() for p in model.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(large(IDS).logits, model(IDS).logits, atol=1e-4, rtol=1e-5)
+    assert check_widening(model, large) < 1e-4
+
+
+def test_the_text_stays() -> None:
+    model = tiny_llama(200)
+    large = widen(model, hidden_size=64, num_layers=3)
+    kwargs = {"max_new_tokens": 20, "do_sample": False}
+    assert large.generate(IDS, **kwargs).tolist() == model.generate(IDS, **kwargs).tolist()
+
+
+def test_norms_of_single_heads_stay_as_they_are() -> None:
+    model = build(FAMILIES["qwen3"]).eval()
+    assert check_widening(model, widen(model, hidden_size=96, num_layers=4)) < 1e-4
+
+
+def test_the_model_and_the_random_state_are_left_alone() -> None:
+    model = tiny_llama(200)
+    before, state = model(IDS).logits, torch.get_rng_state()
+    widen(model, hidden_size=64, num_layers=3)
+    assert torch.equal(model(IDS).logits, before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_added_units_do_work() -> None:
+    """Weights of zero would let a machine skip what a real model of the size computes."""
+    large = widen(tiny_llama(200), hidden_size=64, num_layers=3)
+    for name, parameter in large.named_parameters():
+        if name.split(".")[-2] in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
+            assert (parameter != 0).float().mean() > 0.99, name
+
+
+def test_a_widened_checkpoint_can_be_saved_and_loaded(tmp_path: object) -> None:
+    model = tiny_llama(200)
+    widen(model, hidden_size=64, num_layers=3).save_pretrained(str(tmp_path))
+    assert check_widening(model, tf.AutoModelForCausalLM.from_pretrained(str(tmp_path))) < 1e-4
+
+
+def test_a_difference_is_an_error() -> None:
+    model = tiny_llama(200)
+    large = widen(model, hidden_size=64, num_layers=3)
+    with torch.no_grad():
+        large.model.layers[2].mlp.down_proj.weight.fill_(1.0)
+    with pytest.raises(UnsupportedModelError, match="changes its logits"):
+        check_widening(model, large)
+
+
+def test_models_of_another_shape_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="Llama-shaped"):
+        widen(build(FAMILIES["gpt2"]), hidden_size=96, num_layers=4)
+
+
+@pytest.mark.parametrize("size", [(16, 2), (32, 1), (40, 2)])
+def test_sizes_that_cannot_be_are_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match="widen"):
+        widen(tiny_llama(200), hidden_size=size[0], num_layers=size[1])
+
+
+def test_a_size_is_read_as_hidden_x_layers() -> None:
+    assert read_size("768x12") == (768, 12)
+    for text in ("768", "x12", "768x", "ax1", "0x4"):
+        with pytest.raises(ConfigError, match="HIDDENxLAYERS"):
+            read_size(text)

@@ -1,0 +1,42 @@
+"""Rows that are wrong on purpose, to be seen flagged: `tests.bench.wrong_rows:WrongContext`."""
+
+from typing import Any
+
+import torch
+from transformers.generation import CandidateGenerator
+
+
+class HonestCandidates(CandidateGenerator):
+    """Proposes one token that is hardly ever right, and leaves the text alone."""
+
+    requires_model_outputs = False
+
+    def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> tuple[torch.LongTensor, None]:
+        text = self.text(input_ids)
+        return torch.cat([text, text[:, -1:]], dim=1), None  # type: ignore[return-value]
+
+    def text(self, input_ids: torch.LongTensor) -> torch.Tensor:
+        return input_ids
+
+    def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int) -> None:
+        pass
+
+
+class WrongContext(HonestCandidates):
+    """Has its candidates verified behind another last token than the text's, so the target answers another text."""
+
+    def text(self, input_ids: torch.LongTensor) -> torch.Tensor:
+        text = input_ids.clone()
+        text[:, -1] = (text[:, -1] + 1) % 1000
+        return text
+
+
+class NeedsArguments(HonestCandidates):
+    """Cannot be made without an argument that nobody knows."""
+
+    def __init__(self, datastore: str) -> None:
+        self.datastore = datastore
+
+
+class Nothing:
+    """Neither a drafter nor a candidate generator."""
