@@ -6,8 +6,9 @@ Four stages, each resumed from its checkpoint in `--work`: tokenizer, target, un
 import functools
 import json
 import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from hf_specdec.embedded.training.fit import fit
 from hf_specdec.embedded.training.models import new_model
 
 WINDOW, BATCH_SIZE = 512, 8
+Batches = Iterator[torch.Tensor]
+Wrap = Callable[[Any], Any]
 SHARES = {"target": 0.76, "unloop": 0.10, "draft": 0.14}
 
 
@@ -36,11 +39,26 @@ def main(
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     tokenizer, train, held_out = _data(work)
-    few = held_out[: 64 * WINDOW]
-    wrap = torch.compile if compile_model else (lambda f: f)
     batches = iter(corpus.TokenStream(train, window=WINDOW, batch_size=BATCH_SIZE, seed=seed))
-
+    wrap = torch.compile if compile_model else (lambda function: function)
     target = new_model("target", vocab_size=len(tokenizer)).to(device)
+    draft = new_model("draft", vocab_size=len(tokenizer)).to(device)
+    _train_target(target, batches, held_out, work, minutes, wrap)
+    _train_draft(draft, target, batches, held_out, work, minutes, wrap)
+    report = _report(target, draft, tokenizer, held_out)
+    for name, model in (("target", target), ("draft", draft)):
+        model.to(torch.bfloat16).save_pretrained(export / name)
+        tokenizer.save_pretrained(export / name)
+    text = json.dumps(report, indent=2)
+    (export / "report.json").write_text(text + "\n")
+    typer.echo(text)
+
+
+def _train_target(
+    target: PreTrainedModel, batches: Batches, held_out: np.ndarray, work: Path, minutes: float, wrap: Wrap
+) -> None:
+    """Language modelling, then the same with a penalty on loops."""
+    few = held_out[: 64 * WINDOW]
     fit(
         target,
         wrap(functools.partial(objectives.next_token, target)),
@@ -51,10 +69,10 @@ def main(
         other_lr=2e-3,
         evaluate=lambda: {"held-out": evaluate.held_out_loss(target, few)},
     )
-    unloop = functools.partial(objectives.unloop, target, prompt_length=64, new_tokens=128, rows=BATCH_SIZE, weight=2.0)
+    settings = {"prompt_length": 64, "new_tokens": 128, "rows": BATCH_SIZE, "weight": 2.0}
     fit(
         target,
-        unloop,
+        functools.partial(objectives.unloop, target, **settings),
         batches,
         checkpoint=work / "unloop.pt",
         minutes=minutes * SHARES["unloop"],
@@ -66,7 +84,19 @@ def main(
         },
         report_every=120.0,
     )
-    draft = new_model("draft", vocab_size=len(tokenizer)).to(device)
+
+
+def _train_draft(
+    draft: PreTrainedModel,
+    target: PreTrainedModel,
+    batches: Batches,
+    held_out: np.ndarray,
+    work: Path,
+    minutes: float,
+    wrap: Wrap,
+) -> None:
+    """Distillation of the finished target."""
+    few = held_out[: 64 * WINDOW]
     fit(
         draft,
         wrap(functools.partial(objectives.distil, draft, target)),
@@ -78,13 +108,6 @@ def main(
         evaluate=lambda: {"agreement": evaluate.agreement(draft, target, few)},
         report_every=120.0,
     )
-    report = _report(target, draft, tokenizer, held_out)
-    for name, model in (("target", target), ("draft", draft)):
-        model.to(torch.bfloat16).save_pretrained(export / name)
-        tokenizer.save_pretrained(export / name)
-    text = json.dumps(report, indent=2)
-    (export / "report.json").write_text(text + "\n")
-    typer.echo(text)
 
 
 def _report(
