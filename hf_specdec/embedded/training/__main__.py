@@ -69,10 +69,9 @@ def _train_target(
         other_lr=2e-3,
         evaluate=lambda: {"held-out": evaluate.held_out_loss(target, few)},
     )
-    settings = {"prompt_length": 64, "new_tokens": 128, "rows": BATCH_SIZE, "weight": 2.0}
     fit(
         target,
-        functools.partial(objectives.unloop, target, **settings),
+        functools.partial(objectives.unloop, target, prompt_length=64, new_tokens=128, rows=BATCH_SIZE, weight=2.0),
         batches,
         checkpoint=work / "unloop.pt",
         minutes=minutes * SHARES["unloop"],
