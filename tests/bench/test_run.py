@@ -167,10 +167,14 @@ def test_an_engine_whose_verification_is_broken_is_flagged(subject: Subject, mon
             path.append(node)
 
     monkeypatch.setattr(hf_specdec.engine.loop, "walk", gullible)
-    found = {
-        (mode, row) for mode, row, _ in flagged(bench(subject, "plain", "prompt_lookup", settings=ONE_ROUND).run())
-    }
-    assert found == {("greedy", "prompt_lookup"), ("sampled", "prompt_lookup")}
+    guesses = "tests.bench.wrong_rows:GuessingDrafter"
+    found = {(mode, row) for mode, row, _ in flagged(bench(subject, "plain", guesses, settings=ONE_ROUND).run())}
+    assert found == {("greedy", guesses), ("sampled", guesses)}
+
+
+def test_a_drafter_that_is_wrong_is_still_equal(subject: Subject) -> None:
+    guesses = "tests.bench.wrong_rows:GuessingDrafter"
+    assert not flagged(bench(subject, guesses, settings=ONE_ROUND).run())
 
 
 def test_half_precision_is_reported_and_not_flagged(document: dict[str, Any]) -> None:

@@ -5,6 +5,9 @@ from typing import Any
 import torch
 from transformers.generation import CandidateGenerator
 
+from hf_specdec.drafters.plain import PlainDrafter
+from hf_specdec.tree import DraftTree
+
 
 class HonestCandidates(CandidateGenerator):
     """Proposes one token that is hardly ever right, and leaves the text alone."""
@@ -29,6 +32,13 @@ class WrongContext(HonestCandidates):
         text = input_ids.clone()
         text[:, -1] = (text[:, -1] + 1) % 1000
         return text
+
+
+class GuessingDrafter(PlainDrafter):
+    """Drafts one token that is hardly ever right; wrong only in an engine that believes it."""
+
+    def propose(self, budget: int) -> DraftTree:
+        return DraftTree.chain(self._last, [(self._last + 1) % 1000][:budget])
 
 
 class NeedsArguments(HonestCandidates):
