@@ -1,1 +1,39 @@
-"""Measurements that a stranger can rerun."""
+"""Measurements that a stranger can rerun: ways to generate, side by side on the same prompts.
+
+subject = load_subject(None, dtype="fp32")
+rows, left_out = default_rows(subject)
+document = Bench(subject, rows, load_prompts(limit=6), BenchSettings(rounds=3), left_out=left_out).run()
+print(markdown(document))
+"""
+
+from hf_specdec.bench.cost import measure_cost
+from hf_specdec.bench.document import flagged, read_document, write_document
+from hf_specdec.bench.plan import BenchSettings
+from hf_specdec.bench.plots import plot_document
+from hf_specdec.bench.prompts import Prompt, default_prompts, load_prompts
+from hf_specdec.bench.rows import Row, default_rows, named_rows
+from hf_specdec.bench.run import Bench
+from hf_specdec.bench.subject import Subject, load_subject
+from hf_specdec.bench.tables import markdown
+from hf_specdec.bench.widen import check_widening, widen
+
+__all__ = [
+    "Bench",
+    "BenchSettings",
+    "Prompt",
+    "Row",
+    "Subject",
+    "check_widening",
+    "default_prompts",
+    "default_rows",
+    "flagged",
+    "load_prompts",
+    "load_subject",
+    "markdown",
+    "measure_cost",
+    "named_rows",
+    "plot_document",
+    "read_document",
+    "widen",
+    "write_document",
+]

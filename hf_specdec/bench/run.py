@@ -1,8 +1,9 @@
 """The measurement: every row on every prompt in turn, round after round, kept as a document that can be continued.
 
-A machine's speed drifts, so the rows take turns on a prompt and are compared only with the reference beside them. A
-first round of probed calls warms everything up and looks into each row; the timed rounds follow. Every row has a memory
-of its own that is empty when a round begins, so that no call can draft from an answer to the same prompt.
+A machine's speed drifts, so the rows take turns on a prompt, beginning with another one for each prompt and round, and
+are compared only with the reference beside them. A first round of probed calls warms everything up and looks into each
+row; the timed rounds follow. Every row has a memory of its own that is empty when a round begins, so that no call can
+draft from an answer to the same prompt.
 
     bench = Bench(subject, rows, prompts, BenchSettings(rounds=3))
     document = bench.run()
@@ -88,6 +89,7 @@ class Bench:
             save: called after each visit with the document.
         """
         plan = list(visits(self.settings, self.prompts))
+        per_round = sum(len(prompt.turns) for prompt in self.prompts)
         state, verbosity = state_of(self.subject.model), transformers.logging.get_verbosity()
         own_memory = state.memory
         transformers.logging.set_verbosity_error()
@@ -98,7 +100,7 @@ class Bench:
                 if progress is not None:
                     progress(str(visit), number, len(plan))
                 if any(_key(visit.key, row.name) not in self._records for row in self.rows):
-                    self._measure(visit, number)
+                    self._measure(visit, number % per_round + visit.round)
                     if save is not None:
                         save(self.document)
             self.document["is_complete"] = True
@@ -128,13 +130,13 @@ class Bench:
                 self.document["rows"] = [known for known in self.document["rows"] if known["name"] != row.name]
                 self.document["left_out"][row.name] = " ".join(str(error).split())
 
-    def _measure(self, visit: Visit, number: int) -> None:
-        """Run the rows in turn, beginning with another one each time, and keep all their records or none."""
+    def _measure(self, visit: Visit, first: int) -> None:
+        """Run the rows in turn, beginning with number `first` modulo theirs, and keep all their records or none."""
         if self._round != (visit.mode, visit.round):
             self._round = (visit.mode, visit.round)
             self._memories = {row.name: Memory() for row in self.rows}
         inputs = self._inputs(visit)
-        start = number % len(self.rows)
+        start = first % len(self.rows)
         found = {row.name: self._call(visit, row, inputs) for row in self.rows[start:] + self.rows[:start]}
         expected = found[REFERENCE]["token_ids"]
         for row in self.rows:
