@@ -9,7 +9,7 @@ Source: https://github.com/apoorvumang/prompt-lookup-decoding; names and default
 """
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -23,7 +23,7 @@ __all__ = ["PromptLookupDrafter"]
 
 CHAIN_PLACES, TREE_PLACES = 8, 16  # occurrences of an n-gram looked at
 CHAIN_MATCH, TREE_MATCH = 16, 8  # tokens in front of a place compared
-DOUBT = 6.0  # votes against every continuation: a place matching m tokens has m * m votes
+DOUBT = 6.0  # votes shared by the commonest tokens: a place matching m tokens has m * m votes
 POOL_WEIGHT = 0.1  # a place in an earlier text against one in this text
 
 
@@ -116,13 +116,14 @@ class PromptLookupDrafter(Drafter):
         config = self.config
         builder = TreeBuilder(self.index.tokens[-1])
         context = self.index.tokens[-TREE_MATCH:]
+        common = self.index.common.shares()
         # (-probability, order of arrival, parent, token, the drafted tokens up to and including this one)
         waiting: list[tuple[float, int, int, int, list[int]]] = []
         arrivals = 0
         node, probability, path = 0, 1.0, list[int]()
         while True:
             if len(path) < config.max_draft_len:
-                for token, share in self._votes(context + path):
+                for token, share in self._votes(context + path, common):
                     arrivals += 1
                     heapq.heappush(waiting, (-probability * share, arrivals, node, token, [*path, token]))
             if not waiting or len(builder) > budget:
@@ -130,7 +131,7 @@ class PromptLookupDrafter(Drafter):
             negative, _, parent, token, path = heapq.heappop(waiting)
             node, probability = builder.add(parent, token), -negative
 
-    def _votes(self, context: list[int]) -> Iterable[tuple[int, float]]:
+    def _votes(self, context: list[int], common: Mapping[int, float]) -> Iterable[tuple[int, float]]:
         """The `num_branches` likeliest next tokens after `context` with their estimated probabilities."""
         votes: dict[int, float] = {}
         total = DOUBT
@@ -148,6 +149,8 @@ class PromptLookupDrafter(Drafter):
                 token = source.tokens[place]
                 votes[token] = votes.get(token, 0.0) + vote
                 total += vote
+        for token, share in common.items():
+            votes[token] = votes.get(token, 0.0) + DOUBT * share
         best = sorted(votes.items(), key=lambda item: -item[1])[: self.config.num_branches]
         return [(token, vote / total) for token, vote in best]
 

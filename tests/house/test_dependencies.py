@@ -17,7 +17,7 @@ LAYERS = (
     {"config", "stats", "errors", "embedded"},
 )
 DEPTH = {room: depth for depth, layer in enumerate(LAYERS) for room in layer}
-SHARED_BY_DRAFTERS = {"base", "ngram_index", "ngram_pool"}
+SHARED_BY_DRAFTERS = {"base", "ngram_index", "ngram_pool", "top_counts"}
 TRAINING = "hf_specdec.embedded.training"
 PUBLIC_MODULES = {"transformers", "transformers.generation"}
 

@@ -136,7 +136,8 @@ def test_no_draft_runs_across_the_end_of_an_earlier_text(num_branches: int) -> N
     pool.add([1, 2, 3])
     pool.add([7, 8, 9])
     tree = drafter_of([5, 1, 2], pool, num_branches=num_branches).propose(32)
-    assert tree.tokens == (2, 3)
+    assert tree.first_branch()[0] == 3
+    assert 7 not in tree.tokens
 
 
 def test_ending_twice_stores_once() -> None:
