@@ -120,7 +120,7 @@ def write_document(document: Document, path: str | os.PathLike[str]) -> None:
     os.replace(draft, target)
 
 
-_SAME_HEADER = ("hardware", "dtype", "device", "threads", "model", "assistant")
+_SAME_HEADER = ("hardware", "versions", "dtype", "device", "threads", "model", "assistant")
 
 
 def _json_values(value: Any) -> Any:

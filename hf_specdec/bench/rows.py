@@ -29,6 +29,7 @@ from hf_specdec.methods import METHODS, resolve
 __all__ = ["REFERENCE", "Row", "default_rows", "named_rows", "reference", "row"]
 
 REFERENCE = "generate"
+DEFAULT = "default"
 LOOKUP, ASSISTANT = "transformers:prompt_lookup", "transformers:assistant"
 LOOKUP_NUM_TOKENS = 10
 
@@ -65,29 +66,28 @@ def reference() -> Row:
 
 def default_rows(subject: Subject) -> tuple[list[Row], dict[str, str]]:
     """Every row that the subject allows, and for those that it does not, why."""
-    names = [LOOKUP, ASSISTANT, *METHODS]
-    return named_rows(names, subject, skip_impossible=True)
+    return named_rows([DEFAULT], subject)
 
 
-def named_rows(
-    names: Iterable[str], subject: Subject, *, skip_impossible: bool = False
-) -> tuple[list[Row], dict[str, str]]:
-    """The reference and the rows called `names`, each once.
-
-    Args:
-        skip_impossible: leave out what the subject lacks something for, instead of raising.
+def named_rows(names: Iterable[str], subject: Subject) -> tuple[list[Row], dict[str, str]]:
+    """The reference and the rows called `names`, each once; `"default"` stands for every row that the subject allows.
 
     Returns:
-        The rows, and the reasons for those left out, by name.
+        The rows, and the reasons for the default ones that are left out, by name.
+
+    Raises:
+        ConfigError: a row named on its own does not exist, or the subject lacks what it needs.
     """
     rows, left_out = {REFERENCE: reference()}, {}
     for name in names:
-        try:
+        if name != DEFAULT:
             rows.setdefault(name, row(name, subject))
-        except ConfigError as error:
-            if not skip_impossible:
-                raise
-            left_out[name] = str(error)
+            continue
+        for default in (LOOKUP, ASSISTANT, *METHODS):
+            try:
+                rows.setdefault(default, row(default, subject))
+            except ConfigError as error:
+                left_out[default] = str(error)
     return list(rows.values()), left_out
 
 
@@ -108,7 +108,7 @@ def row(name: str, subject: Subject) -> Row:
         return _own_row(name, subject)
     method, config = split_config(name)
     if all(method not in (entry.name, *entry.aliases) for entry in METHODS.values()):
-        raise unknown_name("row", name, [REFERENCE, LOOKUP, ASSISTANT, *METHODS])
+        raise unknown_name("row", name, [DEFAULT, REFERENCE, LOOKUP, ASSISTANT, *METHODS])
     return _method_row(name, method, config)
 
 

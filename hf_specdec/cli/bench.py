@@ -41,7 +41,7 @@ RowNames = Annotated[
         "--row",
         help="What to measure beside generate: a method, a method with its configuration "
         "('prompt_lookup={\"num_branches\": 4}'), transformers:prompt_lookup, transformers:assistant, "
-        "or module:Class. Repeat for more. Default: all.",
+        "module:Class, or default for all there are. Repeat for more. Default: default.",
     ),
 ]
 Assistant = Annotated[
@@ -163,7 +163,8 @@ def _measured_speeds(
     except KeyboardInterrupt:
         if not run.document["probes"]:
             raise
-        note("interrupted: what has been measured follows")
+        hint = f"--resume {path} continues" if path is not None else "with --output it could be continued"
+        note(f"interrupted: what has been measured follows; {hint}")
     finally:
         if path is not None:
             write_document(run.document, path)

@@ -20,6 +20,12 @@ def test_every_method_has_a_row(subject: Subject) -> None:
     assert list(left_out) == ["transformers:assistant"]
 
 
+def test_default_stands_for_all_of_them(subject: Subject) -> None:
+    rows, _ = named_rows(["default", "prompt_lookup=[4]"], subject)
+    assert rows[-1].name == "prompt_lookup=[4]"
+    assert [row.name for row in rows[:-1]] == [row.name for row in default_rows(subject)[0]]
+
+
 def test_an_assistant_brings_its_row(subject: Subject) -> None:
     assistant = tiny_llama(len(subject.tokenizer))
     helped = dataclasses.replace(subject, assistant=assistant, assistant_name="tiny")
