@@ -108,6 +108,9 @@ class PromptLookupConfig(SpecConfig):
             Most tokens drafted along one branch. Aliases: `prompt_lookup_num_tokens`, `num_draft_tokens`.
         max_matching_ngram_size (`int`, *optional*, defaults to `2`):
             Longest suffix of the text, in tokens, that is looked up; shorter ones are tried where it is not found.
+        draft_len_per_match (`int`, *optional*, defaults to `4`):
+            A chain is at most this many times as long as the matching text: short matches rarely hold for long. `None`
+            always drafts `max_draft_len` tokens, which pays where a forward of many tokens costs as much as one.
         num_branches (`int`, *optional*, defaults to `1`):
             Most continuations merged into one tree; 1 drafts a chain.
         max_nodes (`int`, *optional*):
@@ -124,6 +127,7 @@ class PromptLookupConfig(SpecConfig):
 
     max_draft_len: int = 10
     max_matching_ngram_size: int = 2
+    draft_len_per_match: int | None = 4
     num_branches: int = 1
     max_nodes: int | None = None
     pool: Pool = "request"
@@ -140,6 +144,8 @@ class PromptLookupConfig(SpecConfig):
         SpecConfig.__post_init__(self)
         check_positive("max_draft_len", self.max_draft_len, "Usual values are 4 to 10.")
         check_positive("max_matching_ngram_size", self.max_matching_ngram_size, "Usual values are 2 to 4.")
+        if self.draft_len_per_match is not None:
+            check_positive("draft_len_per_match", self.draft_len_per_match, "Use `None` for no such limit.")
         check_positive("num_branches", self.num_branches, "Use 1 for a chain.")
         if self.max_nodes is not None:
             check_positive("max_nodes", self.max_nodes, "Use `None` for the default.")

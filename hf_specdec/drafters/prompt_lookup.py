@@ -1,6 +1,7 @@
 """Prompt lookup: draft what followed the last tokens when they stood in the text before.
 
-A chain copies from one place: the one behind the longest matching text, the newest where several match equally.
+A chain copies from one place: the one behind the longest matching text, the newest where several match equally; a
+short match is followed less far.
 A tree asks at every node where its last tokens stood before and lets those places vote for the next token; nodes are
 added best first, by the product of the votes along their path.
 Source: https://github.com/apoorvumang/prompt-lookup-decoding; names and defaults of TensorRT-LLM's NGram.
@@ -76,6 +77,9 @@ class PromptLookupDrafter(Drafter):
         if best is None:
             return []
         source, place = best
+        if self.config.draft_len_per_match is not None:
+            matching = source.match_length(place, text, CHAIN_MATCH)
+            length = min(length, matching * self.config.draft_len_per_match)
         drafted: list[int] = []
         for position in range(place, place + length):
             if position < len(source):

@@ -61,7 +61,16 @@ def test_a_longer_match_wins_over_a_newer_one() -> None:
 def test_a_repetition_is_continued_to_the_full_length(period: int) -> None:
     """The only places lie closer to the end than the draft is long: the copy goes on into itself."""
     cycle = list(range(10, 10 + period))
-    assert drafted(cycle + cycle, max_draft_len=8) == (cycle * 8)[:8]
+    assert drafted(cycle + cycle, max_draft_len=8, draft_len_per_match=None) == (cycle * 8)[:8]
+
+
+@pytest.mark.parametrize("matching", [1, 2, 3])
+def test_a_short_match_is_followed_less_far(matching: int) -> None:
+    """At most `draft_len_per_match` tokens for each token that matches; `None` lifts the limit."""
+    context = list(range(50, 50 + matching))
+    text = [9, *context, *range(20), 8, *context]
+    assert drafted(text, max_draft_len=10, draft_len_per_match=2) == list(range(2 * matching))
+    assert drafted(text, max_draft_len=10, draft_len_per_match=None) == list(range(10))
 
 
 @pytest.mark.parametrize("num_branches", [1, 4])
