@@ -71,12 +71,12 @@ def _train_target(
     )
     fit(
         target,
-        functools.partial(objectives.unloop, target, prompt_length=64, new_tokens=128, rows=BATCH_SIZE, weight=2.0),
+        functools.partial(objectives.unloop, target, prompt_length=64, new_tokens=128, rows=4 * BATCH_SIZE, weight=4.0),
         batches,
         checkpoint=work / "unloop.pt",
         minutes=minutes * SHARES["unloop"],
-        matrix_lr=0.001,
-        other_lr=1e-4,
+        matrix_lr=0.002,
+        other_lr=2e-4,
         evaluate=lambda: {
             "held-out": evaluate.held_out_loss(target, few),
             "looping": evaluate.looping_share(target, held_out),

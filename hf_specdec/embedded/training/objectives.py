@@ -28,24 +28,24 @@ def distil(model: PreTrainedModel, teacher: PreTrainedModel, batch: torch.Tensor
 def unloop(
     model: PreTrainedModel, batch: torch.Tensor, *, prompt_length: int, new_tokens: int, rows: int, weight: float
 ) -> torch.Tensor:
-    """Language modelling on `batch`, plus sequence-level unlikelihood (Welleck et al., arXiv 1908.04319).
+    """Language modelling on half of `batch`, plus sequence-level unlikelihood (Welleck et al., arXiv 1908.04319).
 
-    The model continues the first `prompt_length` tokens of `rows` rows greedily; every token that repeats what stood
-    one period and two periods before it, with the whole period in between, is made less likely.
+    The model continues `rows` prompts of `prompt_length` tokens, cut out of the batch, greedily; every token that
+    repeats what stood one period and two periods before it, with the whole period in between, is made less likely.
     """
+    pieces = batch.unfold(1, prompt_length, prompt_length).flatten(0, 1)
+    prompts = pieces[torch.linspace(0, len(pieces) - 1, rows).long()]
     model.eval()
-    text = model.generate(
-        input_ids=batch[:rows, :prompt_length], max_new_tokens=new_tokens, do_sample=False, eos_token_id=None
-    )
+    text = model.generate(input_ids=prompts, max_new_tokens=new_tokens, do_sample=False, eos_token_id=None)
     model.train()
+    loss = next_token(model, batch[: max(len(batch) // 2, 1)])
     looping = loop_mask(text)
     looping[:, :prompt_length] = False
-    loss = next_token(model, batch)
     if not looping.any():
         return loss
     taken = _logits(model, text)[:, :-1].log_softmax(-1).gather(-1, text[:, 1:, None]).squeeze(-1)
     unlikely = -torch.log1p(-taken.exp().clamp(max=1 - 1e-4))
-    return loss + weight * unlikely[looping[:, 1:]].sum() / looping.numel()
+    return loss + weight * unlikely[looping[:, 1:]].sum() / (rows * new_tokens)
 
 
 def loop_mask(ids: torch.Tensor, *, max_period: int = MAX_PERIOD, repeats: int = 3) -> torch.Tensor:
