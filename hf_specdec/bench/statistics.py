@@ -50,6 +50,8 @@ def acceptance_by_position(blocks: Iterable[Sequence[int]]) -> list[float]:
 
 def summarize(records: Sequence[Record], probes: Sequence[Record], rows: Iterable[Record]) -> dict[str, Any]:
     """Modes, and in each mode the rows by name, with everything the tables and plots show."""
+    described = list(rows)
+    bases = [row["name"] for row in described if row.get("kind") == "transformers"]
     modes = list(dict.fromkeys(record["mode"] for record in (*records, *probes)))
     return {
         mode: {
@@ -57,14 +59,17 @@ def summarize(records: Sequence[Record], probes: Sequence[Record], rows: Iterabl
                 row,
                 [record for record in records if record["mode"] == mode],
                 [record for record in probes if record["mode"] == mode],
+                bases,
             )
-            for row in rows
+            for row in described
         }
         for mode in modes
     }
 
 
-def _row_summary(row: Record, records: Sequence[Record], probes: Sequence[Record]) -> dict[str, Any]:
+def _row_summary(
+    row: Record, records: Sequence[Record], probes: Sequence[Record], bases: Sequence[str]
+) -> dict[str, Any]:
     own = [record for record in records if record["row"] == row["name"]]
     own_probes = [probe for probe in probes if probe["row"] == row["name"]]
     seen = [*own, *own_probes]
@@ -77,6 +82,7 @@ def _row_summary(row: Record, records: Sequence[Record], probes: Sequence[Record
     return {
         "speed": _ratios(own, records, "seconds"),
         "speed_by_processor_time": _ratios(own, records, "cpu_seconds").get(OVERALL),
+        "speed_against": {base: _ratios(own, records, "seconds", base).get(OVERALL) for base in bases},
         "tokens_per_second": sum(record["num_tokens"] for record in own) / seconds if seconds else None,
         "num_tokens": sum(record["num_tokens"] for record in own),
         "first_token_seconds": _median([probe["first_token_seconds"] for probe in own_probes]),
@@ -92,9 +98,9 @@ def _row_summary(row: Record, records: Sequence[Record], probes: Sequence[Record
     }
 
 
-def _ratios(own: Sequence[Record], records: Sequence[Record], clock: str) -> dict[str, Any]:
-    """Speed against the reference for each task and overall, with intervals."""
-    references = {_visit(record): record for record in records if record["row"] == REFERENCE}
+def _ratios(own: Sequence[Record], records: Sequence[Record], clock: str, base: str = REFERENCE) -> dict[str, Any]:
+    """Speed against the row `base` for each task and overall, with intervals."""
+    references = {_visit(record): record for record in records if record["row"] == base}
     by_prompt: dict[tuple[str, str, int], list[float]] = {}
     for record in own:
         other = references[_visit(record)]

@@ -37,7 +37,11 @@ def tables(document: Document) -> list[Table]:
         return [
             table
             for mode, title in titles(document).items()
-            for table in (_speed_table(document, mode, title), _detail_table(document, mode))
+            for table in (
+                _speed_table(document, mode, title),
+                *_against_table(document, mode),
+                _detail_table(document, mode),
+            )
         ]
     return [_replay_table(document)]
 
@@ -114,6 +118,17 @@ def _speed_table(document: Document, mode: str, title: str) -> Table:
         interval = "-" if name == REFERENCE else _interval(row["speed"].get(OVERALL))
         cells.append([name, *speeds, interval, _equality(row, name, name in broken)])
     return Table(title, ["", *tasks, OVERALL, "95 %", "equal"], cells)
+
+
+def _against_table(document: Document, mode: str) -> list[Table]:
+    """Overall speed against transformers' own speculation, where that was measured."""
+    rows = {name: row for name, row in document["summary"][mode].items() if name != REFERENCE}
+    bases = list(next(iter(rows.values()))["speed_against"]) if rows else []
+    cells = []
+    for name, row in rows.items():
+        ratios = [None if base == name else row["speed_against"][base] for base in bases]
+        cells.append([name, *(f"{_times(ratio)} [{_interval(ratio)}]" if ratio else "-" for ratio in ratios)])
+    return [Table("", ["overall", *(f"over {base}" for base in bases)], cells)] if bases else []
 
 
 def _detail_table(document: Document, mode: str) -> Table:

@@ -24,6 +24,7 @@ HEADER |= {"peak_memory", "load_average"}
 SUMMARY = {
     "speed",
     "speed_by_processor_time",
+    "speed_against",
     "tokens_per_second",
     "num_tokens",
     "first_token_seconds",
@@ -95,6 +96,7 @@ def test_tables_hold_every_row_and_task(measured: dict[str, Any]) -> None:
         assert word in text
     assert NOT_EQUAL not in text
     assert all(len(row) == len(table.headings) for table in tables(measured) for row in table.rows)
+    assert "over transformers:prompt_lookup" in text
     assert any("float32" in line and "1 thread" in line for line in facts(measured))
 
 
@@ -170,7 +172,8 @@ def test_a_partial_document_can_be_drawn(document: dict[str, Any], tmp_path: Pat
     pytest.importorskip("matplotlib")
     for mode in document["summary"].values():
         for row in mode.values():
-            row.update(speed={}, speed_by_processor_time=None, tokens_per_second=None)
+            nothing = dict.fromkeys(row["speed_against"])
+            row.update(speed={}, speed_by_processor_time=None, speed_against=nothing, tokens_per_second=None)
     assert plot_document(document, tmp_path)
     assert markdown(document)
 

@@ -77,6 +77,20 @@ def test_a_prompt_s_ratio_is_the_median_of_its_rounds_and_a_row_s_that_of_its_pr
     assert speed["overall"]["count"] == 3
 
 
+def test_transformers_rows_are_compared_with_as_well() -> None:
+    """Per prompt, and not as the quotient of two medians."""
+    rows = [*ROWS, {"name": "theirs", "kind": "transformers"}]
+    seconds = {"c": (8.0, 2.0, 1.0), "d": (8.0, 1.0, 4.0), "e": (8.0, 4.0, 2.0)}
+    records = [
+        record(row["name"], prompt, 0, value)
+        for prompt, values in seconds.items()
+        for row, value in zip(rows, values, strict=True)
+    ]
+    found = summarize(records, [], rows)["greedy"]["ours"]
+    assert found["speed"]["overall"]["median"] == 4.0
+    assert found["speed_against"]["theirs"]["median"] == 0.5
+
+
 def test_speed_is_counted_by_the_token() -> None:
     """Where a row ends earlier, its time is set against the tokens that it gave."""
     records = [record(REFERENCE, "c", 0, 1.0), record("ours", "c", 0, 0.5, num_tokens=5, equal=False)]
