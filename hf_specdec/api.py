@@ -7,6 +7,7 @@ argument, processor, criterion and cache is prepared by transformers itself.
     model.generate(**inputs, spec_method="prompt_lookup")
 """
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -21,7 +22,7 @@ from hf_specdec.engine.run import Call, decode_assisted, decode_plain, decode_sp
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods import config_arguments
 from hf_specdec.prepare import bind_stop_strings, check_modes, check_prompt, named_arguments, settings_of, unset
-from hf_specdec.request import Request, read_request
+from hf_specdec.request import Request, own_arguments, read_request
 from hf_specdec.state import ATTRIBUTE, state_of
 from hf_specdec.stats import SpecStats
 
@@ -84,48 +85,48 @@ class SpecGenerationMixin(GenerationMixin):
         return _generate(cast(PreTrainedModel, self), super().generate, args, kwargs)
 
 
+def _with_own_arguments(signature: inspect.Signature) -> inspect.Signature:
+    """The signature with our arguments in front of its `**kwargs`."""
+    *named, var_keyword = signature.parameters.values()
+    kind = inspect.Parameter.KEYWORD_ONLY
+    own = [inspect.Parameter(name, kind, default=None) for name in own_arguments()]
+    return signature.replace(parameters=[*named, *own, var_keyword])
+
+
 def decode(
     model: PreTrainedModel,
     input_ids: torch.Tensor,
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: GenerationConfig,
-    spec_method: Any = None,
-    spec_config: Any = None,
-    spec_observer: Any = None,
+    *,
     spec_streamer: Any = None,
-    prompt_lookup_config: Any = None,
-    ngram_config: Any = None,
-    **model_kwargs: Any,
+    **kwargs: Any,
 ) -> Any:
     """A decoding method for `generate(custom_generate=hf_specdec.decode, spec_method=...)`: nothing is patched.
 
-    transformers drops `streamer` and `tokenizer` before it calls a function; give the streamer as `spec_streamer`,
-    and enable the model for `stop_strings`. On an enabled model the usual arguments work.
+    Takes the arguments that an enabled model's `generate` takes. transformers drops `streamer` and `tokenizer` before
+    it calls a function; give the streamer as `spec_streamer`, and enable the model for `stop_strings`.
 
     Args:
-        spec_streamer: a transformers streamer. It gets the prompt too, unless `generate` has put it already.
+        spec_streamer: a transformers streamer; it gets the prompt first, as from `generate`.
     """
-    kwargs = {
-        "spec_config": spec_config,
-        "spec_observer": spec_observer,
-        "prompt_lookup_config": prompt_lookup_config,
-        "ngram_config": ngram_config,
-    }
-    kwargs = {name: value for name, value in kwargs.items() if value is not None}
-    if spec_method is not None:
-        kwargs["spec_method"] = spec_method
     check_modes(settings_of({}, [generation_config]), {})
-    check_prompt(model, {"input_ids": input_ids, "inputs_embeds": model_kwargs.get("inputs_embeds")})
-    request = read_request(kwargs, [generation_config], state_of(model).defaults)
+    check_prompt(model, {"input_ids": input_ids, "inputs_embeds": kwargs.get("inputs_embeds")})
+    ours = {name: kwargs.pop(name) for name in own_arguments() if name in kwargs}
+    request = read_request(ours, [generation_config], state_of(model).defaults)
     if spec_streamer is not None:
         spec_streamer.put(input_ids.cpu())
     bound = _BoundDecode(request, spec_streamer)
     try:
-        return bound(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
+        return bound(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
     except BaseException:
         bound.end_streamer()
         raise
+
+
+# transformers hands a custom method only those arguments that its signature names.
+decode.__signature__ = _with_own_arguments(inspect.signature(decode))  # type: ignore[attr-defined]
 
 
 def _generating(model: Any) -> PreTrainedModel:

@@ -17,7 +17,7 @@ from hf_specdec.engine.step import SpecStep
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods import METHODS, Memory, Method, config_arguments, resolve
 
-__all__ = ["Request", "read_request"]
+__all__ = ["Request", "own_arguments", "read_request"]
 
 Observer = Callable[[SpecStep], None]
 DRAFT_BUDGET = 64  # for a drafter of the user's own, which has no configuration here
@@ -32,6 +32,11 @@ class Request:
     budget: int
     make_drafter: Callable[[Memory], Drafter]
     observer: Observer | None = None
+
+
+def own_arguments() -> tuple[str, ...]:
+    """Names of the arguments that this package adds to `generate`."""
+    return ("spec_method", "spec_config", "spec_observer", *config_arguments())
 
 
 def read_request(

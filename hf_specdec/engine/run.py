@@ -2,7 +2,7 @@
 
 Takes what `generate` hands to a decoding method. Knows no method by name.
 
-    output = decode_call(model, input_ids, call, logits_processor=..., ..., **model_kwargs)
+    output = decode_speculatively(call, drafter, tier="tree", budget=10, stats=SpecStats())
 """
 
 from collections.abc import Callable
