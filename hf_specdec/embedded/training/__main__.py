@@ -22,7 +22,7 @@ from hf_specdec.embedded.training.models import new_model
 WINDOW, BATCH_SIZE = 512, 8
 Batches = Iterator[torch.Tensor]
 Wrap = Callable[[Any], Any]
-SHARES = {"target": 0.76, "unloop": 0.10, "draft": 0.14}
+SHARES = {"target": 0.73, "unloop": 0.17, "draft": 0.10}
 
 
 def main(
@@ -71,7 +71,7 @@ def _train_target(
     )
     fit(
         target,
-        functools.partial(objectives.unloop, target, prompt_length=64, new_tokens=128, rows=4 * BATCH_SIZE, weight=4.0),
+        functools.partial(objectives.unloop, target, prompt_length=64, new_tokens=128, rows=4 * BATCH_SIZE, weight=8.0),
         batches,
         checkpoint=work / "unloop.pt",
         minutes=minutes * SHARES["unloop"],
