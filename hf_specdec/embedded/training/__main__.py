@@ -71,7 +71,7 @@ def _train_target(
     )
     fit(
         target,
-        functools.partial(objectives.unloop, target, prompt_length=64, new_tokens=128, rows=4 * BATCH_SIZE, weight=8.0),
+        functools.partial(objectives.unloop, target, prompt_length=64, new_tokens=128, rows=4 * BATCH_SIZE, weight=24.0),
         batches,
         checkpoint=work / "unloop.pt",
         minutes=minutes * SHARES["unloop"],
