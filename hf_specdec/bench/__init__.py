@@ -1,13 +1,12 @@
 """Measurements that a stranger can rerun: ways to generate, side by side on the same prompts.
 
-subject = load_subject(None, dtype="fp32")
-rows, left_out = default_rows(subject)
-document = Bench(subject, rows, load_prompts(limit=6), BenchSettings(rounds=3), left_out=left_out).run()
+subjects = [load_subject(None, dtype="fp32"), load_subject(None, dtype="fp32", widen_to=(768, 12))]
+document = Bench(subjects, load_prompts(limit=6), BenchSettings(rounds=3), rows=["default"]).run()
 print(markdown(document))
 """
 
 from hf_specdec.bench.cost import measure_cost
-from hf_specdec.bench.document import flagged, read_document, write_document
+from hf_specdec.bench.document import Flag, flagged, read_document, write_document
 from hf_specdec.bench.plan import BenchSettings
 from hf_specdec.bench.plots import plot_document
 from hf_specdec.bench.prompts import Prompt, default_prompts, load_prompts
@@ -20,6 +19,7 @@ from hf_specdec.bench.widen import check_widening, widen
 __all__ = [
     "Bench",
     "BenchSettings",
+    "Flag",
     "Prompt",
     "Row",
     "Subject",

@@ -1,9 +1,10 @@
 """What it costs a machine to verify T tokens at once: the curve t(T)/t(1) at chosen context lengths.
 
 The engine's own loop runs with a drafter that proposes chains of changing length, so a step costs what a verify step
-costs, mask and positions included, and all lengths take turns over the same context. Knows nothing about output.
+costs, mask and positions included, and all lengths take turns over the same context. Models follow one another: a
+curve is of one model. Knows nothing about output.
 
-    document = measure_cost(subject, context_lengths=(128, 1024))
+    document = measure_cost([subject], context_lengths=(128, 1024))
 """
 
 import itertools
@@ -15,9 +16,9 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from hf_specdec.bench.document import COST, FORMAT
-from hf_specdec.bench.header import header
+from hf_specdec.bench.header import header, subject_facts
 from hf_specdec.bench.statistics import median_with_interval
-from hf_specdec.bench.subject import Subject
+from hf_specdec.bench.subject import Subject, check_subjects
 from hf_specdec.config import check_positive
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.engine.step import SpecStep
@@ -33,7 +34,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def measure_cost(
-    subject: Subject,
+    subjects: Sequence[Subject],
     *,
     context_lengths: Sequence[int] = (128, 512),
     num_tokens: Sequence[int] = NUM_TOKENS,
@@ -41,34 +42,39 @@ def measure_cost(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Measure the curve.
+    """Measure the curves.
 
     Args:
-        context_lengths: tokens in the cache, each a curve of its own.
+        subjects: the models, all on the same device.
+        context_lengths: tokens in the cache, each a curve of its own for each model.
         num_tokens: T, the nodes verified at once, the first of them 1.
         rounds: times that each T is measured at each context length.
 
     Raises:
-        ConfigError: a length below 1, or one that the model has no positions for.
+        ConfigError: a length below 1, or one that a model has no positions for.
     """
+    check_subjects(subjects)
     check_positive("rounds", rounds, "Ten give a steady median.")
     for length in (*context_lengths, *num_tokens):
         check_positive("context_lengths and num_tokens", length, "Usual values are 128 to 4096, and 1 to 64.")
     if num_tokens[0] != 1:
         raise ConfigError("num_tokens", "must begin with 1", list(num_tokens), "The curve is relative to it.")
-    curves = []
-    for number, length in enumerate(context_lengths):
+    room = (rounds + WARM_UP_CYCLES) * len(num_tokens) + max(num_tokens)
+    for subject, length in itertools.product(subjects, context_lengths):
+        _check_positions(subject, length, room)
+    entries: list[dict[str, Any]] = [{**subject_facts(subject), "curves": []} for subject in subjects]
+    jobs = list(itertools.product(zip(subjects, entries, strict=True), context_lengths))
+    for number, ((subject, entry), length) in enumerate(jobs):
         if progress is not None:
-            progress(f"context of {length}", number, len(context_lengths))
-        _check_positions(subject, length, (rounds + WARM_UP_CYCLES) * len(num_tokens) + max(num_tokens))
+            progress(f"context of {length}", number, len(jobs))
         cycles = _cycles(subject, length, num_tokens, rounds, seed)
-        curves.append({"context_length": length, "points": _points(cycles, num_tokens)})
+        entry["curves"].append({"context_length": length, "points": _points(cycles, num_tokens)})
     return {
         "format": FORMAT,
         "kind": COST,
-        "header": header(subject),
+        "header": header(subjects[0].model.device),
         "settings": {"rounds": rounds, "seed": seed},
-        "curves": curves,
+        "subjects": entries,
         "is_complete": True,
     }
 

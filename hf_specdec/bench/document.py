@@ -1,12 +1,17 @@
 """The document a run leaves: JSON values only, enough to draw every table and plot, and to continue the run.
 
-Knows nothing about models. Fields of a document of kind "speeds":
+Knows nothing about models. A document of kind "speeds" has the fields
 
-    format, kind, header, settings, rows, prompts, left_out
+    format, kind, header, settings, prompts
+    subjects    one entry a model
+    is_complete whether everything asked for has been measured
+
+and an entry has
+
+    name, dtype, attention, model, assistant, peak_memory, rows, left_out
     probes      one entry a row, prompt, turn and mode: acceptance, time to first token, memory
     records     one entry a row, prompt, turn, mode and round: tokens, seconds, equality
     summary     mode -> row -> medians with intervals, rates, shares; see `statistics.summarize`
-    is_complete whether everything asked for has been measured
 
     write_document(document, "bench.json")
     flagged(document)
@@ -16,7 +21,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.errors import ConfigError
@@ -26,22 +31,36 @@ __all__ = [
     "FORMAT",
     "REPLAY",
     "SPEEDS",
+    "Flag",
     "check_continues",
     "flagged",
     "new_document",
+    "new_entry",
     "read_document",
     "write_document",
 ]
 
-FORMAT = 1
+FORMAT = 2
 SPEEDS, COST, REPLAY = "speeds", "cost", "replay"
 EXACT_DTYPES = ("float32", "float64")
 
 Document = dict[str, Any]
 
 
+class Flag(NamedTuple):
+    """A row that broke its promise, and the share of prompts on which it kept it."""
+
+    subject: str
+    mode: str
+    row: str
+    share_equal: float
+
+
 def new_document(
-    header: Mapping[str, Any], settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt]
+    header: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+    subjects: Sequence[Mapping[str, Any]],
 ) -> Document:
     """A document with nothing measured yet."""
     return {
@@ -49,13 +68,23 @@ def new_document(
         "kind": SPEEDS,
         "header": dict(header),
         "settings": _json_values(settings),
-        "rows": [dict(row) for row in rows],
         "prompts": [{"id": prompt.id, "task": prompt.task} for prompt in prompts],
-        "left_out": {},
+        "subjects": [dict(subject) for subject in subjects],
+        "is_complete": False,
+    }
+
+
+def new_entry(
+    facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], left_out: Mapping[str, str]
+) -> dict[str, Any]:
+    """A model's entry with nothing measured yet."""
+    return {
+        **facts,
+        "rows": [dict(row) for row in rows],
+        "left_out": dict(left_out),
         "probes": [],
         "records": [],
         "summary": {},
-        "is_complete": False,
     }
 
 
@@ -65,33 +94,36 @@ def check_continues(document: Document, fresh: Document) -> None:
     Raises:
         ConfigError: names what differs.
     """
-    if document.get("kind") != SPEEDS or document.get("format") != FORMAT:
-        raise ConfigError("resume", "must be a document of this command", document.get("kind"), "Check the file.")
-    left_out = document["left_out"]
-    wanted_rows = [row for row in fresh["rows"] if row["name"] not in left_out]
+    if document.get("kind") != SPEEDS:
+        raise ConfigError("resume", "must be a document of speeds", document.get("kind"), "Check the file.")
+    names, wanted = ([entry["name"] for entry in part["subjects"]] for part in (document, fresh))
     pairs = {
-        "rows": (document["rows"], wanted_rows),
+        "models": (names, wanted),
         "prompts": (document["prompts"], fresh["prompts"]),
         **{name: (document["header"][name], fresh["header"][name]) for name in _SAME_HEADER},
         **{name: (document["settings"][name], value) for name, value in fresh["settings"].items() if name != "rounds"},
     }
-    for name, (old, new) in pairs.items():
-        if old != new:
-            raise ConfigError("resume", f"must have the same {name}", old, f"This run has {new!r}.")
+    _check_same(pairs)
+    for entry, other in zip(document["subjects"], fresh["subjects"], strict=True):
+        wanted_rows = [row for row in other["rows"] if row["name"] not in entry["left_out"]]
+        same = {name: (entry[name], other[name]) for name in _SAME_SUBJECT}
+        _check_same({"rows": (entry["rows"], wanted_rows), **same})
 
 
-def flagged(document: Document) -> list[tuple[str, str, float]]:
-    """Rows that broke their promise, as (mode, row, share of prompts equal): full precision, and tokens not plain's.
+def flagged(document: Document) -> list[Flag]:
+    """Rows that broke their promise: full precision, and tokens that are not plain's.
 
     In half precision a near-tie may fall either way, so the share is reported and nothing flagged. A sampled row is
     held to its promise only if it makes one: transformers' assisted loop draws in another order than plain sampling.
     """
-    if document["header"]["dtype"] not in EXACT_DTYPES:
-        return []
-    promises = {row["name"]: row["is_seed_exact"] for row in document["rows"]}
+    return [flag for entry in document["subjects"] if entry["dtype"] in EXACT_DTYPES for flag in _flags(entry)]
+
+
+def _flags(entry: Mapping[str, Any]) -> list[Flag]:
+    promises = {row["name"]: row["is_seed_exact"] for row in entry["rows"]}
     return [
-        (mode, name, summary["share_equal"])
-        for mode, rows in document["summary"].items()
+        Flag(entry["name"], mode, name, summary["share_equal"])
+        for mode, rows in entry["summary"].items()
         for name, summary in rows.items()
         if summary["share_equal"] not in (None, 1.0) and (mode == "greedy" or promises[name])
     ]
@@ -109,6 +141,9 @@ def read_document(path: str | os.PathLike[str]) -> Document:
         raise ConfigError("file", "must be a document of hf-specdec bench", str(path), str(error)) from error
     if not isinstance(document, dict) or "kind" not in document:
         raise ConfigError("file", "must be a document of hf-specdec bench", str(path), "Check the file.")
+    if document.get("format") != FORMAT:
+        rule = f"must be a document of hf-specdec bench in format {FORMAT}"
+        raise ConfigError("file", rule, document.get("format"), "Measure again.")
     return document
 
 
@@ -120,7 +155,14 @@ def write_document(document: Document, path: str | os.PathLike[str]) -> None:
     os.replace(draft, target)
 
 
-_SAME_HEADER = ("hardware", "versions", "dtype", "device", "threads", "model", "assistant")
+_SAME_HEADER = ("hardware", "versions", "device", "threads")
+_SAME_SUBJECT = ("dtype", "model", "assistant")
+
+
+def _check_same(pairs: Mapping[str, tuple[Any, Any]]) -> None:
+    for name, (old, new) in pairs.items():
+        if old != new:
+            raise ConfigError("resume", f"must have the same {name}", old, f"This run has {new!r}.")
 
 
 def _json_values(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Where numbers come from: hardware, precision, threads, versions, commit.
 
-header(subject)["hardware"]["cpu"]
+header(subject.model.device)["hardware"]["cpu"]
+subject_facts(subject)["dtype"]
 """
 
 import datetime
@@ -18,15 +19,14 @@ from hf_specdec.bench.memory import how_measured
 from hf_specdec.bench.subject import Subject
 from hf_specdec.compat import attention_implementation
 
-__all__ = ["header"]
+__all__ = ["header", "subject_facts"]
 
 PACKAGE = Path(hf_specdec.__file__).parent
 LIBRARIES = ("torch", "transformers", "accelerate")
 
 
-def header(subject: Subject | None) -> dict[str, Any]:
-    """Everything a stranger needs to rerun a measurement, as JSON values; `None` where no model takes part."""
-    device = torch.device("cpu") if subject is None else subject.model.device
+def header(device: torch.device) -> dict[str, Any]:
+    """Everything a stranger needs to rerun a measurement but the models, as JSON values."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "hardware": _hardware(device),
@@ -39,13 +39,14 @@ def header(subject: Subject | None) -> dict[str, Any]:
         },
         "commit": _commit(),
         "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
-        **({} if subject is None else _of_subject(subject)),
     }
 
 
-def _of_subject(subject: Subject) -> dict[str, Any]:
+def subject_facts(subject: Subject) -> dict[str, Any]:
+    """What a measurement says of one model, as JSON values."""
     model = subject.model
     return {
+        "name": subject.label,
         "dtype": str(model.dtype).removeprefix("torch."),
         "attention": attention_implementation(model.config),
         "model": {

@@ -8,16 +8,17 @@ files = plot_document(document, "figures")
 """
 
 import importlib
+import itertools
 import os
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_specdec.bench.captions import facts, has_several, mode_titles, panels
 from hf_specdec.bench.document import COST, REPLAY, SPEEDS
 from hf_specdec.bench.rows import REFERENCE
 from hf_specdec.bench.statistics import OVERALL
-from hf_specdec.bench.tables import facts, titles
 from hf_specdec.errors import ConfigError, MissingExtraError
 
 __all__ = ["check_matplotlib", "plot_document"]
@@ -72,49 +73,54 @@ def check_matplotlib() -> None:
 
 
 def _speed_by_task(document: Document, figure: Any) -> None:
-    modes = titles(document)
-    figure.set_size_inches(11, 3.6 * len(modes))
-    for axes, (mode, title) in zip(_stack(figure, len(modes)), modes.items(), strict=True):
-        rows = {name: row["speed"] for name, row in document["summary"][mode].items() if name != REFERENCE}
+    drawn, numbers = panels(document), _numbers(document)
+    figure.set_size_inches(11, 3.6 * len(drawn))
+    for axes, panel in zip(_grid(figure, len(drawn), 1), drawn, strict=True):
+        rows = {name: row["speed"] for name, row in panel.rows.items() if name != REFERENCE}
         tasks = [task for task in dict.fromkeys(task for speed in rows.values() for task in speed) if task != OVERALL]
         groups = [*tasks, OVERALL]
         width = GROUP_WIDTH / max(len(rows), 1)
-        for number, (name, speed) in enumerate(rows.items()):
-            places = [index + (number - (len(rows) - 1) / 2) * width for index in range(len(groups))]
-            known = [(place, speed[task]) for place, task in zip(places, groups, strict=True) if task in speed]
+        for place, (name, speed) in enumerate(rows.items()):
+            places = [index + (place - (len(rows) - 1) / 2) * width for index in range(len(groups))]
+            known = [(centre, speed[task]) for centre, task in zip(places, groups, strict=True) if task in speed]
             axes.bar(
-                [place for place, _ in known],
+                [centre for centre, _ in known],
                 [ratio["median"] for _, ratio in known],
                 width * 0.92,
                 yerr=_errors([ratio for _, ratio in known]),
                 error_kw={"elinewidth": 0.8, "ecolor": "0.3"},
-                color=COLOURS[number % len(COLOURS)],
+                color=COLOURS[numbers[name] % len(COLOURS)],
                 label=name,
             )
         axes.axhline(1.0, color="0.3", linewidth=0.8)
         axes.axvline(len(tasks) - 0.5, color="0.8", linewidth=0.8)
         axes.set_xticks(range(len(groups)), [textwrap.fill(group, LABEL_WIDTH) for group in groups])
         axes.set_ylabel(f"speed, {REFERENCE} = 1")
-        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_title(panel.title, loc="left", fontsize=10)
         _tidy(axes, grid="y")
     _legend(figure)
 
 
 def _acceptance_by_position(document: Document, figure: Any) -> None:
-    modes = titles(document)
-    figure.set_size_inches(5 * len(modes), 3.8)
-    for axes, (mode, title) in zip(_beside(figure, len(modes)), modes.items(), strict=True):
-        rows = {name: row for name, row in document["summary"][mode].items() if name != REFERENCE}
-        for number, (name, row) in enumerate(rows.items()):
+    subjects, modes = [entry["name"] for entry in document["subjects"]], mode_titles(document)
+    numbers = _numbers(document)
+    figure.set_size_inches(5 * len(modes), 3.8 * len(subjects))
+    grid = _grid(figure, len(subjects), len(modes))
+    places = dict(zip(itertools.product(subjects, modes), grid, strict=True))
+    for panel in panels(document):
+        axes = places.pop((panel.subject, panel.mode))
+        for name, row in panel.rows.items():
             shares = row["acceptance_by_position"]
-            if shares:
-                axes.plot(range(1, len(shares) + 1), shares, label=name, **_style(number))
+            if shares and name != REFERENCE:
+                axes.plot(range(1, len(shares) + 1), shares, label=name, **_style(numbers[name]))
         axes.set_ylim(0, 1)
         axes.set_xlabel("position in the draft")
         axes.set_ylabel("share of steps that accepted it")
-        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_title(panel.title, loc="left", fontsize=10)
         axes.xaxis.get_major_locator().set_params(integer=True)
         _tidy(axes)
+    for axes in places.values():  # an interrupted run: nothing measured here yet
+        axes.set_visible(False)
     _legend(figure)
 
 
@@ -135,18 +141,19 @@ def _tokens_per_step(document: Document, figure: Any) -> None:
 def _cost_curve(document: Document, figure: Any) -> None:
     figure.set_size_inches(6, 4)
     axes = figure.subplots()
-    for number, curve in enumerate(document["curves"]):
+    curves = [(entry["name"], curve) for entry in document["subjects"] for curve in entry["curves"]]
+    for number, (label, curve) in enumerate(curves):
         points = curve["points"]
         axes.errorbar(
             [point["num_tokens"] for point in points],
             [point["ratio"]["median"] for point in points],
             yerr=_errors([point["ratio"] for point in points]),
-            label=f"context of {curve['context_length']}",
+            label=(f"{label}: " if has_several(document) else "") + f"context of {curve['context_length']}",
             capsize=2,
             **_style(number),
         )
     axes.set_xscale("log", base=2)
-    _plain_ticks(axes, [point["num_tokens"] for point in document["curves"][0]["points"]])
+    _plain_ticks(axes, [point["num_tokens"] for point in curves[0][1]["points"]])
     axes.set_ylim(bottom=0)
     axes.axhline(1.0, color="0.3", linewidth=0.8)
     axes.set_xlabel("tokens verified at once, T")
@@ -170,12 +177,14 @@ def _style(number: int) -> dict[str, Any]:
     }
 
 
-def _stack(figure: Any, count: int) -> list[Any]:
-    return list(figure.subplots(count, 1, squeeze=False)[:, 0])
+def _grid(figure: Any, lines: int, columns: int) -> list[Any]:
+    return list(figure.subplots(lines, columns, squeeze=False).flat)
 
 
-def _beside(figure: Any, count: int) -> list[Any]:
-    return list(figure.subplots(1, count, squeeze=False)[0])
+def _numbers(document: Document) -> dict[str, int]:
+    """A number for each row, the same on every model, that its colour and marker come from."""
+    names = dict.fromkeys(row["name"] for entry in document["subjects"] for row in entry["rows"])
+    return {name: number for number, name in enumerate(name for name in names if name != REFERENCE)}
 
 
 def _plain_ticks(axes: Any, values: Sequence[int]) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
+import torch
 import typer
 
 from hf_specdec.bench.document import FORMAT, REPLAY
@@ -146,7 +147,7 @@ def replay_document(
         memory = Memory()
         result = replay(lambda config=config, memory=memory: method.make(config, memory), records)  # type: ignore[misc]
         drafters.setdefault(_name(config), []).append({"num_nodes": config.node_budget, **result.to_dict()})
-    return {"format": FORMAT, "kind": REPLAY, "header": header(None), "drafters": drafters}
+    return {"format": FORMAT, "kind": REPLAY, "header": header(torch.device("cpu")), "drafters": drafters}
 
 
 def _name(config: PromptLookupConfig) -> str:

@@ -26,7 +26,7 @@ from hf_specdec.drafters.base import Drafter
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.methods import METHODS, resolve
 
-__all__ = ["REFERENCE", "Row", "default_rows", "named_rows", "reference", "row"]
+__all__ = ["DEFAULT", "REFERENCE", "Row", "default_rows", "named_rows", "reference", "row"]
 
 REFERENCE = "generate"
 DEFAULT = "default"

@@ -1,9 +1,10 @@
 """What is measured on: a model with its tokenizer, and an assistant where there is one.
 
 subject = load_subject(None, dtype="fp32")              # the embedded pair
-subject = load_subject("path/to/model", dtype="bf16", device="cuda", widen=(768, 12))
+subject = load_subject("path/to/model", dtype="bf16", device="cuda", widen_to=(768, 12))
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from hf_specdec.bench.widen import check_widening, widen
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.loading import PRECISIONS
 
-__all__ = ["EMBEDDED", "Subject", "load_subject", "pick_device"]
+__all__ = ["EMBEDDED", "Subject", "check_subjects", "load_subject", "pick_device"]
 
 EMBEDDED = "embedded target"
 EMBEDDED_DRAFT = "embedded draft"
@@ -27,7 +28,7 @@ class Subject:
     """A model that is enabled, in evaluation mode and on its device.
 
     Attributes:
-        name (`str`): what documents call it.
+        name (`str`): the model's own, whatever its size.
         assistant (`PreTrainedModel | None`): for transformers' assisted generation.
         facts (`dict[str, Any]`): more about it for the document, such as what widening changed.
     """
@@ -38,6 +39,12 @@ class Subject:
     assistant: PreTrainedModel | None = None
     assistant_name: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What documents and tables call it: the name, and the size that it was widened to."""
+        size = self.facts.get("widening")
+        return f"{self.name}, {size['hidden_size']}x{size['num_layers']}" if size else self.name
 
 
 def load_subject(
@@ -92,6 +99,22 @@ def _widened(folder: str, precision: str, size: tuple[int, int]) -> tuple[Any, d
     dtype = wanted if isinstance(wanted, torch.dtype) else AutoConfig.from_pretrained(folder).dtype
     hf_specdec.enable(model.to(dtype=dtype))
     return model, {"hidden_size": size[0], "num_layers": size[1], "largest_logit_difference": difference}
+
+
+def check_subjects(subjects: Sequence[Subject]) -> None:
+    """Raise unless the models can be measured in one run.
+
+    Raises:
+        ConfigError: there is none, two have the same label, or they are on different devices.
+    """
+    labels = [subject.label for subject in subjects]
+    devices = {str(subject.model.device) for subject in subjects}
+    if not labels:
+        raise ConfigError("subjects", "must hold at least one model", labels, "Load one with load_subject.")
+    if len(set(labels)) < len(labels):
+        raise ConfigError("subjects", "must have labels of their own", labels, "Give them names of their own.")
+    if len(devices) > 1:
+        raise ConfigError("subjects", "must be on one device", sorted(devices), "Measure each device in its own run.")
 
 
 def pick_device(name: str | torch.device | None) -> torch.device:

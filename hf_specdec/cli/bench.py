@@ -1,13 +1,10 @@
 """`hf-specdec bench`: speeds, costs and replays that a stranger can rerun. Thin over `hf_specdec.bench`."""
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
-from transformers import logging
 
 from hf_specdec.bench.cost import measure_cost
 from hf_specdec.bench.document import SPEEDS, flagged, read_document, write_document
@@ -16,12 +13,12 @@ from hf_specdec.bench.plots import check_matplotlib, plot_document
 from hf_specdec.bench.prompts import Prompt, load_prompts
 from hf_specdec.bench.replay import read_records
 from hf_specdec.bench.replay_rows import replay_rows
-from hf_specdec.bench.rows import default_rows, named_rows
+from hf_specdec.bench.rows import DEFAULT
 from hf_specdec.bench.run import Bench
-from hf_specdec.bench.subject import Subject, load_subject, pick_device
-from hf_specdec.bench.widen import read_size
+from hf_specdec.bench.subject import Subject
 from hf_specdec.cli import options
 from hf_specdec.cli.bench_output import progress_bar, show
+from hf_specdec.cli.bench_subjects import load_subjects, look_here
 from hf_specdec.cli.report import note, reports_errors
 from hf_specdec.errors import ConfigError
 
@@ -31,6 +28,10 @@ INTERRUPTED = 130
 SAVE_EVERY_SECONDS = 5.0
 DEFAULT_CONTEXT_LENGTHS = (128, 512)
 
+Models = Annotated[
+    list[str] | None,
+    typer.Option("--model", help="Folder or hub name; repeat for more. Default: the embedded target."),
+]
 Prompts = Annotated[
     list[str] | None,
     typer.Option("--prompts", help="File or folder of prompts; repeat for more. Default: the built-in set."),
@@ -48,7 +49,12 @@ Assistant = Annotated[
     str | None, typer.Option("--assistant", help="Assistant for transformers:assistant. Default: the embedded draft.")
 ]
 Widen = Annotated[
-    str | None, typer.Option("--widen", help="HIDDENxLAYERS: widen the model to this size, its function unchanged.")
+    list[str] | None,
+    typer.Option(
+        "--widen",
+        help="HIDDENxLAYERS: measure each model widened to this size, its function unchanged; native is its own size. "
+        "Repeat for more. Default: native.",
+    ),
 ]
 Device = Annotated[str | None, typer.Option("--device", help="Where it runs. Default: the accelerator, or cpu.")]
 Dtype = Annotated[
@@ -88,7 +94,7 @@ ContextLengths = Annotated[
 
 @reports_errors
 def bench(
-    model: options.ModelPath = None,
+    model: Models = None,
     prompts: Prompts = None,
     row: RowNames = None,
     assistant: Assistant = None,
@@ -123,21 +129,21 @@ def bench(
     elif replay is not None:
         document = _replayed(replay, row, output)
     else:
-        subject = _subject(model, dtype=dtype, device=device, assistant=assistant, widen=widen, threads=threads)
+        subjects = load_subjects(model, widen, dtype=dtype, device=device, assistant=assistant, threads=threads)
         if cost:
-            document = _measured_cost(subject, context_length, rounds, seed, output)
+            document = _measured_cost(subjects, context_length, rounds, seed, output)
         else:
             modes = {None: ("greedy", "sampled"), True: ("sampled",), False: ("greedy",)}[do_sample]
             settings = BenchSettings(
                 max_new_tokens=max_new_tokens, rounds=rounds, modes=modes, temperature=temperature, seed=seed
             )
             chosen = load_prompts(prompts or (), limit=limit)
-            document = _measured_speeds(subject, row, chosen, settings, output, resume)
+            document = _measured_speeds(subjects, row, chosen, settings, output, resume)
     _finish(document, as_json=json, as_markdown=markdown, plot=plot)
 
 
 def _measured_speeds(
-    subject: Subject,
+    subjects: list[Subject],
     names: list[str] | None,
     prompts: list[Prompt],
     settings: BenchSettings,
@@ -146,8 +152,7 @@ def _measured_speeds(
 ) -> dict[str, Any]:
     """Measure with a progress bar; an interrupt leaves what there is, in the document and in the file."""
     earlier = None if resume is None else read_document(resume)
-    rows, left_out = default_rows(subject) if names is None else named_rows(names, subject)
-    run = Bench(subject, rows, prompts, settings, left_out=left_out, document=earlier)
+    run = Bench(subjects, prompts, settings, rows=names or [DEFAULT], document=earlier)
     path = output or resume
     saved = time.monotonic()
 
@@ -161,7 +166,7 @@ def _measured_speeds(
         with progress_bar() as progress:
             run.run(progress, save)
     except KeyboardInterrupt:
-        if not run.document["probes"]:
+        if not any(entry["probes"] for entry in run.document["subjects"]):
             raise
         hint = f"--resume {path} continues" if path is not None else "with --output it could be continued"
         note(f"interrupted: what has been measured follows; {hint}")
@@ -172,18 +177,18 @@ def _measured_speeds(
 
 
 def _measured_cost(
-    subject: Subject, context_lengths: list[int] | None, rounds: int, seed: int, output: Path | None
+    subjects: list[Subject], context_lengths: list[int] | None, rounds: int, seed: int, output: Path | None
 ) -> dict[str, Any]:
     lengths = context_lengths or DEFAULT_CONTEXT_LENGTHS
     with progress_bar() as progress:
-        document = measure_cost(subject, context_lengths=lengths, rounds=rounds, seed=seed, progress=progress)
+        document = measure_cost(subjects, context_lengths=lengths, rounds=rounds, seed=seed, progress=progress)
     if output is not None:
         write_document(document, output)
     return document
 
 
 def _replayed(file: Path, names: list[str] | None, output: Path | None) -> dict[str, Any]:
-    _look_here()
+    look_here()
     with progress_bar() as progress:
         document = replay_rows(read_records(file), names, progress)
     if output is not None:
@@ -202,34 +207,6 @@ def _finish(document: dict[str, Any], *, as_json: bool, as_markdown: bool, plot:
     if document["kind"] == SPEEDS and flagged(document):
         note("error: a row gave other tokens than it promises; see NOT EQUAL", "red")
         raise typer.Exit(1)
-
-
-def _subject(
-    path: str | None,
-    *,
-    dtype: str | None,
-    device: str | None,
-    assistant: str | None,
-    widen: str | None,
-    threads: int | None,
-) -> Subject:
-    _look_here()
-    logging.disable_progress_bar()
-    size = None if widen is None else read_size(widen)
-    where = pick_device(device)
-    if threads is not None or where.type == "cpu":
-        torch.set_num_threads(threads or 1)
-    subject = load_subject(path, dtype=dtype, device=where, assistant=assistant, widen_to=size)
-    if "widening" in subject.facts:
-        difference = subject.facts["widening"]["largest_logit_difference"]
-        note(f"widened to {widen}: largest difference of the logits {difference:.1e}", "dim")
-    return subject
-
-
-def _look_here() -> None:
-    """Let `module:Class` name a module in the current folder."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
 
 
 def _check(output: Path | None, plot: Path | None) -> None:

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hf_specdec.bench.tables import NOT_EQUAL, Table, facts, markdown, notes, tables
+from hf_specdec.bench.captions import NOT_EQUAL, facts, notes
+from hf_specdec.bench.tables import Table, markdown, tables
 from hf_specdec.cli.report import print_json, stdout_console
 
 __all__ = ["progress_bar", "show"]
@@ -59,5 +60,5 @@ def _drawn(table: Table) -> rich.table.Table:
     for number, heading in enumerate(table.headings):
         drawn.add_column(escape(heading), justify="right" if number else "left", no_wrap=number == 0)
     for cells in table.rows:
-        drawn.add_row(*map(escape, cells), style="bold red" if NOT_EQUAL in cells[-1] else None)
+        drawn.add_row(*map(escape, cells), style="bold red" if any(NOT_EQUAL in cell for cell in cells) else None)
     return drawn

@@ -1,7 +1,7 @@
 """A subject that is built in a moment: a tiny random Llama with the embedded tokenizer."""
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import hf_specdec
 from hf_specdec.bench.plan import BenchSettings
 from hf_specdec.bench.prompts import Prompt
-from hf_specdec.bench.rows import named_rows
 from hf_specdec.bench.run import Bench
 from hf_specdec.bench.subject import Subject
 
@@ -50,8 +49,14 @@ def subject(tokenizer: Any) -> Subject:
 @pytest.fixture(scope="session")
 def measured(subject: Subject) -> dict[str, Any]:
     """The document of a whole run; take a copy to change it."""
-    rows, left_out = named_rows(ROWS, subject)
-    return Bench(subject, rows, PROMPTS, SETTINGS, left_out=left_out).run()
+    return Bench([subject], PROMPTS, SETTINGS, rows=ROWS).run()
+
+
+@pytest.fixture(scope="session")
+def entry(measured: dict[str, Any]) -> dict[str, Any]:
+    """The one model's entry in it."""
+    (only,) = measured["subjects"]
+    return cast("dict[str, Any]", only)
 
 
 @pytest.fixture

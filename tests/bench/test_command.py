@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import hf_specdec.bench.run as run_module
+import hf_specdec.bench.subject_run as run_module
 from tests.cli.conftest import Run, run
 
 __all__ = ["run"]
@@ -21,21 +21,27 @@ def bench(run: Run, *words: str, exit_code: int = 0) -> dict[str, Any]:
     return document
 
 
+def entry_of(document: dict[str, Any]) -> dict[str, Any]:
+    (entry,) = document["subjects"]
+    return dict(entry)
+
+
 def test_the_embedded_target_is_measured_in_fp32_on_one_thread(run: Run) -> None:
     document = bench(run)
-    assert document["header"]["model"]["name"] == "embedded target"
-    assert document["header"]["dtype"] == "float32"
+    entry = entry_of(document)
+    assert entry["name"] == entry["model"]["name"] == "embedded target"
+    assert entry["dtype"] == "float32"
     assert document["header"]["threads"] == 1 or document["header"]["device"] != "cpu"
-    assert document["summary"]["greedy"]["plain"]["share_equal"] == 1.0
+    assert entry["summary"]["greedy"]["plain"]["share_equal"] == 1.0
 
 
 def test_without_a_choice_both_modes_and_every_row_are_measured(run: Run) -> None:
     result = run("bench", "--limit", "1", "--max-new-tokens", "4", "--rounds", "1", "--json")
     assert result.exit_code == 0, result.stderr
-    document = json.loads(result.stdout)
-    assert list(document["summary"]) == ["greedy", "sampled"]
+    entry = entry_of(json.loads(result.stdout))
+    assert list(entry["summary"]) == ["greedy", "sampled"]
     assert {"generate", "transformers:prompt_lookup", "transformers:assistant", "plain", "prompt_lookup"} <= set(
-        document["summary"]["greedy"]
+        entry["summary"]["greedy"]
     )
 
 
@@ -49,7 +55,7 @@ def test_the_table_and_markdown_show_the_rows(run: Run) -> None:
 
 def test_a_wrong_row_is_flagged_and_ends_with_1(run: Run) -> None:
     wrong = "tests.bench.wrong_rows:WrongContext"
-    assert bench(run, "--row", wrong, exit_code=1)["summary"]["greedy"][wrong]["share_equal"] < 1
+    assert entry_of(bench(run, "--row", wrong, exit_code=1))["summary"]["greedy"][wrong]["share_equal"] < 1
     result = run(*BENCH, "--row", wrong)
     assert result.exit_code == 1
     assert "NOT EQUAL" in result.stdout and "NOT EQUAL" in result.stderr
@@ -72,11 +78,11 @@ def test_an_interrupt_keeps_what_was_measured_and_resume_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "timed_call", interrupted)
         partial = bench(run, "--output", str(file), exit_code=130)
-    assert not partial["is_complete"] and len(partial["records"]) == 2
+    assert not partial["is_complete"] and len(entry_of(partial)["records"]) == 2
     assert json.loads(file.read_text()) == partial
     whole = bench(run, "--resume", str(file))
-    assert whole["is_complete"] and len(whole["records"]) == 4
-    assert whole["records"][:2] == partial["records"]
+    assert whole["is_complete"] and len(entry_of(whole)["records"]) == 4
+    assert entry_of(whole)["records"][:2] == entry_of(partial)["records"]
     assert json.loads(file.read_text()) == whole
 
 
@@ -98,15 +104,15 @@ def test_widening_says_how_far_the_logits_moved(run: Run) -> None:
     result = run(*BENCH, "--widen", "320x7", "--dtype", "bf16", "--json")
     assert result.exit_code == 0, result.stderr
     assert "largest difference of the logits" in result.stderr
-    model = json.loads(result.stdout)["header"]["model"]
-    assert model["widening"]["largest_logit_difference"] < 1e-3
-    assert json.loads(result.stdout)["header"]["dtype"] == "bfloat16"
+    entry = entry_of(json.loads(result.stdout))
+    assert entry["model"]["widening"]["largest_logit_difference"] < 1e-3
+    assert entry["dtype"] == "bfloat16"
 
 
 def test_the_cost_curve_of_this_machine(run: Run) -> None:
     result = run("bench", "--cost", "--rounds", "1", "--context-length", "32", "--json")
     assert result.exit_code == 0, result.stderr
-    (curve,) = json.loads(result.stdout)["curves"]
+    (curve,) = entry_of(json.loads(result.stdout))["curves"]
     assert [point["num_tokens"] for point in curve["points"]] == [1, 2, 4, 8, 16, 32, 64]
 
 

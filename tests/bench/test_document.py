@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hf_specdec.bench.captions import NOT_EQUAL, facts, notes
 from hf_specdec.bench.cost import measure_cost
 from hf_specdec.bench.document import read_document, write_document
 from hf_specdec.bench.plots import plot_document
@@ -15,12 +16,13 @@ from hf_specdec.bench.replay import Record
 from hf_specdec.bench.replay_rows import replay_rows
 from hf_specdec.bench.rows import REFERENCE
 from hf_specdec.bench.subject import Subject
-from hf_specdec.bench.tables import NOT_EQUAL, facts, markdown, notes, tables
+from hf_specdec.bench.tables import markdown, tables
 from hf_specdec.errors import ConfigError, MissingExtraError
 from tests.bench.conftest import ROWS
 
-HEADER = {"date", "hardware", "dtype", "device", "threads", "attention", "versions", "commit", "model", "assistant"}
-HEADER |= {"peak_memory", "load_average"}
+HEADER = {"date", "hardware", "device", "threads", "versions", "commit", "load_average"}
+ENTRY = {"name", "dtype", "attention", "model", "assistant", "peak_memory"}
+ENTRY |= {"rows", "left_out", "probes", "records", "summary"}
 SUMMARY = {
     "speed",
     "speed_by_processor_time",
@@ -42,7 +44,7 @@ COUNTED = {"num_tokens", "equal", "first_difference"}
 
 @pytest.fixture(scope="module")
 def cost(subject: Subject) -> dict[str, Any]:
-    return measure_cost(subject, context_lengths=(16, 32), num_tokens=(1, 2, 8), rounds=2)
+    return measure_cost([subject], context_lengths=(16, 32), num_tokens=(1, 2, 8), rounds=2)
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +53,20 @@ def replayed() -> dict[str, Any]:
     return replay_rows([Record(text[:10], text)])
 
 
-def test_the_document_has_the_shape_it_promises(measured: dict[str, Any]) -> None:
+def test_the_document_has_the_shape_it_promises(measured: dict[str, Any], entry: dict[str, Any]) -> None:
     assert json.loads(json.dumps(measured)) == measured
-    assert (measured["format"], measured["kind"]) == (1, "speeds")
+    assert (measured["format"], measured["kind"]) == (2, "speeds")
     assert measured["header"].keys() == HEADER
-    assert [row["name"] for row in measured["rows"]] == [REFERENCE, *ROWS]
-    assert measured["summary"].keys() == {"greedy", "sampled"}
-    for mode in measured["summary"].values():
+    assert entry.keys() == ENTRY
+    assert [row["name"] for row in entry["rows"]] == [REFERENCE, *ROWS]
+    assert entry["summary"].keys() == {"greedy", "sampled"}
+    for mode in entry["summary"].values():
         assert all(row.keys() == SUMMARY for row in mode.values())
         assert all(row["speed"].keys() == {"repeat", "fresh", "overall"} for row in mode.values())
-    for record in measured["records"]:
+    for record in entry["records"]:
         own = {"token_ids"} if record["row"] == REFERENCE else set()
         assert record.keys() == VISIT | COUNTED | own | {"seconds", "cpu_seconds", "draft_seconds", "plain_reason"}
-    for probe in measured["probes"]:
+    for probe in entry["probes"]:
         assert {"blocks", "drafted", "first_token_seconds", "peak_memory_bytes"} <= probe.keys()
 
 
@@ -73,7 +76,7 @@ def test_writing_and_reading_give_the_same(measured: dict[str, Any], tmp_path: P
     assert [file.name for file in tmp_path.iterdir()] == ["bench.json"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "{"])
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "{", '{"kind": "speeds", "format": 1}'])
 def test_another_file_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match="hf-specdec bench"):
@@ -101,22 +104,23 @@ def test_tables_hold_every_row_and_task(measured: dict[str, Any]) -> None:
 
 
 def test_an_unequal_row_is_said_in_the_table_and_below_it(document: dict[str, Any]) -> None:
-    document["summary"]["greedy"]["plain"]["share_equal"] = 0.5
+    document["subjects"][0]["summary"]["greedy"]["plain"]["share_equal"] = 0.5
     assert [row[-1] for row in tables(document)[0].rows] == ["-", "1.00", f"0.50 {NOT_EQUAL}", "1.00"]
     assert any(line.startswith(f"{NOT_EQUAL}: plain (greedy)") and "50%" in line for line in notes(document))
 
 
 def test_what_is_missing_is_said(document: dict[str, Any]) -> None:
     document["is_complete"] = False
-    document["left_out"]["transformers:assistant"] = "no assistant"
+    document["subjects"][0]["left_out"]["transformers:assistant"] = "no assistant"
     text = "\n".join(notes(document))
     assert "Incomplete" in text and "Left out: transformers:assistant: no assistant" in text
 
 
 def test_the_cost_curve_begins_at_one(cost: dict[str, Any]) -> None:
     assert json.loads(json.dumps(cost)) == cost
-    assert [curve["context_length"] for curve in cost["curves"]] == [16, 32]
-    for curve in cost["curves"]:
+    (entry,) = cost["subjects"]
+    assert [curve["context_length"] for curve in entry["curves"]] == [16, 32]
+    for curve in entry["curves"]:
         assert [point["num_tokens"] for point in curve["points"]] == [1, 2, 8]
         assert curve["points"][0]["ratio"]["median"] == 1.0
         assert all(point["seconds"] > 0 for point in curve["points"])
@@ -125,9 +129,9 @@ def test_the_cost_curve_begins_at_one(cost: dict[str, Any]) -> None:
 
 def test_a_context_that_does_not_fit_is_an_error(subject: Subject) -> None:
     with pytest.raises(ConfigError, match="context_lengths"):
-        measure_cost(subject, context_lengths=(500,), rounds=2)
+        measure_cost([subject], context_lengths=(500,), rounds=2)
     with pytest.raises(ConfigError, match="begin with 1"):
-        measure_cost(subject, num_tokens=(2, 4), rounds=2)
+        measure_cost([subject], num_tokens=(2, 4), rounds=2)
 
 
 def test_a_replay_has_a_curve_over_the_nodes(replayed: dict[str, Any]) -> None:
@@ -170,7 +174,7 @@ def test_figures_are_drawn_as_png_and_svg(kind: str, tmp_path: Path, request: py
 def test_a_partial_document_can_be_drawn(document: dict[str, Any], tmp_path: Path) -> None:
     """Interrupted in its first round, a run has acceptance and no speeds."""
     pytest.importorskip("matplotlib")
-    for mode in document["summary"].values():
+    for mode in document["subjects"][0]["summary"].values():
         for row in mode.values():
             nothing = dict.fromkeys(row["speed_against"])
             row.update(speed={}, speed_by_processor_time=None, speed_against=nothing, tokens_per_second=None)

@@ -1,7 +1,7 @@
 """A run measures every row on every prompt, tells equal from unequal, and can be interrupted anywhere."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ import hf_specdec.engine.loop
 from hf_specdec.bench.document import flagged
 from hf_specdec.bench.plan import BenchSettings
 from hf_specdec.bench.prompts import Prompt
-from hf_specdec.bench.rows import REFERENCE, named_rows
+from hf_specdec.bench.rows import REFERENCE
 from hf_specdec.bench.run import Bench
 from hf_specdec.bench.subject import Subject
 from hf_specdec.errors import ConfigError
@@ -25,8 +25,18 @@ TIMES = ("seconds", "cpu_seconds", "draft_seconds", "first_token_seconds", "peak
 
 
 def bench(subject: Subject, *names: str, settings: BenchSettings = SETTINGS, **kwargs: Any) -> Bench:
-    rows, left_out = named_rows(names or ROWS, subject)
-    return Bench(subject, rows, PROMPTS, settings, left_out=left_out, **kwargs)
+    return Bench([subject], PROMPTS, settings, rows=names or ROWS, **kwargs)
+
+
+def entry_of(document: dict[str, Any]) -> dict[str, Any]:
+    """The one model's."""
+    (entry,) = document["subjects"]
+    return cast("dict[str, Any]", entry)
+
+
+def flags(document: dict[str, Any]) -> list[tuple[str, str, float]]:
+    """What is flagged on the one model."""
+    return [tuple(flag[1:]) for flag in flagged(document)]
 
 
 def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -34,34 +44,33 @@ def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
 
 
-def test_every_row_meets_every_turn_in_every_round(measured: dict[str, Any]) -> None:
+def test_every_row_meets_every_turn_in_every_round(entry: dict[str, Any]) -> None:
     num_rows, num_modes = 1 + len(ROWS), 2
-    assert len(measured["probes"]) == num_rows * num_modes * NUM_TURNS
-    assert len(measured["records"]) == num_rows * num_modes * NUM_TURNS * SETTINGS.rounds
-    assert measured["is_complete"]
-    assert all(record["num_tokens"] == SETTINGS.max_new_tokens for record in measured["records"])
+    assert len(entry["probes"]) == num_rows * num_modes * NUM_TURNS
+    assert len(entry["records"]) == num_rows * num_modes * NUM_TURNS * SETTINGS.rounds
+    assert all(record["num_tokens"] == SETTINGS.max_new_tokens for record in entry["records"])
 
 
-def test_rows_of_ours_are_equal_greedy_and_sampled(measured: dict[str, Any]) -> None:
+def test_rows_of_ours_are_equal_greedy_and_sampled(measured: dict[str, Any], entry: dict[str, Any]) -> None:
     for mode in ("greedy", "sampled"):
         for row in ("plain", "prompt_lookup"):
-            assert measured["summary"][mode][row]["share_equal"] == 1.0
-    assert measured["summary"]["greedy"]["transformers:prompt_lookup"]["share_equal"] == 1.0
+            assert entry["summary"][mode][row]["share_equal"] == 1.0
+    assert entry["summary"]["greedy"]["transformers:prompt_lookup"]["share_equal"] == 1.0
     assert not flagged(measured)
 
 
-def test_rounds_are_sampled_from_seeds_of_their_own(measured: dict[str, Any]) -> None:
+def test_rounds_are_sampled_from_seeds_of_their_own(entry: dict[str, Any]) -> None:
     texts = {
         (record["mode"], record["round"]): record["token_ids"]
-        for record in measured["records"]
+        for record in entry["records"]
         if record["row"] == REFERENCE and record["prompt"] == "new"
     }
     assert texts["greedy", 0] == texts["greedy", 1]
     assert texts["sampled", 0] != texts["sampled", 1]
 
 
-def test_what_a_probe_counts_is_what_was_emitted(measured: dict[str, Any]) -> None:
-    for probe in measured["probes"]:
+def test_what_a_probe_counts_is_what_was_emitted(entry: dict[str, Any]) -> None:
+    for probe in entry["probes"]:
         assert sum(probe["blocks"]) == probe["num_tokens"]
         assert len(probe["blocks"]) == len(probe["drafted"])
         assert all(count <= drafted + 1 for count, drafted in zip(probe["blocks"], probe["drafted"], strict=True))
@@ -70,13 +79,11 @@ def test_what_a_probe_counts_is_what_was_emitted(measured: dict[str, Any]) -> No
             assert set(probe["blocks"]) == {1} and set(probe["drafted"]) == {0}
 
 
-def test_mean_acceptance_length_is_the_engine_s(subject: Subject, measured: dict[str, Any]) -> None:
+def test_mean_acceptance_length_is_the_engine_s(subject: Subject, entry: dict[str, Any]) -> None:
     inputs = subject.tokenizer(PROMPTS[0].turns[0], return_tensors="pt")
     options = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
     stats = subject.model.generate(**inputs, **options, spec_method="prompt_lookup").spec_stats
-    (probe,) = (
-        p for p in measured["probes"] if (p["mode"], p["row"], p["prompt"]) == ("greedy", "prompt_lookup", "copy")
-    )
+    (probe,) = (p for p in entry["probes"] if (p["mode"], p["row"], p["prompt"]) == ("greedy", "prompt_lookup", "copy"))
     assert len(probe["blocks"]) == stats.num_drafts + 1
     assert sum(probe["drafted"]) == stats.num_draft_tokens
 
@@ -94,7 +101,7 @@ def test_a_second_turn_follows_the_reference_s_answer(subject: Subject, monkeypa
     run.run()
     answers = {
         subject.tokenizer.decode(record["token_ids"], skip_special_tokens=True)
-        for record in run.document["records"]
+        for record in entry_of(run.document)["records"]
         if record["row"] == REFERENCE and record["prompt"] == "talk" and record["turn"] == 0
     }
     assert answers <= {text.removeprefix("import os\n\n\n").removesuffix("\n\nimport sys\n") for text in seen}
@@ -102,7 +109,7 @@ def test_a_second_turn_follows_the_reference_s_answer(subject: Subject, monkeypa
 
 @pytest.mark.parametrize("after", [1, 5, 9, 17])
 def test_an_interrupted_run_continues_to_the_same_records(
-    subject: Subject, measured: dict[str, Any], after: int
+    subject: Subject, measured: dict[str, Any], entry: dict[str, Any], after: int
 ) -> None:
     first = bench(subject)
 
@@ -113,20 +120,21 @@ def test_an_interrupted_run_continues_to_the_same_records(
     with pytest.raises(KeyboardInterrupt):
         first.run(interrupt)
     assert not first.document["is_complete"]
-    assert len(first.document["probes"]) + len(first.document["records"]) == after * (1 + len(ROWS))
-    assert first.document["summary"]["greedy"]["plain"]["share_equal"] == 1.0
+    partial = entry_of(first.document)
+    assert len(partial["probes"]) + len(partial["records"]) == after * (1 + len(ROWS))
+    assert partial["summary"]["greedy"]["plain"]["share_equal"] == 1.0
     whole = bench(subject, document=first.document).run()
-    assert whole["is_complete"]
+    assert whole["is_complete"] and measured["is_complete"]
     for part in ("probes", "records"):
-        assert untimed(whole[part]) == untimed(measured[part])
-    assert whole["summary"].keys() == measured["summary"].keys()
+        assert untimed(entry_of(whole)[part]) == untimed(entry[part])
+    assert entry_of(whole)["summary"].keys() == entry["summary"].keys()
 
 
 def test_a_finished_run_can_be_given_more_rounds(subject: Subject, document: dict[str, Any]) -> None:
     more = BenchSettings(max_new_tokens=8, rounds=3)
-    before = len(document["records"])
+    before = len(entry_of(document)["records"])
     after = bench(subject, settings=more, document=document).run()
-    assert len(after["records"]) == before * 3 // 2
+    assert len(entry_of(after)["records"]) == before * 3 // 2
 
 
 @pytest.mark.parametrize("what", ["settings", "rows", "hardware", "kind"])
@@ -147,9 +155,9 @@ def test_another_run_s_document_is_refused(subject: Subject, document: dict[str,
 def test_a_candidate_generator_whose_verification_is_broken_is_flagged(subject: Subject) -> None:
     names = ("tests.bench.wrong_rows:HonestCandidates", "tests.bench.wrong_rows:WrongContext")
     document = bench(subject, *names, settings=ONE_ROUND).run()
-    assert ("greedy", names[1]) in [(mode, row) for mode, row, _ in flagged(document)]
-    assert names[0] not in [row for _, row, _ in flagged(document)]
-    assert document["summary"]["greedy"][names[0]]["draft_share"] is not None
+    assert ("greedy", names[1]) in [(flag.mode, flag.row) for flag in flagged(document)]
+    assert names[0] not in [flag.row for flag in flagged(document)]
+    assert entry_of(document)["summary"]["greedy"][names[0]]["draft_share"] is not None
 
 
 def test_an_engine_whose_verification_is_broken_is_flagged(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +176,7 @@ def test_an_engine_whose_verification_is_broken_is_flagged(subject: Subject, mon
 
     monkeypatch.setattr(hf_specdec.engine.loop, "walk", gullible)
     guesses = "tests.bench.wrong_rows:GuessingDrafter"
-    found = {(mode, row) for mode, row, _ in flagged(bench(subject, "plain", guesses, settings=ONE_ROUND).run())}
+    found = {(mode, row) for mode, row, _ in flags(bench(subject, "plain", guesses, settings=ONE_ROUND).run())}
     assert found == {("greedy", guesses), ("sampled", guesses)}
 
 
@@ -178,16 +186,16 @@ def test_a_drafter_that_is_wrong_is_still_equal(subject: Subject) -> None:
 
 
 def test_half_precision_is_reported_and_not_flagged(document: dict[str, Any]) -> None:
-    document["summary"]["greedy"]["plain"]["share_equal"] = 0.5
-    assert flagged(document) == [("greedy", "plain", 0.5)]
-    document["header"]["dtype"] = "bfloat16"
+    entry_of(document)["summary"]["greedy"]["plain"]["share_equal"] = 0.5
+    assert flags(document) == [("greedy", "plain", 0.5)]
+    entry_of(document)["dtype"] = "bfloat16"
     assert flagged(document) == []
 
 
 def test_a_row_that_promises_no_seeds_is_not_flagged_for_sampling(document: dict[str, Any]) -> None:
     for mode in ("greedy", "sampled"):
-        document["summary"][mode]["transformers:prompt_lookup"]["share_equal"] = 0.5
-    assert flagged(document) == [("greedy", "transformers:prompt_lookup", 0.5)]
+        entry_of(document)["summary"][mode]["transformers:prompt_lookup"]["share_equal"] = 0.5
+    assert flags(document) == [("greedy", "transformers:prompt_lookup", 0.5)]
 
 
 def test_a_transformers_row_that_refuses_the_model_is_left_out(
@@ -197,31 +205,29 @@ def test_a_transformers_row_that_refuses_the_model_is_left_out(
         raise ValueError("assisted generate is not supported")
 
     monkeypatch.setattr(type(subject.model), "_assisted_decoding", refuse)
-    document = bench(subject, "transformers:prompt_lookup", "plain", settings=ONE_ROUND).run()
-    assert document["left_out"] == {"transformers:prompt_lookup": "assisted generate is not supported"}
-    assert list(document["summary"]["greedy"]) == [REFERENCE, "plain"]
+    entry = entry_of(bench(subject, "transformers:prompt_lookup", "plain", settings=ONE_ROUND).run())
+    assert entry["left_out"] == {"transformers:prompt_lookup": "assisted generate is not supported"}
+    assert list(entry["summary"]["greedy"]) == [REFERENCE, "plain"]
 
 
 def test_no_call_drafts_from_an_answer_to_its_own_prompt(subject: Subject) -> None:
     """A shared pool is empty when a round begins, and no row sees another's."""
     shared = 'prompt_lookup={"pool": "shared"}'
     once = [Prompt("new", "fresh", PROMPTS[1].turns)]
-    rows, _ = named_rows([shared, "prompt_lookup"], subject)
     settings = BenchSettings(max_new_tokens=16, rounds=1, modes=("greedy",))
     own = state_of(subject.model).memory
-    document = Bench(subject, rows, once, settings).run()
-    drafted = {probe["row"]: probe["drafted"] for probe in document["probes"]}
+    document = Bench([subject], once, settings, rows=[shared, "prompt_lookup"]).run()
+    drafted = {probe["row"]: probe["drafted"] for probe in entry_of(document)["probes"]}
     assert drafted[shared] == drafted["prompt_lookup"]
     assert state_of(subject.model).memory is own
 
 
 def test_prompts_that_do_not_fit_are_named(subject: Subject) -> None:
-    rows, _ = named_rows(["plain"], subject)
     long = Prompt("long", "fresh", ("a = 1\n" * 400,))
-    document = Bench(subject, rows, [PROMPTS[0], long], ONE_ROUND).run()
-    assert document["left_out"] == {"1 of 2 prompts": "too long for the model's positions"}
+    document = Bench([subject], [PROMPTS[0], long], ONE_ROUND, rows=["plain"]).run()
+    assert entry_of(document)["left_out"] == {"1 of 2 prompts": "too long for the model's positions"}
     with pytest.raises(ConfigError, match="positions"):
-        Bench(subject, rows, [long], ONE_ROUND)
+        Bench([subject], [long], ONE_ROUND)
 
 
 @pytest.mark.parametrize(
@@ -237,4 +243,4 @@ def test_the_random_generator_decides_nothing_that_is_compared(subject: Subject)
     one = bench(subject, "plain", settings=ONE_ROUND).run()
     torch.manual_seed(2)
     two = bench(subject, "plain", settings=ONE_ROUND).run()
-    assert untimed(one["records"]) == untimed(two["records"])
+    assert untimed(entry_of(one)["records"]) == untimed(entry_of(two)["records"])

@@ -1,0 +1,118 @@
+"""The words around a document's tables and figures: titles, the lines above, the lines below.
+
+for panel in panels(document):
+    print(panel.title, panel.rows)
+facts(document)
+notes(document)
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hf_specdec.bench.document import COST, SPEEDS, flagged
+from hf_specdec.bench.rows import REFERENCE
+
+__all__ = ["NOT_EQUAL", "Panel", "facts", "has_several", "mode_titles", "notes", "panels"]
+
+NOT_EQUAL = "NOT EQUAL"
+MODE_TITLES = {"greedy": "greedy", "sampled": "sampled, temperature {temperature}, seed {seed}"}
+
+Document = dict[str, Any]
+
+
+class Panel(NamedTuple):
+    """One model in one mode: what a table or a part of a figure shows."""
+
+    title: str
+    subject: str
+    mode: str
+    rows: dict[str, Any]
+
+
+def has_several(document: Document) -> bool:
+    """Whether titles must name the model."""
+    return len(document["subjects"]) > 1
+
+
+def mode_titles(document: Document) -> dict[str, str]:
+    """A title for each mode of a document of speeds."""
+    modes = dict.fromkeys(mode for entry in document["subjects"] for mode in entry["summary"])
+    return {mode: MODE_TITLES[mode].format(**document["settings"]) for mode in modes}
+
+
+def panels(document: Document) -> list[Panel]:
+    """The models of a document of speeds, each in its modes."""
+    modes, several = mode_titles(document), has_several(document)
+    return [
+        Panel(f"{entry['name']}: {modes[mode]}" if several else modes[mode], entry["name"], mode, rows)
+        for entry in document["subjects"]
+        for mode, rows in entry["summary"].items()
+    ]
+
+
+def facts(document: Document) -> list[str]:
+    """The lines above the tables: hardware, models, versions, settings."""
+    header = document["header"]
+    hardware = header["hardware"]
+    where = [hardware[name] for name in ("accelerator", "cpu") if name in hardware]
+    many = "s" if header["threads"] != 1 else ""
+    machine = f"{', '.join(where)}, {hardware['cores']} cores; {header['device']}, {header['threads']} thread{many}"
+    versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
+    entries = document.get("subjects", [])
+    dtypes = {entry["dtype"] for entry in entries}
+    lines = [f"{machine}, {dtypes.pop()}" if len(dtypes) == 1 else machine]
+    lines += [line for entry in entries for line in _model_facts(entry, len(entries) > 1, bool(dtypes))]
+    if document["kind"] == SPEEDS:
+        settings = document["settings"]
+        counts = f"{len(document['prompts'])} prompts, at most {settings['max_new_tokens']} new tokens"
+        lines.append(f"{counts}, rounds: {settings['rounds']}")
+    elif "num_records" in document.get("settings", {}):
+        lines.append(f"{document['settings']['num_records']} recorded answers")
+    return [*lines, f"{versions}; commit {header['commit'] or 'unknown'}; {header['date']}"]
+
+
+def notes(document: Document) -> list[str]:
+    """The lines below the tables: what the columns say, what is missing, what is wrong."""
+    if document["kind"] == COST:
+        return ["Median of the ratios to one token in the same round; in brackets the 95 % bootstrap interval."]
+    if document["kind"] != SPEEDS:
+        return ["Tokens a step: 1 + accepted drafts, on recorded answers."]
+    several = has_several(document)
+    lines = [
+        f"Tasks and overall: tokens a second over those of {REFERENCE!r} beside it, median over prompts; 95 %: "
+        f"bootstrap interval of overall. Equal: share of prompts with the tokens of {REFERENCE!r}.",
+        "By CPU time: the same as overall, from the processor time of the process; the two agree on a quiet machine. "
+        "Tokens a step: mean acceptance length, from the target's forwards after the prompt's. First token: median. "
+        f"Peak memory: {document['subjects'][0]['peak_memory']}{', all models loaded' if several else ''}.",
+    ]
+    for entry in document["subjects"]:
+        of = f" of {entry['name']}" if several else ""
+        lines += [f"Left out{of}: {name}: {reason}" for name, reason in entry["left_out"].items()]
+    for panel in panels(document):
+        where = _where(document, panel.subject, panel.mode)
+        for name, row in panel.rows.items():
+            lines += [f"{name} ({where}) decoded without drafts: {reason}" for reason in row["plain_reasons"]]
+    lines += [
+        f"{NOT_EQUAL}: {flag.row} ({_where(document, flag.subject, flag.mode)}) gave the tokens of {REFERENCE!r} on "
+        f"{flag.share_equal:.0%} of the prompts only."
+        for flag in flagged(document)
+    ]
+    if not document["is_complete"]:
+        lines.append("Incomplete: the run was interrupted; --resume continues it.")
+    return lines
+
+
+def _where(document: Document, subject: str, mode: str) -> str:
+    return f"{subject}: {mode}" if has_several(document) else mode
+
+
+def _model_facts(entry: Mapping[str, Any], with_label: bool, with_dtype: bool) -> list[str]:
+    model = entry["model"]
+    name = entry["name"] if with_label else model["name"]
+    dtype = f", {entry['dtype']}" if with_dtype else ""
+    lines = [f"{name} ({model['architecture']}, {model['parameters'] / 1e6:.1f}M parameters{dtype})"]
+    if "widening" in model:
+        size = model["widening"]
+        difference = f"largest difference of the logits {size['largest_logit_difference']:.1e}"
+        lines.append(f"widened to {size['hidden_size']}x{size['num_layers']}; {difference}")
+    return lines

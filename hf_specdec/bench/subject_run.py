@@ -1,0 +1,147 @@
+"""One model's share of a run: its rows on a prompt in turn, kept in the model's entry of the document.
+
+The rows begin with another one for each prompt and round, and are compared only with the reference beside them. Every
+row has a memory of its own that is empty when a round begins, so that no call can draft from an answer to the same
+prompt. Knows nothing about other models.
+
+    run = SubjectRun(subject, rows, prompts, settings, entry)
+    run.warm_up()
+    run.measure(visit, first=0)
+    run.summarize()
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hf_specdec.bench.conversation import encode, fitting, messages_of
+from hf_specdec.bench.measure import probed_call, timed_call
+from hf_specdec.bench.plan import PROBE_ROUND, BenchSettings, Visit
+from hf_specdec.bench.prompts import Prompt
+from hf_specdec.bench.rows import REFERENCE, Row
+from hf_specdec.bench.statistics import summarize
+from hf_specdec.bench.subject import Subject
+from hf_specdec.methods import Memory
+from hf_specdec.state import state_of
+
+__all__ = ["SubjectRun"]
+
+WARM_UP_TOKENS = 8
+
+
+class SubjectRun:
+    """What is measured of one model. `entry` holds what there is so far, at any time.
+
+    Args:
+        rows: the reference first; those that an earlier run left out are left out again.
+        prompts: those that the model has no positions for are left out.
+        entry: the model's entry in the document, perhaps from an earlier run.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        rows: Sequence[Row],
+        prompts: Sequence[Prompt],
+        settings: BenchSettings,
+        entry: dict[str, Any],
+    ) -> None:
+        known = {row["name"] for row in entry["rows"]}
+        self.subject, self.settings, self.entry = subject, settings, entry
+        self.rows = [row for row in rows if row.name in known]
+        self.prompts = fitting(subject, prompts, settings.max_new_tokens)
+        if len(self.prompts) < len(prompts):
+            what = f"{len(prompts) - len(self.prompts)} of {len(prompts)} prompts"
+            entry["left_out"][what] = "too long for the model's positions"
+        self._records: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for record in (*entry["probes"], *entry["records"]):
+            self._records[_key(record, record["row"])] = record
+        self._memories: dict[str, Memory] = {}
+        self._round: tuple[str, int] | None = None
+
+    def warm_up(self) -> None:
+        """A few tokens with every row; transformers' own rows that refuse the model are left out."""
+        inputs = self._inputs(Visit(self.settings.modes[0], PROBE_ROUND, self.prompts[0], 0))
+        for row in list(self.rows):
+            options = {"max_new_tokens": WARM_UP_TOKENS, "do_sample": False}
+            try:
+                with _memory(self.subject, Memory()):
+                    timed_call(self.subject, row, inputs, options, self.settings.seed)
+            except ValueError as error:
+                if row.kind != "transformers":
+                    raise
+                self.rows.remove(row)
+                self.entry["rows"] = [known for known in self.entry["rows"] if known["name"] != row.name]
+                self.entry["left_out"][row.name] = " ".join(str(error).split())
+
+    def measure(self, visit: Visit, first: int) -> bool:
+        """Run the rows in turn, beginning with number `first` modulo theirs, and keep all their records or none.
+
+        Returns:
+            Whether there was anything to measure.
+        """
+        if visit.prompt not in self.prompts or all(_key(visit.key, row.name) in self._records for row in self.rows):
+            return False
+        if self._round != (visit.mode, visit.round):
+            self._round = (visit.mode, visit.round)
+            self._memories = {row.name: Memory() for row in self.rows}
+        inputs = self._inputs(visit)
+        start = first % len(self.rows)
+        found = {row.name: self._call(visit, row, inputs) for row in self.rows[start:] + self.rows[:start]}
+        expected = found[REFERENCE]["token_ids"]
+        for row in self.rows:
+            record = found[row.name]
+            token_ids = record.pop("token_ids")
+            record["num_tokens"] = len(token_ids)
+            record["equal"] = token_ids == expected
+            record["first_difference"] = _first_difference(token_ids, expected)
+            if row.name == REFERENCE:
+                record["token_ids"] = token_ids
+            self._records[_key(record, row.name)] = record
+            self.entry["probes" if visit.round == PROBE_ROUND else "records"].append(record)
+        return True
+
+    def summarize(self) -> None:
+        """Bring the entry's summary up to what has been measured."""
+        entry = self.entry
+        entry["summary"] = summarize(entry["records"], entry["probes"], entry["rows"])
+
+    def _call(self, visit: Visit, row: Row, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        call = probed_call if visit.round == PROBE_ROUND else timed_call
+        seed = self.settings.seed + max(visit.round, 0)
+        with _memory(self.subject, self._memories[row.name]):
+            outcome = call(self.subject, row, inputs, self.settings.options(visit.mode), seed)
+        return {**visit.key, "row": row.name, **dataclasses.asdict(outcome)}
+
+    def _inputs(self, visit: Visit) -> dict[str, torch.Tensor]:
+        """What is said in a visit, after earlier turns and the reference's answers to them."""
+        earlier = [dataclasses.replace(visit, turn=turn) for turn in range(visit.turn)]
+        answers = [self._records[_key(before.key, REFERENCE)]["token_ids"] for before in earlier]
+        texts = [self.subject.tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
+        return encode(self.subject, messages_of(visit.prompt, texts), visit.prompt.is_chat)
+
+
+@contextmanager
+def _memory(subject: Subject, memory: Memory) -> Iterator[None]:
+    """Give the model `memory` for a call, and its own back afterwards."""
+    state = state_of(subject.model)
+    own, state.memory = state.memory, memory
+    try:
+        yield
+    finally:
+        state.memory = own
+
+
+def _key(record: Mapping[str, Any], row: str) -> tuple[Any, ...]:
+    return record["mode"], record["round"], record["prompt"], record["turn"], row
+
+
+def _first_difference(token_ids: Sequence[int], expected: Sequence[int]) -> int | None:
+    """Index of the first token that differs, the shorter's length where one begins the other, `None` if equal."""
+    for index, (own, other) in enumerate(zip(token_ids, expected, strict=False)):
+        if own != other:
+            return index
+    return None if len(token_ids) == len(expected) else min(len(token_ids), len(expected))
