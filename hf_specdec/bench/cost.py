@@ -66,7 +66,7 @@ def measure_cost(
     jobs = list(itertools.product(zip(subjects, entries, strict=True), context_lengths))
     for number, ((subject, entry), length) in enumerate(jobs):
         if progress is not None:
-            progress(f"context of {length}", number, len(jobs))
+            progress(f"{subject.label}, context of {length}", number, len(jobs))
         cycles = _cycles(subject, length, num_tokens, rounds, seed)
         entry["curves"].append({"context_length": length, "points": _points(cycles, num_tokens)})
     return {

@@ -5,6 +5,7 @@ for table in tables(document):
 print(markdown(document))
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ class Table:
 def tables(document: Document) -> list[Table]:
     """The tables of a document of any kind."""
     if document["kind"] == COST:
-        return [_cost_table(document)]
+        return [_cost_table(entry, has_several(document)) for entry in document["subjects"]]
     if document["kind"] != SPEEDS:
         return [_replay_table(document)]
     found = []
@@ -96,18 +97,16 @@ def _models_tables(document: Document) -> list[Table]:
     return found
 
 
-def _cost_table(document: Document) -> Table:
-    several = has_several(document)
-    counts = [point["num_tokens"] for point in document["subjects"][0]["curves"][0]["points"]]
+def _cost_table(entry: Mapping[str, Any], with_label: bool) -> Table:
+    """One model's curves, a row for each context length."""
+    counts = [point["num_tokens"] for point in entry["curves"][0]["points"]]
     rows = []
-    for entry in document["subjects"]:
-        for curve in entry["curves"]:
-            points = curve["points"]
-            name = f"context of {curve['context_length']}"
-            cells = [f"{point['ratio']['median']:.2f} [{_interval(point['ratio'])}]" for point in points[1:]]
-            time = f"{points[0]['seconds'] * 1000:.2f} ms"
-            rows.append([f"{entry['name']}: {name}" if several else name, time, *cells])
-    return Table("t(T) / t(1)", ["", "t(1)", *(f"T = {count}" for count in counts[1:])], rows)
+    for curve in entry["curves"]:
+        points = curve["points"]
+        cells = [f"{point['ratio']['median']:.2f} [{_interval(point['ratio'])}]" for point in points[1:]]
+        rows.append([f"context of {curve['context_length']}", f"{points[0]['seconds'] * 1000:.2f} ms", *cells])
+    title = f"{entry['name']}: t(T) / t(1)" if with_label else "t(T) / t(1)"
+    return Table(title, ["", "t(1)", *(f"T = {count}" for count in counts[1:])], rows)
 
 
 def _replay_table(document: Document) -> Table:
