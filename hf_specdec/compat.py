@@ -17,11 +17,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, cache_utils
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
-    DummyLayer,
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -63,7 +62,8 @@ __all__ = [
     "updated_kwargs",
 ]
 
-CACHE_NAMES = ("past_key_values", "cache_params")
+# Placeholder of a layer that keeps no keys of its own; older releases have none, and no such layers.
+DummyLayer: Any = getattr(cache_utils, "DummyLayer", type("DummyLayer", (), {}))
 
 
 def generation_model(model: Any) -> Any:
