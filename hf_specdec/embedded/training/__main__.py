@@ -47,6 +47,7 @@ def main(
     _train_draft(draft, target, batches, held_out, work, minutes, wrap)
     report = _report(target, draft, tokenizer, held_out)
     for name, model in (("target", target), ("draft", draft)):
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
         model.to(torch.bfloat16).save_pretrained(export / name)
         tokenizer.save_pretrained(export / name)
     text = json.dumps(report, indent=2)

@@ -62,7 +62,12 @@ def train_tokenizer(files: list[Path], *, vocab_size: int = 4096) -> PreTrainedT
     )
     bpe.train_from_iterator((p.read_text("utf-8") for p in files), trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token=END_OF_TEXT, clean_up_tokenization_spaces=False, model_max_length=2048
+        tokenizer_object=bpe,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_max_length=2048,
     )
 
 
