@@ -72,7 +72,9 @@ def _train_target(
     )
     fit(
         target,
-        functools.partial(objectives.unloop, target, prompt_length=64, new_tokens=128, rows=4 * BATCH_SIZE, weight=24.0),
+        functools.partial(
+            objectives.unloop, target, prompt_length=64, new_tokens=128, rows=4 * BATCH_SIZE, weight=24.0
+        ),
         batches,
         checkpoint=work / "unloop.pt",
         minutes=minutes * SHARES["unloop"],
@@ -119,6 +121,7 @@ def _report(
         "target_held_out_nats_per_token": evaluate.held_out_loss(target, held_out),
         "draft_held_out_nats_per_token": evaluate.held_out_loss(draft, held_out),
         "draft_agreement": evaluate.agreement(draft, target, held_out),
+        "draft_agreement_on_greedy_text": evaluate.greedy_agreement(draft, target, held_out),
         "target_looping_share": evaluate.looping_share(target, held_out),
     }
 

@@ -8,6 +8,8 @@ from transformers import PreTrainedModel
 
 from hf_specdec.embedded.training.objectives import loop_mask, next_token
 
+NUM_PROMPTS, PROMPT_LENGTH, NEW_TOKENS = 64, 64, 128
+
 
 def held_out_loss(model: PreTrainedModel, tokens: np.ndarray, *, window: int = 512) -> float:
     """Nats a token over consecutive windows, none of whose tokens was trained on. `tokens` is `(num_tokens,)`."""
@@ -26,17 +28,31 @@ def agreement(draft: PreTrainedModel, target: PreTrainedModel, tokens: np.ndarra
     return float(np.mean(same))
 
 
-def looping_share(
-    model: PreTrainedModel, tokens: np.ndarray, *, prompts: int = 64, prompt_length: int = 64, new_tokens: int = 128
-) -> float:
-    """Share of greedy continuations of held-out text that go round in circles somewhere in their `new_tokens`.
+def looping_share(model: PreTrainedModel, tokens: np.ndarray) -> float:
+    """Share of greedy continuations of held-out text that go round in circles somewhere in their 128 tokens.
 
     In circles: one piece of at most 48 tokens three times in a row (`objectives.loop_mask`).
     """
-    starts = np.linspace(0, len(tokens) - prompt_length - 1, prompts).astype(int)
-    ids = torch.from_numpy(np.stack([tokens[s : s + prompt_length] for s in starts]).astype(np.int64))
-    text = model.generate(input_ids=ids.to(model.device), max_new_tokens=new_tokens, do_sample=False, eos_token_id=None)
-    return loop_mask(text[:, prompt_length:]).any(1).float().mean().item()
+    continued = _continuations(model, tokens)[:, PROMPT_LENGTH:]
+    return loop_mask(continued).any(1).float().mean().item()
+
+
+def greedy_agreement(draft: PreTrainedModel, target: PreTrainedModel, tokens: np.ndarray) -> float:
+    """Share of the target's greedy tokens that are the draft's most likely ones, over the same continuations."""
+    text = _continuations(target, tokens)
+    with torch.no_grad():
+        guesses = draft(input_ids=text).logits.argmax(-1)
+    return (guesses[:, PROMPT_LENGTH - 1 : -1] == text[:, PROMPT_LENGTH:]).float().mean().item()
+
+
+def _continuations(model: PreTrainedModel, tokens: np.ndarray) -> torch.Tensor:
+    """64 prompts of held-out text, each continued greedily: `(64, 64 + 128)`."""
+    starts = np.linspace(0, len(tokens) - PROMPT_LENGTH - 1, NUM_PROMPTS).astype(int)
+    ids = torch.from_numpy(np.stack([tokens[s : s + PROMPT_LENGTH] for s in starts]).astype(np.int64))
+    text: torch.Tensor = model.generate(
+        input_ids=ids.to(model.device), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None
+    )
+    return text
 
 
 def _windows(tokens: np.ndarray, window: int, rows: int = 8) -> Iterator[torch.Tensor]:
