@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.embedded.training.objectives import loop_mask, next_token
 
-NUM_PROMPTS, PROMPT_LENGTH, NEW_TOKENS = 64, 64, 128
+NUM_PROMPTS, PROMPT_LENGTH, NEW_TOKENS = 256, 64, 128
 
 
 def held_out_loss(model: PreTrainedModel, tokens: np.ndarray, *, window: int = 512) -> float:
@@ -41,12 +41,12 @@ def greedy_agreement(draft: PreTrainedModel, target: PreTrainedModel, tokens: np
     """Share of the target's greedy tokens that are the draft's most likely ones, over the same continuations."""
     text = _continuations(target, tokens)
     with torch.no_grad():
-        guesses = draft(input_ids=text).logits.argmax(-1)
+        guesses: torch.Tensor = draft(input_ids=text).logits.argmax(-1)
     return (guesses[:, PROMPT_LENGTH - 1 : -1] == text[:, PROMPT_LENGTH:]).float().mean().item()
 
 
 def _continuations(model: PreTrainedModel, tokens: np.ndarray) -> torch.Tensor:
-    """64 prompts of held-out text, each continued greedily: `(64, 64 + 128)`."""
+    """256 prompts of held-out text, each continued greedily: `(256, 64 + 128)`."""
     starts = np.linspace(0, len(tokens) - PROMPT_LENGTH - 1, NUM_PROMPTS).astype(int)
     ids = torch.from_numpy(np.stack([tokens[s : s + PROMPT_LENGTH] for s in starts]).astype(np.int64))
     text: torch.Tensor = model.generate(
