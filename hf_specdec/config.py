@@ -112,7 +112,7 @@ class PromptLookupConfig(SpecConfig):
             A chain is at most this many times as long as the matching text: short matches rarely hold for long. `None`
             always drafts `max_draft_len` tokens, which pays where a forward of many tokens costs as much as one.
         num_branches (`int`, *optional*, defaults to `1`):
-            Most continuations merged into one tree; 1 drafts a chain.
+            Most continuations followed from any one node of a tree; 1 drafts a chain.
         max_nodes (`int`, *optional*):
             Most drafted tokens a step, all branches together. Defaults to `max_draft_len` for a chain and
             to `min(max_draft_len * num_branches, 32)` for a tree.
