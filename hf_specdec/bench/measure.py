@@ -107,7 +107,8 @@ def _generate(subject: Subject, row: Row, streamer: Any, inputs: Inputs, options
     model = subject.model
     own = row.kind in ("method", "drafter")
     generate = model.generate if own else type(model).generate.__get__(model)
-    return generate(**inputs, **options, **row.arguments(streamer), return_dict_in_generate=True)
+    copies = {name: tensor.clone() for name, tensor in inputs.items()}  # a row that writes into them harms only itself
+    return generate(**copies, **options, **row.arguments(streamer), return_dict_in_generate=True)
 
 
 @dataclass(slots=True)

@@ -160,6 +160,13 @@ def test_a_candidate_generator_whose_verification_is_broken_is_flagged(subject: 
     assert entry_of(document)["summary"]["greedy"][names[0]]["draft_share"] is not None
 
 
+def test_a_row_that_writes_into_the_prompt_harms_only_itself(subject: Subject) -> None:
+    """Every row reads a prompt of its own, so an innocent one beside it is not flagged."""
+    wrong = "tests.bench.wrong_rows:WritesIntoTheText"
+    document = bench(subject, wrong, "plain", settings=ONE_ROUND).run()
+    assert {flag.row for flag in flagged(document)} == {wrong}
+
+
 def test_an_engine_whose_verification_is_broken_is_flagged(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on below a drafted token whatever the target chose, so the target answers another text."""
 

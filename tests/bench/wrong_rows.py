@@ -34,6 +34,14 @@ class WrongContext(HonestCandidates):
         return text
 
 
+class WritesIntoTheText(HonestCandidates):
+    """Changes the tensor that it was given to read."""
+
+    def text(self, input_ids: torch.LongTensor) -> torch.Tensor:
+        input_ids[:, -1] = (input_ids[:, -1] + 1) % 1000
+        return input_ids
+
+
 class GuessingDrafter(PlainDrafter):
     """Drafts one token that is hardly ever right; wrong only in an engine that believes it."""
 
