@@ -30,7 +30,6 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
     AttentionMaskInterface,
-    causal_mask_function,
     create_masks_for_generate,
 )
 
@@ -47,7 +46,6 @@ __all__ = [
     "StopStringCriteria",
     "assisted_decoding",
     "attention_implementation",
-    "causal_mask_function",
     "generation_model",
     "has_own_input_preparation",
     "mask_function_of",
@@ -57,7 +55,6 @@ __all__ = [
     "register_mask_function",
     "sample",
     "set_attention_implementation",
-    "special_tokens_tensor",
     "text_config",
     "updated_kwargs",
 ]
@@ -166,11 +163,6 @@ def sample(model: PreTrainedModel, input_ids: torch.Tensor, **kwargs: Any) -> An
 def assisted_decoding(model: PreTrainedModel, candidate_generator: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
     """transformers' own assisted decoding, with `candidate_generator` as its source of candidates."""
     return type(model)._assisted_decoding(_WithCandidates(model, candidate_generator), input_ids, **kwargs)
-
-
-def special_tokens_tensor(generation_config: GenerationConfig, name: str) -> torch.Tensor | None:
-    """The tensor that `generate` made of a special token: `name` is "eos", "pad" or "bos"."""
-    return getattr(generation_config, f"_{name}_token_tensor", None)
 
 
 class _WithCandidates:

@@ -19,9 +19,11 @@ class CountedCandidates(CandidateGenerator):
     def __init__(self, drafter: Drafter, stats: SpecStats) -> None:
         self.drafter, self.stats = drafter, stats
         self._drafted = 0
+        self.begun = False
 
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> tuple[torch.LongTensor, Any]:
         """The text and a drafted chain behind it."""
+        self.begun = True
         candidates, logits = self.drafter.get_candidates(input_ids)
         self._drafted = candidates.shape[1] - input_ids.shape[1]
         return candidates, logits

@@ -119,7 +119,8 @@ def decode_assisted(call: Call, drafter: Drafter, *, stats: SpecStats) -> Any:
     try:
         output = compat.assisted_decoding(call.model, candidates, call.input_ids, **call.methods_arguments())
     finally:
-        drafter.end()
+        if candidates.begun:
+            drafter.end()
     return with_stats(output, stats)
 
 
