@@ -37,7 +37,7 @@ class TreeRows:
     Attributes:
         starts (`Tensor`): `(batch, 1, 1, 1)`, each row's length before the forward: the position of its root.
         depths (`Tensor`): `(batch, T)`.
-        ancestors (`Tensor`): `(batch, T, T)` bool, see `DraftTree.ancestor_mask`.
+        ancestors (`Tensor`): `(batch, T, T)` bool, see `DraftTree.visible`.
     """
 
     starts: torch.Tensor
@@ -73,7 +73,7 @@ class TreeMasks:
         rows = TreeRows(
             starts=torch.tensor(lengths, device=device).view(-1, 1, 1, 1),
             depths=torch.tensor([tree.depths for tree in trees], device=device),
-            ancestors=torch.stack([tree.ancestor_mask(device) for tree in trees]),
+            ancestors=torch.stack([tree.visible().to(device) for tree in trees]),
         )
         config = self._private_config()
         compat.text_config(config).hf_specdec_rows = rows

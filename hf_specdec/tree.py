@@ -1,7 +1,8 @@
 """The draft tree: what a drafter proposes and the target verifies in one forward.
 
 Node 0 is the root, the last token of the text, whose key and value are not in the cache yet. Every other node is a
-drafted token under its parent. A chain is a tree, and so is a root alone. Knows nothing about models or caches.
+drafted token under its parent. A chain is a tree, and so is a root alone. Tokens that are computed along with the
+tree but never accepted are its `extra`. Knows nothing about models or caches.
 
     builder = TreeBuilder(root=7)
     a = builder.add(0, 11)
@@ -9,12 +10,34 @@ drafted token under its parent. A chain is a tree, and so is a root alone. Knows
     tree = builder.build()
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
-__all__ = ["DraftTree", "TreeBuilder"]
+__all__ = ["DraftTree", "ExtraTokens", "TreeBuilder"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraTokens:
+    """Tokens whose logits a drafter wants without drafting them, such as lookahead's window: E of them.
+
+    They stand behind the tree's nodes in the forward, see the text before the root, and never enter the text.
+
+    Attributes:
+        tokens (`tuple[int, ...]`): token id of each.
+        depths (`tuple[int, ...]`): position id = position of the root + depth.
+        visible (`Tensor`): `(E, 1 + E)` bool, on the CPU: entry (i, 0) says that token i sees the root, entry
+            (i, 1 + j) that it sees extra token j. Each sees itself.
+    """
+
+    tokens: tuple[int, ...]
+    depths: tuple[int, ...]
+    visible: torch.Tensor
+
+    def __len__(self) -> int:
+        """Number of tokens E."""
+        return len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +49,10 @@ class DraftTree:
         parents (`tuple[int, ...]`): index of each node's parent; -1 for the root.
         depths (`tuple[int, ...]`): distance from the root; position id of a node = position of the root + depth.
         is_chain (`bool`): whether every node is the child of the node before it.
+        extra (`ExtraTokens | None`): tokens computed along with the tree.
+        drafted_from (`Mapping[int, Tensor] | None`): for each node with children, `(vocab_size,)` the distribution its
+            children were drawn from, one after the other in their order, without replacement; `None` where the drafts
+            depend on the text alone.
     """
 
     tokens: tuple[int, ...]
@@ -33,6 +60,8 @@ class DraftTree:
     depths: tuple[int, ...]
     is_chain: bool
     _children: tuple[dict[int, int], ...] = field(repr=False, compare=False)
+    extra: ExtraTokens | None = field(default=None, repr=False, compare=False)
+    drafted_from: Mapping[int, torch.Tensor] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def chain(cls, root: int, tokens: Iterable[int] = ()) -> "DraftTree":
@@ -50,6 +79,29 @@ class DraftTree:
     def num_draft_tokens(self) -> int:
         """Number of drafted tokens: T - 1."""
         return len(self.tokens) - 1
+
+    @property
+    def num_columns(self) -> int:
+        """Tokens of the forward: nodes and extra ones."""
+        return len(self.tokens) + (len(self.extra) if self.extra is not None else 0)
+
+    @property
+    def column_tokens(self) -> tuple[int, ...]:
+        """Token ids of the forward: the nodes', then the extra ones."""
+        return self.tokens if self.extra is None else self.tokens + self.extra.tokens
+
+    @property
+    def column_depths(self) -> tuple[int, ...]:
+        """Depths of the forward's tokens: the nodes', then the extra ones."""
+        return self.depths if self.extra is None else self.depths + self.extra.depths
+
+    def with_extra(self, extra: ExtraTokens | None) -> "DraftTree":
+        """The same tree with other tokens beside it."""
+        return replace(self, extra=extra)
+
+    def with_distributions(self, drafted_from: Mapping[int, torch.Tensor]) -> "DraftTree":
+        """The same tree, its children known to be drawn from these distributions."""
+        return replace(self, drafted_from=drafted_from)
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that holds `token`, if there is one."""
@@ -78,7 +130,7 @@ class DraftTree:
         self, *, max_depth: int | None = None, max_nodes: int | None = None, vocab_size: int | None = None
     ) -> "DraftTree":
         """The same tree without nodes that are deeper than `max_depth`, come after `max_nodes` drafted ones, or hold a
-        token that is not below `vocab_size`; what hangs below such a node goes with it."""
+        token that is not below `vocab_size`; what hangs below such a node goes with it. Extra tokens stay."""
         deepest = len(self.tokens) - 1 if self.is_chain else max(self.depths)
         keep_depth = max_depth is None or deepest <= max_depth
         keep_tokens = vocab_size is None or max(self.tokens) < vocab_size
@@ -94,16 +146,28 @@ class DraftTree:
             known = vocab_size is None or self.tokens[node] < vocab_size
             if parent in new_index and fits and known:
                 new_index[node] = builder.add(new_index[parent], self.tokens[node])
-        return builder.build()
+        drafted_from = self.drafted_from
+        if drafted_from is not None:
+            drafted_from = {new_index[node]: row for node, row in drafted_from.items() if node in new_index}
+        return replace(builder.build(), extra=self.extra, drafted_from=drafted_from)
 
-    def ancestor_mask(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """`(T, T)` bool: entry (i, j) says that node j is node i or one of its ancestors."""
-        rows: list[list[bool]] = []
+    def visible(self) -> torch.Tensor:
+        """`(C, C)` bool over the forward's C tokens, on the CPU: entry (i, j) says that token i may see token j.
+
+        A node sees itself and its ancestors; extra tokens see what `ExtraTokens.visible` says.
+        """
+        num_nodes, num_columns = len(self.tokens), self.num_columns
+        rows: list[bytearray] = []
         for node, parent in enumerate(self.parents):
-            row = [False] * len(self.parents) if parent < 0 else rows[parent].copy()
-            row[node] = True
+            row = bytearray(num_columns) if parent < 0 else rows[parent][:]
+            row[node] = 1
             rows.append(row)
-        return torch.tensor(rows, dtype=torch.bool, device=device)
+        rows += [bytearray(num_columns)] * (num_columns - num_nodes)
+        mask = torch.frombuffer(bytearray().join(rows), dtype=torch.bool).view(num_columns, num_columns)
+        if self.extra is not None:
+            mask[num_nodes:, 0] = self.extra.visible[:, 0]
+            mask[num_nodes:, num_nodes:] = self.extra.visible[:, 1:]
+        return mask
 
 
 class TreeBuilder:

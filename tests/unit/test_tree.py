@@ -42,7 +42,7 @@ def test_every_node_follows_its_parent_one_level_deeper(tree: DraftTree) -> None
 
 @pytest.mark.parametrize("tree", TREES)
 def test_a_node_sees_itself_and_its_ancestors(tree: DraftTree) -> None:
-    mask = tree.ancestor_mask()
+    mask = tree.visible()
     assert mask.dtype == torch.bool
     expected = [[other in ancestors(tree, node) for other in range(len(tree))] for node in range(len(tree))]
     assert mask.tolist() == expected
@@ -93,7 +93,7 @@ def test_a_chain_is_a_tree_of_one_branch() -> None:
     assert tree.parents == (-1, 0, 1, 2)
     assert tree.depths == (0, 1, 2, 3)
     assert tree.is_chain
-    assert torch.equal(tree.ancestor_mask(), torch.ones(4, 4, dtype=torch.bool).tril())
+    assert torch.equal(tree.visible(), torch.ones(4, 4, dtype=torch.bool).tril())
 
 
 @pytest.mark.parametrize("tree", TREES)

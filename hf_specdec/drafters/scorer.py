@@ -1,0 +1,66 @@
+"""A draft model as a drafter sees it: logits of the nodes of a growing tree, and no word of caches or devices.
+
+The engine puts a model behind it (`engine/scorer.py`), tests a table. A drafter writes its rounds as a generator that
+yields the trees it wants scored; so the requests of several rows can be answered by one forward.
+
+    def grow(self, budget):                       # Generator[DraftTree, torch.Tensor, DraftTree]
+        tree = DraftTree.chain(root)
+        rows = yield tree                         # (1, vocab_size): the root's
+        tree = DraftTree.chain(root, [int(rows[0].argmax())])
+        rows = yield tree                         # (1, vocab_size): the new node's
+        return tree
+
+    tree = run(drafter.grow(budget), scorer)
+"""
+
+from collections.abc import Generator, Sequence
+from typing import Protocol
+
+import torch
+
+from hf_specdec.tree import DraftTree
+
+__all__ = ["DraftRound", "DraftScorer", "run"]
+
+DraftRound = Generator[DraftTree, torch.Tensor, DraftTree]
+
+
+class DraftScorer(Protocol):
+    """A draft model with the text of one row.
+
+    Attributes:
+        vocab_size (`int`): width of the logits.
+        takes_trees (`bool`): whether it scores siblings; a chain is always possible.
+        relative_cost (`float`): its parameters over those of the target, a guess of what a forward costs.
+    """
+
+    vocab_size: int
+    takes_trees: bool
+    relative_cost: float
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Start a text."""
+
+    def score(self, tree: DraftTree) -> torch.Tensor:
+        """`(new nodes, vocab_size)` fp32 raw logits of the nodes that this round has not scored yet, in their order.
+
+        The root is the last token of the text. Each tree of a round begins with the nodes of the one before it.
+        """
+
+    def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
+        """End the round: the text goes on with `accepted`; what was computed for its tokens is kept.
+
+        `tree` may lack nodes that were scored (cut by the loop) and has the same indices otherwise for no one: nodes
+        are found by their tokens.
+        """
+
+
+def run(round_: DraftRound, scorer: DraftScorer) -> DraftTree:
+    """Answer one row's requests until its tree is grown."""
+    try:
+        wanted = next(round_)
+        while True:
+            wanted = round_.send(scorer.score(wanted))
+    except StopIteration as finished:
+        tree: DraftTree = finished.value
+        return tree
