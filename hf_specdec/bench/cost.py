@@ -19,7 +19,7 @@ from hf_specdec.bench.document import COST, FORMAT
 from hf_specdec.bench.header import header, subject_facts
 from hf_specdec.bench.statistics import median_with_interval
 from hf_specdec.bench.subject import Subject, check_subjects
-from hf_specdec.config import check_positive
+from hf_specdec.config.base import check_positive
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.engine.step import SpecStep
 from hf_specdec.errors import ConfigError

@@ -50,8 +50,7 @@ class DraftScorer(Protocol):
     def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """End the round: the text goes on with `accepted`; what was computed for its tokens is kept.
 
-        `tree` may lack nodes that were scored (cut by the loop) and has the same indices otherwise for no one: nodes
-        are found by their tokens.
+        `tree` is what was verified. It may lack nodes that were scored, so nodes are found by their tokens.
         """
 
 

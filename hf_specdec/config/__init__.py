@@ -1,0 +1,10 @@
+"""What a user may set: one frozen, checked dataclass per method, a file each.
+
+A configuration is given as an object, as a dict, or in the list form of TensorRT-LLM's examples. Knows nothing
+about drafters; `methods.py` joins the two.
+"""
+
+from hf_specdec.config.base import PlainConfig, SpecConfig
+from hf_specdec.config.prompt_lookup import PromptLookupConfig
+
+__all__ = ["PlainConfig", "PromptLookupConfig", "SpecConfig"]
