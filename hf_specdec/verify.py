@@ -9,12 +9,14 @@ decoding chose, and for drafts that depend on the text alone no rule accepts mor
     verdict.path        # the nodes whose keys and values are part of the text now
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from hf_specdec.tree import DraftTree
 
-__all__ = ["Verdict", "walk"]
+__all__ = ["Verdict", "draw_among", "walk"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +55,36 @@ def walk(tree: DraftTree, choose: Callable[[int], tuple[int, bool]]) -> Verdict:
         path.append(child)
         node = child
     return Verdict(tokens, path)
+
+
+def draw_among(p: torch.Tensor, q: torch.Tensor, drawn: Sequence[int], generator: torch.Generator | None = None) -> int:
+    """A token distributed as `p`, one of `drawn` as often as that allows.
+
+    Each drawn token x in turn is accepted with probability min(1, p(x) / q(x)). If it is not, what is left of the
+    target's distribution is p <- norm(max(p - q, 0)), and the next one was drawn from q without x. The last p decides
+    if none is accepted. Sources: https://arxiv.org/abs/2302.01318 and 2211.17192 for one token, 2305.09781 and
+    2402.12374 for several without replacement.
+
+    Args:
+        p: `(vocab_size,)` fp32, the target's probabilities.
+        q: `(vocab_size,)` fp32, the probabilities that the first of `drawn` was drawn from.
+        drawn: different tokens, each drawn from `q` without those before it. How many there are may not depend on
+            the values of those that might have been left out.
+        generator: of `p`'s device; `None` is the global one. One uniform number a drawn token, then one multinomial
+            draw if none of them is accepted.
+    """
+    q = q.to(p.device, copy=True)
+    for token in drawn:
+        share = q[token]
+        if not share > 0.0:  # not drawn from q, so it says nothing
+            continue
+        uniform = torch.rand((), generator=generator, device=p.device, dtype=p.dtype)
+        if uniform * share < p[token]:
+            return token
+        rest = (p - q).clamp_min_(0.0)
+        total = rest.sum()
+        if total > 0.0:  # p <= q everywhere is p = q but for rounding: then p itself is as good
+            p = rest / total
+        q[token] = 0.0
+        q /= q.sum().clamp_min(torch.finfo(q.dtype).tiny)
+    return int(torch.multinomial(p, num_samples=1, generator=generator))

@@ -5,6 +5,7 @@ about drafters; `methods.py` joins the two.
 """
 
 from hf_specdec.config.base import PlainConfig, SpecConfig
+from hf_specdec.config.draft_model import DraftModelConfig
 from hf_specdec.config.prompt_lookup import PromptLookupConfig
 
-__all__ = ["PlainConfig", "PromptLookupConfig", "SpecConfig"]
+__all__ = ["DraftModelConfig", "PlainConfig", "PromptLookupConfig", "SpecConfig"]

@@ -10,14 +10,24 @@ from tests.house.source import PACKAGE, ROOT, imported_names, module_name, pytho
 # A room may import its own layer and those below it.
 LAYERS = (
     {"cli", "bench", "demos", "__main__"},
-    {"api", "loading", "prepare", "request", "state"},
+    {"api", "loading", "prepare", "request", "self_draft", "state"},
     {"engine", "methods", "capability"},
     {"drafters", "verify", "cache", "attention"},
     {"tree", "compat"},
     {"config", "stats", "errors", "embedded"},
 )
 DEPTH = {room: depth for depth, layer in enumerate(LAYERS) for room in layer}
-SHARED_BY_DRAFTERS = {"base", "ngram_index", "ngram_pool", "top_counts"}
+SHARED_BY_DRAFTERS = {
+    "acceptance",
+    "base",
+    "candidates",
+    "lookahead_pool",
+    "lookahead_window",
+    "ngram_index",
+    "ngram_pool",
+    "scorer",
+    "top_counts",
+}
 TRAINING = "hf_specdec.embedded.training"
 PUBLIC_MODULES = {"transformers", "transformers.generation"}
 

@@ -1,0 +1,95 @@
+"""How often drafted tokens were accepted: what a draft's confidence is worth, learned by counting.
+
+A drafted token is known by its rank among its siblings and by the probability that the draft gave it. Counted is
+whether the target took it, given that it took everything before it. Old counts fade, so memory is bounded and a new
+kind of text is noticed. Knows no clocks: the same counts give the same estimates. Safe to share between threads.
+
+    counts = AcceptanceCounts()
+    counts.record([(0, 0.93, True), (0, 0.41, False)], num_forwards=2, num_tokens=2)
+    counts.rate(0, 0.9)      # probability that a first child of confidence 0.9 is accepted
+"""
+
+import bisect
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["AcceptanceCounts"]
+
+BIN_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
+PRIOR_MEANS = (0.6, 0.15, 0.08, 0.04)  # acceptance of a first, second, third, later child before anything is counted
+PRIOR_WEIGHT = 8.0  # observations that a prior counts as
+PRIOR_TOKENS = 2.0  # tokens a step before anything is counted
+MAX_COUNT = 512.0  # a count that reaches this is halved
+
+
+class AcceptanceCounts:
+    """Acceptances by rank and confidence, and what the rounds brought altogether."""
+
+    def __init__(self) -> None:
+        ranks = range(len(PRIOR_MEANS))
+        # [rank][bin] -> [seen, accepted]
+        self._bins = [[[0.0, 0.0] for _ in range(len(BIN_EDGES) + 1)] for _ in ranks]
+        self._means = [[0.0, 0.0] for _ in ranks]
+        self._rounds = self._forwards = self._tokens = 0.0
+        self._lock = threading.Lock()
+
+    def record(
+        self, observations: Iterable[tuple[int, float, bool]], *, num_forwards: int = 0, num_tokens: int = 1
+    ) -> None:
+        """Add one round.
+
+        Args:
+            observations: rank, confidence and acceptance of each drafted token whose parent was accepted.
+            num_forwards: forwards of the draft.
+            num_tokens: tokens the round added to the text.
+        """
+        with self._lock:
+            for rank, confidence, accepted in observations:
+                rank = min(rank, len(self._means) - 1)
+                cell = self._bins[rank][bisect.bisect(BIN_EDGES, confidence)]
+                for count in (cell, self._means[rank]):
+                    count[0] += 1.0
+                    count[1] += accepted
+                    if count[0] >= MAX_COUNT:
+                        count[:] = [count[0] / 2, count[1] / 2]
+            self._rounds += 1
+            self._forwards += num_forwards
+            self._tokens += num_tokens
+            if self._rounds >= MAX_COUNT:
+                self._rounds, self._forwards, self._tokens = self._rounds / 2, self._forwards / 2, self._tokens / 2
+
+    def rate(self, rank: int, confidence: float, prior: float | None = None) -> float:
+        """Probability that such a token is accepted if its parent is; `prior` (the confidence) while little is known.
+
+        Args:
+            rank: place among its siblings, 0 for the first.
+            confidence: the draft's probability of the token.
+            prior: estimate that a few observations outweigh.
+        """
+        with self._lock:
+            seen, accepted = self._bins[min(rank, len(self._means) - 1)][bisect.bisect(BIN_EDGES, confidence)]
+        prior = confidence if prior is None else prior
+        return (accepted + PRIOR_WEIGHT * prior) / (seen + PRIOR_WEIGHT)
+
+    def mean(self, rank: int) -> float:
+        """Probability that a child of this rank is accepted if its parent is, whatever its confidence."""
+        rank = min(rank, len(self._means) - 1)
+        with self._lock:
+            seen, accepted = self._means[rank]
+        return (accepted + PRIOR_WEIGHT * PRIOR_MEANS[rank]) / (seen + PRIOR_WEIGHT)
+
+    def tokens_per_cost(self, relative_cost: float) -> float:
+        """Tokens gained in the time of one forward of the target, if one of the draft costs `relative_cost` of it."""
+        with self._lock:
+            tokens = self._tokens + PRIOR_WEIGHT * PRIOR_TOKENS
+            cost = self._rounds + PRIOR_WEIGHT + relative_cost * (self._forwards + PRIOR_WEIGHT * PRIOR_TOKENS)
+        return tokens / cost
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock = threading.Lock()

@@ -1,0 +1,95 @@
+"""Counted acceptances become probabilities; memory is bounded, and safe to share."""
+
+import copy
+import pickle
+import random
+import threading
+
+from hf_specdec.drafters.acceptance import AcceptanceCounts
+
+
+def fed(rates: dict[float, float], count: int = 300, rank: int = 0) -> AcceptanceCounts:
+    """Counts of tokens whose acceptance depends on their confidence."""
+    rng, counts = random.Random(0), AcceptanceCounts()
+    for _ in range(count):
+        counts.record([(rank, confidence, rng.random() < rate) for confidence, rate in rates.items()])
+    return counts
+
+
+def test_before_anything_is_counted_a_token_is_worth_its_confidence() -> None:
+    counts = AcceptanceCounts()
+    for confidence in (0.0, 0.3, 0.55, 1.0):
+        assert counts.rate(0, confidence) == confidence
+    assert counts.rate(0, 0.2, prior=0.7) == 0.7
+    assert counts.mean(0) > counts.mean(1) > counts.mean(2) > counts.mean(3) == counts.mean(9)
+
+
+def test_rates_approach_what_is_counted() -> None:
+    """An overconfident draft: tokens of confidence 0.95 hold half of the time."""
+    counts = fed({0.95: 0.5, 0.25: 0.9})
+    assert abs(counts.rate(0, 0.93) - 0.5) < 0.1
+    assert abs(counts.rate(0, 0.22) - 0.9) < 0.1
+    assert counts.rate(0, 0.6) == 0.6, "other confidences are as they were"
+    assert counts.rate(1, 0.93) == 0.93, "and so are other ranks"
+    assert abs(counts.mean(0) - 0.7) < 0.1
+
+
+def test_old_counts_fade() -> None:
+    counts = AcceptanceCounts()
+    for accepted in [True] * 5_000 + [False] * 1_000:
+        counts.record([(0, 0.5, accepted)])
+    assert counts.rate(0, 0.5) < 0.3
+
+
+def test_estimates_stay_probabilities() -> None:
+    for hit in (True, False):
+        counts = AcceptanceCounts()
+        for _ in range(3_000):
+            counts.record([(0, 1.0, hit), (5, 0.0, hit)])
+        for rank, confidence in ((0, 1.0), (5, 0.0), (3, 0.0)):
+            assert 0.0 <= counts.rate(rank, confidence) <= 1.0
+            assert 0.0 <= counts.mean(rank) <= 1.0
+
+
+def test_memory_is_bounded() -> None:
+    few, many = fed({0.9: 0.5}, 10), fed({0.9: 0.5}, 5_000)
+    assert len(pickle.dumps(many)) <= len(pickle.dumps(few)) + 100
+
+
+def test_speed_is_tokens_over_the_cost_of_both_models() -> None:
+    counts = AcceptanceCounts()
+    for _ in range(5_000):
+        counts.record([], num_forwards=4, num_tokens=3)
+    assert abs(counts.tokens_per_cost(0.0) - 3.0) < 0.05
+    assert abs(counts.tokens_per_cost(0.25) - 1.5) < 0.05
+
+
+def test_it_can_be_copied_and_sent() -> None:
+    counts = fed({0.9: 0.5, 0.3: 0.2})
+    for twin in (copy.deepcopy(counts), pickle.loads(pickle.dumps(counts))):
+        assert twin.rate(0, 0.9) == counts.rate(0, 0.9)
+        twin.record([(0, 0.9, True)] * 50)
+        assert twin.rate(0, 0.9) > counts.rate(0, 0.9)
+
+
+def test_threads_may_share_it() -> None:
+    """No count is lost, and no reader sees half of one."""
+    counts = AcceptanceCounts()
+    wrong: list[float] = []
+
+    def work() -> None:
+        for _ in range(300):
+            counts.record([(0, 0.9, True)])
+            if not 0.0 <= counts.rate(0, 0.9) <= 1.0:
+                wrong.append(counts.rate(0, 0.9))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    alone = AcceptanceCounts()
+    for _ in range(1_200):
+        alone.record([(0, 0.9, True)])
+    assert counts.rate(0, 0.9) == alone.rate(0, 0.9)
+    assert not wrong

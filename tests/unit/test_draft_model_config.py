@@ -1,0 +1,104 @@
+"""The parameters of draft-model speculation: every way to write them, and what is refused."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+from hf_specdec.config import DraftModelConfig
+from hf_specdec.errors import ConfigError
+
+EXPECTED = DraftModelConfig(
+    draft_len=6, draft_model_device_list=[0], target_model_device_list=[1], use_logits=True, confidence_threshold=None
+)
+
+
+def test_the_defaults_are_a_chain_that_learns_when_to_stop() -> None:
+    config = DraftModelConfig()
+    assert (config.draft_len, config.num_branches, config.node_budget) == (4, 1, 4)
+    assert config.use_logits is False
+    assert config.confidence_threshold is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        EXPECTED,
+        [6, [0], [1], True],
+        "[6,[0],[1],True]",
+        {"draft_len": 6, "draft_model_device_list": [0], "target_model_device_list": [1], "use_logits": True},
+        {
+            "max_draft_len": 6,
+            "draft_model_device_list": [0],
+            "target_model_device_list": [1],
+            "use_logits": True,
+            "confidence_threshold": "auto",
+        },
+        {
+            "num_assistant_tokens": 6,
+            "draft_model_device_list": [0],
+            "target_model_device_list": [1],
+            "use_logits": True,
+            "assistant_confidence_threshold": None,
+        },
+    ],
+)
+def test_all_ways_to_write_a_configuration_mean_the_same(value: Any) -> None:
+    assert DraftModelConfig.parse(value) == EXPECTED
+
+
+def test_tensorrt_llm_s_example_is_the_default_on_two_devices() -> None:
+    config = DraftModelConfig.parse("[4,[0],[1],False]")
+    assert config == DraftModelConfig(draft_model_device_list=[0], target_model_device_list=[1])
+
+
+@pytest.mark.parametrize("field", ["draft_len", "num_branches", "max_nodes"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "4", True])
+def test_counts_are_whole_numbers_of_at_least_one(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"`{field}` must be a whole number of at least 1") as error:
+        DraftModelConfig(**{field: value})
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize("field", ["draft_model_device_list", "target_model_device_list"])
+@pytest.mark.parametrize("value", [[], 0, "cpu", [-1], [True]])
+def test_devices_are_lists(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"`{field}` must be a non-empty list"):
+        DraftModelConfig(**{field: value})
+
+
+@pytest.mark.parametrize("value", [0, 1, "yes", None])
+def test_use_logits_is_true_or_false(value: Any) -> None:
+    with pytest.raises(ConfigError, match="`use_logits` must be True or False"):
+        DraftModelConfig(use_logits=value)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "0.4", "high", True, [0.4]])
+def test_the_threshold_is_a_probability(value: Any) -> None:
+    with pytest.raises(ConfigError, match="`confidence_threshold` must be a probability") as error:
+        DraftModelConfig(confidence_threshold=value)
+    assert "0.0 to always draft" in error.value.remedy
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 0.4, 1, 1.0])
+def test_the_threshold_may_be_any_probability(value: Any) -> None:
+    assert DraftModelConfig(confidence_threshold=value).confidence_threshold == value
+
+
+@pytest.mark.parametrize(
+    ("fields", "budget"),
+    [
+        ({"draft_len": 7}, 7),
+        ({"draft_len": 5, "num_branches": 3}, 15),
+        ({"draft_len": 10, "num_branches": 8}, 32),
+        ({"draft_len": 10, "num_branches": 8, "max_nodes": 64}, 64),
+        ({"max_nodes": 3}, 3),
+    ],
+)
+def test_the_node_budget_follows_from_length_and_branches(fields: dict[str, int], budget: int) -> None:
+    assert DraftModelConfig(**fields).node_budget == budget
+
+
+def test_a_configuration_can_be_copied_and_sent() -> None:
+    assert copy.deepcopy(EXPECTED) == pickle.loads(pickle.dumps(EXPECTED)) == EXPECTED
