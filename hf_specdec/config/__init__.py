@@ -6,6 +6,7 @@ about drafters; `methods.py` joins the two.
 
 from hf_specdec.config.base import PlainConfig, SpecConfig
 from hf_specdec.config.draft_model import DraftModelConfig
+from hf_specdec.config.lookahead import LookaheadConfig, max_draft_len
 from hf_specdec.config.prompt_lookup import PromptLookupConfig
 
-__all__ = ["DraftModelConfig", "PlainConfig", "PromptLookupConfig", "SpecConfig"]
+__all__ = ["DraftModelConfig", "LookaheadConfig", "PlainConfig", "PromptLookupConfig", "SpecConfig", "max_draft_len"]

@@ -1,0 +1,95 @@
+"""The window of lookahead: guesses about the text to come, refined in parallel by Jacobi iteration.
+
+W columns by N - 1 levels. Level l, column i stands l + i positions behind the root, the text's last token, which is
+itself level 0, column 0. Read upwards, a column is a piece of text: level l + 1 holds what the target said comes after
+level l. Knows nothing about pools, drafts or models.
+
+    window = JacobiWindow(width=7, num_levels=4, source=prompt_ids, generator=random.Random(0))
+    window.set_root(token)
+    extra = window.extra()                # what the forward computes beside the root; `None` if there is nothing
+    ngrams = window.observe(next_tokens)  # next_tokens: what the target said comes after the last level
+"""
+
+import functools
+import random
+from collections.abc import Sequence
+
+import torch
+
+from hf_specdec.tree import ExtraTokens
+
+__all__ = ["JacobiWindow", "window_places"]
+
+
+class JacobiWindow:
+    """The tokens of a window, level by level.
+
+    Each step moves it on by one position, whatever the step emitted. Moving it by the emitted tokens gave 2 to 5 %
+    fewer tokens per step: the columns that come in at its end know nothing.
+
+    Args:
+        width (`int`): columns W.
+        num_levels (`int`): levels when full, N - 1.
+        source (`Sequence[int]`): tokens to draw from where nothing is known, at least one.
+        generator (`random.Random`): draws them.
+
+    Attributes:
+        levels (`list[list[int]]`): the levels present, W tokens each; `levels[0][0]` is the root.
+    """
+
+    def __init__(self, *, width: int, num_levels: int, source: Sequence[int], generator: random.Random) -> None:
+        self.width, self.num_levels = width, num_levels
+        self._source, self._generator = source, generator
+        self.levels = [[self._draw() for _ in range(width)]]
+
+    @property
+    def num_extra(self) -> int:
+        """Tokens beside the root."""
+        return len(self.levels) * self.width - 1
+
+    def extra(self) -> ExtraTokens | None:
+        """The window without its root as tokens of a forward, level by level; `None` where the root is all of it."""
+        if not self.num_extra:
+            return None
+        tokens = tuple([token for level in self.levels for token in level][1:])
+        return ExtraTokens(tokens, *window_places(self.width, len(self.levels)))
+
+    def set_root(self, token: int) -> None:
+        """Make `token`, the text's new last one, the root."""
+        self.levels[0][0] = token
+
+    def observe(self, next_tokens: Sequence[int]) -> list[tuple[int, ...]]:
+        """Put what the target said on top, and move on by one position; `set_root` must follow.
+
+        A full window lets go of its lowest level; one that is still filling, of its first column.
+
+        Args:
+            next_tokens: what comes after the last level present, one token a column.
+
+        Returns:
+            The columns with their next token, W n-grams of N tokens, if the window was full; else none.
+        """
+        self.levels.append(list(next_tokens))
+        if len(self.levels) > self.num_levels:
+            ngrams = list(zip(*self.levels, strict=True))
+            del self.levels[0]
+            return ngrams
+        self.levels = [[*level[1:], self._draw()] for level in self.levels]
+        return []
+
+    def _draw(self) -> int:
+        return self._generator.choice(self._source)
+
+
+@functools.lru_cache(maxsize=64)
+def window_places(width: int, num_levels: int) -> tuple[tuple[int, ...], torch.Tensor]:
+    """`ExtraTokens.depths` and `ExtraTokens.visible` of a window with `num_levels` levels. Not to be written to.
+
+    Level 0, column i sees columns up to i of level 0; level l, column i also column i of levels 1 to l.
+    """
+    places = [(level, column) for level in range(num_levels) for column in range(width)]
+    visible = torch.zeros(len(places), len(places), dtype=torch.bool)
+    for row, (level, column) in enumerate(places):
+        visible[row, : column + 1] = True
+        visible[row, width + column : row + 1 : width] = level > 0
+    return tuple([level + column for level, column in places[1:]]), visible[1:]
