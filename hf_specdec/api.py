@@ -17,10 +17,15 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.config import SpecConfig
+from hf_specdec.drafters.base import Drafter
+from hf_specdec.engine.batches import reason_against_rows
+from hf_specdec.engine.inputs import rows_of
 from hf_specdec.engine.probe import Capability
-from hf_specdec.engine.run import Call, decode_assisted, decode_plain, decode_speculatively
+from hf_specdec.engine.run import Call, decode_assisted, decode_plain, decode_speculatively, with_stats
+from hf_specdec.engine.scorer import DraftModel
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.methods import config_arguments
+from hf_specdec.methods import METHODS, Setup, config_arguments
+from hf_specdec.pair import check_pair, draft_model_of, warp_of
 from hf_specdec.prepare import bind_stop_strings, check_modes, check_prompt, named_arguments, settings_of, unset
 from hf_specdec.request import Request, own_arguments, read_request
 from hf_specdec.state import ATTRIBUTE, state_of
@@ -101,19 +106,23 @@ def decode(
     generation_config: GenerationConfig,
     *,
     spec_streamer: Any = None,
+    spec_assistant_model: Any = None,
     **kwargs: Any,
 ) -> Any:
     """A decoding method for `generate(custom_generate=hf_specdec.decode, spec_method=...)`: nothing is patched.
 
-    Takes the arguments that an enabled model's `generate` takes. transformers drops `streamer` and `tokenizer` before
-    it calls a function; give the streamer as `spec_streamer`, and enable the model for `stop_strings`.
+    Takes the arguments that an enabled model's `generate` takes. transformers drops `streamer`, `assistant_model` and
+    `tokenizer` before it calls a function; give the first two under the names below, and enable the model for
+    `stop_strings`.
 
     Args:
         spec_streamer: a transformers streamer; it gets the prompt first, as from `generate`.
+        spec_assistant_model: a draft model, for `spec_method="draft_model"`.
     """
     check_modes(settings_of({}, [generation_config]), {})
     check_prompt(model, {"input_ids": input_ids, "inputs_embeds": kwargs.get("inputs_embeds")})
     ours = {name: kwargs.pop(name) for name in own_arguments() if name in kwargs}
+    ours["assistant_model"] = spec_assistant_model
     request = read_request(ours, [generation_config], state_of(model).defaults)
     if spec_streamer is not None:
         spec_streamer.put(input_ids.cpu())
@@ -177,6 +186,7 @@ class _BoundDecode:
 
     def __init__(self, request: Request | None, streamer: Any = None) -> None:
         self.request = request
+        self.encoder_inputs: Any = None
         self.streamer = _EndedOnce(streamer) if streamer is not None else None
 
     def __call__(
@@ -191,7 +201,7 @@ class _BoundDecode:
         call = Call(
             model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.streamer
         )
-        return _decode(call, self.request)
+        return _decode(call, self.request, self.encoder_inputs)
 
     def end_streamer(self) -> None:
         """Let nobody wait for a text that will not come."""
@@ -220,9 +230,14 @@ def _generate(model: PreTrainedModel, plain: Callable[..., Any], args: tuple[Any
         )
     check_modes(settings_of(kwargs, configs), kwargs)
     check_prompt(model, kwargs)
+    if request.assistant_model is not None and (reason := _reason_for_transformers(request, kwargs)):
+        return _by_transformers(model, plain, request, kwargs, reason)
     bind_stop_strings(model, kwargs)
     unset(model, kwargs, "prompt_lookup_num_tokens")
     bound = kwargs["custom_generate"] = _BoundDecode(request, kwargs.get("streamer"))
+    if model.config.is_encoder_decoder:
+        given = kwargs.get("inputs")
+        bound.encoder_inputs = given if given is not None else kwargs.get(model.main_input_name)
     try:
         return plain(**kwargs)
     except BaseException:
@@ -230,34 +245,104 @@ def _generate(model: PreTrainedModel, plain: Callable[..., Any], args: tuple[Any
         raise
 
 
-def _decode(call: Call, request: Request | None) -> Any:
+def _reason_for_transformers(request: Request, kwargs: dict[str, Any]) -> str | None:
+    """Why a draft model is left to transformers' own assisted decoding, if it is."""
+    if kwargs.get("assistant_tokenizer") is not None:
+        return "the draft has a tokenizer of its own: transformers' universal assisted decoding translates its drafts"
+    return "transformers' own assisted decoding was asked for" if request.config.engine == "assisted" else None
+
+
+def _by_transformers(
+    model: PreTrainedModel, plain: Callable[..., Any], request: Request, kwargs: dict[str, Any], reason: str
+) -> Any:
+    """transformers' assisted generation, with its arguments."""
+    if state_of(model).first_time(reason):
+        logger.warning("%s: %s", type(model).__name__, reason)
+    output = plain(**kwargs, assistant_model=request.assistant_model)
+    return with_stats(output, SpecStats(method=request.name or "", tier="chain", plain_reason=reason))
+
+
+def _decode(call: Call, request: Request | None, encoder_inputs: Any = None) -> Any:
     """Decode a prepared call in the best way that the model and the inputs allow."""
     model = call.model
     state = state_of(model)
     stats = SpecStats(method=(request.name or "") if request is not None else "plain")
     if request is None:
         return decode_plain(call, stats=stats)
-    if call.input_ids.shape[0] > 1:
-        stats.plain_reason = "more than one sequence: batches are decoded without speculation"
-    else:
-        found = state.capability(model, _encoder_kwargs(call))
-        stats.tier = found.tier
-        if found.tier == "plain":
-            stats.plain_reason = found.reason
+    found = state.capability(model, _encoder_kwargs(call))
+    stats.tier = found.tier
+    stats.plain_reason = _reason_for_plain(call, request, found)
     if stats.plain_reason is not None:
+        stats.tier = "plain"
         if state.first_time(stats.plain_reason):
             logger.warning("%s decodes without speculation: %s", type(model).__name__, stats.plain_reason)
         return decode_plain(call, stats=stats)
-    drafter = request.make_drafter(state.memory)
-    stats.method = stats.method or type(drafter).__name__
+    _check_tier(model, request, found)
+    draft_model = None
+    if request.assistant_model is not None:
+        draft_model = _draft_model(call, request.assistant_model, encoder_inputs)
+    warp = warp_of(call)
+
+    def make_drafter(row: int, generator: torch.Generator | None) -> Drafter:
+        scorer = None if draft_model is None else draft_model.row(row)
+        return request.make_drafter(Setup(state.memory, scorer=scorer, warp=warp, generator=generator))
+
     if request.config.engine == "assisted":
+        drafter = make_drafter(0, None)
+        stats.method = stats.method or type(drafter).__name__
         return decode_assisted(call, drafter, stats=stats)
-    tier = found.tier
-    return decode_speculatively(call, drafter, tier=tier, budget=request.budget, stats=stats, observer=request.observer)
+    return decode_speculatively(
+        call,
+        make_drafter,
+        tier=found.tier,
+        budget=request.budget,
+        stats=stats,
+        draft_model=draft_model,
+        observer=request.observer,
+    )
+
+
+def _reason_for_plain(call: Call, request: Request, found: Capability) -> str | None:
+    """Why this call decodes without speculation, if it does."""
+    if found.tier == "plain":
+        return found.reason
+    if len(call.input_ids) == 1:
+        return None
+    if request.config.engine == "assisted":
+        return "transformers' assisted decoding takes one sequence"
+    return reason_against_rows(call)
+
+
+def _check_tier(model: PreTrainedModel, request: Request, found: Capability) -> None:
+    """Refuse a method that is of no use on a model that verifies chains only."""
+    if found.tier == "tree" or request.method is None or not request.method.needs_tree:
+        return
+    others = ", ".join(repr(name) for name, method in METHODS.items() if not method.needs_tree and name != "plain")
+    raise UnsupportedModelError(
+        f"spec_method={request.name!r} needs a model that verifies trees; {type(model).__name__} takes chains only: "
+        f"{found.reason}. Methods that work with it: {others}."
+    )
+
+
+def _draft_model(call: Call, assistant: PreTrainedModel, encoder_inputs: Any) -> DraftModel:
+    """The call's draft model.
+
+    Raises:
+        ConfigError: the models do not go together.
+        UnsupportedModelError: the draft cannot roll back, so that it could not follow the text.
+    """
+    check_pair(call.model, assistant)
+    found = state_of(assistant).capability(assistant)
+    if found.tier == "plain":
+        raise UnsupportedModelError(
+            f"`assistant_model` must be able to forget rejected tokens, but {type(assistant).__name__} is not: "
+            f"{found.reason}. Choose a draft with attention layers."
+        )
+    return draft_model_of(call, assistant, tier=found.tier, encoder_inputs=encoder_inputs)
 
 
 def _encoder_kwargs(call: Call) -> dict[str, Any] | None:
-    """What the probe needs to try a decoder: this call's own encoded input."""
+    """What the probe needs to try a decoder: this call's own encoded input, of its first row."""
     names = ("encoder_outputs", "attention_mask")
     found = {name: call.model_kwargs[name] for name in names if call.model_kwargs.get(name) is not None}
-    return found if "encoder_outputs" in found else None
+    return rows_of(found, [0], len(call.input_ids)) if "encoder_outputs" in found else None

@@ -6,7 +6,7 @@ functions, so nothing global changes and two calls never see one another's tree.
 
     masks = TreeMasks(model)
     masks.supported                                     # whether this attention implementation takes any mask
-    attention_mask = masks.build(trees, cache, position_ids, attention_mask_2d)
+    attention_mask = masks.build(TreeRows.of(starts, depths, visible, device), cache, attention_mask_2d)
 """
 
 import functools
@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.cache import SpecCache
-from hf_specdec.tree import DraftTree
 
 __all__ = ["TreeMasks", "TreeRows"]
 
@@ -32,17 +31,36 @@ _register_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """The trees of one forward, one a row, T nodes each.
+    """The columns written since the last commit, C in each row, of which the forward computes the last Q.
 
     Attributes:
-        starts (`Tensor`): `(batch, 1, 1, 1)`, each row's length before the forward: the position of its root.
-        depths (`Tensor`): `(batch, T)`.
-        ancestors (`Tensor`): `(batch, T, T)` bool, see `DraftTree.visible`.
+        starts (`Tensor`): `(batch,)`, each row's length in the cache before its first column.
+        depths (`Tensor`): `(batch, C)`: position id - start.
+        visible (`Tensor`): `(batch, Q, C)` bool: which columns each of the last Q sees.
+        same_start (`bool`): whether all rows are equally long.
     """
 
     starts: torch.Tensor
     depths: torch.Tensor
-    ancestors: torch.Tensor
+    visible: torch.Tensor
+    same_start: bool
+
+    @classmethod
+    def of(
+        cls,
+        starts: Sequence[int],
+        depths: Sequence[Sequence[int]],
+        visible: Sequence[torch.Tensor],
+        device: torch.device,
+    ) -> "TreeRows":
+        """From one entry a row."""
+        stacked = visible[0].unsqueeze(0) if len(visible) == 1 else torch.stack(list(visible))
+        return cls(
+            starts=torch.tensor(starts, device=device),
+            depths=torch.tensor(depths, device=device),
+            visible=stacked.to(device),
+            same_start=min(starts) == max(starts),
+        )
 
 
 class TreeMasks:
@@ -54,36 +72,23 @@ class TreeMasks:
         self.supported = self.implementation in MASKABLE
         self._config: Any = None
 
-    def build(
-        self,
-        trees: Sequence[DraftTree],
-        cache: SpecCache,
-        position_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-    ) -> Any:
-        """The 4-D mask (or dict of masks) for a forward of `trees`, all of T nodes, one a row.
+    def build(self, rows: TreeRows, cache: SpecCache, attention_mask: torch.Tensor | None) -> Any:
+        """The 4-D mask (or dict of masks) for a forward of the last Q columns of `rows`.
 
         Args:
-            cache: the cache before the forward.
-            position_ids: `(batch, T)`; only its device matters here.
-            attention_mask: `(batch, length + T)` with zeros at padding, or `None`.
+            cache: the cache before the forward; it holds the rows' first C - Q columns behind their text.
+            attention_mask: `(batch, longest + C)` with zeros at padding, or `None`.
         """
-        device = position_ids.device
-        lengths = cache.lengths or (0,) * len(trees)
-        rows = TreeRows(
-            starts=torch.tensor(lengths, device=device).view(-1, 1, 1, 1),
-            depths=torch.tensor([tree.depths for tree in trees], device=device),
-            ancestors=torch.stack([tree.visible().to(device) for tree in trees]),
-        )
         config = self._private_config()
         compat.text_config(config).hf_specdec_rows = rows
+        batch, num_queries, _ = rows.visible.shape
         return compat.masks_for_forward(
             self.model,
             config,
-            shape=(len(trees), len(trees[0])),
+            shape=(batch, num_queries),
             attention_mask=attention_mask,
             cache=cache,
-            position_ids=position_ids,
+            position_ids=rows.depths[:, -num_queries:],
         )
 
     def _private_config(self) -> Any:
@@ -110,40 +115,42 @@ def tree_mask(
     build = compat.mask_function_of(implementation)
     assert build is not None
     rows: TreeRows = config.hf_specdec_rows
-    view = _one_row_view if len(rows.starts) == 1 and not use_vmap else _general_view
+    view = _split_view if rows.same_start and not use_vmap else _general_view
     kwargs["allow_is_causal_skip"] = False
     return build(
         mask_function=view(rows, mask_function, q_offset), q_offset=q_offset, use_vmap=use_vmap, config=config, **kwargs
     )
 
 
-def _one_row_view(rows: TreeRows, mask_function: MaskFunction, q_offset: int) -> MaskFunction:
-    """For one row and broadcast indices: prefix and tree columns apart, so that only T columns need the relation."""
-    positions = (rows.depths[0] + q_offset).view(1, 1, -1, 1)
+def _split_view(rows: TreeRows, mask_function: MaskFunction, q_offset: int) -> MaskFunction:
+    """For rows of one length and broadcast indices: text and new columns apart, so that only C need the relation."""
+    positions = (rows.starts[:, None] + rows.depths).view(len(rows.depths), 1, 1, -1)
+    num_queries, num_columns = rows.visible.shape[1:]
+    asking = positions[..., -num_queries:].transpose(2, 3)
+    visible_columns = rows.visible.unsqueeze(1)
 
     def visible(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        num_nodes = positions.shape[2]
-        prefix = mask_function(batch, head, positions, key[..., :-num_nodes])
-        inside = mask_function(batch, head, positions, positions.view(1, 1, 1, -1)) & rows.ancestors
-        return torch.cat([prefix.expand(1, 1, num_nodes, -1), inside.expand(1, 1, num_nodes, -1)], dim=-1)
+        text = mask_function(batch, head, asking, key[..., :-num_columns])
+        new = mask_function(batch, head, asking, positions) & visible_columns
+        return torch.cat([text.expand(*new.shape[:3], -1), new], dim=-1)
 
     return visible
 
 
 def _general_view(rows: TreeRows, mask_function: MaskFunction, q_offset: int) -> MaskFunction:
-    """For rows of different lengths, and for index-by-index evaluation: every column looked up by its node."""
-    num_nodes = rows.depths.shape[1]
-    starts = rows.starts.view(-1)
+    """For rows of different lengths, and for index-by-index evaluation: every column is looked up."""
+    num_queries, num_columns = rows.visible.shape[1:]
+    starts = rows.starts
 
     def visible(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         start = starts[batch]
-        query_node = query - q_offset
+        asking = query - q_offset
         column = key - start
-        key_node = column.clamp(0, num_nodes - 1)
-        in_tree = column >= 0
-        query_position = start + rows.depths[batch, query_node]
-        key_position = torch.where(in_tree, start + rows.depths[batch, key_node], key)
-        related = rows.ancestors[batch, query_node, key_node] & (column < num_nodes)
-        return mask_function(batch, head, query_position, key_position) & (related | ~in_tree)
+        known = column.clamp(0, num_columns - 1)
+        is_new = column >= 0
+        query_position = start + rows.depths[batch, asking + num_columns - num_queries]
+        key_position = torch.where(is_new, start + rows.depths[batch, known], key)
+        related = rows.visible[batch, asking, known] & (column < num_columns)
+        return mask_function(batch, head, query_position, key_position) & (related | ~is_new)
 
     return visible

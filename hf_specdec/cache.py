@@ -1,15 +1,15 @@
 """The key/value cache of speculative decoding: preallocated, with a length per row, rolled back for free.
 
-``update`` writes a forward's T new columns behind each row's text and returns views; ``commit`` keeps those columns
-whose tokens were accepted, moving them together where they are not; whatever else was written is overwritten by
-the next forward. Between forwards it behaves like a `DynamicCache` whose sliding layers keep everything: the mask
-carries the window. Knows nothing about trees, models or tokens.
+``update`` writes a forward's T new columns behind each row's text and returns views; ``commit`` keeps, of the columns
+written since the last commit, those whose tokens were accepted, moving them together where they are not; whatever
+else was written is overwritten by the next forward. Between forwards it behaves like a `DynamicCache` whose sliding
+layers keep everything: the mask carries the window. Knows nothing about trees, models or tokens.
 
     cache = SpecCache.adopt(dynamic_cache, reserve=512)
     model(..., past_key_values=cache)
     cache.settle()                       # the prompt's columns
     model(..., past_key_values=cache)
-    cache.commit([[0, 2, 3]])            # row 0 keeps the first, third and fourth of the columns just written
+    cache.commit([[0, 2, 3]])            # row 0 keeps the first, third and fourth of the columns written since
     cache.hand_back(dynamic_cache)       # the text's columns, as plain generation would have left them
 """
 
@@ -27,12 +27,51 @@ MIN_CAPACITY = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """Columns of one row that change place: from `source` (relative to the row's start) to `start` and following."""
+class Moves:
+    """Columns that change place, M of them, all rows together.
 
-    row: int
-    start: int
+    Attributes:
+        rows, source, target (`Tensor`): `(M,)`: column `source` of row `rows` goes to column `target`; columns count
+            from the text's first token.
+    """
+
+    rows: torch.Tensor
     source: torch.Tensor
+    target: torch.Tensor
+
+    @classmethod
+    def of(cls, starts: Sequence[int], paths: Sequence[Sequence[int]]) -> "Moves | None":
+        """What brings the columns in `paths` together at each row's start; `None` where they are already."""
+        rows: list[int] = []
+        source: list[int] = []
+        target: list[int] = []
+        for row, (start, path) in enumerate(zip(starts, paths, strict=True)):
+            for place, column in enumerate(path):
+                if place != column:
+                    rows.append(row)
+                    source.append(start + column)
+                    target.append(start + place)
+        return cls(torch.tensor(rows), torch.tensor(source), torch.tensor(target)) if rows else None
+
+    def to(self, device: torch.device) -> "Moves":
+        """The same on `device`."""
+        return Moves(self.rows.to(device), self.source.to(device), self.target.to(device))
+
+
+class Places:
+    """Where rows of different lengths write their new columns; worked out once a forward for all layers."""
+
+    def __init__(self) -> None:
+        self._key: tuple[tuple[int, ...], int, torch.device] | None = None
+        self._found = (torch.empty(0), torch.empty(0))
+
+    def __call__(self, lengths: tuple[int, ...], new: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Row numbers `(batch, 1)` and column numbers `(batch, new)`."""
+        if self._key != (lengths, new, device):
+            rows = torch.arange(len(lengths), device=device)[:, None]
+            columns = torch.tensor(lengths, device=device)[:, None] + torch.arange(new, device=device)
+            self._key, self._found = (lengths, new, device), (rows, columns)
+        return self._found
 
 
 class SpecLayer(CacheLayerMixin):
@@ -40,25 +79,24 @@ class SpecLayer(CacheLayerMixin):
 
     Attributes:
         lengths (`tuple[int, ...]`): tokens seen by each row, those before `offset` counted.
-        starts (`tuple[int, ...]`): the lengths before the last `update`.
         offset (`int`): tokens at the front whose columns are gone (an adopted sliding window).
         is_sliding (`bool`): whether the model puts a window on this layer; transformers sizes masks by it.
     """
 
     is_croppable = True
 
-    def __init__(self, *, reserve: int = 0, is_sliding: bool = False) -> None:
+    def __init__(self, *, reserve: int = 0, is_sliding: bool = False, places: "Places | None" = None) -> None:
         super().__init__()
+        self.places = places or Places()
         self.reserve = reserve
         self.is_sliding = is_sliding
         self.offset = 0
         self.lengths: tuple[int, ...] = ()
-        self.starts: tuple[int, ...] = ()
         self.length = 0  # of the longest row
 
     def set_lengths(self, lengths: tuple[int, ...]) -> None:
         """Make `lengths` the rows' lengths; columns behind them are free."""
-        self.lengths = self.starts = lengths
+        self.lengths = lengths
         self.length = max(lengths, default=0)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -85,28 +123,29 @@ class SpecLayer(CacheLayerMixin):
             self.keys.narrow(2, start, new).copy_(key_states)
             self.values.narrow(2, start, new).copy_(value_states)
         else:
-            for row, length in enumerate(self.lengths):
-                columns = slice(length - self.offset, length - self.offset + new)
-                self.keys[row, :, columns] = key_states[row]
-                self.values[row, :, columns] = value_states[row]
-        self.starts = self.lengths
+            rows, columns = self.places(self.lengths, new, self.keys.device)
+            self.keys[rows, :, columns - self.offset] = key_states.transpose(1, 2)
+            self.values[rows, :, columns - self.offset] = value_states.transpose(1, 2)
         self.lengths = tuple([length + new for length in self.lengths])
         self.length += new
         return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
-    def keep(self, lengths: tuple[int, ...], moves: Sequence[Move]) -> None:
-        """Move accepted columns to the front of what the last `update` wrote and set the rows' lengths."""
-        for move in moves:
-            start = self.starts[move.row] - self.offset
-            source = move.source.to(self.keys.device) + start
-            into = slice(start + move.start, start + move.start + len(source))
-            self.keys[move.row, :, into] = self.keys[move.row, :, source]
-            self.values[move.row, :, into] = self.values[move.row, :, source]
+    def keep(self, lengths: tuple[int, ...], moves: Moves | None) -> None:
+        """Move columns together and set the rows' lengths."""
+        if moves is not None:
+            source, target = moves.source - self.offset, moves.target - self.offset
+            self.keys[moves.rows, :, target] = self.keys[moves.rows, :, source]
+            self.values[moves.rows, :, target] = self.values[moves.rows, :, source]
         self.set_lengths(lengths)
 
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep only the rows with these indices, in this order."""
+        self.keys, self.values = self.keys[rows.to(self.keys.device)], self.values[rows.to(self.keys.device)]
+        self.set_lengths(tuple([self.lengths[row] for row in rows.tolist()]))
+
     def content(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the text, views of `(batch, heads, length - offset, head_dim)`."""
-        end = self.length - self.offset
+        """Keys and values of the text, as far as all rows have it: views of `(batch, heads, length, head_dim)`."""
+        end = min(self.lengths) - self.offset
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def load(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
@@ -157,6 +196,10 @@ class SpecCache(Cache):
     def __init__(self, layers: list[Any] | None = None, *, reserve: int = 0) -> None:
         super().__init__(layers=layers or [])
         self.reserve = reserve
+        self._places = Places()
+        for layer in self.layers:
+            if isinstance(layer, SpecLayer):
+                layer.places = self._places
         self.lengths: tuple[int, ...] = ()
         self._written: list[SpecLayer] = []
         self.settle()
@@ -189,7 +232,7 @@ class SpecCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write one layer's new columns; layers come into being as the model names them."""
         while len(self.layers) <= layer_idx:
-            self.layers.append(SpecLayer(reserve=self.reserve))
+            self.layers.append(SpecLayer(reserve=self.reserve, places=self._places))
         keys, values = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
         return keys, values
 
@@ -199,18 +242,25 @@ class SpecCache(Cache):
         self.lengths = self._written[0].lengths if self._written else ()
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep, of the columns of the last forward, those in `paths`: one list of column numbers a row, ascending."""
+        """Keep, of the columns written since the last commit, those in `paths`: a row's column numbers, ascending."""
         written = self._written
-        self.lengths = tuple([length + len(path) for length, path in zip(self.lengths, paths, strict=True)])
-        if not written or written[0].lengths == self.lengths:
+        starts = self.lengths
+        self.lengths = tuple([length + len(path) for length, path in zip(starts, paths, strict=True)])
+        moves = Moves.of(starts, paths)
+        if moves is None and written and written[0].lengths == self.lengths:
             return  # every column is kept where it is
-        moves = []
-        for row, path in enumerate(paths):
-            in_place = next((i for i, column in enumerate(path) if column != i), len(path))
-            if in_place < len(path):
-                moves.append(Move(row, in_place, torch.tensor(path[in_place:], dtype=torch.long)))
         for layer in written:
+            if moves is not None and moves.rows.device != layer.keys.device:
+                moves = moves.to(layer.keys.device)
             layer.keep(self.lengths, moves)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only the rows with these indices, in this order; nothing may be uncommitted."""
+        index = torch.tensor(rows)
+        for layer in self.layers:
+            if isinstance(layer, SpecLayer) and layer.is_initialized:
+                layer.select(index)
+        self.settle()
 
     def rollback(self) -> None:
         """Forget a forward that did not finish, on whichever layers it has written."""
@@ -229,7 +279,7 @@ class SpecCache(Cache):
         self.settle()
 
     def hand_back(self, cache: DynamicCache) -> None:
-        """Put the text's columns where plain generation would have left them. Rows must be equally long."""
+        """Put the text's columns where plain generation would have left them, as far as all rows have them."""
         while len(cache.layers) < len(self.layers):
             cache.layers.append(DynamicLayer())
         for own, layer in zip(self.layers, cache.layers, strict=True):
@@ -241,7 +291,7 @@ class SpecCache(Cache):
             if isinstance(layer, DynamicSlidingWindowLayer):
                 window = slice(max(keys.shape[-2] - layer.sliding_window + 1, 0), None)
                 keys, values = keys[:, :, window], values[:, :, window]
-                layer.cumulative_length = own.length
+                layer.cumulative_length = min(own.lengths)
             layer.keys, layer.values = keys.clone(), values.clone()
 
 

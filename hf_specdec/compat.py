@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, cache_utils
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, PreTrainedModel, cache_utils
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -26,14 +26,21 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
     EncoderDecoderCache,
 )
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StopStringCriteria,
+)
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
     AttentionMaskInterface,
     create_masks_for_generate,
 )
+from transformers.utils import ModelOutput
 
 __all__ = [
+    "PROCESSORS_MODULE",
     "Cache",
     "CacheLayerMixin",
     "DummyLayer",
@@ -43,9 +50,12 @@ __all__ = [
     "EncoderDecoderCache",
     "EosTokenCriteria",
     "MaxLengthCriteria",
+    "MaxTimeCriteria",
+    "ModelOutput",
     "StopStringCriteria",
     "assisted_decoding",
     "attention_implementation",
+    "empty_cache",
     "generation_model",
     "has_own_input_preparation",
     "mask_function_of",
@@ -59,6 +69,7 @@ __all__ = [
     "updated_kwargs",
 ]
 
+PROCESSORS_MODULE = LogitsProcessor.__module__  # of transformers' own logits processors
 # Placeholder of a layer that keeps no keys of its own; older releases have none, and no such layers.
 DummyLayer: Any = getattr(cache_utils, "DummyLayer", type("DummyLayer", (), {}))
 
@@ -129,6 +140,13 @@ def masks_for_forward(
         past_key_values=cache,
         position_ids=position_ids,
     )
+
+
+def empty_cache(model: PreTrainedModel) -> Cache:
+    """A dynamic cache as `generate` would make one for `model`."""
+    config = text_config(model.config)
+    cache = DynamicCache(config=config)
+    return EncoderDecoderCache(cache, DynamicCache(config=config)) if model.config.is_encoder_decoder else cache
 
 
 def has_own_input_preparation(model: PreTrainedModel) -> bool:

@@ -3,7 +3,7 @@
 A new method is one drafter file, one configuration class and one entry here.
 
     method = resolve("ngram")                       # the entry of "prompt_lookup"
-    drafter = method.make(method.config_class(), memory)
+    drafter = method.make(method.config_class(), Setup(memory))
 """
 
 from collections.abc import Callable, Mapping
@@ -11,14 +11,20 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from hf_specdec.config import PlainConfig, PromptLookupConfig, SpecConfig
+import torch
+
+from hf_specdec.config import DraftModelConfig, LookaheadConfig, PlainConfig, PromptLookupConfig, SpecConfig
+from hf_specdec.drafters.acceptance import AcceptanceCounts
 from hf_specdec.drafters.base import Drafter
+from hf_specdec.drafters.draft_model import DraftModelDrafter, Warp
+from hf_specdec.drafters.lookahead import LookaheadDrafter
 from hf_specdec.drafters.ngram_pool import NgramPool
 from hf_specdec.drafters.plain import PlainDrafter
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
+from hf_specdec.drafters.scorer import DraftScorer
 from hf_specdec.errors import unknown_name
 
-__all__ = ["METHODS", "Memory", "Method", "config_arguments", "resolve"]
+__all__ = ["METHODS", "Memory", "Method", "Setup", "config_arguments", "resolve"]
 
 
 @dataclass(slots=True)
@@ -34,6 +40,29 @@ class Memory:
             pool = self.pools["prompt_lookup"] = NgramPool(config.max_pool_tokens)
         return pool
 
+    def acceptance_counts(self, config: DraftModelConfig) -> AcceptanceCounts:
+        """What drafts of one shape came to in earlier calls."""
+        name = f"draft_model, {config.num_branches} branches"
+        counts: AcceptanceCounts = self.pools.setdefault(name, AcceptanceCounts())
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the drafter of one row may use besides its configuration.
+
+    Attributes:
+        memory: what the model remembers between calls.
+        scorer: the draft model, with this row's text.
+        warp: the call's logits processors for the draft model, when sampling.
+        generator: the row's random generator; `None` is the global one.
+    """
+
+    memory: Memory
+    scorer: DraftScorer | None = None
+    warp: Warp | None = None
+    generator: torch.Generator | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class Method:
@@ -47,6 +76,8 @@ class Method:
         summary (`str`): one line for tables.
         make: makes the drafter of one row of one call.
         budget: most tokens drafted a step under a configuration.
+        needs_tree (`bool`): whether it is of no use where a model verifies chains only.
+        needs_draft_model (`bool`): whether it needs an `assistant_model`.
     """
 
     name: str
@@ -54,16 +85,28 @@ class Method:
     config_class: type[SpecConfig]
     config_arguments: tuple[str, ...]
     summary: str
-    make: Callable[[Any, Memory], Drafter]
+    make: Callable[[Any, Setup], Drafter]
     budget: Callable[[Any], int]
+    needs_tree: bool = False
+    needs_draft_model: bool = False
 
 
-def _plain(config: PlainConfig, memory: Memory) -> Drafter:
+def _plain(config: PlainConfig, setup: Setup) -> Drafter:
     return PlainDrafter()
 
 
-def _prompt_lookup(config: PromptLookupConfig, memory: Memory) -> Drafter:
-    return PromptLookupDrafter(config, memory.ngram_pool(config) if config.pool == "shared" else None)
+def _prompt_lookup(config: PromptLookupConfig, setup: Setup) -> Drafter:
+    return PromptLookupDrafter(config, setup.memory.ngram_pool(config) if config.pool == "shared" else None)
+
+
+def _lookahead(config: LookaheadConfig, setup: Setup) -> Drafter:
+    return LookaheadDrafter(config)
+
+
+def _draft_model(config: DraftModelConfig, setup: Setup) -> Drafter:
+    assert setup.scorer is not None
+    memory = setup.memory.acceptance_counts(config)
+    return DraftModelDrafter(config, setup.scorer, warp=setup.warp, generator=setup.generator, memory=memory)
 
 
 _ENTRIES = (
@@ -84,6 +127,26 @@ _ENTRIES = (
         summary="drafts what followed the last tokens earlier in the text",
         make=_prompt_lookup,
         budget=lambda config: config.node_budget,
+    ),
+    Method(
+        name="lookahead",
+        aliases=(),
+        config_class=LookaheadConfig,
+        config_arguments=("lookahead_config",),
+        summary="collects n-grams from a window of guesses about the text to come",
+        make=_lookahead,
+        budget=lambda config: config.node_budget,
+        needs_tree=True,
+    ),
+    Method(
+        name="draft_model",
+        aliases=("draft_target",),
+        config_class=DraftModelConfig,
+        config_arguments=("draft_model_config", "draft_target_model_config"),
+        summary="drafts with a smaller model of the same vocabulary",
+        make=_draft_model,
+        budget=lambda config: config.node_budget,
+        needs_draft_model=True,
     ),
 )
 METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _ENTRIES})

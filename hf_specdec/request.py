@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
-from hf_specdec.config import PlainConfig, PromptLookupConfig, SpecConfig
+from hf_specdec.compat import generation_model
+from hf_specdec.config import LookaheadConfig, PlainConfig, PromptLookupConfig, SpecConfig
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.engine.step import SpecStep
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods import METHODS, Memory, Method, config_arguments, resolve
+from hf_specdec.methods import METHODS, Method, Setup, config_arguments, resolve
 
 __all__ = ["Request", "own_arguments", "read_request"]
 
@@ -25,13 +26,24 @@ DRAFT_BUDGET = 64  # for a drafter of the user's own, which has no configuration
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A checked request. `make_drafter(memory)` gives the drafter of one row; without a name, it has its own."""
+    """A checked request. `make_drafter(setup)` gives the drafter of one row.
 
-    name: str | None
+    Attributes:
+        method (`Method | None`): `None` for a drafter of the user's own.
+        assistant_model: the draft model, for methods that need one.
+    """
+
+    method: Method | None
     config: SpecConfig
     budget: int
-    make_drafter: Callable[[Memory], Drafter]
+    make_drafter: Callable[[Setup], Drafter]
     observer: Observer | None = None
+    assistant_model: Any = None
+
+    @property
+    def name(self) -> str | None:
+        """The method's name."""
+        return None if self.method is None else self.method.name
 
 
 def own_arguments() -> tuple[str, ...]:
@@ -75,13 +87,31 @@ def read_request(
     if method.config_class is PromptLookupConfig:
         config = _with_transformers_names(config, kwargs, configs)
     parsed = method.config_class.parse(config)
+    reserved = defaults.get(method.name)
+    if isinstance(parsed, LookaheadConfig) and isinstance(reserved, LookaheadConfig):
+        parsed.check_within(reserved, "lookahead_config")
     return Request(
-        name=method.name,
+        method=method,
         config=parsed,
         budget=method.budget(parsed),
-        make_drafter=lambda memory: method.make(parsed, memory),
+        make_drafter=lambda setup: method.make(parsed, setup),
         observer=observer,
+        assistant_model=_assistant_model(kwargs) if method.needs_draft_model else None,
     )
+
+
+def _assistant_model(kwargs: dict[str, Any]) -> Any:
+    """The draft model, taken out of `kwargs`: transformers' own loop must not see it."""
+    assistant = kwargs.pop("assistant_model", None)
+    if assistant is None:
+        remedy = "Pass a smaller model of the same vocabulary, or hf_specdec.self_draft(model, layers=...)."
+        raise ConfigError("assistant_model", 'must be given with spec_method="draft_model"', None, remedy)
+    inner = generation_model(assistant)
+    if not isinstance(inner, PreTrainedModel):
+        raise ConfigError(
+            "assistant_model", "must be a transformers model", type(assistant).__name__, "Load it with from_pretrained."
+        )
+    return inner
 
 
 def _method_value(kwargs: dict[str, Any], configs: list[GenerationConfig], given: Mapping[str, Any]) -> Any:
@@ -145,14 +175,14 @@ def _own_drafter(value: Any, config: Any, given: Mapping[str, Any], observer: Ob
     ):
         raise ConfigError("spec_method", "must be callable without arguments", value, "Wrap it in a lambda.")
 
-    def drafter(memory: Memory) -> Drafter:
+    def drafter(setup: Setup) -> Drafter:
         made = value if make is None else make()
         if not isinstance(made, Drafter):
             raise ConfigError("spec_method", "must return a Drafter", made, "Subclass hf_specdec.Drafter.")
         return made
 
     return Request(
-        name=None,
+        method=None,
         config=PlainConfig(),
         budget=DRAFT_BUDGET,
         make_drafter=drafter,

@@ -18,7 +18,8 @@ class SpecStats:
         method (`str`): the method's name.
         tier (`str`): how the model was driven: `"tree"`, `"chain"` or `"plain"`.
         num_tokens (`int`): tokens emitted; in a batch that is decoded plainly, the padding of finished rows too.
-        num_drafts (`int`): verify steps, the prompt's forward not counted.
+        num_drafts (`int`): verify steps, the prompt's forward not counted; in a batch, those of all rows.
+        num_forwards (`int`): the target's forwards, the prompt's not counted: in a batch, one for all rows.
         num_draft_tokens (`int`): tokens drafted.
         num_accepted_tokens (`int`): drafted tokens that were emitted.
         accepted_per_position (`list[int]`): how many steps accepted a draft token at depth 1, 2, ...
@@ -26,6 +27,8 @@ class SpecStats:
             time in the prompt's forward, in the drafter, in the target's forwards, and in choosing tokens and
             moving the cache. Seconds are of the host; on a GPU the forward's own time shows up where the host waits.
         peak_tree_size (`int`): most nodes verified at once, the root counted.
+        seeds (`list[int] | None`): of a sampled batch: row r draws what plain generation of its prompt alone draws
+            after `torch.manual_seed(seeds[r])`.
         plain_reason (`str | None`): why the engine decoded without speculation, if it did.
     """
 
@@ -33,6 +36,7 @@ class SpecStats:
     tier: str = "plain"
     num_tokens: int = 0
     num_drafts: int = 0
+    num_forwards: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
@@ -41,6 +45,7 @@ class SpecStats:
     verify_seconds: float = 0.0
     commit_seconds: float = 0.0
     peak_tree_size: int = 0
+    seeds: list[int] | None = None
     plain_reason: str | None = None
 
     def record_step(self, num_drafted: int, num_accepted: int) -> None:

@@ -31,6 +31,7 @@ class CheckedDrafter(Drafter):
         assert not self.text, "begin is called once"
         assert len(prompt_ids) > 0
         self.text = [int(token) for token in prompt_ids]
+        self.expected = self.expected[_padding(self.expected, self.text) :]
         assert self.text == self.expected[: len(self.text)]
 
     def propose(self, budget: int) -> DraftTree:
@@ -64,6 +65,11 @@ class CheckedDrafter(Drafter):
     def coming(self) -> list[int]:
         """What plain decoding emits from here on."""
         return self.expected[len(self.text) :]
+
+
+def _padding(expected: Sequence[int], prompt: Sequence[int]) -> int:
+    """Zeros in front of the prompt, which drafters never see."""
+    return next(i for i, token in enumerate(expected) if token == prompt[0]) if not expected[0] else 0
 
 
 class OracleDrafter(CheckedDrafter):

@@ -14,7 +14,7 @@ from hf_specdec.bench.replay import Record, replay, replay_document
 from hf_specdec.config import PromptLookupConfig
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods import Memory, resolve
+from hf_specdec.methods import Memory, Setup, resolve
 
 __all__ = ["replay_rows"]
 
@@ -68,5 +68,7 @@ def _jobs(name: str) -> list[Job]:
 
 
 def _method_job(name: str, method_name: str, config: Any) -> Job:
-    method, memory = resolve(method_name), Memory()
-    return name, method.budget(config), lambda: method.make(config, memory)
+    method, setup = resolve(method_name), Setup(Memory())
+    if method.needs_draft_model or method.make(config, setup).needs_logits:
+        raise ConfigError("row", "must draft from the text alone for --replay", name, "Measure it with a model.")
+    return name, method.budget(config), lambda: method.make(config, setup)

@@ -10,6 +10,7 @@ transformers `CandidateGenerator`, so the same object runs inside transformers' 
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers.generation import CandidateGenerator
@@ -25,10 +26,12 @@ class Drafter(CandidateGenerator, ABC):
     Attributes:
         needs_logits (`bool`): whether `observe` reads `logits`; if not, the loop passes `None` and saves a copy.
         is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
+        view: what it shows of itself to `spec_observer` after a step, if anything.
     """
 
     needs_logits: bool = False
     is_deterministic: bool = True
+    view: Any = None
     _assisted_ids: list[int] | None = None
     _assisted_tree: DraftTree | None = None
 
@@ -46,7 +49,8 @@ class Drafter(CandidateGenerator, ABC):
 
         Args:
             tree: what was verified; after the prompt, a root alone.
-            logits: `(T, vocab_size)`, the target's raw logits after each node; `None` unless `needs_logits`.
+            logits: `(C, vocab_size)`, the target's raw logits after each node and extra token of `tree`; `None`
+                unless `needs_logits`.
             accepted: the tokens that the step added to the text, at least one: drafted ones and the one after them.
         """
 

@@ -14,9 +14,8 @@ import torch
 
 from hf_specdec.config import DraftModelConfig
 from hf_specdec.drafters.acceptance import AcceptanceCounts
-from hf_specdec.drafters.base import Drafter
 from hf_specdec.drafters.candidates import Candidate, Growth, depth_first, draw_children, likeliest_children
-from hf_specdec.drafters.scorer import DraftRound, DraftScorer, run
+from hf_specdec.drafters.scorer import DraftRound, DraftScorer, RoundDrafter
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["DraftModelDrafter"]
@@ -27,7 +26,7 @@ WIDTH = 10  # nodes scored by one forward of the draft, at most
 RETRY = 16  # where drafting does not pay, every so many steps draft all the same, to notice a change
 
 
-class DraftModelDrafter(Drafter):
+class DraftModelDrafter(RoundDrafter):
     """Drafts with a model.
 
     Greedy and token matching take the draft's likeliest tokens; no random number is used. With `use_logits` and a
@@ -51,12 +50,13 @@ class DraftModelDrafter(Drafter):
         generator: torch.Generator | None = None,
         memory: AcceptanceCounts | None = None,
     ) -> None:
-        self.scorer = scorer
+        super().__init__(scorer)
         self.config, self.warp, self.generator = config, warp, generator
         self.draws = config.use_logits and warp is not None
         self.is_deterministic = not self.draws
         self.counts = memory if memory is not None and not self.draws else AcceptanceCounts()
         self._text: list[int] = []
+        self._ids: torch.Tensor | None = None  # (1, L) of the text, once a round asks for it
         self._round: Growth | None = None
         self._skipped = 0
 
@@ -68,13 +68,9 @@ class DraftModelDrafter(Drafter):
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Start a text."""
         self.scorer.begin(prompt_ids)
-        self._text, self._round, self._skipped = list(prompt_ids), None, 0
+        self._text, self._ids, self._round, self._skipped = list(prompt_ids), None, None, 0
         if self.draws:
             self.counts = AcceptanceCounts()
-
-    def propose(self, budget: int) -> DraftTree:
-        """A chain of at most `draft_len` tokens, or a tree of at most `node_budget`."""
-        return run(self.grow(budget), self.scorer)
 
     def grow(self, budget: int) -> DraftRound:
         """The round as a generator: yields trees to be scored, one a forward, and returns the tree to verify."""
@@ -98,6 +94,7 @@ class DraftModelDrafter(Drafter):
             self._round = None
         self.scorer.keep(tree, accepted)
         self._text += accepted
+        self._ids = None
 
     def _grow_best_first(self, growth: Growth, budget: int) -> DraftRound:
         """Score the most promising nodes, forward by forward; keep the best `budget` candidates."""
@@ -188,10 +185,12 @@ class DraftModelDrafter(Drafter):
     def _warped(self, chosen: list[Candidate], rows: torch.Tensor) -> torch.Tensor:
         """The rows as the draft's processors leave them, each shown the text up to its node."""
         assert self.warp is not None
+        if self._ids is None:
+            self._ids = torch.tensor([self._text], device=rows.device)
         warped = []
         for candidate, row in zip(chosen, rows, strict=True):
-            ids = torch.tensor([self._text + candidate.path()], device=rows.device)
-            warped.append(self.warp(ids, row.unsqueeze(0)))
+            path = torch.tensor([candidate.path()], dtype=torch.long, device=rows.device)
+            warped.append(self.warp(torch.cat((self._ids, path), dim=1), row.unsqueeze(0)))
         return torch.cat(warped)
 
 

@@ -3,24 +3,25 @@
 The engine puts a model behind it (`engine/scorer.py`), tests a table. A drafter writes its rounds as a generator that
 yields the trees it wants scored; so the requests of several rows can be answered by one forward.
 
-    def grow(self, budget):                       # Generator[DraftTree, torch.Tensor, DraftTree]
-        tree = DraftTree.chain(root)
-        rows = yield tree                         # (1, vocab_size): the root's
-        tree = DraftTree.chain(root, [int(rows[0].argmax())])
-        rows = yield tree                         # (1, vocab_size): the new node's
-        return tree
-
-    tree = run(drafter.grow(budget), scorer)
+    class MyDrafter(RoundDrafter):
+        def grow(self, budget):                       # Generator[DraftTree, torch.Tensor, DraftTree]
+            tree = DraftTree.chain(root)
+            rows = yield tree                         # (1, vocab_size): the root's
+            tree = DraftTree.chain(root, [int(rows[0].argmax())])
+            rows = yield tree                         # (1, vocab_size): the new node's
+            return tree
 """
 
+from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
 import torch
 
+from hf_specdec.drafters.base import Drafter
 from hf_specdec.tree import DraftTree
 
-__all__ = ["DraftRound", "DraftScorer", "run"]
+__all__ = ["DraftRound", "DraftScorer", "RoundDrafter", "run"]
 
 DraftRound = Generator[DraftTree, torch.Tensor, DraftTree]
 
@@ -63,3 +64,25 @@ def run(round_: DraftRound, scorer: DraftScorer) -> DraftTree:
     except StopIteration as finished:
         tree: DraftTree = finished.value
         return tree
+
+
+class RoundDrafter(Drafter):
+    """A drafter that asks a draft model. Subclasses implement `grow`; `propose` follows from it.
+
+    Args:
+        scorer: the draft model, with the text of this drafter's row.
+    """
+
+    def __init__(self, scorer: DraftScorer) -> None:
+        self.scorer = scorer
+
+    @abstractmethod
+    def grow(self, budget: int) -> DraftRound:
+        """One round: yields the trees to be scored, gets their rows, returns the tree to be verified.
+
+        Scores nothing where `budget` is 0.
+        """
+
+    def propose(self, budget: int) -> DraftTree:
+        """A round of this row alone."""
+        return run(self.grow(budget), self.scorer)

@@ -11,34 +11,46 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from hf_specdec import compat
 from hf_specdec.engine.text import Text
+from hf_specdec.tree import DraftTree
+from hf_specdec.verify import draw_among
 
 __all__ = ["Chooser", "StopCheck"]
 
 
 class Chooser:
-    """Chooses tokens and keeps what `return_dict_in_generate` wants to see of them.
+    """Chooses one row's tokens and keeps what `return_dict_in_generate` wants to see of them.
+
+    Args:
+        generator: draws the row's samples; `None` is the global generator, as in plain decoding.
 
     Attributes:
         scores, logits: one `(1, vocab_size)` tensor a token, processed and raw; `None` where nobody asked.
     """
 
-    def __init__(self, processors: LogitsProcessorList, config: GenerationConfig, device: torch.device) -> None:
-        self.processors, self.device = processors, device
+    def __init__(
+        self,
+        processors: LogitsProcessorList,
+        config: GenerationConfig,
+        device: torch.device,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.processors, self.device, self.generator = processors, device, generator
         self.do_sample = bool(config.do_sample)
         wants = bool(config.return_dict_in_generate)
         self.scores: list[torch.Tensor] | None = [] if wants and config.output_scores else None
         self.logits: list[torch.Tensor] | None = [] if wants and config.output_logits else None
         self._argmax: list[int] | None = None
         self._rows = torch.empty(0)
+        self._tree: DraftTree | None = None
 
     @property
     def needs_rows(self) -> bool:
         """Whether each token needs its own row, or one argmax over all of them will do."""
         return self.do_sample or len(self.processors) > 0 or self.scores is not None or self.logits is not None
 
-    def load(self, rows: torch.Tensor) -> None:
+    def load(self, rows: torch.Tensor, tree: DraftTree) -> None:
         """Take the logits of the next step's nodes, `(T, vocab_size)`."""
-        self._rows = rows
+        self._rows, self._tree = rows, tree
         self._argmax = None if self.needs_rows else rows.argmax(dim=-1).tolist()
 
     def choose(self, node: int, text: Text) -> int:
@@ -54,8 +66,18 @@ class Chooser:
             self.logits.append(row)
         if self.do_sample:
             probabilities = torch.nn.functional.softmax(scores, dim=-1)
-            return int(torch.multinomial(probabilities, num_samples=1))
+            return self._draw(node, probabilities)
         return int(torch.argmax(scores, dim=-1))
+
+    def _draw(self, node: int, probabilities: torch.Tensor) -> int:
+        """One draw, as plain decoding does it; behind a node with drawn children, the draw that favours them."""
+        assert self._tree is not None
+        drafted_from = (self._tree.drafted_from or {}).get(node)
+        children = self._tree.children(node)
+        if drafted_from is None or not children:
+            return int(torch.multinomial(probabilities, num_samples=1, generator=self.generator))
+        drawn = [self._tree.tokens[child] for child in children]
+        return draw_among(probabilities[0], drafted_from, drawn, self.generator)
 
 
 class StopCheck:

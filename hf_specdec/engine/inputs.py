@@ -3,22 +3,23 @@
 The model is asked once what a forward of one token takes; after that only token ids, positions and masks change.
 Models whose class prepares its inputs itself are asked at every step.
 
-    inputs = StepInputs(model, model_kwargs, text)
-    model(**inputs.of(tree, text), return_dict=True)
+    inputs = StepInputs(model, model_kwargs, texts)
+    model(**inputs.of(columns, fed), return_dict=True)
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.attention import TreeMasks
+from hf_specdec.attention import TreeMasks, TreeRows
+from hf_specdec.engine.columns import RowColumns
 from hf_specdec.engine.text import Text
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.tree import DraftTree
 
-__all__ = ["StepInputs"]
+__all__ = ["StepInputs", "rows_of"]
 
 RUNWAY = 512  # positions and mask columns prepared at once
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
@@ -29,54 +30,75 @@ class StepInputs:
 
     Args:
         model_kwargs: as `generate` keeps them after the prompt's forward, the root's position and mask included.
-        text: the text, which ends with the first root.
+        texts: one a row.
+        fed (`int`): how many tokens of each text are in the cache.
     """
 
-    def __init__(self, model: PreTrainedModel, model_kwargs: dict[str, Any], text: Text) -> None:
+    def __init__(self, model: PreTrainedModel, model_kwargs: dict[str, Any], texts: Sequence[Text], fed: int) -> None:
         prefix = "decoder_" if model.config.is_encoder_decoder else ""
         self.ids_key, self.mask_key, self.positions_key = (
             f"{prefix}{name}" for name in ("input_ids", "attention_mask", "position_ids")
         )
-        self.model, self.kwargs = model, model_kwargs
+        self.model, self.kwargs, self.texts = model, model_kwargs, list(texts)
         self.cache = model_kwargs["past_key_values"]
         self.masks = TreeMasks(model)
         self.asks_model = compat.has_own_input_preparation(model)
-        self.template: dict[str, Any] = model.prepare_inputs_for_generation(
-            text.ids(), next_sequence_length=1, **model_kwargs
-        )
+        ids = torch.cat([text.ids()[:, : fed + 1] for text in texts])
+        self.template: dict[str, Any] = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         self.device = self.template[self.ids_key].device
-        self.start = len(text)
+        self.start = fed
         self._positions: torch.Tensor | None = None
         self._mask: torch.Tensor | None = None
 
-    def of(self, tree: DraftTree, text: Text) -> dict[str, Any]:
-        """Arguments for a forward of the tree's T tokens behind the cached text."""
-        num_nodes, behind = len(tree), len(text) - self.start
+    def of(self, columns: Sequence[RowColumns], fed: Sequence[int]) -> dict[str, Any]:
+        """Arguments for a forward of the rows' new columns.
+
+        Args:
+            columns: what each row has written since its last commit, and what it writes now; all equally wide.
+            fed: how many tokens of each row's text are in the cache.
+        """
+        first, total = columns[0].first_new, len(columns[0])
+        behind = [count - self.start for count in fed]
+        in_sequence = min(fed) == max(fed) and all(row.is_chain for row in columns)
         inputs = dict(self.template)
-        if self.asks_model and (behind or num_nodes > 1):
-            inputs = self._asked(tree, text, behind)
-        inputs[self.ids_key] = torch.tensor([tree.tokens], device=self.device)
+        if self.asks_model and (behind[0] or total > 1):
+            inputs = self._asked(columns, fed[0])
+        inputs[self.ids_key] = torch.tensor([row.new_tokens for row in columns], device=self.device)
         if self.positions_key in self.template:
-            inputs[self.positions_key] = self._positions_of(tree, behind)
-        mask = self._mask_of(behind + num_nodes)
+            inputs[self.positions_key] = self._positions_of(columns, behind, in_sequence)
+        mask = self._mask_of(max(behind) + total)
         if mask is not None:
             inputs[self.mask_key] = mask
-        if not tree.is_chain:
-            inputs[self.mask_key] = self.masks.build([tree], self.cache, inputs[self.positions_key], mask)
+        if not in_sequence:
+            rows = TreeRows.of(
+                starts=self.cache.lengths or [0] * len(columns),
+                depths=[row.depths for row in columns],
+                visible=[row.visible() for row in columns],
+                device=self.device,
+            )
+            inputs[self.mask_key] = self.masks.build(rows, self.cache, mask)
         for key in TOKEN_TYPES:
             if inputs.get(key) is not None:
-                inputs[key] = inputs[key][..., -1:].expand(*inputs[key].shape[:-1], num_nodes)
+                inputs[key] = inputs[key][..., -1:].expand(*inputs[key].shape[:-1], total - first)
         return inputs
 
-    def _positions_of(self, tree: DraftTree, behind: int) -> torch.Tensor:
-        """The root's position plus each node's depth; `(..., T)` with the model's own leading dimensions."""
-        first: torch.Tensor = self.template[self.positions_key]
-        if not tree.is_chain:
-            return first + behind + torch.tensor(tree.depths, device=first.device)
-        end = behind + len(tree)
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only."""
+        self.template = rows_of(self.template, rows, len(self.texts))
+        self.kwargs = rows_of(self.kwargs, rows, len(self.texts))
+        self.texts = [self.texts[row] for row in rows]
+        self._positions = self._mask = None
+
+    def _positions_of(self, columns: Sequence[RowColumns], behind: Sequence[int], in_sequence: bool) -> torch.Tensor:
+        """The first column's position plus each new column's depth; `(..., Q)` with the model's own leading ones."""
+        root: torch.Tensor = self.template[self.positions_key]
+        if not in_sequence:
+            steps = [[count + depth for depth in row.new_depths] for row, count in zip(columns, behind, strict=True)]
+            return root + torch.tensor(steps, device=root.device)
+        start, end = behind[0] + columns[0].first_new, behind[0] + len(columns[0])
         if self._positions is None or end > self._positions.shape[-1]:
-            self._positions = first + torch.arange(max(RUNWAY, 2 * end), device=first.device)
-        return self._positions[..., behind:end]
+            self._positions = root + torch.arange(max(RUNWAY, 2 * end), device=root.device)
+        return self._positions[..., start:end]
 
     def _mask_of(self, num_columns: int) -> torch.Tensor | None:
         """The 2-D mask up to the first root, and ones for the `num_columns` - 1 columns behind it."""
@@ -88,10 +110,10 @@ class StepInputs:
             self._mask = torch.cat([first, first.new_ones((len(first), max(RUNWAY, 2 * num_columns)))], dim=1)
         return self._mask[:, :end]
 
-    def _asked(self, tree: DraftTree, text: Text, behind: int) -> dict[str, Any]:
-        """Ask the model with the text and the tree as if it were a chain."""
+    def _asked(self, columns: Sequence[RowColumns], fed: int) -> dict[str, Any]:
+        """Ask the model with the texts and the columns as if they were chains."""
         kwargs = dict(self.kwargs)
-        num_columns = behind + len(tree)
+        num_columns = fed - self.start + len(columns[0])
         positions = kwargs.get(self.positions_key)
         if positions is not None:
             more = torch.arange(1, num_columns, device=positions.device) + positions[..., -1:]
@@ -99,13 +121,39 @@ class StepInputs:
         mask = kwargs.get(self.mask_key)
         if mask is not None:
             kwargs[self.mask_key] = torch.cat([mask, mask.new_ones((len(mask), num_columns - 1))], dim=1)
-        ids = text.ids()
+        before = fed + columns[0].first_new
+        ids = torch.cat([_start_of(text, before) for text in self.texts])
+        ids = torch.cat([ids, ids.new_tensor([row.new_tokens for row in columns])], dim=1)
         inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
-            torch.cat([ids, ids.new_tensor([tree.tokens[1:]])], dim=1), next_sequence_length=len(tree), **kwargs
+            ids, next_sequence_length=len(columns[0].new_tokens), **kwargs
         )
         if inputs.get("past_key_values") is not self.cache:
             raise UnsupportedModelError(
-                f"{type(self.model).__name__} drops its cache at token {len(text)}, which cannot be followed while "
+                f"{type(self.model).__name__} drops its cache at token {before}, which cannot be followed while "
                 "several tokens are verified at once. Generate this text with spec_method=None."
             )
         return inputs
+
+
+def _start_of(text: Text, length: int) -> torch.Tensor:
+    """`(1, length)`: the text's beginning; columns that earlier forwards of a round have written are zeros."""
+    ids = text.ids()[:, :length]
+    return torch.nn.functional.pad(ids, (0, length - ids.shape[1]))
+
+
+def rows_of(kwargs: dict[str, Any], rows: Sequence[int], batch: int) -> dict[str, Any]:
+    """`rows` of everything in a forward's arguments that has one entry for each of `batch` rows."""
+    return {
+        name: _rows(value, torch.tensor(rows), batch, -2 if name.endswith("position_ids") else 0)
+        for name, value in kwargs.items()
+    }
+
+
+def _rows(value: Any, index: torch.Tensor, batch: int, dim: int) -> Any:
+    """The rows `index` of a tensor whose dimension `dim` is the batch, or of every such tensor in an output."""
+    if isinstance(value, torch.Tensor):
+        is_batched = value.ndim >= max(-dim, dim + 1) and value.shape[dim] == batch
+        return value.index_select(dim, index.to(value.device)) if is_batched else value
+    if isinstance(value, compat.ModelOutput):
+        return type(value)(**{name: _rows(item, index, batch, dim) for name, item in value.items()})
+    return value

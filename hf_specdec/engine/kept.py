@@ -2,11 +2,14 @@
 
 cache = kept_cache(model_kwargs["past_key_values"], reserve=512)
 model(..., past_key_values=cache.model_cache)
-cache.commit(path, num_nodes)
+advances = cache.commit(paths, num_columns)
 cache.close()
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
+
+import torch
 
 from hf_specdec import compat
 from hf_specdec.cache import SpecCache
@@ -16,26 +19,42 @@ __all__ = ["KeptCache", "kept_cache"]
 
 
 class KeptCache(Protocol):
-    """What the engine asks of a cache. `model_cache` is what the model's forward gets; only some keep any path."""
+    """What the engine asks of a cache.
+
+    Attributes:
+        model_cache: what the model's forward gets.
+        takes_trees (`bool`): whether any path can be kept, or only the beginning of a chain.
+        drops_rows (`bool`): whether `select` works.
+    """
 
     model_cache: Any
     takes_trees: bool
+    drops_rows: bool
 
     def settle(self) -> None:
         """Take over the prompt's columns."""
 
-    def commit(self, path: list[int], num_nodes: int) -> None:
-        """Keep the columns in `path` of the `num_nodes` written last."""
+    def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
+        """Keep what can be kept of each row's columns in its path, of the `num_columns` written since the last commit.
+
+        Returns how many of each path are kept; what is not has to be computed again.
+        """
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only."""
 
     def rollback(self) -> None:
         """Forget a forward that did not finish."""
 
     def close(self) -> None:
-        """Leave the caller's cache as plain generation would."""
+        """Leave the caller's cache as plain generation would. Rows are equally long."""
 
 
-def kept_cache(cache: Any, *, reserve: int) -> KeptCache:
+def kept_cache(cache: Any, *, reserve: int, in_step: bool = False) -> KeptCache:
     """The best way to keep `cache`, with room for `reserve` tokens where that can be said beforehand.
+
+    Args:
+        in_step: keep the rows of a batch equally long, for models that cannot tell them apart.
 
     Raises:
         UnsupportedModelError: it is no cache that could be rolled back.
@@ -46,16 +65,17 @@ def kept_cache(cache: Any, *, reserve: int) -> KeptCache:
     if inner.layers and all(inner.is_linear):
         raise UnsupportedModelError("a recurrent state cannot be rolled back")
     spec = SpecCache.adopt(inner, reserve=reserve)
-    return _Adopted(cache, spec) if spec is not None else _Cropped(cache)
+    return _Adopted(cache, spec, in_step) if spec is not None else _Cropped(cache)
 
 
 class _Adopted:
     """Attention only: a `SpecCache` in place of the caller's cache, which gets the text's columns in the end."""
 
     takes_trees = True
+    drops_rows = True
 
-    def __init__(self, original: Any, spec: SpecCache) -> None:
-        self.spec = spec
+    def __init__(self, original: Any, spec: SpecCache, in_step: bool) -> None:
+        self.spec, self.in_step = spec, in_step
         self.original = getattr(original, "self_attention_cache", original)
         self.model_cache: Any = spec
         if isinstance(original, compat.EncoderDecoderCache):
@@ -65,8 +85,17 @@ class _Adopted:
     def settle(self) -> None:
         self.spec.settle()
 
-    def commit(self, path: list[int], num_nodes: int) -> None:
-        self.spec.commit([path])
+    def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
+        if self.in_step and len(paths) > 1:
+            common = min(len(path) for path in paths)
+            paths = [path[:common] for path in paths]
+        self.spec.commit(paths)
+        return [len(path) for path in paths]
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.spec.select(rows)
+        if isinstance(self.model_cache, compat.EncoderDecoderCache):
+            self.model_cache.cross_attention_cache.batch_select_indices(torch.tensor(rows))
 
     def rollback(self) -> None:
         self.spec.rollback()
@@ -79,6 +108,7 @@ class _Cropped:
     """Convolution states beside attention: the caller's own cache, cropped after each forward. Chains only."""
 
     takes_trees = False
+    drops_rows = False
 
     def __init__(self, original: Any) -> None:
         self.model_cache = original
@@ -91,9 +121,14 @@ class _Cropped:
             raise UnsupportedModelError("a recurrent state cannot be rolled back")
         self.model_cache.crop(0)
 
-    def commit(self, path: list[int], num_nodes: int) -> None:
-        assert path == list(range(len(path))), "only a chain can be kept by cropping"
-        self.model_cache.crop(len(path) - num_nodes)
+    def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
+        kept = min(len(path) for path in paths)
+        assert all(list(path) == list(range(len(path))) for path in paths), "only a chain can be kept by cropping"
+        self.model_cache.crop(kept - num_columns)
+        return [kept] * len(paths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        raise NotImplementedError("convolution states stay together")
 
     def rollback(self) -> None:
         """A half-written state stays half-written, as an interrupted forward leaves it in plain generation."""

@@ -1,172 +1,241 @@
 """The decoding loop of every method: propose, forward, verify, commit, stop check.
 
-Knows neither methods nor models: a `Drafter` proposes, a `Target` computes, a `Chooser` and a `StopCheck` decide.
+Knows neither methods nor models: a `Drafter` proposes, a `Target` computes, a `Chooser` and a `StopCheck` decide. A
+batch is several rows, each with its own text, drafter and chooser; one forward serves them all.
 
-    loop = SpecLoop(target, drafter, chooser, stop_check, text, budget=10)
+    loop = SpecLoop(target, rows, limits, stats)
     loop.run()
-    text.emitted, loop.stats
+    rows[0].text.emitted, loop.stats
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hf_specdec.drafters.base import Drafter
-from hf_specdec.engine.choose import Chooser, StopCheck
+from hf_specdec.engine.row import Row
+from hf_specdec.engine.scorer import DraftModel, propose_together
 from hf_specdec.engine.step import SpecStep
 from hf_specdec.engine.target import Target
-from hf_specdec.engine.text import Text
 from hf_specdec.errors import ConfigError
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree
-from hf_specdec.verify import Verdict, walk
+from hf_specdec.verify import Verdict
 
-__all__ = ["SpecLoop"]
+__all__ = ["Limits", "SpecLoop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a step.
+
+    Attributes:
+        budget (`int`): most drafted tokens a step.
+        max_positions (`int | None`): positions the model has; drafts never reach beyond them.
+        vocab_size (`int | None`): tokens the model knows; drafted ids beyond them are left out.
+        pad_token_id (`int`): stands behind rows that end before others.
+    """
+
+    budget: int
+    max_positions: int | None = None
+    vocab_size: int | None = None
+    pad_token_id: int = 0
 
 
 class SpecLoop:
-    """Decodes one row to its end.
+    """Decodes all rows to their ends.
 
     Args:
-        budget (`int`): most drafted tokens a step.
-        max_positions (`int`, *optional*): positions the model has; drafts never reach beyond them.
-        vocab_size (`int`, *optional*): tokens the model knows; drafted ids beyond them are left out.
-        streamer: a transformers streamer that has seen the prompt already.
-        observer: called with a `SpecStep` after every verify step.
-        keep_hidden_states (`bool`): collect the hidden states of every emitted token.
+        draft_model: the draft model of the call, if its drafters have one.
+        streamer: a transformers streamer that has seen the prompt already; for one row.
+        observer: called with a `SpecStep` for every row after every verify step.
+        keep_hidden_states (`bool`): collect the hidden states of every emitted token; for one row.
     """
 
     def __init__(
         self,
         target: Target,
-        drafter: Drafter,
-        chooser: Chooser,
-        stop_check: StopCheck,
-        text: Text,
-        *,
-        budget: int,
+        rows: Sequence[Row],
+        limits: Limits,
         stats: SpecStats,
-        max_positions: int | None = None,
-        vocab_size: int | None = None,
+        *,
+        draft_model: DraftModel | None = None,
         streamer: Any = None,
         observer: Callable[[SpecStep], None] | None = None,
         keep_hidden_states: bool = False,
     ) -> None:
-        self.target, self.drafter, self.chooser, self.stop_check = target, drafter, chooser, stop_check
-        self.text, self.budget, self.stats = text, budget, stats
-        self.max_positions, self.vocab_size = max_positions, vocab_size
-        self.streamer, self.observer = streamer, observer
+        self.target, self.rows, self.limits, self.stats = target, rows, limits, stats
+        self.draft_model, self.streamer, self.observer = draft_model, streamer, observer
         self.hidden_states: list[tuple[torch.Tensor, ...]] | None = [] if keep_hidden_states else None
-        self._outputs: Any = None
-        self._visited: list[int] = []
-        self._begun = self._finished = self._stopped = False
+        self._active = list(rows)  # one for each row of the target
+        self._whole_prompt = False
 
     def run(self) -> None:
-        """Prompt, then steps until the text ends. Whatever happens, the cache is left holding the text."""
+        """Prompt, then steps until every text ends. Whatever happens, the cache is left holding the text."""
         try:
             self._prompt()
-            while not self._finished:
+            while not all(row.finished for row in self._active):
+                self._retire()
                 self._step()
+            self._pad(self.length)
+            if self.target.keep_cache:
+                self.target.catch_up(self.length)
         finally:
             try:
-                if self._begun:
-                    self.drafter.end()
+                self._end_drafters()
             finally:
                 self.target.close()
 
+    @property
+    def length(self) -> int:
+        """Tokens of the longest text."""
+        return max(row.length for row in self.rows)
+
     def _prompt(self) -> None:
         start = time.perf_counter()
-        prompt = list(self.text.tokens)
-        outputs = self.target.prefill()
-        row = outputs.logits[0, -1:]
-        self._outputs = outputs
-        self.chooser.load(row)
+        logits = self.target.prefill().logits[:, -1:]
         self.stats.prefill_seconds = time.perf_counter() - start
-        token, self._finished = self._emit(0, whole_prompt=True)
+        self._whole_prompt = True
+        for index, row in enumerate(self.rows):
+            row.chooser.load(logits[index], row.tree)
+            row.emit(0, self._heard)
+        self._whole_prompt = False
         start = time.perf_counter()
-        self._begun = True
-        self.drafter.begin(prompt or [token])
-        if prompt:
-            logits = row if self.drafter.needs_logits else None
-            self.drafter.observe(DraftTree.chain(prompt[-1]), logits, [token])
+        for index, row in enumerate(self.rows):
+            row.begin(row.text.tokens[-1], logits[index])
         self.stats.draft_seconds += time.perf_counter() - start
 
     def _step(self) -> None:
         began = time.perf_counter()
-        tree = self._draft()
+        trees = self._draft()
         drafted = time.perf_counter()
-        self._outputs = self.target.forward(tree, self.text)
-        rows = self._outputs.logits[0]
-        self.chooser.load(rows)
+        logits = self.target.forward(trees)
+        for row, tree, rows in zip(self._active, trees, logits, strict=True):
+            row.chooser.load(rows[: len(tree)], tree)
         verified = time.perf_counter()
-        verdict = self._verify(tree)
+        verdicts = self._verify(trees)
         committed = time.perf_counter()
-        self.drafter.observe(tree, rows if self.drafter.needs_logits else None, verdict.tokens)
+        for row, tree, rows, verdict in zip(self._active, trees, logits, verdicts, strict=True):
+            if verdict.tokens:
+                row.drafter.observe(tree, rows if row.drafter.needs_logits else None, verdict.tokens)
         observed = time.perf_counter()
         self.stats.draft_seconds += drafted - began + observed - committed
         self.stats.verify_seconds += verified - drafted
         self.stats.commit_seconds += committed - verified
-        self.stats.record_step(tree.num_draft_tokens, verdict.num_accepted)
+        self.stats.num_forwards += 1
+        for tree, verdict in zip(trees, verdicts, strict=True):
+            if verdict.tokens:
+                self.stats.record_step(tree.num_draft_tokens, verdict.num_accepted)
         if self.observer is not None:
-            self.observer(
-                SpecStep(
-                    index=self.stats.num_drafts - 1,
-                    tree=tree,
-                    accepted=tuple(verdict.tokens),
-                    path=tuple(verdict.path),
-                    draft_seconds=drafted - began + observed - committed,
-                    verify_seconds=verified - drafted,
-                    commit_seconds=committed - verified,
-                )
+            self._show(
+                trees, verdicts, (drafted - began + observed - committed, verified - drafted, committed - verified)
             )
 
-    def _draft(self) -> DraftTree:
-        """The drafter's tree, cut to what the model can verify and what the text has room for."""
-        depth = self._room()
-        tree = self.drafter.propose(min(self.budget, depth) if self.target.tier == "chain" else self.budget)
-        if tree.tokens[0] != self.text.tokens[-1]:
+    def _draft(self) -> list[DraftTree]:
+        """The drafters' trees, cut to what the model can verify and what the texts have room for."""
+        budget, is_chain = self.limits.budget, self.target.tier == "chain"
+        depths = [self._room(row) for row in self._active]
+        wanted = [
+            None if row.finished else (row.drafter, min(budget, depth) if is_chain else budget)
+            for row, depth in zip(self._active, depths, strict=True)
+        ]
+        return [
+            DraftTree.chain(row.text.tokens[-1]) if tree is None else self._cut(tree, row, depth)
+            for row, tree, depth in zip(self._active, propose_together(wanted, self.draft_model), depths, strict=True)
+        ]
+
+    def _cut(self, tree: DraftTree, row: Row, depth: int) -> DraftTree:
+        if tree.tokens[0] != row.text.tokens[-1]:
             raise ConfigError(
                 "tree.tokens[0]", "must be the last token of the text", tree.tokens[0], "Build the tree on that root."
             )
-        if not tree.is_chain and self.target.tier == "chain":
+        if self.target.tier == "chain" and not (tree.is_chain and tree.extra is None):
             tree = DraftTree.chain(tree.tokens[0], tree.first_branch())
-        return tree.truncated(max_depth=depth, max_nodes=self.budget, vocab_size=self.vocab_size)
+        if tree.extra is not None and self.limits.max_positions is not None:
+            deepest = max(tree.extra.depths, default=0)
+            if self.target.position + deepest >= self.limits.max_positions:
+                tree = tree.with_extra(None)
+        return tree.truncated(max_depth=depth, max_nodes=self.limits.budget, vocab_size=self.limits.vocab_size)
 
-    def _room(self) -> int:
+    def _room(self, row: Row) -> int:
         """Most tokens worth drafting one under the other: the one after the last of them must still fit."""
-        room = self.budget
-        if self.stop_check.max_length is not None:
-            room = min(room, self.stop_check.max_length - len(self.text) - 1)
-        if self.max_positions is not None:
-            room = min(room, self.max_positions - 1 - self.target.position)
+        room = self.limits.budget
+        if row.stop_check.max_length is not None:
+            room = min(room, row.stop_check.max_length - len(row.text) - 1)
+        if self.limits.max_positions is not None:
+            room = min(room, self.limits.max_positions - 1 - self.target.position)
         return max(room, 0)
 
-    def _verify(self, tree: DraftTree) -> Verdict:
-        self._visited = []
+    def _verify(self, trees: Sequence[DraftTree]) -> list[Verdict]:
+        """Choose every row's tokens, then keep what was accepted; after an error, what was chosen before it."""
+        verdicts: list[Verdict] = []
         try:
-            verdict = walk(tree, self._emit)
+            for row, tree in zip(self._active, trees, strict=True):
+                verdicts.append(Verdict([], []) if row.finished else row.verify(tree, self._heard))
         except BaseException:
-            self.target.commit(self._visited, len(tree))
+            paths = [verdict.path for verdict in verdicts] + [self._active[len(verdicts)].visited]
+            self.target.commit(paths + [[0]] * (len(trees) - len(paths)))
             raise
-        self.target.commit(verdict.path, len(tree))
-        self._finished = self._stopped
-        return verdict
+        self.target.commit([verdict.path for verdict in verdicts])
+        return verdicts
 
-    def _emit(self, node: int, whole_prompt: bool = False) -> tuple[int, bool]:
-        """Choose the token after `node`, add it to the text and tell everyone who listens."""
-        self._visited.append(node)
-        token = self.chooser.choose(node, self.text)
+    def _heard(self, row: Row, node: int, token: int) -> None:
+        """Tell everyone who listens of an emitted token."""
         if self.hidden_states is not None:
-            self.hidden_states.append(self._hidden_states(node, whole_prompt))
-        self.text.append(token)
-        self._stopped = self.stop_check(self.text, self.chooser.scores)
+            states = self.target.hidden_states(row=0, node=None if self._whole_prompt else node)
+            self.hidden_states.append(states)
         if self.streamer is not None:
             self.streamer.put(torch.tensor([token]))
         self.stats.num_tokens += 1
-        return token, self._stopped
 
-    def _hidden_states(self, node: int, whole_prompt: bool) -> tuple[torch.Tensor, ...]:
-        states = self._outputs.get("decoder_hidden_states") or self._outputs.hidden_states
-        return tuple(states) if whole_prompt else tuple(layer[:, node : node + 1] for layer in states)
+    def _retire(self) -> None:
+        """Take finished rows out of the batch; where they cannot leave it, they go on with padding."""
+        if not any(row.finished for row in self._active):
+            return
+        if self.target.drops_rows:
+            kept = [index for index, row in enumerate(self._active) if not row.finished]
+            self.target.select(kept)
+            if self.draft_model is not None:
+                self.draft_model.select(kept)
+            self._active = [self._active[index] for index in kept]
+        else:
+            ahead = self.limits.budget + 1 if self.target.in_step else 0  # so that nobody waits for a finished row
+            self._pad(max(row.length for row in self._active) + ahead)
+
+    def _pad(self, length: int) -> None:
+        for row in self.rows:
+            if row.finished:
+                row.pad(length, self.limits.pad_token_id)
+
+    def _end_drafters(self) -> None:
+        """End every drafter, also when one of them complains."""
+        error: BaseException | None = None
+        for row in self.rows:
+            try:
+                row.end()
+            except BaseException as raised:  # noqa: BLE001 - raised again below
+                error = error or raised
+        if error is not None:
+            raise error
+
+    def _show(
+        self, trees: Sequence[DraftTree], verdicts: Sequence[Verdict], seconds: tuple[float, float, float]
+    ) -> None:
+        assert self.observer is not None
+        for row, tree, verdict in zip(self._active, trees, verdicts, strict=True):
+            if verdict.tokens:
+                self.observer(
+                    SpecStep(
+                        index=self.stats.num_forwards - 1,
+                        tree=tree,
+                        accepted=tuple(verdict.tokens),
+                        path=tuple(verdict.path),
+                        draft_seconds=seconds[0],
+                        verify_seconds=seconds[1],
+                        commit_seconds=seconds[2],
+                        row=row.index,
+                        view=row.drafter.view,
+                    )
+                )

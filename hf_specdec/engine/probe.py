@@ -122,11 +122,11 @@ def _try_tree(model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: i
     if target.tier != "tree":
         raise UnsupportedModelError("its cache holds states beside keys and values")
     text.append(t[0])
-    rows = target.forward(tree, text).logits[0].float()
+    rows = target.forward([tree])[0].float()
     order = [[0, a, 3], [0, a, 4], [0, b, d]]
     tolerance = _tolerance(model, encoder_kwargs, prompt, t)
     error = _compare(rows[torch.tensor(order)], wanted, tolerance)
-    target.commit([0, b, d], len(tree))
+    target.commit([[0, b, d]])
     return max(error, _continue(model, encoder_kwargs, target, text, [t[2], t[5]], t[6:8], tolerance))
 
 
@@ -135,10 +135,10 @@ def _try_chain(model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: 
     wanted = _reference(model, encoder_kwargs, [prompt + t[:4]])[:, -4:]
     target, text = _target(model, encoder_kwargs, prompt, "chain")
     text.append(t[0])
-    rows = target.forward(DraftTree.chain(t[0], t[1:4]), text).logits.float()
+    rows = target.forward([DraftTree.chain(t[0], t[1:4])])[0][None].float()
     tolerance = _tolerance(model, encoder_kwargs, prompt, t)
     error = _compare(rows, wanted, tolerance)
-    target.commit([0, 1], 4)
+    target.commit([[0, 1]])
     return max(error, _continue(model, encoder_kwargs, target, text, [t[1]], t[5:7], tolerance))
 
 
@@ -154,7 +154,7 @@ def _continue(
     """After a commit, two further tokens must come out as if nothing had ever been rejected."""
     for token in [*accepted, more[0]]:
         text.append(token)
-    rows = target.forward(DraftTree.chain(more[0], more[1:]), text).logits.float()
+    rows = target.forward([DraftTree.chain(more[0], more[1:])])[0][None].float()
     wanted = _reference(model, encoder_kwargs, [[*text.tokens, *more[1:]]])[:, -2:]
     return _compare(rows, wanted, tolerance)
 
@@ -168,8 +168,8 @@ def _tolerance(model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: l
     rows = []
     for token in t[:3]:
         text.append(token)
-        rows.append(target.forward(DraftTree.chain(token), text).logits.float())
-        target.commit([0], 1)
+        rows.append(target.forward([DraftTree.chain(token)])[0][None].float())
+        target.commit([[0]])
     noise = _error(torch.cat(rows, dim=1), wanted)
     return min(max(NOISE_FACTOR * noise, LEAST_INEXACT), MOST_INEXACT)
 
@@ -195,17 +195,13 @@ def _target(
     """A target that has read all of `prompt`, and the text that goes with it."""
     ids = torch.tensor([prompt], device=_device(model))
     kwargs: dict[str, Any] = {"use_cache": True, **encoder_kwargs}
-    cache = compat.DynamicCache(config=compat.text_config(model.config))
-    if model.config.is_encoder_decoder:
-        cross = compat.DynamicCache(config=compat.text_config(model.config))
-        kwargs["past_key_values"] = compat.EncoderDecoderCache(cache, cross)
-    else:
-        kwargs["past_key_values"] = cache
-        if _accepts(model, "position_ids"):
-            kwargs["position_ids"] = torch.arange(len(prompt), device=ids.device).unsqueeze(0)
-    target = Target(model, ids, GenerationConfig(), kwargs, tier=tier)
+    kwargs["past_key_values"] = compat.empty_cache(model)
+    if not model.config.is_encoder_decoder and _accepts(model, "position_ids"):
+        kwargs["position_ids"] = torch.arange(len(prompt), device=ids.device).unsqueeze(0)
+    text = Text(ids, room=16)
+    target = Target(model, ids, GenerationConfig(), kwargs, [text], tier=tier)
     target.prefill()
-    return target, Text(ids, room=16)
+    return target, text
 
 
 def _reference(model: PreTrainedModel, encoder_kwargs: dict[str, Any], rows: list[list[int]]) -> torch.Tensor:

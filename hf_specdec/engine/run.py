@@ -5,7 +5,7 @@ Takes what `generate` hands to a decoding method. Knows no method by name.
     output = decode_speculatively(call, drafter, tier="tree", budget=10, stats=SpecStats())
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,18 @@ from hf_specdec import compat
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.engine.assisted import CountedCandidates
 from hf_specdec.engine.choose import Chooser, StopCheck
-from hf_specdec.engine.loop import SpecLoop
+from hf_specdec.engine.loop import Limits, SpecLoop
+from hf_specdec.engine.row import Row
+from hf_specdec.engine.scorer import DraftModel
 from hf_specdec.engine.step import SpecStep
 from hf_specdec.engine.target import Target, Tier
 from hf_specdec.engine.text import Text
 from hf_specdec.errors import ConfigError
 from hf_specdec.stats import SpecStats
 
-__all__ = ["Call", "decode_assisted", "decode_plain", "decode_speculatively"]
+MakeDrafter = Callable[[int, torch.Generator | None], Drafter]
+
+__all__ = ["Call", "decode_assisted", "decode_plain", "decode_speculatively", "with_stats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,33 +61,32 @@ class Call:
 
 def decode_speculatively(
     call: Call,
-    drafter: Drafter,
+    make_drafter: MakeDrafter,
     *,
     tier: Tier,
     budget: int,
     stats: SpecStats,
+    draft_model: DraftModel | None = None,
     observer: Callable[[SpecStep], None] | None = None,
 ) -> Any:
-    """Decode one row in our loop; returns what plain generation would return, with `.spec_stats`."""
+    """Decode in our loop; returns what plain generation would return, with `.spec_stats`.
+
+    Args:
+        make_drafter: makes the drafter of one row from its index and random generator.
+    """
     config, model = call.generation_config, call.model
     original = call.model_kwargs.get("past_key_values")
     keep_cache = bool(config.return_dict_in_generate) or getattr(original, "_is_user_defined", False)
-    target = Target(model, call.input_ids, config, call.model_kwargs, tier=tier, keep_cache=keep_cache)
-    stats.tier = target.tier
-    stop_check = StopCheck(call.stopping_criteria)
-    room = min((stop_check.max_length or 1024) - call.input_ids.shape[1], 4096)
-    text = Text(call.input_ids, room=room)
-    chooser = Chooser(call.logits_processor, config, call.input_ids.device)
+    texts = _texts(call)
+    target = Target(model, call.input_ids, config, call.model_kwargs, texts, tier=tier, keep_cache=keep_cache)
+    rows = _rows(call, texts, make_drafter, stats)
+    stats.tier, stats.method = target.tier, stats.method or type(rows[0].drafter).__name__
     loop = SpecLoop(
         target,
-        drafter,
-        chooser,
-        stop_check,
-        text,
-        budget=budget,
-        stats=stats,
-        max_positions=getattr(compat.text_config(model.config), "max_position_embeddings", None),
-        vocab_size=getattr(compat.text_config(model.config), "vocab_size", None),
+        rows,
+        _limits(call, budget),
+        stats,
+        draft_model=draft_model,
         streamer=call.streamer,
         observer=observer,
         keep_hidden_states=bool(config.return_dict_in_generate and config.output_hidden_states),
@@ -91,24 +94,78 @@ def decode_speculatively(
     loop.run()
     if call.streamer is not None:
         call.streamer.end()
-    sequences = text.ids().clone()
-    if not config.return_dict_in_generate:
-        return sequences
+    sequences = torch.cat([text.ids()[:, : loop.length] for text in texts])
+    return with_stats(_output(call, loop, sequences), stats) if config.return_dict_in_generate else sequences
+
+
+def _output(call: Call, loop: SpecLoop, sequences: torch.Tensor) -> Any:
+    """What plain generation returns with `return_dict_in_generate`."""
+    chooser = loop.rows[0].chooser
     fields: dict[str, Any] = {
         "sequences": sequences,
         "scores": _tuple(chooser.scores),
         "logits": _tuple(chooser.logits),
-        "past_key_values": original,
+        "past_key_values": call.model_kwargs.get("past_key_values"),
     }
     hidden_states = _tuple(loop.hidden_states)
-    if model.config.is_encoder_decoder:
-        encoder = call.model_kwargs["encoder_outputs"].get("hidden_states") if config.output_hidden_states else None
-        output = GenerateEncoderDecoderOutput(
-            **fields, decoder_hidden_states=hidden_states, encoder_hidden_states=encoder
-        )
-    else:
-        output = GenerateDecoderOnlyOutput(**fields, hidden_states=hidden_states)
-    return with_stats(output, stats)
+    if not call.model.config.is_encoder_decoder:
+        return GenerateDecoderOnlyOutput(**fields, hidden_states=hidden_states)
+    wants_states = call.generation_config.output_hidden_states
+    encoder = call.model_kwargs["encoder_outputs"].get("hidden_states") if wants_states else None
+    return GenerateEncoderDecoderOutput(**fields, decoder_hidden_states=hidden_states, encoder_hidden_states=encoder)
+
+
+def _limits(call: Call, budget: int) -> Limits:
+    text_config = compat.text_config(call.model.config)
+    pad_token = getattr(call.generation_config, "_pad_token_tensor", None)
+    return Limits(
+        budget=budget,
+        max_positions=getattr(text_config, "max_position_embeddings", None),
+        vocab_size=getattr(text_config, "vocab_size", None),
+        pad_token_id=int(pad_token) if pad_token is not None else 0,
+    )
+
+
+def _texts(call: Call) -> list[Text]:
+    """Every row's text so far: the prompt, padding included."""
+    longest = call.generation_config.max_length or 1024
+    room = min(longest - call.input_ids.shape[1], 4096)
+    return [Text(call.input_ids[row : row + 1], room=room) for row in range(len(call.input_ids))]
+
+
+def _rows(call: Call, texts: Sequence[Text], make_drafter: MakeDrafter, stats: SpecStats) -> list[Row]:
+    """Drafter, chooser and stop check of every row.
+
+    One row samples with the global generator, as plain generation does. The rows of a batch have a generator each, so
+    that none depends on its neighbours; their seeds come from the global one.
+    """
+    device = call.input_ids.device
+    generators: list[torch.Generator | None] = [None] * len(texts)
+    if len(texts) > 1 and call.generation_config.do_sample:
+        first = int(torch.randint(1 << 62, ()))
+        stats.seeds = [first + row for row in range(len(texts))]
+        generators = [torch.Generator(device).manual_seed(seed) for seed in stats.seeds]
+    rows: list[Row] = []
+    for index, (text, generator) in enumerate(zip(texts, generators, strict=True)):
+        chooser = Chooser(call.logits_processor, call.generation_config, device, generator)
+        prompt = _without_padding(text, call.model_kwargs.get("attention_mask"), index)
+        drafter = make_drafter(index, generator)
+        if any(drafter is row.drafter for row in rows):
+            rule = "must make a drafter for each row of a batch"
+            raise ConfigError("spec_method", rule, drafter, "Pass its class, or a function that makes one.")
+        rows.append(Row(index, text, prompt, drafter, chooser, StopCheck(call.stopping_criteria)))
+    return rows
+
+
+def _without_padding(text: Text, attention_mask: Any, row: int) -> list[int]:
+    """The prompt without the masked tokens at its front."""
+    tokens = text.tokens.copy()
+    is_mask = isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2
+    if not is_mask or attention_mask.shape[1] != len(tokens) or len(tokens) == 0:
+        return tokens
+    seen = attention_mask[row].bool()
+    first = int(seen.int().argmax()) if bool(seen.any()) else 0
+    return tokens[first:]
 
 
 def decode_assisted(call: Call, drafter: Drafter, *, stats: SpecStats) -> Any:

@@ -1,22 +1,25 @@
-"""The target model behind one call: the prompt's forward, then forwards of trees, then what stays in the cache.
+"""A model behind one call: the prompt's forward, then forwards of trees, then what stays in the cache.
 
-Knows nothing about drafters, sampling or stopping. After `prefill` (or `commit`) the cache holds the text but for
-its last token; `forward` takes a tree whose root is that token.
+Knows nothing about drafters, sampling or stopping. `forward` takes one tree a row, whose root is the last token of
+the row's text; what the cache lacks of the text before it is fed along. Between two commits a tree may grow: then
+only its new nodes are computed. A batch is the same with more rows.
 
-    target = Target(model, input_ids, generation_config, model_kwargs, tier="tree")
+    target = Target(model, input_ids, generation_config, model_kwargs, texts, tier="tree")
     outputs = target.prefill()
-    outputs = target.forward(tree, text)    # outputs.logits: (1, T, vocab_size)
-    target.commit(verdict.path, len(tree))
+    rows = target.forward([tree])           # rows[0]: (T, vocab_size)
+    target.commit([verdict.path])
     target.close()
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.engine.inputs import StepInputs
+from hf_specdec.engine.columns import RowColumns
+from hf_specdec.engine.inputs import StepInputs, rows_of
 from hf_specdec.engine.kept import kept_cache
 from hf_specdec.engine.text import Text
 from hf_specdec.tree import DraftTree
@@ -29,12 +32,19 @@ MAX_DRAFT = 64  # columns that the last step may write beyond the text's end wit
 
 
 class Target:
-    """One call's target.
+    """One call's model.
 
     Args:
+        input_ids: `(batch, prompt_length)`, padded on the left.
         model_kwargs: those that `generate` hands to a decoding method.
+        texts: one a row; they grow while the call runs, and the caller appends to them.
         tier: `"tree"` or `"chain"`, as the model's capability says.
         keep_cache: whether anybody will look at the cache in `model_kwargs` afterwards.
+
+    Attributes:
+        outputs: the model's output of the last forward.
+        in_step (`bool`): whether the rows' caches are kept equally long; rows that are ahead in their texts are fed
+            the same tokens again.
 
     Raises:
         UnsupportedModelError: the cache cannot be rolled back.
@@ -46,57 +56,119 @@ class Target:
         input_ids: torch.Tensor,
         generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
+        texts: Sequence[Text],
         *,
         tier: Tier,
         keep_cache: bool = True,
     ) -> None:
         self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
-        self.keep_cache = keep_cache
+        self.texts, self.keep_cache = list(texts), keep_cache
         length = input_ids.shape[1]
         longest = generation_config.max_length or length + RESERVE
         reserve = min(longest + MAX_DRAFT, length + RESERVE)
-        self.cache = kept_cache(model_kwargs.get("past_key_values"), reserve=reserve)
+        self.in_step = len(texts) > 1 and (tier != "tree" or compat.has_own_input_preparation(model))
+        self.cache = kept_cache(model_kwargs.get("past_key_values"), reserve=reserve, in_step=self.in_step)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = {**model_kwargs, "past_key_values": self.cache.model_cache}
+        self.outputs: Any = None
+        self._fed = [len(text) for text in self.texts]  # tokens of each text in the cache once the prompt is
+        self._columns: list[RowColumns] = []
         self._inputs: StepInputs | None = None
-        self._uncommitted = False
+        self._half_done = False
         self._ahead = 0
 
     @property
     def position(self) -> int:
-        """Position of the next root, or a little more where the prompt is padded."""
-        return int(self.cache.model_cache.get_seq_length()) + self._ahead
+        """Position of the longest row's next root, or a little more where the prompt is padded."""
+        cached = int(self.cache.model_cache.get_seq_length())
+        return cached + self._ahead + max(map(self._lag, range(len(self.texts))), default=0)
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether `select` works."""
+        return self.cache.drops_rows and not self.keep_cache
 
     def prefill(self) -> Any:
-        """The prompt's forward. `outputs.logits[:, -1]` decides the first token."""
-        self._uncommitted = True
-        outputs = compat.prefill(self.model, self.input_ids, self.generation_config, self.kwargs)
+        """The prompt's forward. `outputs.logits[:, -1]` decides the first tokens."""
+        self._half_done = True
+        self.outputs = compat.prefill(self.model, self.input_ids, self.generation_config, self.kwargs)
         self.cache.settle()
-        self._uncommitted = False
-        self.kwargs = compat.updated_kwargs(self.model, outputs, self.kwargs)
+        self._half_done = False
+        self.kwargs = compat.updated_kwargs(self.model, self.outputs, self.kwargs)
         self.kwargs["past_key_values"] = self.cache.model_cache
         self.kwargs.pop("logits_to_keep", None)
         positions = self.kwargs.get("position_ids")
         if positions is not None:  # a caller may count from elsewhere than 0
-            self._ahead = max(int(positions[..., -1].max()) - self.position, 0)
-        return outputs
+            cached = int(self.cache.model_cache.get_seq_length())
+            self._ahead = max(int(positions[..., -1].max()) - cached, 0)
+        return self.outputs
 
-    def forward(self, tree: DraftTree, text: Text) -> Any:
-        """One forward of the tree's T tokens behind the cached text. `outputs.logits` is `(1, T, vocab_size)`."""
+    def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+        """One forward of the trees' new nodes and extra tokens; `None` computes nothing for its row.
+
+        Returns:
+            For each row `(new nodes + extra tokens, vocab_size)`, the logits after each.
+        """
         if self._inputs is None:
-            self._inputs = StepInputs(self.model, self.kwargs, text)
-        inputs = self._inputs.of(tree, text)
-        self._uncommitted = True
-        return self.model(**inputs, return_dict=True)
+            self._inputs = StepInputs(self.model, self.kwargs, self.texts, self._fed[0])
+        if not self._columns:
+            self._columns = [
+                RowColumns(text.tokens[fed : len(text) - 1]) for text, fed in zip(self.texts, self._fed, strict=True)
+            ]
+        for columns, tree in zip(self._columns, trees, strict=True):
+            columns.write(tree)
+        widest = max(len(columns.new_tokens) for columns in self._columns)
+        for columns in self._columns:
+            columns.pad(widest)
+        inputs = self._inputs.of(self._columns, self._fed)
+        self._half_done = True
+        self.outputs = self.model(**inputs, return_dict=True)
+        self._half_done = False
+        return [self.outputs.logits[row, columns.new_rows] for row, columns in enumerate(self._columns)]
 
-    def commit(self, path: list[int], num_nodes: int) -> None:
-        """Keep the keys and values of the nodes in `path`, of the `num_nodes` verified last."""
-        self.cache.commit(path, num_nodes)
-        self._uncommitted = False
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Make the nodes in `paths`, one list a row, part of the cached text; forget the other columns."""
+        if not self._columns:
+            return
+        wanted = [columns.columns_of(path) for columns, path in zip(self._columns, paths, strict=True)]
+        kept = self.cache.commit(wanted, len(self._columns[0]))
+        self._fed = [fed + count for fed, count in zip(self._fed, kept, strict=True)]
+        self._columns = []
+
+    def hidden_states(self, row: int, node: int | None) -> tuple[torch.Tensor, ...]:
+        """Of one node of the last forward, `(1, 1, hidden_size)` a layer; of the whole prompt without a `node`."""
+        states = self.outputs.get("decoder_hidden_states") or self.outputs.hidden_states
+        if node is None:
+            return tuple(states)
+        columns = self._columns[row]
+        column = columns.node_columns[node] - columns.first_new
+        return tuple(layer[row : row + 1, column : column + 1] for layer in states)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only."""
+        self.cache.select(rows)
+        if self._inputs is not None:
+            self._inputs.select(rows)
+        else:
+            self.kwargs = rows_of(self.kwargs, rows, len(self.texts))
+        self.texts = [self.texts[row] for row in rows]
+        self._fed = [self._fed[row] for row in rows]
+
+    def catch_up(self, length: int) -> None:
+        """Feed what the cache lacks of the texts' first `length` - 1 tokens."""
+        lagging = [text.tokens[fed : length - 1] for text, fed in zip(self.texts, self._fed, strict=True)]
+        if any(lagging):
+            trees = [DraftTree.chain(tokens[0], tokens[1:]) if tokens else None for tokens in lagging]
+            self._columns = [RowColumns(()) for _ in self.texts]
+            self.forward(trees)
+            self.commit([range(len(tokens)) for tokens in lagging])
 
     def close(self) -> None:
         """Give the caller's cache what plain generation would have left in it, also after an interrupted forward."""
-        if self._uncommitted:
+        if self._half_done or self._columns:
             self.cache.rollback()
         if self.keep_cache:
             self.cache.close()
+
+    def _lag(self, row: int) -> int:
+        return max(len(self.texts[row]) - 1 - self._fed[row], 0)

@@ -99,11 +99,10 @@ BATCH = torch.cat([PROMPT, PROMPT.roll(3, dims=1), PROMPT.flip(1)])
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "bloom", "t5", "mamba"])
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_a_batch_gives_plain_decodings_rows(zoo: Callable[[str], Any], family: str, do_sample: bool) -> None:
+def test_a_batch_gives_plain_decodings_rows(zoo: Callable[[str], Any], family: str) -> None:
     """Whether it speculates or not, the result is right, and the statistics say which."""
     model = zoo(family)
-    reference, ours = both(model, lambda: {"input_ids": BATCH, "do_sample": do_sample}, lambda _: LOOKUP)
+    reference, ours = both(model, lambda: {"input_ids": BATCH}, lambda _: LOOKUP)
     assert torch.equal(ours.output.sequences, reference.output.sequences)
     assert torch.equal(ours.random_state, reference.random_state)
     assert ours.stats.num_drafts or ours.stats.plain_reason

@@ -1,0 +1,63 @@
+"""Whether the rows of a batch can be decoded each at its own pace: whoever looks on must be able to take them apart.
+
+reason = reason_against_rows(call)      # None, or why the batch is decoded plainly
+"""
+
+from typing import TYPE_CHECKING
+
+from transformers.generation import logits_process
+
+from hf_specdec import compat
+
+if TYPE_CHECKING:
+    from hf_specdec.engine.run import Call
+
+__all__ = ["reason_against_rows"]
+
+# Processors that treat every row by itself and keep nothing between calls. Others may tell rows apart by their index,
+# or count calls, and get the whole batch in step, as plain decoding gives it to them.
+ROW_WISE_PROCESSORS = (
+    "EpsilonLogitsWarper",
+    "EtaLogitsWarper",
+    "ExponentialDecayLengthPenalty",
+    "ForcedBOSTokenLogitsProcessor",
+    "ForcedEOSTokenLogitsProcessor",
+    "InfNanRemoveLogitsProcessor",
+    "LogitNormalization",
+    "MinLengthLogitsProcessor",
+    "MinNewTokensLengthLogitsProcessor",
+    "MinPLogitsWarper",
+    "NoBadWordsLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor",
+    "RepetitionPenaltyLogitsProcessor",
+    "SequenceBiasLogitsProcessor",
+    "SuppressTokensAtBeginLogitsProcessor",
+    "SuppressTokensLogitsProcessor",
+    "TemperatureLogitsWarper",
+    "TopHLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "TypicalLogitsWarper",
+)
+
+
+def reason_against_rows(call: "Call") -> str | None:
+    """Why the rows of `call` have to stay in step, or `None`."""
+    config = call.generation_config
+    if call.streamer is not None:
+        return "a streamer of several sequences gets one token of each at a time"
+    wanted = [name for name in ("output_scores", "output_logits", "output_hidden_states") if getattr(config, name)]
+    if config.return_dict_in_generate and wanted:
+        return f"{wanted[0]} of several sequences holds the padding of finished ones too"
+    known = tuple(getattr(logits_process, name) for name in ROW_WISE_PROCESSORS if hasattr(logits_process, name))
+    for processor in call.logits_processor:
+        if type(processor) not in known:
+            return f"{type(processor).__name__} may look at several sequences at once"
+    row_wise = (compat.MaxLengthCriteria, compat.MaxTimeCriteria, compat.EosTokenCriteria, compat.StopStringCriteria)
+    kinds = [type(criterion) for criterion in call.stopping_criteria]
+    for kind in kinds:
+        if kind not in row_wise:
+            return f"{kind.__name__} may look at several sequences at once"
+    if compat.EosTokenCriteria not in kinds and compat.StopStringCriteria in kinds:
+        return "without an end-of-text token no sequence ends before the others"
+    return None

@@ -1,0 +1,186 @@
+"""The draft model of one call: every row's requests answered by one forward, over a cache that is never rebuilt.
+
+After each verify step the draft's cache keeps what it computed for the accepted tokens; what it has not seen of the
+text is fed along with the next request.
+
+    draft_model = DraftModel(model, input_ids, model_kwargs, like=target_model, tier="tree")
+    drafter = make_drafter(draft_model.row(0))
+    trees = propose_together([(drafter, budget)], draft_model)
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.drafters.base import Drafter
+from hf_specdec.drafters.scorer import DraftRound, RoundDrafter
+from hf_specdec.engine.target import Target, Tier
+from hf_specdec.engine.text import Text
+from hf_specdec.tree import DraftTree
+
+__all__ = ["DraftModel", "RowScorer", "propose_together"]
+
+
+class DraftModel:
+    """A draft model with the texts of all rows.
+
+    Args:
+        input_ids: `(batch, prompt_length)`, padded on the left as the target's.
+        model_kwargs: what the draft's forward gets: a cache of its own, masks, positions, encoder outputs.
+        vocab_size (`int`): of the target; the draft's logits are cut or filled to this width.
+        relative_cost (`float`): the draft's parameters over the target's.
+        device: where the logits go.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        model_kwargs: dict[str, Any],
+        *,
+        tier: Tier,
+        vocab_size: int,
+        relative_cost: float,
+        device: torch.device,
+        room: int = 1024,
+    ) -> None:
+        self.vocab_size, self.relative_cost, self.device = vocab_size, relative_cost, device
+        self.texts = [Text(input_ids[row : row + 1], room=room) for row in range(len(input_ids))]
+        config = GenerationConfig(max_length=input_ids.shape[1] + room)
+        self.target = Target(model, input_ids, config, model_kwargs, self.texts, tier=tier, keep_cache=False)
+        self.max_positions = getattr(compat.text_config(model.config), "max_position_embeddings", None)
+        self.num_forwards = 0
+        self._trees: list[DraftTree | None] = [None] * len(self.texts)
+        self._paths: list[list[int]] = [[] for _ in self.texts]
+        self._places = list(range(len(self.texts)))  # of each row of the call, -1 once it has left
+        self._has_read = self._has_ended = False
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether siblings can be scored."""
+        return self.target.tier == "tree"
+
+    def row(self, index: int) -> "RowScorer":
+        """The draft model as the drafter of row `index` sees it."""
+        return RowScorer(self, index)
+
+    def place(self, row: int) -> int:
+        """Where row `row` of the call stands among those that are left."""
+        return self._places[row]
+
+    def room(self) -> int:
+        """How many tokens the draft's positions allow below the root."""
+        if self.max_positions is None:
+            return 1 << 30
+        return int(max(self.max_positions - 1 - self.target.position, 0))
+
+    def score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+        """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
+        self._settle()
+        rows = self.target.forward(trees)
+        self.num_forwards += 1
+        self._trees = [new or old for new, old in zip(trees, self._trees, strict=True)]
+        return [self._like_the_targets(row) for row in rows]
+
+    def keep(self, place: int, accepted: Sequence[int]) -> None:
+        """The text of one row goes on; note which scored nodes are part of it."""
+        tree = self._trees[place]
+        self._paths[place] = [] if tree is None else _scored_path(tree, accepted[:-1])
+        for token in accepted:
+            self.texts[place].append(token)
+        self._has_ended = True
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows of those left."""
+        self._settle()
+        self.target.select(rows)
+        self.texts = [self.texts[row] for row in rows]
+        self._trees, self._paths = [None] * len(rows), [[] for _ in rows]
+        self._places = [rows.index(place) if place in rows else -1 for place in self._places]
+
+    def _settle(self) -> None:
+        """Read the prompt if that has not happened yet; give the cache what the last round left of the text."""
+        if not self._has_read:
+            self._has_read = True
+            self.target.prefill()
+        if self._has_ended:
+            self.target.commit(self._paths)
+            self._trees, self._has_ended = [None] * len(self.texts), False
+            self._paths = [[] for _ in self.texts]
+
+    def _like_the_targets(self, rows: torch.Tensor) -> torch.Tensor:
+        """fp32 on the target's device, as wide as the target's: padding ids of either model can never be drafted."""
+        rows = rows[:, : self.vocab_size].to(device=self.device, dtype=torch.float32)
+        missing = self.vocab_size - rows.shape[1]
+        return torch.nn.functional.pad(rows, (0, missing), value=float("-inf")) if missing else rows
+
+
+class RowScorer:
+    """One row of a `DraftModel`: the `DraftScorer` of a drafter."""
+
+    def __init__(self, draft_model: DraftModel, row: int) -> None:
+        self.draft_model, self._row = draft_model, row
+        self.vocab_size = draft_model.vocab_size
+        self.takes_trees = draft_model.takes_trees
+        self.relative_cost = draft_model.relative_cost
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """The draft model has the call's prompt already, padding included."""
+
+    def score(self, tree: DraftTree) -> torch.Tensor:
+        """See `DraftScorer.score`."""
+        trees: list[DraftTree | None] = [None] * len(self.draft_model.texts)
+        place = self.draft_model.place(self._row)
+        trees[place] = tree
+        return self.draft_model.score(trees)[place]
+
+    def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
+        """See `DraftScorer.keep`."""
+        self.draft_model.keep(self.draft_model.place(self._row), accepted)
+
+
+def propose_together(
+    wanted: Sequence[tuple[Drafter, int] | None], draft_model: DraftModel | None
+) -> list[DraftTree | None]:
+    """Every drafter's tree. Those that ask a draft model are asked in turns, so that one forward answers all.
+
+    Args:
+        wanted: for each row left its drafter and budget, `None` where its text has ended.
+    """
+    if draft_model is None:
+        return [None if row is None else row[0].propose(row[1]) for row in wanted]
+    room = draft_model.room()
+    trees: list[DraftTree | None] = [None] * len(wanted)
+    rounds: list[DraftRound | None] = [None] * len(wanted)
+    answers: list[Any] = [None] * len(wanted)
+    for place, row in enumerate(wanted):
+        if row is not None:
+            drafter, budget = row
+            assert isinstance(drafter, RoundDrafter)
+            rounds[place] = drafter.grow(budget if budget <= room else 0)
+    while any(rounds):
+        requests: list[DraftTree | None] = [None] * len(wanted)
+        for place, round_ in enumerate(rounds):
+            if round_ is None:
+                continue
+            try:
+                requests[place] = round_.send(answers[place])
+            except StopIteration as finished:
+                trees[place], rounds[place] = finished.value, None
+        if any(requests):
+            answers = list(draft_model.score(requests))
+    return trees
+
+
+def _scored_path(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
+    """The root and the nodes below it along `tokens`, as far as they were scored."""
+    path = [0]
+    for token in tokens:
+        child = tree.child(path[-1], token)
+        if child is None:
+            break
+        path.append(child)
+    return path

@@ -1,0 +1,119 @@
+"""A target and its draft model: whether they go together, and the draft's side of one call.
+
+check_pair(target, draft)
+draft_model = draft_model_of(call, draft, tier="tree")
+"""
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from transformers import LogitsProcessorList, PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.engine.run import Call
+from hf_specdec.engine.scorer import DraftModel
+from hf_specdec.engine.target import Tier
+from hf_specdec.errors import ConfigError
+
+__all__ = ["check_pair", "draft_model_of", "warp_of"]
+
+MAX_PADDING = 1024  # ids by which vocabularies of one tokenizer differ, rounded up to a multiple for the hardware
+
+
+def check_pair(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """Refuse a draft model whose token ids cannot be the target's.
+
+    Raises:
+        ConfigError: the models are of different kinds, or their vocabularies differ by more than padding.
+    """
+    if target.config.is_encoder_decoder != draft.config.is_encoder_decoder:
+        kinds = {True: "an encoder-decoder", False: "a decoder-only model"}
+        wanted = kinds[bool(target.config.is_encoder_decoder)]
+        raise ConfigError(
+            "assistant_model", f"must be {wanted} like the target", type(draft).__name__, "Choose another draft model."
+        )
+    sizes = [compat.text_config(model.config).vocab_size for model in (target, draft)]
+    if abs(sizes[0] - sizes[1]) > MAX_PADDING:
+        raise ConfigError(
+            "assistant_model",
+            f"must share the target's tokenizer (the target has {sizes[0]} token ids, the draft {sizes[1]})",
+            type(draft).__name__,
+            "Choose a draft of the same family, or pass tokenizer= and assistant_tokenizer= to have the drafts "
+            "translated by transformers' universal assisted decoding.",
+        )
+
+
+def draft_model_of(call: Call, draft: PreTrainedModel, *, tier: Tier, encoder_inputs: Any = None) -> DraftModel:
+    """The draft model with a cache of its own, ready to read the call's prompts.
+
+    Args:
+        encoder_inputs: of an encoder-decoder call: what the target's encoder has read.
+
+    Raises:
+        ConfigError: the prompt is no text that the draft could read.
+    """
+    if call.input_ids.shape[1] == 0:
+        raise ConfigError(
+            "inputs_embeds", "must be unset with a draft model", "given", "Pass input_ids, which the draft reads too."
+        )
+    ids = call.input_ids.to(draft.device)
+    longest = call.generation_config.max_length or ids.shape[1] + 1024
+    costs = [sum(weight.numel() for weight in model.parameters()) for model in (draft, call.model)]
+    return DraftModel(
+        draft,
+        ids,
+        _encoded(call, draft, encoder_inputs) if draft.config.is_encoder_decoder else _decoder_kwargs(call, draft, ids),
+        tier=tier,
+        vocab_size=compat.text_config(call.model.config).vocab_size,
+        relative_cost=costs[0] / max(costs[1], 1),
+        device=call.input_ids.device,
+        room=min(longest - ids.shape[1], 4096),
+    )
+
+
+def warp_of(call: Call) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+    """The call's processors for the draft's logits, `None` where nothing is sampled.
+
+    Those of transformers, copied; a user's own may count its calls and is for the text alone.
+    """
+    if not call.generation_config.do_sample:
+        return None
+    own = [p for p in call.logits_processor if type(p).__module__ == compat.PROCESSORS_MODULE]
+    processors = LogitsProcessorList(copy.deepcopy(own))
+    return lambda ids, row: cast("torch.Tensor", processors(ids, row))
+
+
+def _decoder_kwargs(call: Call, draft: PreTrainedModel, ids: torch.Tensor) -> dict[str, Any]:
+    kwargs: dict[str, Any] = {"use_cache": True, "past_key_values": compat.empty_cache(draft)}
+    mask = call.model_kwargs.get("attention_mask")
+    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    if isinstance(mask, torch.Tensor) and mask.ndim == 2:
+        kwargs["attention_mask"] = mask[:, -ids.shape[1] :].to(ids.device)
+        positions = (kwargs["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
+    if "position_ids" in inspect.signature(draft.forward).parameters:
+        kwargs["position_ids"] = positions
+    return kwargs
+
+
+def _encoded(call: Call, draft: PreTrainedModel, inputs: Any) -> dict[str, Any]:
+    """The draft's own encoding of what the target's encoder has read."""
+    if not isinstance(inputs, torch.Tensor):
+        raise ConfigError(
+            "encoder_outputs",
+            "must be left to generate with a draft model",
+            type(inputs).__name__,
+            "Pass the encoder's inputs to the generate of an enabled model.",
+        )
+    copies = call.input_ids.shape[0] // inputs.shape[0]
+    inputs = inputs.repeat_interleave(copies, dim=0).to(draft.device)
+    kwargs: dict[str, Any] = {"use_cache": True, "past_key_values": compat.empty_cache(draft)}
+    mask = call.model_kwargs.get("attention_mask")
+    if isinstance(mask, torch.Tensor):
+        kwargs["attention_mask"] = mask.to(draft.device)
+    encoder = draft.get_encoder()
+    known = {"attention_mask": kwargs.get("attention_mask")} if inputs.ndim == 2 else {}
+    kwargs["encoder_outputs"] = encoder(inputs, return_dict=True, **known)
+    return kwargs
