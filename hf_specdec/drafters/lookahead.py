@@ -67,7 +67,6 @@ class LookaheadDrafter(Drafter):
 
     def propose(self, budget: int) -> DraftTree:
         """The n-grams that begin with the root, merged into a trie, and the window beside them."""
-        budget = min(budget, self.config.node_budget)
         if budget < 1:
             return DraftTree.chain(self._root)
         builder = TreeBuilder(self._root)
@@ -85,7 +84,7 @@ class LookaheadDrafter(Drafter):
         Where the window was not computed, it stays as it is, but for its root.
         """
         if logits is not None and self._was_computed(tree):
-            for ngram in self._window.observe(self._next_tokens(logits)):
+            for ngram in self._window.observe(self._next_tokens(logits, tree.num_columns)):
                 self._pool.add(ngram)
         self._extend(accepted)
 
@@ -93,13 +92,13 @@ class LookaheadDrafter(Drafter):
         """Whether the forward of `tree` carried the window."""
         return not self.config.is_plain and (tree.extra is not None or self._window.num_extra == 0)
 
-    def _next_tokens(self, logits: torch.Tensor) -> list[int]:
+    def _next_tokens(self, logits: torch.Tensor, num_columns: int) -> list[int]:
         """What the target says comes after the window's last level, where that is level 0 the root's row first."""
-        width = self.config.window_size
+        first = num_columns - self.config.window_size
         if len(self._window.levels) > 1:
-            rows = logits[-width:]
+            rows = logits[first:num_columns]
         else:
-            rows = torch.cat([logits[:1], logits[len(logits) - width + 1 :]])
+            rows = torch.cat([logits[:1], logits[first + 1 : num_columns]])
         tokens: list[int] = rows.argmax(dim=-1).tolist()
         return tokens
 

@@ -157,11 +157,12 @@ def test_the_pool_keeps_the_keys_used_last() -> None:
 
 
 def test_the_pool_takes_every_ngram_of_a_text() -> None:
-    text = [random.Random(3).randrange(4) for _ in range(200)]
+    generator = random.Random(3)
+    text = [4, *[generator.randrange(4) for _ in range(200)], 5]
     pool = TailPool(ngram_size=3, max_tails=PLENTY, max_keys=PLENTY)
     pool.add_text(text)
-    expected = {tuple(text[start : start + 3]) for start in range(198)}
-    assert {(key, *tail) for key in range(4) for tail in pool.tails(key)} == expected
+    expected = {tuple(text[start : start + 3]) for start in range(200)}
+    assert {(key, *tail) for key in range(6) for tail in pool.tails(key)} == expected
     assert pool.tails(text[-3])[0] == tuple(text[-2:])
 
 
@@ -175,8 +176,15 @@ def test_candidates_share_their_prefixes_most_recently_used_first() -> None:
 
 def test_at_most_g_candidates_are_verified() -> None:
     drafter = LookaheadDrafter(config((2, 3, 2)))
-    drafter.begin([1, 2, 3, 1, 4, 5, 1, 6, 7, 1])
-    assert paths(drafter.propose(PLENTY)) == {(6, 7), (4, 5)}
+    drafter.begin([1, 2, 3, 1, 2, 5, 1, 2, 7, 1])
+    assert paths(drafter.propose(PLENTY)) == {(2, 7), (2, 5)}
+
+
+def test_the_pool_s_bound_is_the_configuration_s() -> None:
+    for max_keys, expected in ((6, {(2,)}), (5, set())):
+        drafter = LookaheadDrafter(config((2, 2, 2), max_keys=max_keys))
+        drafter.begin([1, 2, 3, 4, 5, 6, 1])
+        assert paths(drafter.propose(PLENTY)) == expected
 
 
 @pytest.mark.parametrize("budget", range(8))
@@ -221,7 +229,7 @@ def test_what_the_window_finds_is_drafted_and_accepted() -> None:
 
 def test_plain_decoding_drafts_nothing_and_has_no_window() -> None:
     drafter = begun((1, 1, 0))
-    for _ in range(5):
+    for _ in range(2 * VOCAB_SIZE):
         tree = step(drafter)
         assert len(tree) == 1
         assert tree.extra is None

@@ -138,15 +138,17 @@ def test_a_window_that_was_not_computed_stays_but_for_its_root() -> None:
     assert drafter.view.window == ((13, *before[0][1:]), *before[1:])
 
 
-def test_nodes_that_the_loop_cut_do_not_shift_the_window_s_rows() -> None:
-    views = []
-    for max_nodes in (None, 1):
-        drafter = LookaheadDrafter(config((3, 2, 4)))
-        drafter.begin([1, 2, 1, 3, 1, 4, 1])
-        tree = drafter.propose(PLENTY).truncated(max_nodes=max_nodes)
-        drafter.observe(tree, logits_for([*[2] * len(tree), 21, 22]), [2])
-        views.append(drafter.view)
-    assert views[0] == views[1]
+@pytest.mark.parametrize("max_nodes", [None, 1])
+def test_rows_are_counted_in_the_tree_that_was_computed(max_nodes: int | None) -> None:
+    """Whatever nodes the loop cut, the root's row is the first and the window's are the last."""
+    drafter = LookaheadDrafter(config((3, 2, 4)))
+    drafter.begin([1, 2, 1, 3, 1, 4, 1])
+    tree = drafter.propose(PLENTY).truncated(max_nodes=max_nodes)
+    rows = logits_for([30, *[2] * (len(tree) - 1), 21, 22])
+    padding = logits_for([9, 9])
+    drafter.observe(tree, torch.cat([rows, padding]), [1])
+    assert drafter.view.window == ((1, 21, 22),)
+    assert (30,) in drafter.view.pool[1]
 
 
 def test_a_window_of_the_root_alone_learns_from_the_root_s_row() -> None:
