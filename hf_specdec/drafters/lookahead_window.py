@@ -24,7 +24,7 @@ __all__ = ["JacobiWindow", "window_places"]
 class JacobiWindow:
     """The tokens of a window, level by level.
 
-    Each step moves it on by one position, whatever the step emitted. Moving it by the emitted tokens gave 2 to 5 %
+    Each step moves it on by one position, whatever the step emitted. Moving it by the emitted tokens gave 2 to 4 %
     fewer tokens per step: the columns that come in at its end know nothing.
 
     Args:
