@@ -7,12 +7,13 @@ model.generate(**inputs, spec_method="prompt_lookup")
 
 from hf_specdec import embedded
 from hf_specdec.api import SpecGenerationMixin, capability, decode, disable, enable
-from hf_specdec.config import PlainConfig, PromptLookupConfig, SpecConfig
+from hf_specdec.config import DraftModelConfig, LookaheadConfig, PlainConfig, PromptLookupConfig, SpecConfig
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.engine.probe import Capability
 from hf_specdec.engine.step import SpecStep
 from hf_specdec.errors import CheckpointError, ConfigError, MissingExtraError, SpecError, UnsupportedModelError
 from hf_specdec.loading import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from hf_specdec.self_draft import self_draft
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree, TreeBuilder
 
@@ -24,8 +25,10 @@ __all__ = [
     "Capability",
     "CheckpointError",
     "ConfigError",
+    "DraftModelConfig",
     "DraftTree",
     "Drafter",
+    "LookaheadConfig",
     "MissingExtraError",
     "PlainConfig",
     "PromptLookupConfig",
@@ -42,4 +45,5 @@ __all__ = [
     "disable",
     "embedded",
     "enable",
+    "self_draft",
 ]
