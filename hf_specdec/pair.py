@@ -13,6 +13,7 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.engine.batches import processors_of_row
 from hf_specdec.engine.run import Call
 from hf_specdec.engine.scorer import DraftModel
 from hf_specdec.engine.target import Tier
@@ -82,7 +83,7 @@ def warp_of(call: Call) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] 
     if not call.generation_config.do_sample:
         return None
     own = [p for p in call.logits_processor if type(p).__module__ == compat.PROCESSORS_MODULE]
-    processors = LogitsProcessorList(copy.deepcopy(own))
+    processors = processors_of_row(LogitsProcessorList(copy.deepcopy(own)), None)
     return lambda ids, row: cast("torch.Tensor", processors(ids, row))
 
 

@@ -4,6 +4,7 @@ reference, ours = both(model, lambda: {"logits_processor": [Recorder()]}, DRAFTS
 assert_same_run(ours, reference)
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from transformers import GenerationMixin
 
+import hf_specdec
 from tests.drafters import OracleDrafter, RandomTreeDrafter
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "assert_same_run",
     "assert_same_tensors",
     "both",
+    "noisy_copy",
     "plain",
     "run",
     "seq_length",
@@ -48,6 +51,18 @@ def plain(model: Any, *args: Any, **kwargs: Any) -> Any:
 def speculative(model: Any, *args: Any, **kwargs: Any) -> Any:
     """The enabled model's own `generate`; the tests pass `spec_method`."""
     return model.generate(*args, **kwargs)
+
+
+def noisy_copy(model: Any, *, noise: float = 0.1, seed: int = 3) -> Any:
+    """A draft model: the same one with noise in its weights, right often and wrong often."""
+    draft = copy.deepcopy(hf_specdec.disable(model))
+    hf_specdec.enable(model)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        for weight in draft.parameters():
+            if weight.ndim > 1:
+                weight.add_(torch.randn_like(weight), alpha=noise * float(weight.std()))
+    return draft
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

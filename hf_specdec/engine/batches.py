@@ -1,10 +1,15 @@
 """Whether the rows of a batch can be decoded each at its own pace: whoever looks on must be able to take them apart.
 
 reason = reason_against_rows(call)      # None, or why the batch is decoded plainly
+processors_of_row(call.logits_processor, 0)
 """
+
+import copy
 
 from typing import TYPE_CHECKING
 
+import torch
+from transformers import LogitsProcessorList
 from transformers.generation import logits_process
 
 from hf_specdec import compat
@@ -12,7 +17,7 @@ from hf_specdec import compat
 if TYPE_CHECKING:
     from hf_specdec.engine.run import Call
 
-__all__ = ["reason_against_rows"]
+__all__ = ["processors_of_row", "reason_against_rows"]
 
 # Processors that treat every row by itself and keep nothing between calls. Others may tell rows apart by their index,
 # or count calls, and get the whole batch in step, as plain decoding gives it to them.
@@ -61,3 +66,17 @@ def reason_against_rows(call: "Call") -> str | None:
     if compat.EosTokenCriteria not in kinds and compat.StopStringCriteria in kinds:
         return "without an end-of-text token no sequence ends before the others"
     return None
+
+
+def processors_of_row(processors: LogitsProcessorList, row: int | None) -> LogitsProcessorList:
+    """The processors as they see one row: `(1, length)` ids. `row` is `None` for ids without the prompt's padding."""
+    return LogitsProcessorList(_of_row(processor, row) for processor in processors)
+
+
+def _of_row(processor: object, row: int | None) -> object:
+    padding = getattr(processor, "prompt_ignore_length", None)
+    if not isinstance(padding, torch.Tensor):
+        return processor
+    own = copy.copy(processor)
+    own.prompt_ignore_length = None if row is None else padding[row : row + 1]  # type: ignore[attr-defined]
+    return own

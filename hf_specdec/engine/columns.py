@@ -25,6 +25,7 @@ class RowColumns:
         new_tokens, new_depths (`list[int]`): of the columns that the next forward writes; depths count from the first
             column, so that position id = tokens in the cache + depth.
         first_new (`int`): columns that earlier forwards have written.
+        tree (`DraftTree | None`): the tree as it was written last.
         node_columns (`list[int]`): column of each node of the tree, then of each extra token.
         is_chain (`bool`): whether every column sees all those before it, padding left aside.
     """
@@ -37,7 +38,7 @@ class RowColumns:
         self.first_new = 0
         self.node_columns: list[int] = []
         self.is_chain = True
-        self._tree: DraftTree | None = None
+        self.tree: DraftTree | None = None
         self._first_node = 0
 
     def __len__(self) -> int:
@@ -49,9 +50,9 @@ class RowColumns:
         self.first_new += len(self.new_tokens)
         self.new_tokens, self.new_depths = [], []
         self._first_node = len(self.node_columns)
-        self._tree = tree
         if tree is None:
             return
+        self.tree = tree
         if self._first_node == 0:
             self.new_tokens = self.pending.copy()
             self.new_depths = list(range(len(self.pending)))
@@ -87,11 +88,11 @@ class RowColumns:
         rows = self.new_rows
         if rows.start == rows.stop:
             return mask
-        assert self._tree is not None
+        assert self.tree is not None
         if self.first_new == 0:
             mask[:lag, :lag] = torch.ones(lag, lag, dtype=torch.bool).tril()
         mask[rows, :lag] = True
-        block = self._tree.visible()[self._first_node :]
+        block = self.tree.visible()[self._first_node :]
         if self.node_columns[-1] - self.node_columns[0] == len(self.node_columns) - 1:
             mask[rows, self.node_columns[0] : self.node_columns[-1] + 1] = block
         else:

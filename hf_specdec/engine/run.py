@@ -16,6 +16,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 from hf_specdec import compat
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.engine.assisted import CountedCandidates
+from hf_specdec.engine.batches import processors_of_row
 from hf_specdec.engine.choose import Chooser, StopCheck
 from hf_specdec.engine.loop import Limits, SpecLoop
 from hf_specdec.engine.row import Row
@@ -147,7 +148,8 @@ def _rows(call: Call, texts: Sequence[Text], make_drafter: MakeDrafter, stats: S
         generators = [torch.Generator(device).manual_seed(seed) for seed in stats.seeds]
     rows: list[Row] = []
     for index, (text, generator) in enumerate(zip(texts, generators, strict=True)):
-        chooser = Chooser(call.logits_processor, call.generation_config, device, generator)
+        processors = processors_of_row(call.logits_processor, index) if len(texts) > 1 else call.logits_processor
+        chooser = Chooser(processors, call.generation_config, device, generator)
         prompt = _without_padding(text, call.model_kwargs.get("attention_mask"), index)
         drafter = make_drafter(index, generator)
         if any(drafter is row.drafter for row in rows):

@@ -111,6 +111,9 @@ class Target:
         """
         if self._inputs is None:
             self._inputs = StepInputs(self.model, self.kwargs, self.texts, self._fed[0])
+        known = [0] * len(self.texts)
+        if self._columns and self.tier == "chain" and len(self.texts) > 1:
+            trees, known = self._rewind(trees)
         if not self._columns:
             self._columns = [
                 RowColumns(text.tokens[fed : len(text) - 1]) for text, fed in zip(self.texts, self._fed, strict=True)
@@ -124,7 +127,20 @@ class Target:
         self._half_done = True
         self.outputs = self.model(**inputs, return_dict=True)
         self._half_done = False
-        return [self.outputs.logits[row, columns.new_rows] for row, columns in enumerate(self._columns)]
+        logits = self.outputs.logits
+        return [logits[row, columns.new_rows][known[row] :] for row, columns in enumerate(self._columns)]
+
+    def _rewind(self, trees: Sequence[DraftTree | None]) -> tuple[list[DraftTree | None], list[int]]:
+        """Forget the uncommitted columns, to compute whole trees again.
+
+        Without a mask of ours, chains of rows that lag differently cannot grow side by side: between one row's nodes
+        would stand the padding that another row made necessary. Returns the trees and how many nodes were known.
+        """
+        known = [len(columns.node_columns) for columns in self._columns]
+        whole = [new or columns.tree for new, columns in zip(trees, self._columns, strict=True)]
+        self.cache.commit([[] for _ in self._columns], len(self._columns[0]))
+        self._columns = []
+        return whole, known
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Make the nodes in `paths`, one list a row, part of the cached text; forget the other columns."""
