@@ -20,7 +20,7 @@ BIN_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 PRIOR_MEANS = (0.6, 0.15, 0.08, 0.04)  # acceptance of a first, second, third, later child before anything is counted
 PRIOR_WEIGHT = 8.0  # observations that a prior counts as
 PRIOR_TOKENS = 2.0  # tokens a step before anything is counted
-MAX_COUNT = 512.0  # a count that reaches this is halved
+MAX_COUNT = 256.0  # a count that reaches this is halved
 
 
 class AcceptanceCounts:

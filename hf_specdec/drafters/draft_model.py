@@ -37,8 +37,8 @@ class DraftModelDrafter(RoundDrafter):
         scorer: the draft with this row's text.
         warp: the draft's own logits processors, as a function of `(1, L)` ids and a `(1, vocab_size)` row.
         generator: for the draws; `None` is the global one.
-        memory: acceptances counted in earlier calls. Not read where children are drawn: there a text depends on the
-            drafts, and the same seed must give the same text.
+        memory: acceptances counted in earlier greedy calls. Not used when sampling: acceptance depends on the warp, and
+            where children are drawn the text depends on the drafts, so that the same seed has to give the same drafts.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class DraftModelDrafter(RoundDrafter):
         self.config, self.warp, self.generator = config, warp, generator
         self.draws = config.use_logits and warp is not None
         self.is_deterministic = not self.draws
-        self.counts = memory if memory is not None and not self.draws else AcceptanceCounts()
+        self.counts = memory if memory is not None and warp is None else AcceptanceCounts()
         self._text: list[int] = []
         self._ids: torch.Tensor | None = None  # (1, L) of the text, once a round asks for it
         self._round: Growth | None = None
@@ -69,7 +69,7 @@ class DraftModelDrafter(RoundDrafter):
         """Start a text."""
         self.scorer.begin(prompt_ids)
         self._text, self._ids, self._round, self._skipped = list(prompt_ids), None, None, 0
-        if self.draws:
+        if self.warp is not None:
             self.counts = AcceptanceCounts()
 
     def grow(self, budget: int) -> DraftRound:

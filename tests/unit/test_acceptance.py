@@ -60,8 +60,8 @@ def test_speed_is_tokens_over_the_cost_of_both_models() -> None:
     counts = AcceptanceCounts()
     for _ in range(5_000):
         counts.record([], num_forwards=4, num_tokens=3)
-    assert abs(counts.tokens_per_cost(0.0) - 3.0) < 0.05
-    assert abs(counts.tokens_per_cost(0.25) - 1.5) < 0.05
+    assert abs(counts.tokens_per_cost(0.0) - 3.0) < 0.1
+    assert abs(counts.tokens_per_cost(0.25) - 1.5) < 0.1
 
 
 def test_it_can_be_copied_and_sent() -> None:

@@ -251,6 +251,16 @@ def test_what_was_learned_serves_the_next_call() -> None:
     assert drafter_of(UNSURE_AT_TWO, scorer=cost, draft_len=5).propose(100).num_draft_tokens == 5
 
 
+@pytest.mark.parametrize("use_logits", [False, True])
+def test_sampled_calls_neither_read_nor_write_what_greedy_calls_learned(use_logits: bool) -> None:
+    """Their acceptances depend on temperature and top-p."""
+    memory = AcceptanceCounts()
+    drafter = drafter_of(UNSURE_AT_TWO, memory=memory, use_logits=use_logits, warp=lambda ids, row: row)
+    with torch.random.fork_rng(devices=[]):
+        settle(drafter, dict.fromkeys(range(6), False), 40)
+    assert memory.mean(0) == AcceptanceCounts().mean(0)
+
+
 def test_a_part_of_the_tree_that_was_verified_is_counted() -> None:
     memory = AcceptanceCounts()
     drafter = drafter_of(sure_of(dict.fromkeys(range(6), 0.95)), draft_len=4, memory=memory, **ALWAYS)

@@ -265,10 +265,10 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_texts_have_the_target_s_distribution(shape: str) -> None:
-    """2,000 texts of two tokens, 36 different ones; odds of one in a million."""
+    """5,000 texts of two tokens, 36 different ones; odds of one in a million."""
     warps = temperature(0.9), temperature(0.8)
     config = DraftModelConfig(use_logits=True, **SHAPES[shape])
-    seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=2_000)
+    seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=5_000)
     value, degrees = chi_square(seen, true_probabilities(TARGET, warps[1], 2))
     assert value < critical_value(degrees)
 

@@ -4,6 +4,7 @@ import copy
 import pickle
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers as tf
@@ -149,3 +150,27 @@ def test_a_draft_of_a_draft_and_a_copy_of_one() -> None:
 def test_transformers_takes_it_as_assistant() -> None:
     model = build(FAMILIES["llama"])
     assert text_of(model, assistant_model=self_draft(model, layers=2)) == text_of(model)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("spec_config", [{"draft_len": 3}, {"draft_len": 3, "num_branches": 2}], ids=["chain", "tree"])
+def test_a_model_speculates_with_its_own_first_layers(name: str, spec_config: dict[str, int]) -> None:
+    """Both share modules, and neither disturbs the other."""
+    model = build(FAMILIES[name])
+    expected = text_of(model)
+    draft = self_draft(hf_specdec.enable(model), layers=2)
+    config = {**spec_config, "confidence_threshold": 0.0}
+    assert text_of(model, spec_method="draft_model", assistant_model=draft, spec_config=config) == expected
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_adapters_go_along() -> None:
+    """The draft of a PEFT-wrapped model has the adapters of the layers it keeps."""
+    model = build(FAMILIES["llama"])
+    bare = text_of(self_draft(model, layers=2))
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    )
+    draft = self_draft(adapted, layers=2)
+    assert sum("lora_" in name for name, _ in draft.named_parameters()) == 2 * 2 * 2
+    assert text_of(draft) != bare
