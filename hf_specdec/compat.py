@@ -7,7 +7,8 @@ Nothing else in the package imports a private transformers name. Tried with tran
     mask functions               a tree's mask is the model's own mask evaluated at the nodes' positions
     `_sample`                    plain decoding, where a model allows nothing else
     `_assisted_decoding`         `engine="assisted"` runs our drafters in transformers' loop
-    `_prefill`, `_update_model_kwargs_for_generation`
+    `_prefill`, `_prepare_cache_for_generation`, `_prepare_position_ids_for_generation`,
+    `_update_model_kwargs_for_generation`
                                  the prompt's forward with all of `generate`'s rules (multimodal inputs, embeddings,
                                  continued caches, chunks) is transformers' own
 """
@@ -26,6 +27,7 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
     EncoderDecoderCache,
 )
+from transformers.generation import GenerationMode
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
@@ -55,14 +57,21 @@ __all__ = [
     "StopStringCriteria",
     "assisted_decoding",
     "attention_implementation",
-    "empty_cache",
+    "cache_name",
+    "cached_length",
+    "can_crop",
+    "can_reorder",
+    "fresh_cache",
     "generation_model",
     "has_own_input_preparation",
+    "holds_states",
     "mask_function_of",
     "masks_for_forward",
+    "own_positions",
     "prefill",
     "private_config",
     "register_mask_function",
+    "replaced_attributes",
     "sample",
     "set_attention_implementation",
     "text_config",
@@ -72,6 +81,9 @@ __all__ = [
 PROCESSORS_MODULE = LogitsProcessor.__module__  # of transformers' own logits processors
 # Placeholder of a layer that keeps no keys of its own; older releases have none, and no such layers.
 DummyLayer: Any = getattr(cache_utils, "DummyLayer", type("DummyLayer", (), {}))
+# Layers with a recurrent or convolution state; they derive from nothing that attention layers derive from.
+StateLayer: Any = getattr(cache_utils, "LinearAttentionCacheLayerMixin", CacheLayerMixin)
+CACHE_NAMES = ("past_key_values", "cache_params", "state")  # under which `generate` keeps a model's cache
 
 
 def generation_model(model: Any) -> Any:
@@ -142,11 +154,53 @@ def masks_for_forward(
     )
 
 
-def empty_cache(model: PreTrainedModel) -> Cache:
-    """A dynamic cache as `generate` would make one for `model`."""
-    config = text_config(model.config)
-    cache = DynamicCache(config=config)
-    return EncoderDecoderCache(cache, DynamicCache(config=config)) if model.config.is_encoder_decoder else cache
+def fresh_cache(model: PreTrainedModel, batch_size: int = 1) -> dict[str, Any]:
+    """The cache that `generate` would begin with, under its name; nothing where the model makes its own."""
+    kwargs: dict[str, Any] = {}
+    model._prepare_cache_for_generation(GenerationConfig(), kwargs, GenerationMode.GREEDY_SEARCH, batch_size, 0)
+    return kwargs
+
+
+def own_positions(model: PreTrainedModel, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> torch.Tensor:
+    """The `position_ids` that `generate` makes for a prompt; some models count in several dimensions."""
+    return cast("torch.Tensor", model._prepare_position_ids_for_generation(input_ids, model_kwargs))
+
+
+def cache_name(model_kwargs: dict[str, Any]) -> str:
+    """The name of the cache among a forward's arguments; `"past_key_values"` where there is none yet."""
+    return next((name for name in CACHE_NAMES if model_kwargs.get(name) is not None), CACHE_NAMES[0])
+
+
+def cached_length(cache: Any) -> int | None:
+    """Tokens in a cache; `None` for those that do not count them."""
+    try:
+        return int(cache.get_seq_length())
+    except (AttributeError, ValueError):  # no cache of transformers; recurrent layers only
+        return None
+
+
+def can_crop(cache: Any) -> bool:
+    """Whether `crop` undoes a forward on every layer: transformers' own layers, none with a recurrent state."""
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
+    own = all(type(layer).__module__ == cache_utils.__name__ for layer in layers)
+    return bool(layers) and own and isinstance(cache, Cache) and bool(cache.is_croppable)
+
+
+def can_reorder(cache: Any) -> bool:
+    """Whether `reorder_cache` takes any rows of a cache: transformers' own, filled on every layer."""
+    return type(cache) is DynamicCache and all(type(layer).__module__ == cache_utils.__name__ for layer in cache.layers)
+
+
+def holds_states(value: Any) -> bool:
+    """Whether the attributes of an object are part of a cache's content: caches, some of no common base, and layers."""
+    return isinstance(value, (Cache, CacheLayerMixin, StateLayer)) or type(value).__name__.endswith("Cache")
+
+
+def replaced_attributes(layer: Any) -> tuple[str, ...]:
+    """Attributes of a cache layer that a forward replaces by new tensors, and never writes into."""
+    own = getattr(type(layer), "update", None)
+    known = own in (DynamicLayer.update, DynamicSlidingWindowLayer.update)
+    return ("keys", "values") if known else ()
 
 
 def has_own_input_preparation(model: PreTrainedModel) -> bool:

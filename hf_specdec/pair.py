@@ -88,7 +88,7 @@ def warp_of(call: Call) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] 
 
 
 def _decoder_kwargs(call: Call, draft: PreTrainedModel, ids: torch.Tensor) -> dict[str, Any]:
-    kwargs: dict[str, Any] = {"use_cache": True, "past_key_values": compat.empty_cache(draft)}
+    kwargs: dict[str, Any] = {"use_cache": True, **compat.fresh_cache(draft)}
     mask = call.model_kwargs.get("attention_mask")
     positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     if isinstance(mask, torch.Tensor) and mask.ndim == 2:
@@ -110,7 +110,7 @@ def _encoded(call: Call, draft: PreTrainedModel, inputs: Any) -> dict[str, Any]:
         )
     copies = call.input_ids.shape[0] // inputs.shape[0]
     inputs = inputs.repeat_interleave(copies, dim=0).to(draft.device)
-    kwargs: dict[str, Any] = {"use_cache": True, "past_key_values": compat.empty_cache(draft)}
+    kwargs: dict[str, Any] = {"use_cache": True, **compat.fresh_cache(draft)}
     mask = call.model_kwargs.get("attention_mask")
     if isinstance(mask, torch.Tensor):
         kwargs["attention_mask"] = mask.to(draft.device)

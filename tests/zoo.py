@@ -41,6 +41,18 @@ LOCAL: dict[str, Any] = {
     "window_size": WINDOW,
 }
 CONVOLUTIONS: dict[str, Any] = {"layer_types": ["conv", "full_attention", "conv"]}
+RECURRENT: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 12,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
     "moe_intermediate_size": 32,
@@ -104,6 +116,7 @@ FAMILIES: dict[str, Family] = dict(
         family("bloom", "BloomConfig", BASE, tier="chain", scale=0.22, seed=5),
         family("gpt_neo", "GPTNeoConfig", BASE | LOCAL, tier="chain", scale=0.12, seed=4),
         family("lfm2", "Lfm2Config", DECODER | CONVOLUTIONS, tier="chain", scale=0.12, seed=6),
+        family("qwen3_next", "Qwen3NextConfig", DECODER | RECURRENT, tier="chain", scale=0.06, seed=1),
         family("t5", "T5Config", T5, tier="chain", scale=0.18, seed=2),
     )
 )

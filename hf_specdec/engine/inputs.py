@@ -22,6 +22,7 @@ from hf_specdec.errors import UnsupportedModelError
 __all__ = ["StepInputs", "rows_of"]
 
 RUNWAY = 512  # positions and mask columns prepared at once
+SHORTENED_LOGITS = ("logits_to_keep", "num_logits_to_keep")  # some models ask for the last row only
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
 
@@ -40,7 +41,8 @@ class StepInputs:
             f"{prefix}{name}" for name in ("input_ids", "attention_mask", "position_ids")
         )
         self.model, self.kwargs, self.texts = model, model_kwargs, list(texts)
-        self.cache = model_kwargs["past_key_values"]
+        self.cache_name = compat.cache_name(model_kwargs)
+        self.cache = model_kwargs[self.cache_name]
         self.masks = TreeMasks(model)
         self.asks_model = compat.has_own_input_preparation(model)
         ids = torch.cat([text.ids()[:, : fed + 1] for text in texts])
@@ -63,6 +65,8 @@ class StepInputs:
         inputs = dict(self.template)
         if self.asks_model and (behind[0] or total > 1):
             inputs = self._asked(columns, fed[0])
+        for key in SHORTENED_LOGITS:
+            inputs.pop(key, None)
         inputs[self.ids_key] = torch.tensor([row.new_tokens for row in columns], device=self.device)
         if self.positions_key in self.template:
             inputs[self.positions_key] = self._positions_of(columns, behind, in_sequence)
@@ -127,7 +131,7 @@ class StepInputs:
         inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
             ids, next_sequence_length=len(columns[0].new_tokens), **kwargs
         )
-        if inputs.get("past_key_values") is not self.cache:
+        if inputs.get(self.cache_name) is not self.cache:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} drops its cache at token {before}, which cannot be followed while "
                 "several tokens are verified at once. Generate this text with spec_method=None."

@@ -1,6 +1,9 @@
 """The cache around a forward of several tokens: what stays of it, and what the caller's own cache holds in the end.
 
 cache = kept_cache(model_kwargs["past_key_values"], reserve=512)
+outputs = model(..., past_key_values=cache.model_cache)
+cache = cache.settle(outputs.past_key_values)
+cache.mark(0)
 model(..., past_key_values=cache.model_cache)
 advances = cache.commit(paths, num_columns)
 cache.close()
@@ -13,6 +16,7 @@ import torch
 
 from hf_specdec import compat
 from hf_specdec.cache import SpecCache
+from hf_specdec.engine.kept_state import StateCache
 from hf_specdec.errors import UnsupportedModelError
 
 __all__ = ["KeptCache", "kept_cache"]
@@ -23,16 +27,25 @@ class KeptCache(Protocol):
 
     Attributes:
         model_cache: what the model's forward gets.
+        handed_out: the caller's cache, or the one that the model has made.
         takes_trees (`bool`): whether any path can be kept, or only the beginning of a chain.
-        drops_rows (`bool`): whether `select` works.
+        keeps_beginnings (`bool`): whether the beginning of a forward can be kept, or only all of it.
     """
 
     model_cache: Any
+    handed_out: Any
     takes_trees: bool
-    drops_rows: bool
+    keeps_beginnings: bool
 
-    def settle(self) -> None:
-        """Take over the prompt's columns."""
+    @property
+    def drops_rows(self) -> bool:
+        """Whether `select` works."""
+
+    def settle(self, cache: Any) -> "KeptCache":
+        """Take over the prompt's columns, `cache` being what the model's output names; returns what to go on with."""
+
+    def mark(self, num_columns: int) -> None:
+        """Called before each forward, with the number of columns written since the last commit."""
 
     def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
         """Keep what can be kept of each row's columns in its path, of the `num_columns` written since the last commit.
@@ -54,36 +67,41 @@ def kept_cache(cache: Any, *, reserve: int, in_step: bool = False) -> KeptCache:
     """The best way to keep `cache`, with room for `reserve` tokens where that can be said beforehand.
 
     Args:
+        cache: the caller's; `None` where the model makes its own.
         in_step: keep the rows of a batch equally long, for models that cannot tell them apart.
 
     Raises:
         UnsupportedModelError: it is no cache that could be rolled back.
     """
     inner = getattr(cache, "self_attention_cache", cache)
-    if not isinstance(inner, compat.DynamicCache):
+    if isinstance(inner, compat.Cache) and (not isinstance(inner, compat.DynamicCache) or inner.offloading):
         raise UnsupportedModelError("the cache is not one of transformers' dynamic key/value caches")
-    if inner.layers and all(inner.is_linear):
-        raise UnsupportedModelError("a recurrent state cannot be rolled back")
-    spec = SpecCache.adopt(inner, reserve=reserve)
-    return _Adopted(cache, spec, in_step) if spec is not None else _Cropped(cache)
+    spec = None if inner is None else SpecCache.adopt(inner, reserve=reserve)
+    return _Adopted(cache, spec, in_step) if spec is not None else _Unknown(cache)
 
 
 class _Adopted:
     """Attention only: a `SpecCache` in place of the caller's cache, which gets the text's columns in the end."""
 
     takes_trees = True
+    keeps_beginnings = True
     drops_rows = True
 
     def __init__(self, original: Any, spec: SpecCache, in_step: bool) -> None:
         self.spec, self.in_step = spec, in_step
+        self.handed_out = original
         self.original = getattr(original, "self_attention_cache", original)
         self.model_cache: Any = spec
         if isinstance(original, compat.EncoderDecoderCache):
             self.model_cache = compat.EncoderDecoderCache(spec, original.cross_attention_cache)
             self.model_cache.is_updated = original.is_updated
 
-    def settle(self) -> None:
+    def settle(self, cache: Any) -> "KeptCache":
         self.spec.settle()
+        return self
+
+    def mark(self, num_columns: int) -> None:
+        """Nothing is lost by writing."""
 
     def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
         if self.in_step and len(paths) > 1:
@@ -104,22 +122,31 @@ class _Adopted:
         self.spec.hand_back(self.original)
 
 
+class _Unknown(StateCache):
+    """States beside attention: what they are shows when the model has read the prompt."""
+
+    def settle(self, cache: Any) -> "KeptCache":
+        return _Cropped(cache) if compat.can_crop(cache) else StateCache(cache)
+
+
 class _Cropped:
     """Convolution states beside attention: the caller's own cache, cropped after each forward. Chains only."""
 
     takes_trees = False
+    keeps_beginnings = True
     drops_rows = False
 
-    def __init__(self, original: Any) -> None:
-        self.model_cache = original
-        self._layers = getattr(original, "self_attention_cache", original).layers
+    def __init__(self, cache: Any) -> None:
+        self.model_cache = self.handed_out = cache
+        self._layers = getattr(cache, "self_attention_cache", cache).layers
         self._recorded = [getattr(layer, "record_past", None) for layer in self._layers]
-        original.activate_past_recording()
+        cache.activate_past_recording()
 
-    def settle(self) -> None:
-        if not self.model_cache.is_croppable:
-            raise UnsupportedModelError("a recurrent state cannot be rolled back")
-        self.model_cache.crop(0)
+    def settle(self, cache: Any) -> "KeptCache":
+        return self
+
+    def mark(self, num_columns: int) -> None:
+        """What is written can be cropped."""
 
     def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
         kept = min(len(path) for path in paths)

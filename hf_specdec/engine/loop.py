@@ -136,7 +136,8 @@ class SpecLoop:
     def _draft(self) -> list[DraftTree]:
         """The drafters' trees, cut to what the model can verify and what the texts have room for."""
         budget, is_chain = self.limits.budget, self.target.tier == "chain"
-        depths = [self._room(row) for row in self._active]
+        may_draft = [self.target.drafts_now(index) for index in range(len(self._active))]
+        depths = [self._room(row) if drafts else 0 for row, drafts in zip(self._active, may_draft, strict=True)]
         wanted = [
             None if row.finished else (row.drafter, min(budget, depth) if is_chain else budget)
             for row, depth in zip(self._active, depths, strict=True)

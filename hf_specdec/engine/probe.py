@@ -1,6 +1,6 @@
 """What a model can do, found by trying: a few tokens as a tree against the same tokens in sequence, then a rollback.
 
-Never a list of model names. The reference is the model itself without a cache.
+Never a list of model names. The reference is the model as plain `generate` drives it: a prompt, then token by token.
 
     capability = probe(model)
     capability.tier, capability.reason
@@ -9,13 +9,14 @@ Never a list of model names. The reference is the model itself without a cache.
 import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.attention import TreeMasks
+from hf_specdec.engine.inputs import rows_of
 from hf_specdec.engine.target import Target, Tier
 from hf_specdec.engine.text import Text
 from hf_specdec.errors import UnsupportedModelError
@@ -117,7 +118,7 @@ def _try_tree(model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: i
     d = builder.add(b, t[5])
     tree = builder.build()
     paths = [[t[0], t[1], t[3]], [t[0], t[1], t[4]], [t[0], t[2], t[5]]]
-    wanted = _reference(model, encoder_kwargs, [prompt + path for path in paths])[:, -3:]
+    wanted = _reference(model, encoder_kwargs, [prompt + path for path in paths], 3)
     target, text = _target(model, encoder_kwargs, prompt, "tree")
     if target.tier != "tree":
         raise UnsupportedModelError("its cache holds states beside keys and values")
@@ -132,14 +133,18 @@ def _try_tree(model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: i
 
 def _try_chain(model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: int) -> float:
     prompt, t = _tokens(model, attempt)
-    wanted = _reference(model, encoder_kwargs, [prompt + t[:4]])[:, -4:]
+    wanted = _reference(model, encoder_kwargs, [prompt + t[:6]], 6)
     target, text = _target(model, encoder_kwargs, prompt, "chain")
     text.append(t[0])
-    rows = target.forward([DraftTree.chain(t[0], t[1:4])])[0][None].float()
     tolerance = _tolerance(model, encoder_kwargs, prompt, t)
-    error = _compare(rows, wanted, tolerance)
+    error = _compare(target.forward([DraftTree.chain(t[0], t[1:3])])[0][None].float(), wanted[:, :3], tolerance)
+    target.commit([[0, 1, 2]])
+    for token in t[1:4]:
+        text.append(token)
+    rows = target.forward([DraftTree.chain(t[3], [*t[4:6], t[0]])])[0][None].float()
+    error = max(error, _compare(rows[:, :3], wanted[:, 3:], tolerance))
     target.commit([[0, 1]])
-    return max(error, _continue(model, encoder_kwargs, target, text, [t[1]], t[5:7], tolerance))
+    return max(error, _continue(model, encoder_kwargs, target, text, [t[4]], t[6:8], tolerance))
 
 
 def _continue(
@@ -155,22 +160,17 @@ def _continue(
     for token in [*accepted, more[0]]:
         text.append(token)
     rows = target.forward([DraftTree.chain(more[0], more[1:])])[0][None].float()
-    wanted = _reference(model, encoder_kwargs, [[*text.tokens, *more[1:]]])[:, -2:]
+    wanted = _reference(model, encoder_kwargs, [[*text.tokens, *more[1:]]], 2)
     return _compare(rows, wanted, tolerance)
 
 
 def _tolerance(model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], t: list[int]) -> float:
-    """What rounding can explain: in half precision, some times what it does to one token at a time."""
+    """What rounding can explain: in half precision, some times what another split of the text does to it."""
     if model.dtype in (torch.float32, torch.float64) and torch.get_float32_matmul_precision() == "highest":
         return EXACT
-    wanted = _reference(model, encoder_kwargs, [prompt + t[:3]])[:, -3:]
-    target, text = _target(model, encoder_kwargs, prompt, "chain")
-    rows = []
-    for token in t[:3]:
-        text.append(token)
-        rows.append(target.forward([DraftTree.chain(token)])[0][None].float())
-        target.commit([[0]])
-    noise = _error(torch.cat(rows, dim=1), wanted)
+    by_token = _reference(model, encoder_kwargs, [prompt + t[:3]], 3)
+    at_once = [_reference(model, encoder_kwargs, [prompt + t[:count]], 1) for count in (1, 2, 3)]
+    noise = _error(torch.cat(at_once, dim=1), by_token)
     return min(max(NOISE_FACTOR * noise, LEAST_INEXACT), MOST_INEXACT)
 
 
@@ -194,26 +194,35 @@ def _target(
 ) -> tuple[Target, Text]:
     """A target that has read all of `prompt`, and the text that goes with it."""
     ids = torch.tensor([prompt], device=_device(model))
-    kwargs: dict[str, Any] = {"use_cache": True, **encoder_kwargs}
-    kwargs["past_key_values"] = compat.empty_cache(model)
-    if not model.config.is_encoder_decoder and _accepts(model, "position_ids"):
-        kwargs["position_ids"] = torch.arange(len(prompt), device=ids.device).unsqueeze(0)
     text = Text(ids, room=16)
-    target = Target(model, ids, GenerationConfig(), kwargs, [text], tier=tier)
+    target = Target(model, ids, GenerationConfig(), _arguments(model, ids, encoder_kwargs), [text], tier=tier)
     target.prefill()
     return target, text
 
 
-def _reference(model: PreTrainedModel, encoder_kwargs: dict[str, Any], rows: list[list[int]]) -> torch.Tensor:
-    """`(rows, length, vocab_size)`: the model over whole texts, nothing cached."""
+def _reference(
+    model: PreTrainedModel, encoder_kwargs: dict[str, Any], rows: list[list[int]], count: int
+) -> torch.Tensor:
+    """`(rows, count, vocab_size)`: logits after each of the last `count` tokens, fed one by one behind the others."""
     ids = torch.tensor(rows, device=_device(model))
-    if model.config.is_encoder_decoder:
-        outputs = model(decoder_input_ids=ids, use_cache=False, **encoder_kwargs)
-        return cast("torch.Tensor", outputs.logits.float())
-    kwargs: dict[str, Any] = {}
-    if _accepts(model, "position_ids"):
-        kwargs["position_ids"] = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0).expand(len(rows), -1)
-    return cast("torch.Tensor", model(input_ids=ids, use_cache=False, **kwargs).logits.float())
+    first = ids.shape[1] - count + 1
+    kwargs = _arguments(model, ids[:, :first], rows_of(encoder_kwargs, [0] * len(rows), 1))
+    outputs = compat.prefill(model, ids[:, :first], GenerationConfig(), kwargs)
+    logits = [outputs.logits[:, -1].float()]
+    for length in range(first + 1, ids.shape[1] + 1):
+        kwargs = compat.updated_kwargs(model, outputs, kwargs)
+        inputs = model.prepare_inputs_for_generation(ids[:, :length], next_sequence_length=1, **kwargs)
+        outputs = model(**inputs, return_dict=True)
+        logits.append(outputs.logits[:, -1].float())
+    return torch.stack(logits, dim=1)
+
+
+def _arguments(model: PreTrainedModel, ids: torch.Tensor, encoder_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What `generate` hands to a decoding method for this prompt."""
+    kwargs = {"use_cache": True, **encoder_kwargs, **compat.fresh_cache(model, len(ids))}
+    if not model.config.is_encoder_decoder and _accepts(model, "position_ids"):
+        kwargs["position_ids"] = compat.own_positions(model, ids, kwargs)
+    return kwargs
 
 
 def _encode(model: PreTrainedModel) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def decode_speculatively(
         make_drafter: makes the drafter of one row from its index and random generator.
     """
     config, model = call.generation_config, call.model
-    original = call.model_kwargs.get("past_key_values")
+    original = call.model_kwargs.get(compat.cache_name(call.model_kwargs))
     keep_cache = bool(config.return_dict_in_generate) or getattr(original, "_is_user_defined", False)
     texts = _texts(call)
     target = Target(model, call.input_ids, config, call.model_kwargs, texts, tier=tier, keep_cache=keep_cache)
@@ -106,7 +106,7 @@ def _output(call: Call, loop: SpecLoop, sequences: torch.Tensor) -> Any:
         "sequences": sequences,
         "scores": _tuple(chooser.scores),
         "logits": _tuple(chooser.logits),
-        "past_key_values": call.model_kwargs.get("past_key_values"),
+        "past_key_values": loop.target.cache.handed_out,
     }
     hidden_states = _tuple(loop.hidden_states)
     if not call.model.config.is_encoder_decoder:

@@ -11,6 +11,7 @@ only its new nodes are computed. A batch is the same with more rows.
     target.close()
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -22,12 +23,14 @@ from hf_specdec.engine.columns import RowColumns
 from hf_specdec.engine.inputs import StepInputs, rows_of
 from hf_specdec.engine.kept import kept_cache
 from hf_specdec.engine.text import Text
+from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.tree import DraftTree
 
 __all__ = ["Target", "Tier"]
 
 Tier = Literal["tree", "chain", "plain"]
 RESERVE = 1024  # cache columns allocated at once behind the prompt, at most
+MAX_LAG = 8  # tokens that a row may have to feed again and still draft
 MAX_DRAFT = 64  # columns that the last step may write beyond the text's end without growing the cache
 
 
@@ -67,9 +70,12 @@ class Target:
         longest = generation_config.max_length or length + RESERVE
         reserve = min(longest + MAX_DRAFT, length + RESERVE)
         self.in_step = len(texts) > 1 and (tier != "tree" or compat.has_own_input_preparation(model))
-        self.cache = kept_cache(model_kwargs.get("past_key_values"), reserve=reserve, in_step=self.in_step)
+        original = model_kwargs.get(compat.cache_name(model_kwargs))
+        self.cache = kept_cache(original, reserve=reserve, in_step=self.in_step)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
-        self.kwargs = {**model_kwargs, "past_key_values": self.cache.model_cache}
+        self.kwargs = dict(model_kwargs)
+        if original is not None:
+            self.kwargs[compat.cache_name(model_kwargs)] = self.cache.model_cache
         self.outputs: Any = None
         self._fed = [len(text) for text in self.texts]  # tokens of each text in the cache once the prompt is
         self._columns: list[RowColumns] = []
@@ -80,8 +86,7 @@ class Target:
     @property
     def position(self) -> int:
         """Position of the longest row's next root, or a little more where the prompt is padded."""
-        cached = int(self.cache.model_cache.get_seq_length())
-        return cached + self._ahead + max(map(self._lag, range(len(self.texts))), default=0)
+        return self._cached + self._ahead + max(map(self._lag, range(len(self.texts))), default=0)
 
     @property
     def drops_rows(self) -> bool:
@@ -92,15 +97,16 @@ class Target:
         """The prompt's forward. `outputs.logits[:, -1]` decides the first tokens."""
         self._half_done = True
         self.outputs = compat.prefill(self.model, self.input_ids, self.generation_config, self.kwargs)
-        self.cache.settle()
-        self._half_done = False
         self.kwargs = compat.updated_kwargs(self.model, self.outputs, self.kwargs)
-        self.kwargs["past_key_values"] = self.cache.model_cache
+        self.cache = self.cache.settle(self.kwargs.get(compat.cache_name(self.kwargs)))
+        if self.cache.model_cache is None:
+            raise UnsupportedModelError("it keeps no cache")
+        self._half_done = False
+        self.kwargs[compat.cache_name(self.kwargs)] = self.cache.model_cache
         self.kwargs.pop("logits_to_keep", None)
         positions = self.kwargs.get("position_ids")
         if positions is not None:  # a caller may count from elsewhere than 0
-            cached = int(self.cache.model_cache.get_seq_length())
-            self._ahead = max(int(positions[..., -1].max()) - cached, 0)
+            self._ahead = max(int(positions[..., -1].max()) - self._cached, 0)
         return self.outputs
 
     def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
@@ -109,26 +115,31 @@ class Target:
         Returns:
             For each row `(new nodes + extra tokens, vocab_size)`, the logits after each.
         """
-        if self._inputs is None:
-            self._inputs = StepInputs(self.model, self.kwargs, self.texts, self._fed[0])
         known = [0] * len(self.texts)
         if self._columns and self.tier == "chain" and len(self.texts) > 1:
             trees, known = self._rewind(trees)
         if not self._columns:
-            self._columns = [
-                RowColumns(text.tokens[fed : len(text) - 1]) for text, fed in zip(self.texts, self._fed, strict=True)
-            ]
+            if len(self.texts) > 1 and not self.cache.keeps_beginnings:
+                self._feed_common()
+            self._columns = [RowColumns(self._pending(row)) for row in range(len(self.texts))]
+        self._compute(trees)
+        logits = self.outputs.logits
+        return [logits[row, columns.new_rows][known[row] :] for row, columns in enumerate(self._columns)]
+
+    def _compute(self, trees: Sequence[DraftTree | None]) -> None:
+        """The forward itself, in the columns that are there."""
+        if self._inputs is None:
+            self._inputs = StepInputs(self.model, self.kwargs, self.texts, self._fed[0])
         for columns, tree in zip(self._columns, trees, strict=True):
             columns.write(tree)
         widest = max(len(columns.new_tokens) for columns in self._columns)
         for columns in self._columns:
             columns.pad(widest)
         inputs = self._inputs.of(self._columns, self._fed)
+        self.cache.mark(self._columns[0].first_new)
         self._half_done = True
         self.outputs = self.model(**inputs, return_dict=True)
         self._half_done = False
-        logits = self.outputs.logits
-        return [logits[row, columns.new_rows][known[row] :] for row, columns in enumerate(self._columns)]
 
     def _rewind(self, trees: Sequence[DraftTree | None]) -> tuple[list[DraftTree | None], list[int]]:
         """Forget the uncommitted columns, to compute whole trees again.
@@ -174,17 +185,46 @@ class Target:
         """Feed what the cache lacks of the texts' first `length` - 1 tokens."""
         lagging = [text.tokens[fed : length - 1] for text, fed in zip(self.texts, self._fed, strict=True)]
         if any(lagging):
-            trees = [DraftTree.chain(tokens[0], tokens[1:]) if tokens else None for tokens in lagging]
-            self._columns = [RowColumns(()) for _ in self.texts]
-            self.forward(trees)
-            self.commit([range(len(tokens)) for tokens in lagging])
+            self._feed(lagging)
 
     def close(self) -> None:
         """Give the caller's cache what plain generation would have left in it, also after an interrupted forward."""
         if self._half_done or self._columns:
             self.cache.rollback()
+            self._columns = []
         if self.keep_cache:
+            if not self.cache.keeps_beginnings and self.outputs is not None:
+                with contextlib.suppress(Exception):  # only after an error, which matters more; nothing is left else
+                    self.catch_up(min(len(text) for text in self.texts))
             self.cache.close()
+
+    def drafts_now(self, row: int) -> bool:
+        """Whether tokens may be drafted: not while a row has much to feed again, so that the cache catches up."""
+        return self._lag(row) <= MAX_LAG
+
+    @property
+    def _cached(self) -> int:
+        """Tokens of the longest row in the cache; the text's where the cache does not count."""
+        length = compat.cached_length(self.cache.model_cache)
+        return max(self._fed) if length is None else length
 
     def _lag(self, row: int) -> int:
         return max(len(self.texts[row]) - 1 - self._fed[row], 0)
+
+    def _pending(self, row: int) -> list[int]:
+        """Tokens that the cache lacks of the text in front of the row's root."""
+        return self.texts[row].tokens[self._fed[row] : len(self.texts[row]) - 1]
+
+    def _feed_common(self) -> None:
+        """Feed what every row has pending, in a forward of its own: in a batch, forwards with drafts are never kept
+        whole."""
+        common = min(self._lag(row) for row in range(len(self.texts)))
+        if common and not all(self.drafts_now(row) for row in range(len(self.texts))):
+            self._feed([self._pending(row)[:common] for row in range(len(self.texts))])
+
+    def _feed(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Make tokens that follow the cached ones part of the cache; an empty list leaves its row as it is."""
+        trees = [DraftTree.chain(row[0], row[1:]) if row else None for row in tokens]
+        self._columns = [RowColumns(()) for _ in self.texts]
+        self._compute(trees)
+        self.commit([range(len(row)) for row in tokens])

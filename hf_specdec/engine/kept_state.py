@@ -1,0 +1,98 @@
+"""A cache with states that cannot be rolled back: copied before a forward, put back when one of its drafts is wrong.
+
+After a rejection nothing of the forward is kept; the accepted tokens are fed again in front of the next drafts. When
+every token was right, which it is where nothing was drafted, the forward is kept whole. Attention layers replace their
+tensors at each forward, so theirs are remembered and not copied.
+
+    cache = StateCache(cache)
+    cache.mark(0)
+    model(..., past_key_values=cache.model_cache)
+    cache.commit([[0, 1]], num_columns=4)       # [0]: nothing is kept
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hf_specdec import compat
+
+__all__ = ["StateCache"]
+
+
+class StateCache:
+    """The caller's own cache, whatever it holds; `None` until the model has made one. Chains only."""
+
+    takes_trees = False
+    keeps_beginnings = False
+
+    def __init__(self, cache: Any) -> None:
+        self.model_cache = cache
+        self.handed_out = cache
+        self._marks: list[tuple[int, Any]] = []
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether transformers' own layers can be taken apart."""
+        return compat.can_reorder(self.model_cache)
+
+    def settle(self, cache: Any) -> Any:
+        """Take over the prompt's forward; `cache` is what came out of it."""
+        self.model_cache = self.handed_out = cache
+        self._marks.clear()
+        return self
+
+    def mark(self, num_columns: int) -> None:
+        """Remember the state before a forward, with `num_columns` written since the last commit."""
+        self._marks.append((num_columns, saved(self.model_cache)))
+
+    def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
+        """Keep all columns or, where a row does not keep all of them, those before the last mark that none rejects."""
+        kept = min(len(path) for path in paths)
+        assert all(list(path) == list(range(len(path))) for path in paths), "only a chain can be kept"
+        if kept < num_columns:
+            kept, state = next(mark for mark in reversed(self._marks) if mark[0] <= kept)
+            restore(self.model_cache, state)
+        self._marks.clear()
+        return [kept] * len(paths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only."""
+        self.model_cache.reorder_cache(torch.tensor(rows))
+
+    def rollback(self) -> None:
+        """Forget what was written since the last commit."""
+        if self._marks:
+            restore(self.model_cache, self._marks[0][1])
+            self._marks.clear()
+
+    def close(self) -> None:
+        """The caller's cache was used all along."""
+
+
+def saved(value: Any) -> Any:
+    """A copy of everything in `value` that a forward may change, for `restore`."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, list | tuple):
+        return type(value)([saved(item) for item in value])
+    if isinstance(value, dict):
+        return {name: saved(item) for name, item in value.items()}
+    if not compat.holds_states(value):
+        return value
+    replaced = compat.replaced_attributes(value)
+    return {name: item if name in replaced else saved(item) for name, item in vars(value).items()}
+
+
+def restore(value: Any, copy: Any) -> Any:
+    """Put a copy back; lists, dictionaries and objects stay who they are. Returns what stands in place of `value`."""
+    if isinstance(copy, list) and isinstance(value, list):
+        value[:] = [restore(item, old) for item, old in zip(value, copy, strict=False)]
+        return value
+    if isinstance(copy, dict) and (isinstance(value, dict) or compat.holds_states(value)):
+        items = value if isinstance(value, dict) else vars(value)
+        restored = {name: restore(items.get(name), old) for name, old in copy.items()}
+        items.clear()
+        items.update(restored)
+        return value
+    return copy
