@@ -13,6 +13,7 @@ from hf_specdec.engine.probe import Capability
 from hf_specdec.engine.step import SpecStep
 from hf_specdec.errors import CheckpointError, ConfigError, MissingExtraError, SpecError, UnsupportedModelError
 from hf_specdec.loading import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from hf_specdec.many import ManyResult, generate_many
 from hf_specdec.self_draft import self_draft
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree, TreeBuilder
@@ -29,6 +30,7 @@ __all__ = [
     "DraftTree",
     "Drafter",
     "LookaheadConfig",
+    "ManyResult",
     "MissingExtraError",
     "PlainConfig",
     "PromptLookupConfig",
@@ -45,5 +47,6 @@ __all__ = [
     "disable",
     "embedded",
     "enable",
+    "generate_many",
     "self_draft",
 ]

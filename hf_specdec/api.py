@@ -209,7 +209,44 @@ class _BoundDecode:
             self.streamer.end()
 
 
-def _generate(model: PreTrainedModel, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+class _Prepared(_BoundDecode):
+    """Hands the prepared call out instead of decoding it."""
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Any:
+        return Call(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
+        ), self.request
+
+
+def prepared_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[Call, Request]:
+    """What `model.generate(**kwargs)` would decode, and how: checked, prepared by transformers, nothing computed yet.
+
+    Raises:
+        ConfigError: no `spec_method`, or arguments that do not go with one.
+    """
+    if kwargs.get("spec_method") is None:
+        raise ConfigError("spec_method", "must be given", None, 'Use "plain" for no drafts.')
+    prepared: tuple[Call, Request] = _generate(
+        model, type(model).generate.__get__(model), (), kwargs, bound_class=_Prepared
+    )
+    return prepared
+
+
+def _generate(
+    model: PreTrainedModel,
+    plain: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    bound_class: type["_BoundDecode"] | None = None,
+) -> Any:
     """`plain(*args, **kwargs)` with our decoding method in it, where one is asked for."""
     custom = kwargs.get("custom_generate")
     if isinstance(custom, _BoundDecode):
@@ -234,7 +271,7 @@ def _generate(model: PreTrainedModel, plain: Callable[..., Any], args: tuple[Any
         return _by_transformers(model, plain, request, kwargs, reason)
     bind_stop_strings(model, kwargs)
     unset(model, kwargs, "prompt_lookup_num_tokens")
-    bound = kwargs["custom_generate"] = _BoundDecode(request, kwargs.get("streamer"))
+    bound = kwargs["custom_generate"] = (bound_class or _BoundDecode)(request, kwargs.get("streamer"))
     if model.config.is_encoder_decoder:
         given = kwargs.get("inputs")
         bound.encoder_inputs = given if given is not None else kwargs.get(model.main_input_name)
@@ -277,16 +314,8 @@ def _decode(call: Call, request: Request | None, encoder_inputs: Any = None) -> 
         if state.first_time(stats.plain_reason):
             logger.warning("%s decodes without speculation: %s", type(model).__name__, stats.plain_reason)
         return decode_plain(call, stats=stats)
-    _check_tier(model, request, found)
-    draft_model = None
-    if request.assistant_model is not None:
-        draft_model = _draft_model(call, request.assistant_model, encoder_inputs)
-    warp = warp_of(call)
-
-    def make_drafter(row: int, generator: torch.Generator | None) -> Drafter:
-        scorer = None if draft_model is None else draft_model.row(row)
-        return request.make_drafter(Setup(state.memory, scorer=scorer, warp=warp, generator=generator))
-
+    check_tier(model, request, found)
+    draft_model, make_drafter = drafting(call, request, encoder_inputs)
     if request.config.engine == "assisted":
         drafter = make_drafter(0, None)
         stats.method = stats.method or type(drafter).__name__
@@ -302,6 +331,22 @@ def _decode(call: Call, request: Request | None, encoder_inputs: Any = None) -> 
     )
 
 
+def drafting(
+    call: Call, request: Request, encoder_inputs: Any = None
+) -> tuple[DraftModel | None, Callable[[int, torch.Generator | None], Drafter]]:
+    """The call's draft model, if its method has one, and what makes the drafter of a row."""
+    draft_model = None
+    if request.assistant_model is not None:
+        draft_model = _draft_model(call, request.assistant_model, encoder_inputs)
+    warp, memory = warp_of(call), state_of(call.model).memory
+
+    def make_drafter(row: int, generator: torch.Generator | None) -> Drafter:
+        scorer = None if draft_model is None else draft_model.row(row)
+        return request.make_drafter(Setup(memory, scorer=scorer, warp=warp, generator=generator))
+
+    return draft_model, make_drafter
+
+
 def _reason_for_plain(call: Call, request: Request, found: Capability) -> str | None:
     """Why this call decodes without speculation, if it does."""
     if found.tier == "plain":
@@ -313,7 +358,7 @@ def _reason_for_plain(call: Call, request: Request, found: Capability) -> str | 
     return reason_against_rows(call)
 
 
-def _check_tier(model: PreTrainedModel, request: Request, found: Capability) -> None:
+def check_tier(model: PreTrainedModel, request: Request, found: Capability) -> None:
     """Refuse a method that is of no use on a model that verifies chains only."""
     if found.tier == "tree" or request.method is None or not request.method.needs_tree:
         return

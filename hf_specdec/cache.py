@@ -143,6 +143,21 @@ class SpecLayer(CacheLayerMixin):
         self.keys, self.values = self.keys[rows.to(self.keys.device)], self.values[rows.to(self.keys.device)]
         self.set_lengths(tuple([self.lengths[row] for row in rows.tolist()]))
 
+    def admit(self, other: "SpecLayer", row: int | None) -> None:
+        """Take over the one row of `other`, in the place of row `row`, or behind the last row."""
+        assert not self.offset and not other.offset, "windows that were cut have no beginning to line up"
+        length = other.length
+        if length > self.keys.shape[-2]:
+            self._grow(length)
+        if row is None:
+            self.keys, self.values = (
+                torch.cat([own, own.new_zeros(own[:1].shape)]) for own in (self.keys, self.values)
+            )
+            row = len(self.lengths)
+        self.keys[row, :, :length] = other.keys[0, :, :length]
+        self.values[row, :, :length] = other.values[0, :, :length]
+        self.set_lengths((*self.lengths[:row], length, *self.lengths[row + 1 :]))
+
     def content(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the text, as far as all rows have it: views of `(batch, heads, length, head_dim)`."""
         end = min(self.lengths) - self.offset
@@ -260,6 +275,22 @@ class SpecCache(Cache):
         for layer in self.layers:
             if isinstance(layer, SpecLayer) and layer.is_initialized:
                 layer.select(index)
+        self.settle()
+
+    def admit(self, other: "SpecCache", row: int | None = None) -> None:
+        """Take over the one row of `other`, in the place of `row` or behind the last; nothing may be uncommitted."""
+        for own, new in zip(self.layers, other.layers, strict=True):
+            if isinstance(own, SpecLayer) and own.is_initialized:
+                own.admit(new, row)
+        self.settle()
+
+    def copy_prefix(self, donor: "SpecCache", row: int, length: int) -> None:
+        """Start, empty as it is, with the first `length` columns of a row of `donor`."""
+        while len(self.layers) < len(donor.layers):
+            self.layers.append(SpecLayer(reserve=self.reserve, places=self._places))
+        for own, other in zip(self.layers, donor.layers, strict=True):
+            if isinstance(own, SpecLayer) and other.is_initialized:
+                own.load(other.keys[row : row + 1, :, :length], other.values[row : row + 1, :, :length], length)
         self.settle()
 
     def rollback(self) -> None:

@@ -40,9 +40,9 @@ class Memory:
             pool = self.pools["prompt_lookup"] = NgramPool(config.max_pool_tokens)
         return pool
 
-    def acceptance_counts(self, config: DraftModelConfig) -> AcceptanceCounts:
-        """What drafts of one shape came to in earlier calls."""
-        name = f"draft_model, {config.num_branches} branches"
+    def acceptance_counts(self, config: DraftModelConfig, relative_cost: float) -> AcceptanceCounts:
+        """What drafts of one shape came to in earlier calls, with a draft model of this size."""
+        name = f"draft_model, {config.num_branches} branches, {relative_cost:.6f}"
         counts: AcceptanceCounts = self.pools.setdefault(name, AcceptanceCounts())
         return counts
 
@@ -105,7 +105,7 @@ def _lookahead(config: LookaheadConfig, setup: Setup) -> Drafter:
 
 def _draft_model(config: DraftModelConfig, setup: Setup) -> Drafter:
     assert setup.scorer is not None
-    memory = setup.memory.acceptance_counts(config)
+    memory = setup.memory.acceptance_counts(config, setup.scorer.relative_cost)
     return DraftModelDrafter(config, setup.scorer, warp=setup.warp, generator=setup.generator, memory=memory)
 
 

@@ -62,17 +62,27 @@ def draft_model_of(call: Call, draft: PreTrainedModel, *, tier: Tier, encoder_in
         )
     ids = call.input_ids.to(draft.device)
     longest = call.generation_config.max_length or ids.shape[1] + 1024
-    costs = [sum(weight.numel() for weight in model.parameters()) for model in (draft, call.model)]
     return DraftModel(
         draft,
         ids,
         _encoded(call, draft, encoder_inputs) if draft.config.is_encoder_decoder else _decoder_kwargs(call, draft, ids),
         tier=tier,
         vocab_size=compat.text_config(call.model.config).vocab_size,
-        relative_cost=costs[0] / max(costs[1], 1),
+        relative_cost=_relative_cost(call.model, draft),
         device=call.input_ids.device,
         room=min(longest - ids.shape[1], 4096),
     )
+
+
+def _relative_cost(target: PreTrainedModel, draft: PreTrainedModel) -> float:
+    """A guess of what a forward of the draft costs: between the ratios of parameters and of layers.
+
+    A large model's time goes with its parameters, a small one's with the number of its kernels. The mean of both was
+    right for a pair of 0.6M and 3.6M parameters on a CPU, where parameters alone promised a third less.
+    """
+    sizes = [sum(weight.numel() for weight in model.parameters()) for model in (draft, target)]
+    layers = [getattr(compat.text_config(model.config), "num_hidden_layers", 1) for model in (draft, target)]
+    return float((sizes[0] / max(sizes[1], 1) + layers[0] / max(layers[1], 1)) / 2)
 
 
 def warp_of(call: Call) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:

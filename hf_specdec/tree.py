@@ -126,6 +126,18 @@ class DraftTree:
             tokens.append(self.tokens[node])
         return tokens
 
+    def chained(self) -> "DraftTree":
+        """The first branch alone, for models that verify chains; where children were drawn, the first drawn."""
+        path = [0]
+        while self._children[path[-1]]:
+            path.append(next(iter(self._children[path[-1]].values())))
+        chain = DraftTree.chain(self.tokens[0], [self.tokens[node] for node in path[1:]])
+        if self.drafted_from is None:
+            return chain
+        return chain.with_distributions(
+            {place: self.drafted_from[node] for place, node in enumerate(path) if node in self.drafted_from}
+        )
+
     def truncated(
         self, *, max_depth: int | None = None, max_nodes: int | None = None, vocab_size: int | None = None
     ) -> "DraftTree":

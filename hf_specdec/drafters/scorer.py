@@ -32,7 +32,7 @@ class DraftScorer(Protocol):
     Attributes:
         vocab_size (`int`): width of the logits.
         takes_trees (`bool`): whether it scores siblings; a chain is always possible.
-        relative_cost (`float`): its parameters over those of the target, a guess of what a forward costs.
+        relative_cost (`float`): what its forward costs over one of the target, roughly.
     """
 
     vocab_size: int

@@ -5,7 +5,6 @@ processors_of_row(call.logits_processor, 0)
 """
 
 import copy
-
 from typing import TYPE_CHECKING
 
 import torch

@@ -49,6 +49,7 @@ class StepInputs:
         self.template: dict[str, Any] = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         self.device = self.template[self.ids_key].device
         self.start = fed
+        self.base = self.template[self.positions_key] - fed if self.positions_key in self.template else None
         self._positions: torch.Tensor | None = None
         self._mask: torch.Tensor | None = None
 
@@ -69,7 +70,7 @@ class StepInputs:
             inputs.pop(key, None)
         inputs[self.ids_key] = torch.tensor([row.new_tokens for row in columns], device=self.device)
         if self.positions_key in self.template:
-            inputs[self.positions_key] = self._positions_of(columns, behind, in_sequence)
+            inputs[self.positions_key] = self._positions_of(columns, fed, in_sequence)
         mask = self._mask_of(max(behind) + total)
         if mask is not None:
             inputs[self.mask_key] = mask
@@ -88,20 +89,46 @@ class StepInputs:
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""
-        self.template = rows_of(self.template, rows, len(self.texts))
-        self.kwargs = rows_of(self.kwargs, rows, len(self.texts))
+        batch = len(self.texts)
+        self.template = rows_of(self.template, rows, batch)
+        self.kwargs = rows_of(self.kwargs, rows, batch)
         self.texts = [self.texts[row] for row in rows]
+        if self.base is not None:
+            self.base = _rows(self.base, torch.tensor(rows), batch, -2)
         self._positions = self._mask = None
 
-    def _positions_of(self, columns: Sequence[RowColumns], behind: Sequence[int], in_sequence: bool) -> torch.Tensor:
+    def admit(self, other: "StepInputs", row: int | None) -> None:
+        """Take over the one row of `other`, in the place of row `row` or behind the last; no row is padded.
+
+        Raises:
+            UnsupportedModelError: the model's forward takes more of each row than ids and positions.
+        """
+        for inputs in (self, other):
+            inputs.forget_mask()
+        at = len(self.texts) if row is None else row
+        self.texts[at : at + 1] = other.texts
+        assert self.base is not None and other.base is not None
+        self.base = torch.cat([self.base[..., :at, :], other.base, self.base[..., at + 1 :, :]], dim=-2)
+        self._positions = None
+
+    def forget_mask(self) -> None:
+        """Go on without the 2-D mask of the prompt, which masks nothing."""
+        mask = self.template.pop(self.mask_key, None)
+        known = (self.ids_key, self.positions_key, self.mask_key)
+        others = [name for name, value in self.template.items() if isinstance(value, torch.Tensor)]
+        if (mask is not None and not bool(mask.all())) or not set(others) <= set(known) or self.asks_model:
+            raise UnsupportedModelError("its forward takes more of each row than ids and positions")
+
+    def _positions_of(self, columns: Sequence[RowColumns], fed: Sequence[int], in_sequence: bool) -> torch.Tensor:
         """The first column's position plus each new column's depth; `(..., Q)` with the model's own leading ones."""
-        root: torch.Tensor = self.template[self.positions_key]
+        assert self.base is not None
         if not in_sequence:
-            steps = [[count + depth for depth in row.new_depths] for row, count in zip(columns, behind, strict=True)]
-            return root + torch.tensor(steps, device=root.device)
-        start, end = behind[0] + columns[0].first_new, behind[0] + len(columns[0])
+            steps = [[count + depth for depth in row.new_depths] for row, count in zip(columns, fed, strict=True)]
+            positions: torch.Tensor = self.base + torch.tensor(steps, device=self.base.device)
+            return positions
+        start, end = fed[0] + columns[0].first_new, fed[0] + len(columns[0])
         if self._positions is None or end > self._positions.shape[-1]:
-            self._positions = root + torch.arange(max(RUNWAY, 2 * end), device=root.device)
+            self._positions = self.base + torch.arange(max(RUNWAY, 2 * end), device=self.base.device)
         return self._positions[..., start:end]
 
     def _mask_of(self, num_columns: int) -> torch.Tensor | None:

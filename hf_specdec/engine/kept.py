@@ -38,6 +38,10 @@ class KeptCache(Protocol):
     keeps_beginnings: bool
 
     @property
+    def spec(self) -> SpecCache | None:
+        """The cache of columns behind it, where there is one."""
+
+    @property
     def drops_rows(self) -> bool:
         """Whether `select` works."""
 
@@ -134,6 +138,7 @@ class _Cropped:
 
     takes_trees = False
     keeps_beginnings = True
+    spec = None
     drops_rows = False
 
     def __init__(self, cache: Any) -> None:

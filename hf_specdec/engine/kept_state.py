@@ -25,6 +25,7 @@ class StateCache:
 
     takes_trees = False
     keeps_beginnings = False
+    spec = None
 
     def __init__(self, cache: Any) -> None:
         self.model_cache = cache

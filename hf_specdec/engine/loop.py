@@ -21,7 +21,7 @@ from hf_specdec.engine.step import SpecStep
 from hf_specdec.engine.target import Target
 from hf_specdec.errors import ConfigError
 from hf_specdec.stats import SpecStats
-from hf_specdec.tree import DraftTree
+from hf_specdec.tree import DraftTree, ExtraTokens
 from hf_specdec.verify import Verdict
 
 __all__ = ["Limits", "SpecLoop"]
@@ -125,9 +125,9 @@ class SpecLoop:
         self.stats.verify_seconds += verified - drafted
         self.stats.commit_seconds += committed - verified
         self.stats.num_forwards += 1
-        for tree, verdict in zip(trees, verdicts, strict=True):
+        for row, tree, verdict in zip(self._active, trees, verdicts, strict=True):
             if verdict.tokens:
-                self.stats.record_step(tree.num_draft_tokens, verdict.num_accepted)
+                row.stats.record_step(tree.num_draft_tokens, verdict.num_accepted)
         if self.observer is not None:
             self._show(
                 trees, verdicts, (drafted - began + observed - committed, verified - drafted, committed - verified)
@@ -153,12 +153,18 @@ class SpecLoop:
                 "tree.tokens[0]", "must be the last token of the text", tree.tokens[0], "Build the tree on that root."
             )
         if self.target.tier == "chain" and not (tree.is_chain and tree.extra is None):
-            tree = DraftTree.chain(tree.tokens[0], tree.first_branch())
-        if tree.extra is not None and self.limits.max_positions is not None:
-            deepest = max(tree.extra.depths, default=0)
-            if self.target.position + deepest >= self.limits.max_positions:
-                tree = tree.with_extra(None)
+            tree = tree.chained()
+        if tree.extra is not None and not self._fits(tree.extra):
+            tree = tree.with_extra(None)
         return tree.truncated(max_depth=depth, max_nodes=self.limits.budget, vocab_size=self.limits.vocab_size)
+
+    def _fits(self, extra: ExtraTokens) -> bool:
+        """Whether the model has positions and embeddings for all extra tokens."""
+        positions, vocab_size = self.limits.max_positions, self.limits.vocab_size
+        deepest, largest = max(extra.depths, default=0), max(extra.tokens, default=0)
+        return (positions is None or self.target.position + deepest < positions) and (
+            vocab_size is None or largest < vocab_size
+        )
 
     def _room(self, row: Row) -> int:
         """Most tokens worth drafting one under the other: the one after the last of them must still fit."""
@@ -174,13 +180,17 @@ class SpecLoop:
         verdicts: list[Verdict] = []
         try:
             for row, tree in zip(self._active, trees, strict=True):
-                verdicts.append(Verdict([], []) if row.finished else row.verify(tree, self._heard))
+                verdicts.append(Verdict([], []) if row.finished else self._verdict(row, tree))
         except BaseException:
             paths = [verdict.path for verdict in verdicts] + [self._active[len(verdicts)].visited]
             self.target.commit(paths + [[0]] * (len(trees) - len(paths)))
             raise
         self.target.commit([verdict.path for verdict in verdicts])
         return verdicts
+
+    def _verdict(self, row: Row, tree: DraftTree) -> Verdict:
+        """Choose one row's tokens."""
+        return row.verify(tree, self._heard)
 
     def _heard(self, row: Row, node: int, token: int) -> None:
         """Tell everyone who listens of an emitted token."""
@@ -189,7 +199,7 @@ class SpecLoop:
             self.hidden_states.append(states)
         if self.streamer is not None:
             self.streamer.put(torch.tensor([token]))
-        self.stats.num_tokens += 1
+        row.stats.num_tokens += 1
 
     def _retire(self) -> None:
         """Take finished rows out of the batch; where they cannot leave it, they go on with padding."""

@@ -8,6 +8,7 @@ import torch
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.engine.choose import Chooser, StopCheck
 from hf_specdec.engine.text import Text
+from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree
 from hf_specdec.verify import Verdict, walk
 
@@ -27,6 +28,8 @@ class Row:
         begun (`bool`): whether its drafter has begun.
         finished (`bool`): whether its text has ended; padding may follow in `text`.
         length (`int`): tokens of the text without that padding.
+        error (`Exception | None`): what ended the row alone, where rows of one batch are strangers.
+        stats (`SpecStats`): its counters, or those of the whole call.
     """
 
     def __init__(
@@ -37,12 +40,15 @@ class Row:
         drafter: Drafter,
         chooser: Chooser,
         stop_check: StopCheck,
+        stats: SpecStats,
     ) -> None:
         self.index, self.text, self.prompt = index, text, prompt
         self.drafter, self.chooser, self.stop_check = drafter, chooser, stop_check
         self.tree = DraftTree.chain(prompt[-1] if prompt else 0)
         self.visited: list[int] = []
         self.begun = self.finished = False
+        self.error: Exception | None = None
+        self.stats = stats
         self.length = len(text)
 
     def begin(self, token: int, logits: torch.Tensor) -> None:
@@ -67,6 +73,11 @@ class Row:
         heard(self, node, token)
         self.finished = self.stop_check(self.text, self.chooser.scores)
         return token, self.finished
+
+    @property
+    def emitted(self) -> list[int]:
+        """The tokens behind the prompt, padding left aside."""
+        return self.text.tokens[self.text.prompt_length : self.length]
 
     def pad(self, length: int, token: int) -> None:
         """Padding behind the text, up to `length`."""

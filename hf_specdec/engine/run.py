@@ -22,14 +22,15 @@ from hf_specdec.engine.loop import Limits, SpecLoop
 from hf_specdec.engine.row import Row
 from hf_specdec.engine.scorer import DraftModel
 from hf_specdec.engine.step import SpecStep
-from hf_specdec.engine.target import Target, Tier
+from hf_specdec.engine.stream import Guest
+from hf_specdec.engine.target import MAX_DRAFT, Target, Tier
 from hf_specdec.engine.text import Text
 from hf_specdec.errors import ConfigError
 from hf_specdec.stats import SpecStats
 
 MakeDrafter = Callable[[int, torch.Generator | None], Drafter]
 
-__all__ = ["Call", "decode_assisted", "decode_plain", "decode_speculatively", "with_stats"]
+__all__ = ["Call", "decode_assisted", "decode_plain", "decode_speculatively", "guest_of", "with_stats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +156,34 @@ def _rows(call: Call, texts: Sequence[Text], make_drafter: MakeDrafter, stats: S
         if any(drafter is row.drafter for row in rows):
             rule = "must make a drafter for each row of a batch"
             raise ConfigError("spec_method", rule, drafter, "Pass its class, or a function that makes one.")
-        rows.append(Row(index, text, prompt, drafter, chooser, StopCheck(call.stopping_criteria)))
+        rows.append(Row(index, text, prompt, drafter, chooser, StopCheck(call.stopping_criteria), stats))
     return rows
+
+
+def guest_of(
+    call: Call,
+    budget: int,
+    drafter: Drafter,
+    index: int,
+    generator: torch.Generator | None,
+    draft_model: DraftModel | None,
+) -> Guest:
+    """A call of one row on a model of the tree tier, for a `SpecStream`."""
+    (text,) = _texts(call)
+    chooser = Chooser(call.logits_processor, call.generation_config, call.input_ids.device, generator)
+    stats = SpecStats(method=type(drafter).__name__, tier="tree")
+    row = Row(index, text, text.tokens.copy(), drafter, chooser, StopCheck(call.stopping_criteria), stats)
+    target = Target(
+        call.model,
+        call.input_ids,
+        call.generation_config,
+        call.model_kwargs,
+        [text],
+        tier="tree",
+        keep_cache=False,
+    )
+    longest = (call.generation_config.max_length or len(text)) + MAX_DRAFT
+    return Guest(row, target, longest, _limits(call, budget), draft_model)
 
 
 def _without_padding(text: Text, attention_mask: Any, row: int) -> list[int]:

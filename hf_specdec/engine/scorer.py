@@ -31,7 +31,7 @@ class DraftModel:
         input_ids: `(batch, prompt_length)`, padded on the left as the target's.
         model_kwargs: what the draft's forward gets: a cache of its own, masks, positions, encoder outputs.
         vocab_size (`int`): of the target; the draft's logits are cut or filled to this width.
-        relative_cost (`float`): the draft's parameters over the target's.
+        relative_cost (`float`): a forward of the draft over one of the target, roughly.
         device: where the logits go.
     """
 
@@ -55,7 +55,7 @@ class DraftModel:
         self.num_forwards = 0
         self._trees: list[DraftTree | None] = [None] * len(self.texts)
         self._paths: list[list[int]] = [[] for _ in self.texts]
-        self._places = list(range(len(self.texts)))  # of each row of the call, -1 once it has left
+        self._scorers: list[RowScorer | None] = [None] * len(self.texts)
         self._has_read = self._has_ended = False
 
     @property
@@ -65,11 +65,8 @@ class DraftModel:
 
     def row(self, index: int) -> "RowScorer":
         """The draft model as the drafter of row `index` sees it."""
-        return RowScorer(self, index)
-
-    def place(self, row: int) -> int:
-        """Where row `row` of the call stands among those that are left."""
-        return self._places[row]
+        scorer = self._scorers[index] = RowScorer(self, index)
+        return scorer
 
     def room(self) -> int:
         """How many tokens the draft's positions allow below the root."""
@@ -98,8 +95,25 @@ class DraftModel:
         self._settle()
         self.target.select(rows)
         self.texts = [self.texts[row] for row in rows]
-        self._trees, self._paths = [None] * len(rows), [[] for _ in rows]
-        self._places = [rows.index(place) if place in rows else -1 for place in self._places]
+        self._scorers = [self._scorers[row] for row in rows]
+        self._renew()
+
+    def admit(self, other: "DraftModel", place: int | None) -> None:
+        """Take over the one row of `other`, in place `place` or behind the last row."""
+        self._settle()
+        other._settle()
+        self.target.admit(other.target, place)
+        at = len(self.texts) if place is None else place
+        self.texts[at : at + 1] = other.texts
+        self._scorers[at : at + 1] = other._scorers
+        self._renew()
+
+    def _renew(self) -> None:
+        """Nothing is scored yet of this round, and every scorer knows its place."""
+        self._trees, self._paths = [None] * len(self.texts), [[] for _ in self.texts]
+        for place, scorer in enumerate(self._scorers):
+            if scorer is not None:
+                scorer.draft_model, scorer.place = self, place
 
     def _settle(self) -> None:
         """Read the prompt if that has not happened yet; give the cache what the last round left of the text."""
@@ -108,8 +122,8 @@ class DraftModel:
             self.target.prefill()
         if self._has_ended:
             self.target.commit(self._paths)
-            self._trees, self._has_ended = [None] * len(self.texts), False
-            self._paths = [[] for _ in self.texts]
+            self._has_ended = False
+            self._renew()
 
     def _like_the_targets(self, rows: torch.Tensor) -> torch.Tensor:
         """fp32 on the target's device, as wide as the target's: padding ids of either model can never be drafted."""
@@ -121,8 +135,8 @@ class DraftModel:
 class RowScorer:
     """One row of a `DraftModel`: the `DraftScorer` of a drafter."""
 
-    def __init__(self, draft_model: DraftModel, row: int) -> None:
-        self.draft_model, self._row = draft_model, row
+    def __init__(self, draft_model: DraftModel, place: int) -> None:
+        self.draft_model, self.place = draft_model, place
         self.vocab_size = draft_model.vocab_size
         self.takes_trees = draft_model.takes_trees
         self.relative_cost = draft_model.relative_cost
@@ -133,13 +147,12 @@ class RowScorer:
     def score(self, tree: DraftTree) -> torch.Tensor:
         """See `DraftScorer.score`."""
         trees: list[DraftTree | None] = [None] * len(self.draft_model.texts)
-        place = self.draft_model.place(self._row)
-        trees[place] = tree
-        return self.draft_model.score(trees)[place]
+        trees[self.place] = tree
+        return self.draft_model.score(trees)[self.place]
 
     def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """See `DraftScorer.keep`."""
-        self.draft_model.keep(self.draft_model.place(self._row), accepted)
+        self.draft_model.keep(self.place, accepted)
 
 
 def propose_together(

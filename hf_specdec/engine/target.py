@@ -128,14 +128,12 @@ class Target:
 
     def _compute(self, trees: Sequence[DraftTree | None]) -> None:
         """The forward itself, in the columns that are there."""
-        if self._inputs is None:
-            self._inputs = StepInputs(self.model, self.kwargs, self.texts, self._fed[0])
         for columns, tree in zip(self._columns, trees, strict=True):
             columns.write(tree)
         widest = max(len(columns.new_tokens) for columns in self._columns)
         for columns in self._columns:
             columns.pad(widest)
-        inputs = self._inputs.of(self._columns, self._fed)
+        inputs = self.step_inputs().of(self._columns, self._fed)
         self.cache.mark(self._columns[0].first_new)
         self._half_done = True
         self.outputs = self.model(**inputs, return_dict=True)
@@ -180,6 +178,30 @@ class Target:
             self.kwargs = rows_of(self.kwargs, rows, len(self.texts))
         self.texts = [self.texts[row] for row in rows]
         self._fed = [self._fed[row] for row in rows]
+
+    def fed(self, row: int) -> int:
+        """How many tokens of a row's text the cache holds."""
+        return self._fed[row]
+
+    def copy_prefix(self, donor: "Target", row: int, length: int) -> None:
+        """Before the prompt is read: start with `length` columns of a row of `donor`, whose text begins alike."""
+        assert self.cache.spec is not None and donor.cache.spec is not None
+        self.cache.spec.copy_prefix(donor.cache.spec, row, length)
+
+    def admit(self, other: "Target", row: int | None) -> None:
+        """Take over the one row of `other`, whose prompt has been read, in the place of `row` or behind the last."""
+        assert self.cache.spec is not None and other.cache.spec is not None
+        self.cache.spec.admit(other.cache.spec, row)
+        self.step_inputs().admit(other.step_inputs(), row)
+        at = len(self.texts) if row is None else row
+        self.texts[at : at + 1] = other.texts
+        self._fed[at : at + 1] = other._fed
+
+    def step_inputs(self) -> StepInputs:
+        """What builds the arguments of a forward; the prompt has been read."""
+        if self._inputs is None:
+            self._inputs = StepInputs(self.model, self.kwargs, self.texts, self._fed[0])
+        return self._inputs
 
     def catch_up(self, length: int) -> None:
         """Feed what the cache lacks of the texts' first `length` - 1 tokens."""

@@ -1,0 +1,207 @@
+"""Many prompts, one model: `generate_many` keeps a batch full, whatever the prompts' lengths.
+
+for result in hf_specdec.generate_many(model, prompts, tokenizer=tokenizer, max_new_tokens=64):
+    print(result.index, result.text)
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hf_specdec import compat
+from hf_specdec.api import drafting, enable, prepared_call
+from hf_specdec.config.base import check_positive
+from hf_specdec.engine.run import Call, guest_of
+from hf_specdec.engine.stream import Guest, SpecStream
+from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
+from hf_specdec.state import state_of
+from hf_specdec.stats import SpecStats
+
+__all__ = ["ManyResult", "generate_many"]
+
+MAX_CACHE_TOKENS = 1 << 18
+ROW_TENSORS = ("attention_mask", "position_ids")  # of a prompt alone, all ones and a count
+PROMPT_FIELDS = ("prompt", "input_ids", "PROMPT")  # of errors that are one prompt's
+
+
+@dataclass(frozen=True, slots=True)
+class ManyResult:
+    """What became of one prompt.
+
+    Attributes:
+        index (`int`): the prompt's place among the prompts, from 0.
+        prompt: the prompt as it was given.
+        token_ids (`list[int]`): the new tokens; those made before an error, if there was one.
+        text (`str | None`): the new tokens decoded, special ones left out; `None` without a tokenizer.
+        seed (`int | None`): when sampling: plain `generate` of this prompt alone gives the same tokens after
+            `torch.manual_seed(seed)`.
+        error (`Exception | None`): why the prompt failed; the others go on.
+        stats (`SpecStats`): this prompt's counters.
+    """
+
+    index: int
+    prompt: Any
+    token_ids: list[int]
+    text: str | None
+    seed: int | None
+    error: Exception | None
+    stats: SpecStats
+
+
+def generate_many(
+    model: Any,
+    prompts: Iterable[Any],
+    *,
+    max_batch_size: int = 8,
+    tokenizer: Any = None,
+    seed: int | None = None,
+    max_cache_tokens: int = MAX_CACHE_TOKENS,
+    spec_method: Any = "prompt_lookup",
+    first_index: int = 0,
+    **generate_kwargs: Any,
+) -> Iterator[ManyResult]:
+    """Generate for many prompts, yielding results as they finish.
+
+    A row of the batch whose text ends goes to the next prompt at once. Each result is what `model.generate` gives for
+    its prompt alone (in fp32; half precisions may differ in near ties), whatever the order of the prompts and the
+    size of the batch. Prompts that share a beginning with one that is being decoded have its keys and values copied.
+
+    Args:
+        model: a transformers model; it is enabled if it is not.
+        prompts: an iterable, read as rows get free, of strings (with `tokenizer`), lists of token ids, tensors
+            `(length,)` or `(1, length)`, or dicts of `generate`'s inputs for one sequence.
+        max_batch_size (`int`, *optional*, defaults to `8`): rows decoded together.
+        tokenizer: encodes strings, decodes results, and serves `stop_strings`.
+        seed (`int`, *optional*): when sampling, prompt i draws from `seed + i`; by default a seed is drawn.
+        max_cache_tokens (`int`, *optional*, defaults to `262144`): bound on rows x longest text, in tokens, which is
+            what the key/value cache allocates. A prompt that alone needs more is decoded alone.
+        spec_method: as for `generate`; `"plain"` drafts nothing.
+        first_index (`int`, *optional*, defaults to `0`): number of the first prompt, where a job goes on.
+        generate_kwargs: as for `generate`, the same for all prompts: `max_new_tokens`, `do_sample`, `spec_config`...
+
+    Raises:
+        ConfigError: a setting that is wrong for every prompt. What is wrong with one prompt is its result's `error`.
+    """
+    check_positive("max_batch_size", max_batch_size, "Usual values are 4 to 32.")
+    check_positive("max_cache_tokens", max_cache_tokens, "The default is 262144.")
+    for name in ("streamer", "num_return_sequences", "past_key_values", "inputs_embeds"):
+        if generate_kwargs.get(name) not in (None, 1):
+            raise ConfigError(name, "must be unset for many prompts", generate_kwargs[name], "Use generate for it.")
+    inner = compat.generation_model(enable(model))
+    if seed is None and generate_kwargs.get("do_sample", inner.generation_config.do_sample):
+        seed = int(torch.randint(1 << 62, ()))
+    job = _Job(inner, tokenizer, seed, {**generate_kwargs, "spec_method": spec_method})
+    return job.run(enumerate(prompts, start=first_index), max_batch_size, max_cache_tokens)
+
+
+class _Job:
+    """One call of `generate_many`."""
+
+    def __init__(self, model: Any, tokenizer: Any, seed: int | None, kwargs: dict[str, Any]) -> None:
+        self.model, self.tokenizer, self.seed, self.kwargs = model, tokenizer, seed, kwargs
+        self._prompts: dict[int, Any] = {}  # of the rows that are being decoded
+        self._ready: list[ManyResult] = []
+
+    def run(self, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int) -> Iterator[ManyResult]:
+        """Results as they finish."""
+        tier = state_of(self.model).capability(self.model).tier
+        if tier != "tree" or compat.has_own_input_preparation(self.model):
+            for index, prompt in prompts:
+                yield self._alone(index, prompt)
+            return
+        for row in SpecStream(max_rows=max_rows, max_columns=max_columns).run_all(self._guests(prompts)):
+            yield from self._finished()
+            yield self._result(row.index, self._prompts.pop(row.index), row.emitted, row.error, row.stats)
+        yield from self._finished()
+
+    def _finished(self) -> Iterator[ManyResult]:
+        """Results of prompts that never got a row."""
+        while self._ready:
+            yield self._ready.pop(0)
+
+    def _guests(self, prompts: Iterator[tuple[int, Any]]) -> Iterator[Guest]:
+        """Prompts ready to be seated; what cannot share a batch is decoded alone on the way."""
+        for index, prompt in prompts:
+            try:
+                call, request = prepared_call(self.model, {**self.kwargs, **self._inputs(prompt)})
+                if not _can_share(call):
+                    self._ready.append(self._alone(index, prompt))
+                    continue
+                draft_model, make_drafter = drafting(call, request)
+                generator = self._generator(index, call)
+                guest = guest_of(call, request.budget, make_drafter(0, generator), index, generator, draft_model)
+            except Exception as error:
+                if not _is_the_prompts_own(error):
+                    raise
+                self._ready.append(self._result(index, prompt, [], error, SpecStats()))
+                continue
+            self._prompts[index] = prompt
+            yield guest
+
+    def _alone(self, index: int, prompt: Any) -> ManyResult:
+        """One prompt through `generate`, with its own random stream."""
+        try:
+            inputs = self._inputs(prompt)
+            with torch.random.fork_rng(enabled=self.seed is not None):
+                if self.seed is not None:
+                    torch.manual_seed(self.seed + index)
+                output = self.model.generate(**{**self.kwargs, **inputs, "return_dict_in_generate": True})
+        except Exception as error:
+            if not _is_the_prompts_own(error):
+                raise
+            return self._result(index, prompt, [], error, SpecStats())
+        stats: SpecStats = output.spec_stats
+        new_tokens = output.sequences[0, output.sequences.shape[1] - stats.num_tokens :].tolist()
+        return self._result(index, prompt, new_tokens, None, stats)
+
+    def _result(
+        self, index: int, prompt: Any, token_ids: list[int], error: Exception | None, stats: SpecStats
+    ) -> ManyResult:
+        text = None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        seed = None if self.seed is None else self.seed + index
+        return ManyResult(index, prompt, token_ids, text, seed, error, stats)
+
+    def _inputs(self, prompt: Any) -> dict[str, Any]:
+        """`generate`'s inputs for one sequence, on the model's device."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ConfigError("tokenizer", "must be given for prompts that are text", None, "Pass tokenizer=...")
+            inputs = dict(self.tokenizer(prompt, return_tensors="pt"))
+            inputs = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
+        elif isinstance(prompt, Mapping):
+            inputs = dict(prompt)
+        else:
+            inputs = {"input_ids": torch.as_tensor(prompt)}
+        ids = inputs.get("input_ids")
+        if isinstance(ids, torch.Tensor):
+            ids = inputs["input_ids"] = ids[None] if ids.ndim == 1 else ids
+        if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or len(ids) != 1 or ids.is_floating_point():
+            rule = "must hold the token ids of one sequence"
+            raise ConfigError("prompt", rule, prompt, "Give a string, a list of token ids or a tensor.")
+        if isinstance(prompt, str) and self.kwargs.get("stop_strings") is not None:
+            inputs["tokenizer"] = self.tokenizer
+        device = self.model.device
+        return {
+            k: v.to(device) if isinstance(v, torch.Tensor) and device.type != "meta" else v for k, v in inputs.items()
+        }
+
+    def _generator(self, index: int, call: Call) -> torch.Generator | None:
+        if self.seed is None or not call.generation_config.do_sample:
+            return None
+        return torch.Generator(call.input_ids.device).manual_seed(self.seed + index)
+
+
+def _can_share(call: Call) -> bool:
+    """Whether the prompt's forwards take nothing of a row but ids and positions."""
+    mask = call.model_kwargs.get("attention_mask")
+    tensors = {name for name, value in call.model_kwargs.items() if isinstance(value, torch.Tensor)}
+    return tensors <= set(ROW_TENSORS) and (mask is None or bool(mask.all()))
+
+
+def _is_the_prompts_own(error: Exception) -> bool:
+    """Whether other prompts may still work."""
+    if isinstance(error, UnsupportedModelError | CheckpointError):
+        return False
+    return not isinstance(error, ConfigError) or error.field in PROMPT_FIELDS
