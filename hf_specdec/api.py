@@ -355,7 +355,10 @@ def _reason_for_plain(call: Call, request: Request, found: Capability) -> str | 
         return None
     if request.config.engine == "assisted":
         return "transformers' assisted decoding takes one sequence"
-    return reason_against_rows(call)
+    mask = call.model_kwargs.get("attention_mask")
+    if mask is not None and not call.model.config.is_encoder_decoder and compat.has_own_cache(call.model):
+        return "padding meets cache layers of the model's own, which a few tokens cannot try out"
+    return reason_against_rows(call) or state_of(call.model).reason_against_rows(call.model, _encoder_kwargs(call))
 
 
 def check_tier(model: PreTrainedModel, request: Request, found: Capability) -> None:

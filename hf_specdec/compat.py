@@ -14,6 +14,7 @@ Nothing else in the package imports a private transformers name. Tried with tran
 """
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -56,6 +57,7 @@ __all__ = [
     "ModelOutput",
     "StopStringCriteria",
     "assisted_decoding",
+    "attends_only",
     "attention_implementation",
     "cache_name",
     "cached_length",
@@ -63,10 +65,13 @@ __all__ = [
     "can_reorder",
     "fresh_cache",
     "generation_model",
+    "has_own_cache",
     "has_own_input_preparation",
     "holds_states",
+    "knows_windows",
     "mask_function_of",
     "masks_for_forward",
+    "max_positions",
     "own_positions",
     "prefill",
     "private_config",
@@ -108,6 +113,24 @@ def private_config(config: Any) -> Any:
         if value is text:
             object.__setattr__(own, name, copy.copy(text))
     return own
+
+
+def max_positions(config: Any) -> int | None:
+    """Positions that a model has, where it has an end; some configurations say -1 for none."""
+    positions = getattr(text_config(config), "max_position_embeddings", None)
+    return positions if isinstance(positions, int) and positions > 0 else None
+
+
+def attends_only(model: PreTrainedModel) -> bool:
+    """Whether the model's cache consists of transformers' own attention layers."""
+    known = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+    return all(type(layer) in known for layer in getattr(fresh_cache(model).get("past_key_values"), "layers", []))
+
+
+def has_own_cache(model: PreTrainedModel) -> bool:
+    """Whether the model's cache has layers that the model's own file defines."""
+    layers = getattr(fresh_cache(model).get("past_key_values"), "layers", [])
+    return any(type(layer).__module__ != cache_utils.__name__ for layer in layers)
 
 
 def attention_implementation(config: Any) -> str | None:
@@ -201,6 +224,13 @@ def replaced_attributes(layer: Any) -> tuple[str, ...]:
     own = getattr(type(layer), "update", None)
     known = own in (DynamicLayer.update, DynamicSlidingWindowLayer.update)
     return ("keys", "values") if known else ()
+
+
+def knows_windows(model: PreTrainedModel) -> bool:
+    """Whether any of the model's code makes masks with a window or blocks; code from a hub may have its own ways."""
+    names = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
+    modules = [sys.modules.get(name) for name in {type(module).__module__ for module in model.modules()}]
+    return model.is_remote_code() or any(hasattr(module, name) for module in modules for name in names)
 
 
 def has_own_input_preparation(model: PreTrainedModel) -> bool:

@@ -95,7 +95,7 @@ def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
             smallest if smallest < 0 else largest,
             "Use the model's own tokenizer.",
         )
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = compat.max_positions(model.config)
     if not model.config.is_encoder_decoder and positions is not None and ids.shape[1] > positions:
         raise ConfigError(
             "input_ids",

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from hf_specdec.compat import attention_implementation
 from hf_specdec.config import SpecConfig
 from hf_specdec.engine.probe import Capability, probe
+from hf_specdec.engine.probe_rows import probe_rows
 from hf_specdec.methods import Memory
 
 __all__ = ["ATTRIBUTE", "ModelState", "state_of"]
@@ -26,6 +27,7 @@ class ModelState:
     defaults: dict[str, SpecConfig] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     capabilities: dict[tuple[str | None, str], Capability] = field(default_factory=dict)
+    against_rows: dict[tuple[str | None, str], str | None] = field(default_factory=dict)
     said: set[str] = field(default_factory=set)
     lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
@@ -40,6 +42,15 @@ class ModelState:
                     self.capabilities[key] = found
             return found
 
+    def reason_against_rows(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
+        """Why batches are decoded plainly, or `None`; probed like the capability, at the first batch."""
+        tier = self.capability(model, encoder_kwargs).tier
+        key = (attention_implementation(model.config), str(model.dtype))
+        with self.lock:
+            if key not in self.against_rows or model.training:
+                self.against_rows[key] = probe_rows(model, tier, encoder_kwargs)
+            return self.against_rows[key]
+
     def first_time(self, what: str) -> bool:
         """Whether `what` has not been said about this model yet."""
         with self.lock:
@@ -48,7 +59,7 @@ class ModelState:
         return new
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("defaults", "memory", "capabilities", "said")}
+        return {name: getattr(self, name) for name in ("defaults", "memory", "capabilities", "against_rows", "said")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():

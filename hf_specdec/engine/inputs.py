@@ -49,7 +49,8 @@ class StepInputs:
         self.template: dict[str, Any] = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         self.device = self.template[self.ids_key].device
         self.start = fed
-        self.base = self.template[self.positions_key] - fed if self.positions_key in self.template else None
+        positions = self.template.get(self.positions_key)
+        self.base = None if positions is None else positions - fed
         self._positions: torch.Tensor | None = None
         self._mask: torch.Tensor | None = None
 
@@ -69,7 +70,7 @@ class StepInputs:
         for key in SHORTENED_LOGITS:
             inputs.pop(key, None)
         inputs[self.ids_key] = torch.tensor([row.new_tokens for row in columns], device=self.device)
-        if self.positions_key in self.template:
+        if self.template.get(self.positions_key) is not None:
             inputs[self.positions_key] = self._positions_of(columns, fed, in_sequence)
         mask = self._mask_of(max(behind) + total)
         if mask is not None:

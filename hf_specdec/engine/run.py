@@ -122,7 +122,7 @@ def _limits(call: Call, budget: int) -> Limits:
     pad_token = getattr(call.generation_config, "_pad_token_tensor", None)
     return Limits(
         budget=budget,
-        max_positions=getattr(text_config, "max_position_embeddings", None),
+        max_positions=compat.max_positions(call.model.config),
         vocab_size=getattr(text_config, "vocab_size", None),
         pad_token_id=int(pad_token) if pad_token is not None else 0,
     )

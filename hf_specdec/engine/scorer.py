@@ -51,7 +51,7 @@ class DraftModel:
         self.texts = [Text(input_ids[row : row + 1], room=room) for row in range(len(input_ids))]
         config = GenerationConfig(max_length=input_ids.shape[1] + room)
         self.target = Target(model, input_ids, config, model_kwargs, self.texts, tier=tier, keep_cache=False)
-        self.max_positions = getattr(compat.text_config(model.config), "max_position_embeddings", None)
+        self.max_positions = compat.max_positions(model.config)
         self.num_forwards = 0
         self._trees: list[DraftTree | None] = [None] * len(self.texts)
         self._paths: list[list[int]] = [[] for _ in self.texts]
