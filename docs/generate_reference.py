@@ -48,7 +48,9 @@ def _section(heading: str, config_class: type[SpecConfig]) -> str:
         rows = [f"| `{name}` | {kind} | {meaning} |" for name, kind, meaning in fields]
         parts.append("\n".join(["| Field | Type and default | Meaning |", "|---|---|---|", *rows]))
     if config_class.list_form:
-        parts.append(f"List form: `[{', '.join(config_class.list_form)}]`, later entries optional.")
+        is_whole = config_class.min_list_entries == len(config_class.list_form)
+        entries = "all entries needed" if is_whole else "later entries optional"
+        parts.append(f"List form: `[{', '.join(config_class.list_form)}]`, {entries}.")
     return "\n\n".join(parts) + "\n"
 
 

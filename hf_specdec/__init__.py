@@ -7,7 +7,14 @@ model.generate(**inputs, spec_method="prompt_lookup")
 
 from hf_specdec import embedded
 from hf_specdec.api import SpecGenerationMixin, capability, decode, disable, enable
-from hf_specdec.config import DraftModelConfig, LookaheadConfig, PlainConfig, PromptLookupConfig, SpecConfig
+from hf_specdec.config import (
+    DraftModelConfig,
+    LookaheadConfig,
+    PlainConfig,
+    PromptLookupConfig,
+    SpecConfig,
+    max_draft_len,
+)
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.engine.probe import Capability
 from hf_specdec.engine.step import SpecStep
@@ -48,5 +55,6 @@ __all__ = [
     "embedded",
     "enable",
     "generate_many",
+    "max_draft_len",
     "self_draft",
 ]

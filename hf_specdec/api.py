@@ -25,8 +25,16 @@ from hf_specdec.engine.run import Call, decode_assisted, decode_plain, decode_sp
 from hf_specdec.engine.scorer import DraftModel
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods import METHODS, Setup, config_arguments
-from hf_specdec.pair import check_pair, draft_model_of, warp_of
-from hf_specdec.prepare import bind_stop_strings, check_modes, check_prompt, named_arguments, settings_of, unset
+from hf_specdec.pair import draft_capability, draft_model_of, warp_of
+from hf_specdec.prepare import (
+    bind_stop_strings,
+    check_modes,
+    check_prompt,
+    named_arguments,
+    place_models,
+    settings_of,
+    unset,
+)
 from hf_specdec.request import Request, own_arguments, read_request
 from hf_specdec.state import ATTRIBUTE, state_of
 from hf_specdec.stats import SpecStats
@@ -124,6 +132,8 @@ def decode(
     ours = {name: kwargs.pop(name) for name in own_arguments() if name in kwargs}
     ours["assistant_model"] = spec_assistant_model
     request = read_request(ours, [generation_config], state_of(model).defaults)
+    if request is not None:
+        place_models(model, request.assistant_model, request.config, None)
     if spec_streamer is not None:
         spec_streamer.put(input_ids.cpu())
     bound = _BoundDecode(request, spec_streamer)
@@ -267,6 +277,7 @@ def _generate(
         )
     check_modes(settings_of(kwargs, configs), kwargs)
     check_prompt(model, kwargs)
+    place_models(model, request.assistant_model, request.config, kwargs)
     if request.assistant_model is not None and (reason := _reason_for_transformers(request, kwargs)):
         return _by_transformers(model, plain, request, kwargs, reason)
     bind_stop_strings(model, kwargs)
@@ -337,7 +348,8 @@ def drafting(
     """The call's draft model, if its method has one, and what makes the drafter of a row."""
     draft_model = None
     if request.assistant_model is not None:
-        draft_model = _draft_model(call, request.assistant_model, encoder_inputs)
+        tier = draft_capability(call.model, request.assistant_model).tier
+        draft_model = draft_model_of(call, request.assistant_model, tier=tier, encoder_inputs=encoder_inputs)
     warp, memory = warp_of(call), state_of(call.model).memory
 
     def make_drafter(row: int, generator: torch.Generator | None) -> Drafter:
@@ -370,23 +382,6 @@ def check_tier(model: PreTrainedModel, request: Request, found: Capability) -> N
         f"spec_method={request.name!r} needs a model that verifies trees; {type(model).__name__} takes chains only: "
         f"{found.reason}. Methods that work with it: {others}."
     )
-
-
-def _draft_model(call: Call, assistant: PreTrainedModel, encoder_inputs: Any) -> DraftModel:
-    """The call's draft model.
-
-    Raises:
-        ConfigError: the models do not go together.
-        UnsupportedModelError: the draft cannot roll back, so that it could not follow the text.
-    """
-    check_pair(call.model, assistant)
-    found = state_of(assistant).capability(assistant)
-    if found.tier == "plain":
-        raise UnsupportedModelError(
-            f"`assistant_model` must be able to forget rejected tokens, but {type(assistant).__name__} is not: "
-            f"{found.reason}. Choose a draft with attention layers."
-        )
-    return draft_model_of(call, assistant, tier=found.tier, encoder_inputs=encoder_inputs)
 
 
 def _encoder_kwargs(call: Call) -> dict[str, Any] | None:

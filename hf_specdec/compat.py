@@ -68,6 +68,8 @@ __all__ = [
     "has_own_cache",
     "has_own_input_preparation",
     "holds_states",
+    "input_device",
+    "is_dispatched",
     "knows_windows",
     "mask_function_of",
     "masks_for_forward",
@@ -80,6 +82,7 @@ __all__ = [
     "sample",
     "set_attention_implementation",
     "text_config",
+    "unsplittable_modules",
     "updated_kwargs",
 ]
 
@@ -97,6 +100,27 @@ def generation_model(model: Any) -> Any:
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
         return model.get_base_model()
     return model
+
+
+def is_dispatched(model: PreTrainedModel) -> bool:
+    """Whether accelerate's hooks move what goes through the model: it is spread over devices, or offloaded."""
+    places = set((getattr(model, "hf_device_map", None) or {}).values())
+    return len(places) > 1 or any("_hf_hook" in vars(module) for module in model.modules())
+
+
+def input_device(model: PreTrainedModel) -> torch.device:
+    """Where inputs go; the embeddings' execution device under accelerate's offloading."""
+    for module in (model, model.get_input_embeddings()):
+        execution_device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+        if execution_device is not None:
+            return torch.device(execution_device)
+    device: torch.device = model.device
+    return device
+
+
+def unsplittable_modules(model: PreTrainedModel) -> list[str]:
+    """Classes of modules that must lie on one device."""
+    return list(model._no_split_modules or ())
 
 
 def text_config(config: Any) -> Any:

@@ -1,7 +1,7 @@
 """A target and its draft model: whether they go together, and the draft's side of one call.
 
-check_pair(target, draft)
-draft_model = draft_model_of(call, draft, tier="tree")
+tier = draft_capability(target, draft).tier
+draft_model = draft_model_of(call, draft, tier=tier)
 """
 
 import copy
@@ -14,12 +14,14 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.engine.batches import processors_of_row
+from hf_specdec.engine.probe import Capability
 from hf_specdec.engine.run import Call
 from hf_specdec.engine.scorer import DraftModel
 from hf_specdec.engine.target import Tier
-from hf_specdec.errors import ConfigError
+from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.state import state_of
 
-__all__ = ["check_pair", "draft_model_of", "warp_of"]
+__all__ = ["check_pair", "draft_capability", "draft_model_of", "vocab_sizes", "warp_of"]
 
 MAX_PADDING = 1024  # ids by which vocabularies of one tokenizer differ, rounded up to a multiple for the hardware
 
@@ -36,7 +38,7 @@ def check_pair(target: PreTrainedModel, draft: PreTrainedModel) -> None:
         raise ConfigError(
             "assistant_model", f"must be {wanted} like the target", type(draft).__name__, "Choose another draft model."
         )
-    sizes = [compat.text_config(model.config).vocab_size for model in (target, draft)]
+    sizes = vocab_sizes(target, draft)
     if abs(sizes[0] - sizes[1]) > MAX_PADDING:
         raise ConfigError(
             "assistant_model",
@@ -45,6 +47,28 @@ def check_pair(target: PreTrainedModel, draft: PreTrainedModel) -> None:
             "Choose a draft of the same family, or pass tokenizer= and assistant_tokenizer= to have the drafts "
             "translated by transformers' universal assisted decoding.",
         )
+
+
+def vocab_sizes(*models: PreTrainedModel) -> list[int]:
+    """How many token ids each model knows, padding included."""
+    return [compat.text_config(model.config).vocab_size for model in models]
+
+
+def draft_capability(target: PreTrainedModel, draft: PreTrainedModel) -> Capability:
+    """How the draft can be driven, once it is clear that it goes together with the target.
+
+    Raises:
+        ConfigError: the models do not go together.
+        UnsupportedModelError: the draft cannot roll back, so that it could not follow the text.
+    """
+    check_pair(target, draft)
+    found = state_of(draft).capability(draft)
+    if found.tier == "plain":
+        raise UnsupportedModelError(
+            f"`assistant_model` must be able to forget rejected tokens, but {type(draft).__name__} is not: "
+            f"{found.reason}. Choose a draft with attention layers."
+        )
+    return found
 
 
 def draft_model_of(call: Call, draft: PreTrainedModel, *, tier: Tier, encoder_inputs: Any = None) -> DraftModel:
@@ -60,14 +84,14 @@ def draft_model_of(call: Call, draft: PreTrainedModel, *, tier: Tier, encoder_in
         raise ConfigError(
             "inputs_embeds", "must be unset with a draft model", "given", "Pass input_ids, which the draft reads too."
         )
-    ids = call.input_ids.to(draft.device)
+    ids = call.input_ids.to(compat.input_device(draft))
     longest = call.generation_config.max_length or ids.shape[1] + 1024
     return DraftModel(
         draft,
         ids,
         _encoded(call, draft, encoder_inputs) if draft.config.is_encoder_decoder else _decoder_kwargs(call, draft, ids),
         tier=tier,
-        vocab_size=compat.text_config(call.model.config).vocab_size,
+        vocab_size=vocab_sizes(call.model)[0],
         relative_cost=_relative_cost(call.model, draft),
         device=call.input_ids.device,
         room=min(longest - ids.shape[1], 4096),
@@ -119,11 +143,11 @@ def _encoded(call: Call, draft: PreTrainedModel, inputs: Any) -> dict[str, Any]:
             "Pass the encoder's inputs to the generate of an enabled model.",
         )
     copies = call.input_ids.shape[0] // inputs.shape[0]
-    inputs = inputs.repeat_interleave(copies, dim=0).to(draft.device)
+    inputs = inputs.repeat_interleave(copies, dim=0).to(compat.input_device(draft))
     kwargs: dict[str, Any] = {"use_cache": True, **compat.fresh_cache(draft)}
     mask = call.model_kwargs.get("attention_mask")
     if isinstance(mask, torch.Tensor):
-        kwargs["attention_mask"] = mask.to(draft.device)
+        kwargs["attention_mask"] = mask.to(inputs.device)
     encoder = draft.get_encoder()
     known = {"attention_mask": kwargs.get("attention_mask")} if inputs.ndim == 2 else {}
     kwargs["encoder_outputs"] = encoder(inputs, return_dict=True, **known)

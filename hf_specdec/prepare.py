@@ -3,6 +3,7 @@
 kwargs = {**named_arguments(plain_generate, args), **kwargs}
 check_modes(settings_of(kwargs, configs), kwargs)
 check_prompt(model, kwargs)
+place_models(model, draft, config, kwargs)
 bind_stop_strings(model, kwargs)
 """
 
@@ -15,9 +16,19 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StoppingCriteriaList
 
 from hf_specdec import compat
+from hf_specdec.config import SpecConfig
 from hf_specdec.errors import ConfigError
+from hf_specdec.placement import is_placed, move, move_pair, read_devices
 
-__all__ = ["bind_stop_strings", "check_modes", "check_prompt", "named_arguments", "settings_of", "unset"]
+__all__ = [
+    "bind_stop_strings",
+    "check_modes",
+    "check_prompt",
+    "named_arguments",
+    "place_models",
+    "settings_of",
+    "unset",
+]
 
 Settings = Callable[[str], Any]
 OTHER_SPECULATION = ("use_mtp", "assistant_early_exit", "speculation_type")  # transformers' own
@@ -103,6 +114,32 @@ def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
             ids.shape[1],
             "Shorten the prompt, or use a model with more positions.",
         )
+
+
+def place_models(
+    model: PreTrainedModel, draft: PreTrainedModel | None, config: SpecConfig, kwargs: dict[str, Any] | None
+) -> None:
+    """Put the models where the configuration's device lists say, and the call's tensors beside the target.
+
+    Args:
+        kwargs: arguments of `generate`; `None` where the call has begun, so that the target cannot be moved any more.
+
+    Raises:
+        ConfigError: a device that is not here, or a model that cannot be put there.
+    """
+    lists = config.device_lists
+    target_devices, field = lists.get("target"), config.device_fields.get("target", "")
+    if target_devices is not None and kwargs is None:
+        if not is_placed(model, read_devices(target_devices, field)):
+            remedy = "Enable the model, so that generate moves it, or move it first."
+            raise ConfigError(field, "must name where the target is with custom_generate", target_devices, remedy)
+    if draft is not None:
+        move_pair(model, draft, target_devices=target_devices, draft_devices=lists.get("draft"))
+    elif target_devices is not None:
+        move(model, target_devices, field)
+    if target_devices is not None and kwargs is not None:
+        device = compat.input_device(model)
+        kwargs.update({name: value.to(device) for name, value in kwargs.items() if isinstance(value, torch.Tensor)})
 
 
 def bind_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:

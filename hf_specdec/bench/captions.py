@@ -111,6 +111,8 @@ def _model_facts(entry: Mapping[str, Any], with_label: bool, with_dtype: bool) -
     name = entry["name"] if with_label else model["name"]
     dtype = f", {entry['dtype']}" if with_dtype else ""
     lines = [f"{name} ({model['architecture']}, {model['parameters'] / 1e6:.1f}M parameters{dtype})"]
+    if entry.get("assistant"):
+        lines[0] += f", drafts from {entry['assistant']}"
     if "widening" in model:
         size = model["widening"]
         difference = f"largest difference of the logits {size['largest_logit_difference']:.1e}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 import hf_specdec
 from hf_specdec.bench.memory import how_measured
@@ -47,7 +48,7 @@ def subject_facts(subject: Subject) -> dict[str, Any]:
     model = subject.model
     return {
         "name": subject.label,
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": _dtype(model),
         "attention": attention_implementation(model.config),
         "model": {
             "name": subject.name,
@@ -56,8 +57,13 @@ def subject_facts(subject: Subject) -> dict[str, Any]:
             **subject.facts,
         },
         "assistant": subject.assistant_name,
+        "assistant_dtype": None if subject.assistant is None else _dtype(subject.assistant),
         "peak_memory": how_measured(model.device),
     }
+
+
+def _dtype(model: PreTrainedModel) -> str:
+    return str(model.dtype).removeprefix("torch.")
 
 
 def _hardware(device: torch.device) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Knows nothing about timing or statistics. Rows come from names:
     row("transformers:assistant", subject)  transformers' assisted generation with the subject's assistant
     row("prompt_lookup")                    a method of this package at its defaults
     row('prompt_lookup={"num_branches": 4}')    the same with a configuration
+    row("draft_model=[4]", subject)         drafts with the subject's assistant
     row("my_module:MyDrafter")              a Drafter or a transformers CandidateGenerator of your own
 """
 
@@ -19,12 +20,16 @@ from typing import Any
 
 from transformers.generation import CandidateGenerator
 
+from hf_specdec.api import capability
 from hf_specdec.bench.candidates import DecodeWithCandidates
 from hf_specdec.bench.naming import imported, is_import, split_config
 from hf_specdec.bench.subject import Subject
+from hf_specdec.config import SpecConfig
 from hf_specdec.drafters.base import Drafter
-from hf_specdec.errors import ConfigError, unknown_name
+from hf_specdec.errors import ConfigError, UnsupportedModelError, unknown_name
 from hf_specdec.methods import METHODS, resolve
+from hf_specdec.pair import draft_capability
+from hf_specdec.placement import is_placed, read_devices
 
 __all__ = ["DEFAULT", "REFERENCE", "Row", "default_rows", "named_rows", "reference", "row"]
 
@@ -109,21 +114,49 @@ def row(name: str, subject: Subject) -> Row:
     method, config = split_config(name)
     if all(method not in (entry.name, *entry.aliases) for entry in METHODS.values()):
         raise unknown_name("row", name, [DEFAULT, REFERENCE, LOOKUP, ASSISTANT, *METHODS])
-    return _method_row(name, method, config)
+    return _method_row(name, method, config, subject)
 
 
-def _method_row(name: str, method_name: str, value: Any) -> Row:
+def _method_row(name: str, method_name: str, value: Any, subject: Subject) -> Row:
     method = resolve(method_name)
     config = method.config_class.parse(value, name)
-    how = {"spec_method": method.name, "spec_config": config}
     described = json.loads(json.dumps(dataclasses.asdict(config), default=str))
-    seed_exact = config.engine == "loop" and not getattr(config, "use_logits", False)
-    return Row(name, "method", lambda streamer: {**_streaming(streamer), **how}, seed_exact, described)
+    how = {"spec_method": method.name, "spec_config": config}
+    if method.needs_draft_model:
+        how["assistant_model"] = draft = _draft_of(subject, name)
+        described |= {"assistant": subject.assistant_name, "assistant_dtype": str(draft.dtype).removeprefix("torch.")}
+    _check_devices(name, config, subject)
+    found = capability(subject.model) if method.needs_tree else None
+    if found is not None and found.tier != "tree":
+        raise ConfigError(name, "must have a model that verifies trees", found.tier, f"It does not: {found.reason}.")
+    return Row(name, "method", lambda streamer: {**_streaming(streamer), **how}, config.is_seed_exact, described)
+
+
+def _draft_of(subject: Subject, name: str) -> Any:
+    """The subject's assistant, if it can draft for it."""
+    if subject.assistant is None:
+        remedy = "Name one with --draft-model, or measure the embedded target."
+        raise ConfigError(name, "must have a draft model", None, remedy)
+    try:
+        draft_capability(subject.model, subject.assistant)
+    except UnsupportedModelError as error:
+        raise ConfigError(name, "must have a draft that can roll back", subject.assistant_name, str(error)) from error
+    return subject.assistant
+
+
+def _check_devices(name: str, config: SpecConfig, subject: Subject) -> None:
+    """Rows must not move the models under one another."""
+    models = {"target": subject.model, "draft": subject.assistant}
+    for role, devices in config.device_lists.items():
+        field, model = config.device_fields[role], models[role]
+        if model is not None and not is_placed(model, read_devices(devices, field)):
+            rule = f"must name where the {role} is ({model.device}) in the row {name}"
+            raise ConfigError(field, rule, devices, "Leave the list out; --device places the models.")
 
 
 def _assistant_row(subject: Subject) -> Row:
     if subject.assistant is None:
-        remedy = "Name one with --assistant, or measure the embedded target."
+        remedy = "Name one with --draft-model, or measure the embedded target."
         raise ConfigError(ASSISTANT, "must have an assistant model", None, remedy)
     how = {"assistant_model": subject.assistant}
     config = {"assistant": subject.assistant_name}

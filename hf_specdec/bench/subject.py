@@ -1,4 +1,4 @@
-"""What is measured on: a model with its tokenizer, and an assistant where there is one.
+"""What is measured on: a model with its tokenizer, and a draft model where there is one.
 
 subject = load_subject(None, dtype="fp32")              # the embedded pair
 subject = load_subject("path/to/model", dtype="bf16", device="cuda", widen_to=(768, 12))
@@ -29,7 +29,7 @@ class Subject:
 
     Attributes:
         name (`str`): the model's own, whatever its size.
-        assistant (`PreTrainedModel | None`): for transformers' assisted generation.
+        assistant (`PreTrainedModel | None`): the draft model, for `draft_model` and transformers' assisted generation.
         facts (`dict[str, Any]`): more about it for the document, such as what widening changed.
     """
 
@@ -53,6 +53,7 @@ def load_subject(
     dtype: str | None = None,
     device: str | torch.device | None = None,
     assistant: str | None = None,
+    assistant_dtype: str | None = None,
     widen_to: tuple[int, int] | None = None,
 ) -> Subject:
     """Load a model for measuring.
@@ -61,7 +62,8 @@ def load_subject(
         path: folder or hub name; `None` is the embedded target, with the embedded draft as its assistant.
         dtype: a precision as `from_pretrained` takes it; fp32 for the embedded target and `"auto"` otherwise.
         device: where it runs; by default the accelerator, or the CPU where there is none.
-        assistant: folder or hub name of an assistant with the same vocabulary.
+        assistant: folder or hub name of a draft model with the same vocabulary.
+        assistant_dtype: the draft model's precision; the model's by default.
         widen_to: hidden size and number of layers that the model is widened to, its function unchanged.
 
     Raises:
@@ -69,8 +71,10 @@ def load_subject(
         ConfigError: an unknown precision or device, or a model that cannot be widened.
     """
     precision = dtype or ("fp32" if path is None else "auto")
-    if precision not in PRECISIONS:
-        raise unknown_name("dtype", precision, PRECISIONS)
+    own_precision = assistant_dtype or precision
+    for name, value in {"dtype": precision, "assistant_dtype": own_precision}.items():
+        if value not in PRECISIONS:
+            raise unknown_name(name, value, PRECISIONS)
     where = pick_device(device)
     folder = embedded.path("target") if path is None else path
     draft = embedded.path("draft") if path is None and assistant is None else assistant
@@ -79,7 +83,7 @@ def load_subject(
         model = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision)
     else:
         model, facts["widening"] = _widened(folder, precision, widen_to)
-    helper = None if draft is None else hf_specdec.AutoModelForCausalLM.from_pretrained(draft, precision=precision)
+    helper = None if draft is None else hf_specdec.AutoModelForCausalLM.from_pretrained(draft, precision=own_precision)
     return Subject(
         model=model.to(where).eval(),
         tokenizer=AutoTokenizer.from_pretrained(folder),

@@ -21,6 +21,7 @@ from hf_specdec.cli.bench_output import progress_bar, show
 from hf_specdec.cli.bench_subjects import load_subjects, look_here
 from hf_specdec.cli.report import note, reports_errors
 from hf_specdec.errors import ConfigError
+from hf_specdec.methods import METHODS
 
 __all__ = ["bench"]
 
@@ -40,13 +41,19 @@ RowNames = Annotated[
     list[str] | None,
     typer.Option(
         "--row",
-        help="What to measure beside generate: a method, a method with its configuration "
-        "('prompt_lookup={\"num_branches\": 4}'), transformers:prompt_lookup, transformers:assistant, "
-        "module:Class, or default for all there are. Repeat for more. Default: default.",
+        help=f"What to measure beside generate: a method ({', '.join(METHODS)}), a method with its configuration "
+        f"('prompt_lookup={{\"num_branches\": 4}}'), transformers:prompt_lookup, transformers:assistant, "
+        f"module:Class, or default for all there are. Repeat for more. Default: default.",
     ),
 ]
-Assistant = Annotated[
-    str | None, typer.Option("--assistant", help="Assistant for transformers:assistant. Default: the embedded draft.")
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model",
+        "--assistant",
+        help="Draft model of the rows draft_model and transformers:assistant. Default: the embedded draft, for the "
+        "embedded target.",
+    ),
 ]
 Widen = Annotated[
     list[str] | None,
@@ -97,9 +104,10 @@ def bench(
     model: Models = None,
     prompts: Prompts = None,
     row: RowNames = None,
-    assistant: Assistant = None,
+    draft_model: DraftModel = None,
     widen: Widen = None,
     dtype: Dtype = None,
+    draft_dtype: options.DraftDtype = None,
     device: Device = None,
     threads: Threads = None,
     max_new_tokens: options.MaxNewTokens = 128,
@@ -129,7 +137,9 @@ def bench(
     elif replay is not None:
         document = _replayed(replay, row, output)
     else:
-        subjects = load_subjects(model, widen, dtype=dtype, device=device, assistant=assistant, threads=threads)
+        subjects = load_subjects(
+            model, widen, dtype=dtype, device=device, draft_model=draft_model, draft_dtype=draft_dtype, threads=threads
+        )
         if cost:
             document = _measured_cost(subjects, context_length, rounds, seed, output)
         else:

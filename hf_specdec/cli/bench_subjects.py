@@ -1,6 +1,6 @@
 """The models of `hf-specdec bench`: every `--model` at every `--widen`.
 
-subjects = load_subjects(paths, ["native", "768x12"], dtype="bf16", device=None, assistant=None, threads=1)
+subjects = load_subjects(paths, ["native", "768x12"], dtype="bf16", draft_model="path/to/draft")
 """
 
 import itertools
@@ -24,10 +24,11 @@ def load_subjects(
     paths: Sequence[str] | None,
     sizes: Sequence[str] | None,
     *,
-    dtype: str | None,
-    device: str | None,
-    assistant: str | None,
-    threads: int | None,
+    dtype: str | None = None,
+    device: str | None = None,
+    draft_model: str | None = None,
+    draft_dtype: str | None = None,
+    threads: int | None = None,
 ) -> list[Subject]:
     """Every model at every size, each once; without paths the embedded target, without sizes each at its own."""
     look_here()
@@ -39,7 +40,9 @@ def load_subjects(
         torch.set_num_threads(threads or 1)
     subjects = []
     for path, size in itertools.product(models, wanted):
-        subject = load_subject(path, dtype=dtype, device=where, assistant=assistant, widen_to=size)
+        subject = load_subject(
+            path, dtype=dtype, device=where, assistant=draft_model, assistant_dtype=draft_dtype, widen_to=size
+        )
         if size is not None:
             of = f"{subject.name}: " if len(models) > 1 else ""
             difference = subject.facts["widening"]["largest_logit_difference"]

@@ -1,9 +1,9 @@
-"""Plain `generate`, transformers' own prompt lookup and one of our methods, in turn on the same prompts.
+"""Plain `generate`, transformers' own speculation and one of our methods, in turn on the same prompts.
 
 A machine's speed drifts, so the three take turns within a round and a ratio is the median of the ratios of single
 calls that ran one after the other. Knows nothing about printing.
 
-    rows = compare_methods(job, inputs, "prompt_lookup", config, rounds=3)
+    rows = compare_methods(job, inputs, {"spec_method": "prompt_lookup", "spec_config": config}, rounds=3)
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,14 @@ import torch
 
 from hf_specdec.cli.job import Job, Result, count_forwards
 from hf_specdec.cli.report import note
-from hf_specdec.config import SpecConfig
+from hf_specdec.config import PromptLookupConfig
 from hf_specdec.stats import SpecStats
 
-__all__ = ["PLAIN", "TRANSFORMERS", "Row", "compare_methods"]
+__all__ = ["ASSISTED", "PLAIN", "TRANSFORMERS", "Row", "compare_methods"]
 
 PLAIN = "plain generate"
 TRANSFORMERS = "transformers prompt lookup"
+ASSISTED = "transformers assistant"
 
 Inputs = Mapping[str, torch.Tensor]
 
@@ -53,17 +54,14 @@ class Row:
     equal_to_plain: bool
 
 
-def compare_methods(job: Job, prompts: Sequence[Inputs], method: str, config: SpecConfig, rounds: int) -> list[Row]:
-    """Run every way on every prompt, once to warm up and then `rounds` times, and sum up."""
-    lookup = {
-        "prompt_lookup_num_tokens": getattr(config, "max_draft_len", 10),
-        "max_matching_ngram_size": getattr(config, "max_matching_ngram_size", 2),
-    }
-    ways: dict[str, dict[str, Any]] = {
-        PLAIN: {},
-        TRANSFORMERS: lookup,
-        method: {"spec_method": method, "spec_config": config},
-    }
+def compare_methods(job: Job, prompts: Sequence[Inputs], how: Mapping[str, Any], rounds: int) -> list[Row]:
+    """Run every way on every prompt, once to warm up and then `rounds` times, and sum up.
+
+    Args:
+        how: the arguments of `generate` that choose the method. With a draft model among them transformers' way is its
+            assisted generation with that draft at transformers' own settings; else its prompt lookup.
+    """
+    ways: dict[str, Mapping[str, Any]] = {PLAIN: {}, **_transformers_way(how), how["spec_method"]: how}
     warm_ups = {name: _warm_up(job, prompts, name, how) for name, how in ways.items()}
     stats = {name: counted for name, counted in warm_ups.items() if counted is not None}
     names = list(stats)
@@ -77,7 +75,17 @@ def compare_methods(job: Job, prompts: Sequence[Inputs], method: str, config: Sp
     return [_row(name, stats[name], results) for name in names]
 
 
-def _warm_up(job: Job, prompts: Sequence[Inputs], name: str, how: dict[str, Any]) -> SpecStats | None:
+def _transformers_way(how: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """transformers' counterpart of a method, and its name."""
+    if "assistant_model" in how:
+        return {ASSISTED: {"assistant_model": how["assistant_model"]}}
+    config = how["spec_config"]
+    alike = config if isinstance(config, PromptLookupConfig) else PromptLookupConfig()
+    names = {"prompt_lookup_num_tokens": "max_draft_len", "max_matching_ngram_size": "max_matching_ngram_size"}
+    return {TRANSFORMERS: {theirs: getattr(alike, ours) for theirs, ours in names.items()}}
+
+
+def _warm_up(job: Job, prompts: Sequence[Inputs], name: str, how: Mapping[str, Any]) -> SpecStats | None:
     """What one pass over the prompts drafts and accepts; `None` where transformers' loop refuses the model."""
     total = SpecStats(method=name)
     for inputs in prompts:
@@ -85,9 +93,9 @@ def _warm_up(job: Job, prompts: Sequence[Inputs], name: str, how: dict[str, Any]
             with count_forwards(job.model) as forwards:
                 result = job.run(inputs, **how)
         except ValueError as error:
-            if name != TRANSFORMERS:
+            if name not in (TRANSFORMERS, ASSISTED):
                 raise
-            note(f"note: transformers' own prompt lookup is left out: {' '.join(str(error).split())}")
+            note(f"note: {name} is left out: {' '.join(str(error).split())}")
             return None
         if result.stats is not None:
             total.num_drafts += result.stats.num_drafts
@@ -115,7 +123,9 @@ def _row(name: str, stats: SpecStats, results: Mapping[str, Sequence[Sequence[Re
         tokens=sum(len(result.token_ids) for result in own[0]),
         tokens_per_second=sum(len(result.token_ids) for result in calls) / sum(result.seconds for result in calls),
         ratio_to_plain=_ratio(own, plain),
-        ratio_to_transformers=_ratio(own, results[TRANSFORMERS]) if TRANSFORMERS in results else None,
+        ratio_to_transformers=next(
+            (_ratio(own, results[way]) for way in (TRANSFORMERS, ASSISTED) if way in results), None
+        ),
         drafted=stats.num_draft_tokens,
         accepted=stats.num_accepted_tokens,
         mean_acceptance_length=stats.mean_acceptance_length,

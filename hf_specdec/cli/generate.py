@@ -2,17 +2,18 @@
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import typer
-from transformers import TextStreamer
+from transformers import PreTrainedModel, TextStreamer
 
 from hf_specdec.cli import options
 from hf_specdec.cli.compare import compare_methods
-from hf_specdec.cli.inputs import encode, load, read_method, read_prompt, read_sampling, set_threads
+from hf_specdec.cli.inputs import encode, load, load_draft, read_prompt, read_sampling, set_threads
 from hf_specdec.cli.job import Job, Result
+from hf_specdec.cli.method import DRAFT_METHODS, check_draft_options, read_method
 from hf_specdec.cli.prompts import PROMPTS
 from hf_specdec.cli.report import note, print_json, reports_errors
 from hf_specdec.cli.table import print_comparison
@@ -26,9 +27,12 @@ __all__ = ["generate"]
 def generate(
     prompt: options.Prompt = None,
     model: options.ModelPath = None,
-    spec_method: options.SpecMethod = "prompt_lookup",
+    spec_method: options.SpecMethod = None,
     prompt_lookup_config: options.PromptLookup = None,
+    lookahead_config: options.LookaheadList = None,
+    draft_model_config: options.DraftModelList = None,
     spec_config: options.SpecConfigText = None,
+    draft_model: options.DraftModelPath = None,
     engine: options.EngineName = None,
     max_new_tokens: options.MaxNewTokens = 128,
     do_sample: options.DoSample = False,
@@ -37,6 +41,7 @@ def generate(
     top_k: options.TopK = None,
     seed: options.Seed = None,
     dtype: options.Dtype = "auto",
+    draft_dtype: options.DraftDtype = None,
     threads: options.Threads = None,
     compare: options.Compare = False,
     rounds: options.Rounds = 3,
@@ -44,50 +49,57 @@ def generate(
 ) -> None:
     """Continue a prompt with speculative decoding.
 
-    With --compare, plain generate, transformers' own prompt lookup and the method take turns on the same prompts,
+    With --compare, plain generate, transformers' own speculation and the method take turns on the same prompts,
     and the exit code is 1 if the method's text differs from plain generate's in fp32.
     """
+    forms = {
+        "prompt_lookup_config": prompt_lookup_config,
+        "lookahead_config": lookahead_config,
+        "draft_model_config": draft_model_config,
+    }
     method, config = read_method(
-        spec_method, spec_config=spec_config, prompt_lookup_config=prompt_lookup_config, engine=engine
+        spec_method, list_forms=forms, spec_config=spec_config, engine=engine, draft_model=draft_model
     )
+    check_draft_options(method, model=model, draft_model=draft_model, draft_dtype=draft_dtype)
     sampling = read_sampling(do_sample, temperature=temperature, top_p=top_p, top_k=top_k)
     text = read_prompt(prompt)
     set_threads(model, threads)
     loaded, tokenizer = load(model, dtype, config)
+    how: dict[str, Any] = {} if method is None else {"spec_method": method, "spec_config": config}
+    if method in DRAFT_METHODS:
+        how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config)
     job = Job(loaded, tokenizer, {"max_new_tokens": max_new_tokens, **sampling}, seed)
     if compare:
-        _compare(job, PROMPTS if text is None else (text,), method, config, rounds, json)
+        _compare(job, PROMPTS if text is None else (text,), how, rounds, json)
     else:
-        _continue(job, PROMPTS[0] if text is None else text, method, config, json)
+        _continue(job, PROMPTS[0] if text is None else text, how, json)
 
 
-def _continue(job: Job, prompt: str, method: str | None, config: SpecConfig | None, as_json: bool) -> None:
+def _continue(job: Job, prompt: str, how: Mapping[str, Any], as_json: bool) -> None:
     inputs = encode(job.tokenizer, prompt, job.model.device)
-    how: dict[str, Any] = {} if method is None else {"spec_method": method, "spec_config": config}
+    shown: dict[str, Any] = {}
     streams = sys.stdout.isatty() and not as_json
     if streams:
         note(prompt, "dim")
-        how["streamer"] = TextStreamer(job.tokenizer, skip_prompt=True, skip_special_tokens=True)
-    result = job.run(inputs, **how)
+        shown["streamer"] = TextStreamer(job.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    result = job.run(inputs, **how, **shown)
     text = job.tokenizer.decode(result.token_ids, skip_special_tokens=True)
     if as_json:
-        print_json({**_setting(job, method, config), "prompt": prompt, "text": text, **_measures(result)})
+        print_json({**_setting(job, how), "prompt": prompt, "text": text, **_measures(result)})
         return
     if not streams:
         sys.stdout.write(text + "\n")
     note(_summary(result), "dim")
 
 
-def _compare(
-    job: Job, prompts: Sequence[str], method: str | None, config: SpecConfig | None, rounds: int, as_json: bool
-) -> None:
-    if method is None or config is None:
+def _compare(job: Job, prompts: Sequence[str], how: Mapping[str, Any], rounds: int, as_json: bool) -> None:
+    if not how:
         raise ConfigError("--compare", "must come with a method", "none", "Use --spec-method prompt_lookup.")
     if job.options["do_sample"] and job.seed is None:
         job = dataclasses.replace(job, seed=0)
     inputs = [encode(job.tokenizer, prompt, job.model.device) for prompt in prompts]
-    rows = compare_methods(job, inputs, method, config, rounds)
-    setting = {**_setting(job, method, config), "num_prompts": len(prompts), "rounds": rounds}
+    rows = compare_methods(job, inputs, how, rounds)
+    setting = {**_setting(job, how), "num_prompts": len(prompts), "rounds": rounds}
     if as_json:
         print_json({**setting, "rows": [dataclasses.asdict(row) for row in rows]})
     else:
@@ -95,21 +107,29 @@ def _compare(
             f"{name} {setting[name]}" for name in ("dtype", "device", "threads", "num_prompts", "rounds")
         )
         print_comparison(rows, len(prompts), caption)
-    seed_exact = config.engine == "loop" or not job.options["do_sample"]
+    seed_exact = how["spec_config"].is_seed_exact or not job.options["do_sample"]
     if job.model.dtype == torch.float32 and seed_exact and not rows[-1].equal_to_plain:
-        note(f"error: the tokens of {method} differ from those of plain generate", "red")
+        note(f"error: the tokens of {how['spec_method']} differ from those of plain generate", "red")
         raise typer.Exit(1)
 
 
-def _setting(job: Job, method: str | None, config: SpecConfig | None) -> dict[str, Any]:
+def _setting(job: Job, how: Mapping[str, Any]) -> dict[str, Any]:
+    config: SpecConfig | None = how.get("spec_config")
     return {
-        "model": job.model.config.name_or_path,
-        "dtype": str(job.model.dtype).removeprefix("torch."),
-        "device": str(job.model.device),
+        **_model_facts(job.model),
+        "draft": _model_facts(how["assistant_model"]) if "assistant_model" in how else None,
         "threads": torch.get_num_threads(),
-        "spec_method": method,
+        "spec_method": how.get("spec_method"),
         "spec_config": None if config is None else dataclasses.asdict(config),
         "options": {**job.options, "seed": job.seed},
+    }
+
+
+def _model_facts(model: PreTrainedModel) -> dict[str, str]:
+    return {
+        "model": model.config.name_or_path,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
     }
 
 

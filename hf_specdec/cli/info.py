@@ -9,11 +9,13 @@ from transformers import PreTrainedModel
 import hf_specdec
 from hf_specdec.cli import options
 from hf_specdec.cli.extras import extras, versions
-from hf_specdec.cli.inputs import load, set_threads
+from hf_specdec.cli.inputs import load, load_draft, set_threads
 from hf_specdec.cli.report import print_json, reports_errors
 from hf_specdec.cli.table import print_facts
 from hf_specdec.compat import attention_implementation
+from hf_specdec.errors import SpecError
 from hf_specdec.methods import METHODS
+from hf_specdec.pair import draft_capability, vocab_sizes
 
 __all__ = ["info"]
 
@@ -21,11 +23,16 @@ __all__ = ["info"]
 @reports_errors
 def info(
     model: options.ModelPath = None,
+    draft_model: options.DraftModelPath = None,
     dtype: options.Dtype = "auto",
+    draft_dtype: options.DraftDtype = None,
     threads: options.Threads = None,
     json: options.Json = False,
 ) -> None:
-    """Say what a model can do on this machine and why, and which optional packages are installed."""
+    """Say what a model can do on this machine and why, and which optional packages are installed.
+
+    With a draft model, also whether the two go together.
+    """
     set_threads(model, threads)
     loaded, _ = load(model, dtype, None)
     groups: dict[str, dict[str, Any]] = {
@@ -34,13 +41,19 @@ def info(
         "model": _model(loaded),
         "capability": dataclasses.asdict(hf_specdec.capability(loaded)),
     }
+    if model is None or draft_model is not None:
+        draft = load_draft(draft_model, draft_dtype or dtype, None)
+        groups |= {"draft model": _model(draft), "pair": _pair(loaded, draft)}
     aliases = {method.name: list(method.aliases) for method in METHODS.values()}
     optional = extras()
     if json:
         listed = [{**dataclasses.asdict(extra), "install": extra.install} for extra in optional]
         print_json({**groups, "methods": aliases, "extras": listed})
     else:
-        methods = {name: f"also {', '.join(others)}" if others else "" for name, others in aliases.items()}
+        methods = {
+            name: "; ".join(filter(None, [f"also {', '.join(others)}" if others else "", METHODS[name].summary]))
+            for name, others in aliases.items()
+        }
         print_facts([*groups.items(), ("methods", methods), ("extras", {extra.name: extra for extra in optional})])
 
 
@@ -62,4 +75,20 @@ def _model(model: PreTrainedModel) -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "devices": sorted({str(parameter.device) for parameter in parameters}),
         "attention": attention_implementation(model.config),
+    }
+
+
+def _pair(target: PreTrainedModel, draft: PreTrainedModel) -> dict[str, Any]:
+    """Whether the draft can draft for the target, and what each of them can do."""
+    try:
+        draft_capability(target, draft)
+        reason = None
+    except SpecError as error:
+        reason = str(error)
+    sizes = vocab_sizes(target, draft)
+    return {
+        "goes together": reason is None,
+        "reason": reason or "the vocabularies agree, and the draft can roll back",
+        "vocabularies": sizes,
+        "tiers": [hf_specdec.capability(model).tier for model in (target, draft)],
     }

@@ -4,12 +4,18 @@ from typing import Annotated
 
 import typer
 
+from hf_specdec.cli.method import describe_methods
+
 __all__ = [
     "Compare",
     "DoSample",
+    "DraftDtype",
+    "DraftModelList",
+    "DraftModelPath",
     "Dtype",
     "EngineName",
     "Json",
+    "LookaheadList",
     "MaxNewTokens",
     "ModelPath",
     "Prompt",
@@ -37,11 +43,11 @@ Threads = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 SpecMethod = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--spec-method",
-        help="How to draft: prompt_lookup (ngram), or plain for this package's loop without drafts, "
-        "or none for transformers' own loop.",
+        help=f"How to draft. {describe_methods()}; none: transformers' own loop. Default: the method that the other "
+        "options belong to, else prompt_lookup.",
     ),
 ]
 SpecConfigText = Annotated[
@@ -53,8 +59,36 @@ PromptLookup = Annotated[
     typer.Option(
         "--prompt-lookup-config",
         "--ngram-config",
-        help='The list form: draft length, n-gram size, devices of the model; for example "[10,2,[0]]".',
+        help="Prompt lookup in the list form: draft length, n-gram size, devices of the model; for example "
+        '"[10,2,[0]]".',
     ),
+]
+LookaheadList = Annotated[
+    str | None,
+    typer.Option(
+        "--lookahead-config",
+        help='Lookahead in the list form: window, n-gram and verification set sizes; for example "[7,7,7]".',
+    ),
+]
+DraftModelList = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model-config",
+        "--draft-target-model-config",
+        help="A draft model in the list form: draft length, devices of the draft, devices of the target, use_logits; "
+        'for example "[4,[0],[1],False]".',
+    ),
+]
+DraftModelPath = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model",
+        help="Folder or hub name of a smaller model of the same vocabulary. Default: the embedded draft, for the "
+        "embedded target.",
+    ),
+]
+DraftDtype = Annotated[
+    str | None, typer.Option("--draft-dtype", help="Precision of the draft model. Default: as --dtype.")
 ]
 EngineName = Annotated[
     str | None,
@@ -68,6 +102,10 @@ TopK = Annotated[int | None, typer.Option("--top-k", help="With --do-sample.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="With --do-sample: the same seed draws the same text.")]
 Compare = Annotated[
     bool,
-    typer.Option("--compare", help="Set the method beside plain generate and transformers' prompt lookup."),
+    typer.Option(
+        "--compare",
+        help="Set the method beside plain generate and transformers' own: its prompt lookup, or its assisted "
+        "generation for a draft model.",
+    ),
 ]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="With --compare: timed rounds after the warm-up.")]

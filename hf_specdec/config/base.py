@@ -32,9 +32,22 @@ class SpecConfig:
 
     aliases: ClassVar[Mapping[str, str]] = {}
     list_form: ClassVar[tuple[str, ...]] = ()
+    min_list_entries: ClassVar[int] = 1
+    device_fields: ClassVar[Mapping[str, str]] = {}  # "target" or "draft" -> the field that lists its devices
 
     def __post_init__(self) -> None:
         check_choice("engine", self.engine, get_args(Engine))
+
+    @property
+    def is_seed_exact(self) -> bool:
+        """Whether sampling gives the text that the seed gives without speculation."""
+        return self.engine == "loop"
+
+    @property
+    def device_lists(self) -> dict[str, Sequence[int | str]]:
+        """The device lists that are given, by `"target"` and `"draft"`."""
+        lists = {role: getattr(self, field) for role, field in self.device_fields.items()}
+        return {role: devices for role, devices in lists.items() if devices is not None}
 
     @classmethod
     def parse(cls, value: Any, field: str = "spec_config") -> Self:
@@ -81,10 +94,10 @@ class SpecConfig:
         form = f"[{', '.join(cls.list_form)}]"
         if not cls.list_form:
             raise ConfigError(field, f"must be a {cls.__name__} or a dict", value, "This method has no list form.")
-        if not 1 <= len(value) <= len(cls.list_form):
-            raise ConfigError(
-                field, f"must have 1 to {len(cls.list_form)} entries, {form}", list(value), "Drop or add entries."
-            )
+        least, most = cls.min_list_entries, len(cls.list_form)
+        if not least <= len(value) <= most:
+            counts = str(most) if least == most else f"{least} to {most}"
+            raise ConfigError(field, f"must have {counts} entries, {form}", list(value), "Drop or add entries.")
         return cls(**dict(zip(cls.list_form, value, strict=False)))
 
 

@@ -24,8 +24,8 @@ class DraftModelConfig(SpecConfig):
             Most tokens drafted along one branch, and most forwards of the draft a step. Aliases: `max_draft_len`,
             `num_assistant_tokens`.
         draft_model_device_list (`list[int | str]`, *optional*):
-            Devices of the draft model. The loader and the command line place it there; `generate` uses the model
-            where it is.
+            Devices of the draft model: numbers of GPUs, or names such as `"cpu"`. `generate` moves the model there if
+            it is elsewhere; a device that is not there is an error. `None` leaves the model where it is.
         target_model_device_list (`list[int | str]`, *optional*):
             Devices of the target model, likewise.
         use_logits (`bool`, *optional*, defaults to `False`):
@@ -63,6 +63,10 @@ class DraftModelConfig(SpecConfig):
         "target_model_device_list",
         "use_logits",
     )
+    device_fields: ClassVar[Mapping[str, str]] = {
+        "target": "target_model_device_list",
+        "draft": "draft_model_device_list",
+    }
 
     def __post_init__(self) -> None:
         SpecConfig.__post_init__(self)
@@ -86,6 +90,11 @@ class DraftModelConfig(SpecConfig):
             rule = 'must be a probability from 0.0 to 1.0, `None` or "auto"'
             remedy = "Use 0.0 to always draft `draft_len` tokens, `None` to learn when to stop."
             raise ConfigError("confidence_threshold", rule, value, remedy)
+
+    @property
+    def is_seed_exact(self) -> bool:
+        """Whether sampling gives the text that the seed gives without speculation."""
+        return self.engine == "loop" and not self.use_logits
 
     @property
     def node_budget(self) -> int:

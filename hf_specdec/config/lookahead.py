@@ -6,8 +6,8 @@ LookaheadConfig.parse([5, 5, 5]).check_within(LookaheadConfig.parse([7, 5, 7]))
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping
+from typing import ClassVar
 
 from hf_specdec.config.base import SpecConfig, check_positive
 from hf_specdec.errors import ConfigError
@@ -63,6 +63,7 @@ class LookaheadConfig(SpecConfig):
         "max_verification_set_size": "verification_set_size",
     }
     list_form: ClassVar[tuple[str, ...]] = ("window_size", "ngram_size", "verification_set_size")
+    min_list_entries: ClassVar[int] = 3  # the sizes go together
 
     def __post_init__(self) -> None:
         SpecConfig.__post_init__(self)
@@ -119,12 +120,3 @@ class LookaheadConfig(SpecConfig):
                     own,
                     "Ask for less in this call, or reserve more.",
                 )
-
-    @classmethod
-    def _from_list(cls, value: Sequence[Any], field: str) -> Self:
-        """All three entries are needed: the sizes go together."""
-        if len(value) != len(cls.list_form):
-            raise ConfigError(
-                field, f"must have 3 entries, [{', '.join(cls.list_form)}]", list(value), "For example: [7, 5, 7]."
-            )
-        return cls(**dict(zip(cls.list_form, value, strict=True)))

@@ -35,8 +35,9 @@ class PromptLookupConfig(SpecConfig):
         max_pool_tokens (`int`, *optional*, defaults to `1_000_000`):
             Bound of the shared pool, in tokens of text; the oldest texts leave first.
         device_list (`list[int | str]`, *optional*):
-            Devices of the target model, kept for TensorRT-LLM's list form `[10, 2, [0]]`. The loader and the
-            command line place the model there; `generate` uses the model where it is.
+            Devices of the target model, as in TensorRT-LLM's list form `[10, 2, [0]]`: numbers of GPUs, or names such
+            as `"cpu"`. `generate` moves the model there if it is elsewhere; a device that is not there is an error.
+            `None` leaves the model where it is.
     """
 
     max_draft_len: int = 10
@@ -53,6 +54,7 @@ class PromptLookupConfig(SpecConfig):
         "num_draft_tokens": "max_draft_len",
     }
     list_form: ClassVar[tuple[str, ...]] = ("max_draft_len", "max_matching_ngram_size", "device_list")
+    device_fields: ClassVar[Mapping[str, str]] = {"target": "device_list"}
 
     def __post_init__(self) -> None:
         SpecConfig.__post_init__(self)

@@ -20,7 +20,6 @@ from hf_specdec.engine.reference import (
     accepts,
     arguments,
     compare,
-    device_of,
     encoded,
     reference,
     sentence,
@@ -178,7 +177,7 @@ def _target(
     model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], tier: Tier
 ) -> tuple[Target, Text]:
     """A target that has read all of `prompt`, and the text that goes with it."""
-    ids = torch.tensor([prompt], device=device_of(model))
+    ids = torch.tensor([prompt], device=compat.input_device(model))
     text = Text(ids, room=16)
     target = Target(model, ids, GenerationConfig(), arguments(model, ids, encoder_kwargs), [text], tier=tier)
     target.prefill()

@@ -16,7 +16,6 @@ from hf_specdec.engine.reference import (
     ATTEMPTS,
     arguments,
     compare,
-    device_of,
     encoded,
     plain_logits,
     sentence,
@@ -50,7 +49,7 @@ def _try_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any]
     if model.config.is_encoder_decoder:
         encoder_kwargs = encoder_kwargs or encoded(model)
     padded = [prompt, _padded(model, prompt)]
-    ids = torch.tensor(padded, device=device_of(model))
+    ids = torch.tensor(padded, device=compat.input_device(model))
     coming = [t[:5], t[2:7]]
     wanted = plain_logits(model, _arguments(model, ids, encoder_kwargs), ids, torch.tensor(coming, device=ids.device))
     texts = [Text(ids[row : row + 1], room=16) for row in range(2)]

@@ -20,7 +20,6 @@ __all__ = [
     "accepts",
     "arguments",
     "compare",
-    "device_of",
     "encoded",
     "plain_logits",
     "reference",
@@ -60,7 +59,7 @@ def reference(
     model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], rows: list[list[int]]
 ) -> torch.Tensor:
     """`(rows, length, vocab_size)`: the logits after each token of `rows`, fed one by one behind the prompt."""
-    ids = torch.tensor([prompt] * len(rows), device=device_of(model))
+    ids = torch.tensor([prompt] * len(rows), device=compat.input_device(model))
     kwargs = arguments(model, ids, rows_of(encoder_kwargs, [0] * len(rows), 1))
     return plain_logits(model, kwargs, ids, torch.tensor(rows, device=ids.device))
 
@@ -77,7 +76,11 @@ def encoded(model: PreTrainedModel) -> dict[str, Any]:
     """A few encoded tokens, for models whose encoder reads text."""
     prompt, _ = tokens_of(model, 0)
     encoder = model.get_encoder()
-    return {"encoder_outputs": encoder(input_ids=torch.tensor([prompt], device=device_of(model)), return_dict=True)}
+    return {
+        "encoder_outputs": encoder(
+            input_ids=torch.tensor([prompt], device=compat.input_device(model)), return_dict=True
+        )
+    }
 
 
 def tokens_of(model: PreTrainedModel, attempt: int) -> tuple[list[int], list[int]]:
@@ -129,13 +132,6 @@ def compare(rows: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> float
     if not error <= tolerance:
         raise Mismatch(f"logits differ by {error:.1g} of the largest")
     return error
-
-
-def device_of(model: PreTrainedModel) -> torch.device:
-    """Where inputs go; the embeddings' execution device under accelerate's offloading."""
-    hook = getattr(model, "_hf_hook", None)
-    device = getattr(hook, "execution_device", None)
-    return torch.device(device) if device is not None else model.device
 
 
 def accepts(model: PreTrainedModel, name: str) -> bool:

@@ -21,7 +21,7 @@ from hf_specdec.errors import ConfigError, MissingExtraError
 from tests.bench.conftest import ROWS
 
 HEADER = {"date", "hardware", "device", "threads", "versions", "commit", "load_average"}
-ENTRY = {"name", "dtype", "attention", "model", "assistant", "peak_memory"}
+ENTRY = {"name", "dtype", "attention", "model", "assistant", "assistant_dtype", "peak_memory"}
 ENTRY |= {"rows", "left_out", "probes", "records", "summary"}
 SUMMARY = {
     "speed",

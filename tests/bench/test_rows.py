@@ -8,7 +8,7 @@ import pytest
 from hf_specdec.bench import rows as rows_module
 from hf_specdec.bench.rows import REFERENCE, default_rows, named_rows, row
 from hf_specdec.bench.subject import Subject
-from hf_specdec.config import PromptLookupConfig
+from hf_specdec.config import LookaheadConfig, PromptLookupConfig
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods import METHODS
 from tests.bench.conftest import tiny_llama
@@ -16,8 +16,9 @@ from tests.bench.conftest import tiny_llama
 
 def test_every_method_has_a_row(subject: Subject) -> None:
     rows, left_out = default_rows(subject)
-    assert [row.name for row in rows] == [REFERENCE, "transformers:prompt_lookup", *METHODS]
-    assert list(left_out) == ["transformers:assistant"]
+    without_draft = [name for name, method in METHODS.items() if not method.needs_draft_model]
+    assert [row.name for row in rows] == [REFERENCE, "transformers:prompt_lookup", *without_draft]
+    assert list(left_out) == ["transformers:assistant", "draft_model"]
 
 
 def test_default_stands_for_all_of_them(subject: Subject) -> None:
@@ -26,11 +27,38 @@ def test_default_stands_for_all_of_them(subject: Subject) -> None:
     assert [row.name for row in rows[:-1]] == [row.name for row in default_rows(subject)[0]]
 
 
-def test_an_assistant_brings_its_row(subject: Subject) -> None:
-    assistant = tiny_llama(len(subject.tokenizer))
-    helped = dataclasses.replace(subject, assistant=assistant, assistant_name="tiny")
+@pytest.fixture
+def helped(subject: Subject) -> Subject:
+    """The subject with a draft model."""
+    return dataclasses.replace(subject, assistant=tiny_llama(len(subject.tokenizer)), assistant_name="tiny draft")
+
+
+def test_a_draft_model_brings_its_rows(helped: Subject) -> None:
     rows, left_out = default_rows(helped)
-    assert "transformers:assistant" in [row.name for row in rows] and not left_out
+    assert {"transformers:assistant", "draft_model"} <= {row.name for row in rows} and not left_out
+    ours = row('draft_model={"num_branches": 3}', helped)
+    assert ours.arguments(None)["assistant_model"] is helped.assistant
+    assert ours.config is not None and ours.config["num_branches"] == 3
+    assert (ours.config["assistant"], ours.config["assistant_dtype"]) == ("tiny draft", "float32")
+    assert ours.is_seed_exact and not row("draft_model=[4,['cpu'],['cpu'],True]", helped).is_seed_exact
+
+
+def test_a_draft_of_another_vocabulary_is_left_out(subject: Subject) -> None:
+    stranger = dataclasses.replace(subject, assistant=tiny_llama(9000), assistant_name="stranger")
+    assert "share the target's tokenizer" in default_rows(stranger)[1]["draft_model"]
+
+
+def test_a_row_must_not_move_the_models(helped: Subject) -> None:
+    with pytest.raises(ConfigError, match="must name devices that are here"):
+        row("draft_model=[4,[98],[99],False]", helped)
+    with pytest.raises(ConfigError, match="must name devices that are here"):
+        row("prompt_lookup=[10,2,[99]]", helped)
+
+
+def test_lookahead_takes_its_sizes_and_needs_trees(subject: Subject, zoo: Any) -> None:
+    assert row("lookahead=[15,5,15]", subject).arguments(None)["spec_config"] == LookaheadConfig.parse([15, 5, 15])
+    chains = dataclasses.replace(subject, model=zoo("bloom"))
+    assert "verifies trees" in default_rows(chains)[1]["lookahead"]
 
 
 def test_a_new_method_appears_by_itself(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,8 +98,10 @@ def test_a_class_of_the_user_s_own_is_a_row(subject: Subject) -> None:
         ("tests.bench.wrong_rows:NoSuchClass", "can be imported"),
         ("tests.bench.wrong_rows:NeedsArguments", "datastore"),
         ("tests.bench.wrong_rows:Nothing", "must be a Drafter"),
-        ("transformers:assistant", "--assistant"),
+        ("transformers:assistant", "--draft-model"),
         ("transformers:magic", "must be one of"),
+        ("draft_model", "--draft-model"),
+        ("lookahead=[7,5]", "must have 3 entries"),
     ],
 )
 def test_a_name_that_is_no_row_is_an_error(subject: Subject, name: str, match: str) -> None:

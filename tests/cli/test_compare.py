@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hf_specdec.cli import compare, job
-from hf_specdec.cli.compare import PLAIN, TRANSFORMERS
+from hf_specdec.cli.compare import ASSISTED, PLAIN, TRANSFORMERS
 from hf_specdec.cli.job import Job, Result
 from tests.cli.conftest import Run
 
@@ -29,6 +29,23 @@ def test_all_three_are_measured_and_ours_is_equal(run: Run) -> None:
     assert found[TRANSFORMERS]["ratio_to_transformers"] == 1.0
     assert found[PLAIN]["drafted"] == found[PLAIN]["accepted"] == 0
     assert all(0 <= row["accepted"] <= row["drafted"] for row in found.values())
+
+
+@pytest.mark.parametrize(("method", "theirs"), [("lookahead", TRANSFORMERS), ("draft_model", ASSISTED)])
+def test_every_method_has_its_counterpart(run: Run, method: str, theirs: str) -> None:
+    """Transformers' assisted generation stands beside a draft model, its prompt lookup beside all else."""
+    found = rows(run, "--dtype", "fp32", "--spec-method", method)
+    assert list(found) == [PLAIN, theirs, method]
+    assert all(row["equal_to_plain"] for row in found.values())
+    assert found[theirs]["drafted"] > 0 and found[method]["drafted"] > 0
+    assert found[theirs]["ratio_to_transformers"] == 1.0
+
+
+def test_acceptance_by_probabilities_promises_no_seed(run: Run) -> None:
+    """Its samples have the target's distribution and not the seed's text, so the exit code stays 0."""
+    rows(
+        run, "--dtype", "fp32", "--draft-model-config", "[4,['cpu'],['cpu'],True]", "--do-sample", "--temperature", "2"
+    )
 
 
 def test_a_sample_is_compared_from_one_seed(run: Run) -> None:

@@ -12,6 +12,7 @@ from tests.cli.conftest import Run
 
 LIST = "--prompt-lookup-config"
 CONFIG = "--spec-config"
+LOOKAHEAD, DRAFT_LIST = "--lookahead-config", "--draft-model-config"
 CASES = [
     (["--spec-method", "promt_lookup"], "`spec_method` must be one of", "Did you mean 'prompt_lookup'?"),
     ([CONFIG, '{"max_draft_length": 4}'], "spec_config key", "Did you mean 'max_draft_len'?"),
@@ -27,6 +28,22 @@ CASES = [
     ([LIST, '[10,2,["gpu0"]]'], "`device_list` must name devices that torch knows", "Write [0]"),
     ([LIST, "[10,2]", CONFIG, "{}"], "must not come with --spec-config", "Give only one of the two."),
     ([LIST, "[10,2]", "--spec-method", "plain"], "must come with --spec-method prompt_lookup", "--spec-config"),
+    ([LIST, "[10,2,[99]]"], "`device_list` must name devices that are here (cpu", "leave the list out"),
+    ([DRAFT_LIST, "[4,[98],[99],False]"], "`target_model_device_list` must name devices that are here (cpu", "Write"),
+    ([DRAFT_LIST, '[4,[98],["cpu"]]'], "`draft_model_device_list` must name devices that are here (cpu", "Write"),
+    ([DRAFT_LIST, "[4]", "--spec-method", "lookahead"], "must come with --spec-method draft_model", "--spec-config"),
+    ([DRAFT_LIST, "[4]", LOOKAHEAD, "[7,7,7]"], "`--draft-model-config` must come with --spec-method draft_", ""),
+    ([LOOKAHEAD, "[7,7,7]", CONFIG, "{}"], "`--lookahead-config` must not come with --spec-config", "only one"),
+    ([LOOKAHEAD, "[7,7]"], "`lookahead_config` must have 3 entries", "Drop or add entries."),
+    (
+        [LOOKAHEAD, "[7,7,7]", "--draft-model", "x"],
+        "`--draft-model` must come with --spec-method draft_model",
+        "second",
+    ),
+    (["--draft-dtype", "fp32"], "`--draft-dtype` must come with --spec-method draft_model", "second model"),
+    (["--spec-method", "draft_model", "--model", "x"], "`--draft-model` must be given with --model", "vocabulary"),
+    (["--spec-method", "draft_model", "--draft-model", "./no/such"], "there is no './no/such'", ""),
+    (["--spec-method", "none", LOOKAHEAD, "[7,7,7]"], "`--lookahead-config` must come with a method", ""),
     (["--spec-method", "none", CONFIG, "{}"], "`--spec-config` must come with a method", "--spec-method"),
     (["--spec-method", "none", "--engine", "loop"], "`--engine` must come with a method", "--spec-method"),
     (["--spec-method", "none", "--compare"], "`--compare` must come with a method", "--spec-method"),

@@ -2,13 +2,16 @@
 
 import json
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from hf_specdec import embedded
 from hf_specdec.cli import extras
 from hf_specdec.methods import METHODS
+from tests.bench.conftest import tiny_llama
 from tests.cli.conftest import Run
 
 
@@ -34,6 +37,25 @@ def test_text_names_tier_and_methods(run: Run) -> None:
     assert result.exit_code == 0, result.stderr
     for word in ("tree", "float32", "sdpa", *METHODS):
         assert word in result.stdout
+
+
+def test_the_embedded_pair_goes_together(run: Run) -> None:
+    pair = json.loads(run("info", "--json").stdout)["pair"]
+    assert pair["goes together"]
+    assert pair["vocabularies"] == [4096, 4096]
+    assert pair["tiers"] == ["tree", "tree"]
+
+
+def test_a_draft_of_another_vocabulary_is_named(run: Run, tmp_path: Path) -> None:
+    tiny_llama(9000).save_pretrained(tmp_path / "stranger")
+    found = json.loads(run("info", "--draft-model", str(tmp_path / "stranger"), "--json").stdout)
+    assert not found["pair"]["goes together"]
+    assert "must share the target's tokenizer" in found["pair"]["reason"]
+    assert found["draft model"]["architecture"] == "LlamaForCausalLM"
+
+
+def test_a_target_of_the_user_s_own_has_no_pair_without_a_draft(run: Run) -> None:
+    assert "pair" not in json.loads(run("info", "--model", embedded.path("draft"), "--json").stdout)
 
 
 def test_a_missing_model_is_an_error(run: Run) -> None:

@@ -36,14 +36,14 @@ def own_model() -> Any:
         {"spec_method": "prompt_lookup", "spec_config": PromptLookupConfig(max_draft_len=3)},
         {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 3}},
         {"spec_method": "prompt_lookup", "spec_config": {"prompt_lookup_num_tokens": 3}},
-        {"spec_method": "prompt_lookup", "spec_config": [3, 2, [0]]},
-        {"spec_method": "prompt_lookup", "spec_config": "[3, 2, [0]]"},
+        {"spec_method": "prompt_lookup", "spec_config": [3, 2, ["cpu"]]},
+        {"spec_method": "prompt_lookup", "spec_config": "[3, 2, ['cpu']]"},
         {"spec_method": "ngram", "spec_config": [3]},
-        {"spec_method": "prompt_lookup", "prompt_lookup_config": [3, 2, [0]]},
-        {"spec_method": "ngram", "ngram_config": [3, 2, [0]]},
-        {"spec_method": "prompt_lookup", "ngram_config": [3, 2, [0]]},
-        {"prompt_lookup_config": [3, 2, [0]]},
-        {"ngram_config": "[3,2,[0]]"},
+        {"spec_method": "prompt_lookup", "prompt_lookup_config": [3, 2, ["cpu"]]},
+        {"spec_method": "ngram", "ngram_config": [3, 2, ["cpu"]]},
+        {"spec_method": "prompt_lookup", "ngram_config": [3, 2, ["cpu"]]},
+        {"prompt_lookup_config": [3, 2, ["cpu"]]},
+        {"ngram_config": "[3,2,['cpu']]"},
     ],
     ids=str,
 )
@@ -103,7 +103,7 @@ def test_a_model_without_our_generate_names_the_argument_it_does_not_know(tmp_pa
 
 
 def test_defaults_given_to_enable_are_used_and_overridden() -> None:
-    model = hf_specdec.enable(build(FAMILIES["llama"]), prompt_lookup_config=[3, 2, [0]])
+    model = hf_specdec.enable(build(FAMILIES["llama"]), prompt_lookup_config=[3, 2, ["cpu"]])
     assert max(drafted(model, spec_method="prompt_lookup")) == 3
     assert max(drafted(model, spec_method="prompt_lookup", spec_config={"max_draft_len": 2})) == 2
     with pytest.raises(ValueError, match="prompt_lookup_confg"):

@@ -83,7 +83,7 @@ def test_a_copy_is_enabled_and_independent(
     fresh: Any, expected: list[list[int]], duplicate: Callable[[Any], Any], used: bool
 ) -> None:
     """The copy computes with its own weights, whatever becomes of the original."""
-    hf_specdec.enable(fresh, prompt_lookup_config=[3, 2, [0]])
+    hf_specdec.enable(fresh, prompt_lookup_config=[3, 2, ["cpu"]])
     if used:
         accepted(fresh, expected, spec_method="prompt_lookup", spec_config={"pool": "shared"})
     twin = duplicate(fresh)
@@ -200,7 +200,7 @@ def test_decode_needs_no_enabling(fresh: Any, expected: list[list[int]]) -> None
     assert accepted(fresh, expected, **method) > 0
     assert "generate" not in vars(fresh)
     output = fresh.generate(
-        PROMPT, **CALL, custom_generate=hf_specdec.decode, prompt_lookup_config=[3, 2, [0]], spec_method="ngram"
+        PROMPT, **CALL, custom_generate=hf_specdec.decode, prompt_lookup_config=[3, 2, ["cpu"]], spec_method="ngram"
     )
     assert output.tolist() == expected
 

@@ -1,0 +1,111 @@
+"""From the options that choose a method to its name and configuration. Knows nothing about models.
+
+method, config = read_method(None, list_forms={"lookahead_config": "[7,5,7]"}, spec_config=None, engine=None)
+check_draft_options(method, model=None, draft_model="path/to/draft", draft_dtype=None)
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hf_specdec.config import SpecConfig
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods import METHODS, Method, config_arguments, resolve
+
+__all__ = ["DEFAULT_METHOD", "check_draft_options", "describe_methods", "read_method"]
+
+DEFAULT_METHOD = "prompt_lookup"
+DRAFT_METHODS = [method.name for method in METHODS.values() if method.needs_draft_model]
+
+
+def describe_methods() -> str:
+    """The methods in one sentence, for help texts."""
+    return "; ".join(f"{' or '.join((method.name, *method.aliases))}: {method.summary}" for method in METHODS.values())
+
+
+def read_method(
+    name: str | None,
+    *,
+    list_forms: Mapping[str, str | None],
+    spec_config: str | None,
+    engine: str | None,
+    draft_model: str | None = None,
+) -> tuple[str | None, SpecConfig | None]:
+    """The method's own name and its configuration; `(None, None)` for transformers' own loop.
+
+    Args:
+        name: what `--spec-method` says; without it, the method of the other options, else prompt lookup.
+        list_forms: what was given to the options named after arguments of `generate`, such as `lookahead_config`.
+        draft_model: `--draft-model`, which chooses a method like a list form.
+
+    Raises:
+        ConfigError: an unknown name or key, or options that contradict each other.
+    """
+    forms = {argument: text for argument, text in list_forms.items() if text is not None}
+    if name == "none":
+        own = {_option(argument): text for argument, text in forms.items()}
+        _check_absent({"--spec-config": spec_config, **own, "--engine": engine})
+        return None, None
+    method = resolve(name) if name is not None else _method_of(forms, draft_model)
+    config = _config(method, forms, spec_config)
+    if engine is not None:
+        config = dataclasses.replace(config, engine=engine)  # type: ignore[arg-type]  # checked by the dataclass
+    return method.name, config
+
+
+def check_draft_options(
+    method: str | None, *, model: str | None, draft_model: str | None, draft_dtype: str | None
+) -> None:
+    """Raise where an option of the draft model comes with a method that has none, or a draft is missing.
+
+    Raises:
+        ConfigError: it does, or the target is the user's own and no draft is named.
+    """
+    if method in DRAFT_METHODS and model is not None and draft_model is None:
+        rule = f"must be given with --model and --spec-method {method}"
+        raise ConfigError("--draft-model", rule, None, "Name a smaller model of the same vocabulary.")
+    for option, value in {"--draft-model": draft_model, "--draft-dtype": draft_dtype}.items():
+        if value is not None and method not in DRAFT_METHODS:
+            wanted = " or ".join(f"--spec-method {name}" for name in DRAFT_METHODS)
+            raise ConfigError(option, f"must come with {wanted}", value, "Other methods need no second model.")
+
+
+def _method_of(forms: Mapping[str, str], draft_model: str | None) -> Method:
+    """The method that is meant where none is named."""
+    if forms:
+        return config_arguments()[next(iter(forms))]
+    return resolve(DRAFT_METHODS[0] if draft_model is not None else DEFAULT_METHOD)
+
+
+def _config(method: Method, forms: Mapping[str, str], spec_config: str | None) -> SpecConfig:
+    """The configuration from the one option that holds it."""
+    other = None if spec_config is None else "--spec-config"
+    for argument, text in forms.items():
+        if argument not in method.config_arguments:
+            rule = f"must come with --spec-method {config_arguments()[argument].name}"
+            raise ConfigError(_option(argument), rule, text, "Use --spec-config for other methods.")
+        if other is not None:
+            raise ConfigError(_option(argument), f"must not come with {other}", text, "Give only one of the two.")
+        other = _option(argument)
+    for argument, text in forms.items():
+        return method.config_class.parse(text, argument)
+    return method.config_class.parse(_from_json(spec_config), "spec_config")
+
+
+def _check_absent(options: Mapping[str, str | None]) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise ConfigError(option, "must come with a method", value, f"Use --spec-method {DEFAULT_METHOD}.")
+
+
+def _option(argument: str) -> str:
+    return f"--{argument.replace('_', '-')}"
+
+
+def _from_json(text: str | None) -> Any:
+    """The value of a JSON text; the text itself where it is not JSON, for `parse` to read as a Python literal."""
+    try:
+        return None if text is None else json.loads(text)
+    except json.JSONDecodeError:
+        return text
