@@ -4,6 +4,7 @@ for result in hf_specdec.generate_many(model, prompts, tokenizer=tokenizer, max_
     print(result.index, result.text)
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,7 @@ def generate_many(
     seed: int | None = None,
     max_cache_tokens: int = MAX_CACHE_TOKENS,
     spec_method: Any = "prompt_lookup",
-    first_index: int = 0,
+    indices: Iterable[int] | None = None,
     **generate_kwargs: Any,
 ) -> Iterator[ManyResult]:
     """Generate for many prompts, yielding results as they finish.
@@ -78,7 +79,8 @@ def generate_many(
         max_cache_tokens (`int`, *optional*, defaults to `262144`): bound on rows x longest text, in tokens, which is
             what the key/value cache allocates. A prompt that alone needs more is decoded alone.
         spec_method: as for `generate`; `"plain"` drafts nothing.
-        first_index (`int`, *optional*, defaults to `0`): number of the first prompt, where a job goes on.
+        indices (`Iterable[int]`, *optional*): the prompts' numbers, where they are part of a larger job; by default
+            they are counted from 0.
         generate_kwargs: as for `generate`, the same for all prompts: `max_new_tokens`, `do_sample`, `spec_config`...
 
     Raises:
@@ -93,7 +95,8 @@ def generate_many(
     if seed is None and generate_kwargs.get("do_sample", inner.generation_config.do_sample):
         seed = int(torch.randint(1 << 62, ()))
     job = _Job(inner, tokenizer, seed, {**generate_kwargs, "spec_method": spec_method})
-    return job.run(enumerate(prompts, start=first_index), max_batch_size, max_cache_tokens)
+    numbers = itertools.count() if indices is None else indices
+    return job.run(zip(numbers, prompts, strict=False), max_batch_size, max_cache_tokens)
 
 
 class _Job:
@@ -106,8 +109,10 @@ class _Job:
 
     def run(self, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int) -> Iterator[ManyResult]:
         """Results as they finish."""
-        tier = state_of(self.model).capability(self.model).tier
-        if tier != "tree" or compat.has_own_input_preparation(self.model):
+        state = state_of(self.model)
+        tier = state.capability(self.model).tier
+        asks_model = compat.has_own_input_preparation(self.model)
+        if tier != "tree" or asks_model or state.reason_against_rows(self.model) is not None:
             for index, prompt in prompts:
                 yield self._alone(index, prompt)
             return

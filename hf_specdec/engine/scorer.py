@@ -8,6 +8,7 @@ text is fed along with the next request.
     trees = propose_together([(drafter, budget)], draft_model)
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +49,8 @@ class DraftModel:
         room: int = 1024,
     ) -> None:
         self.vocab_size, self.relative_cost, self.device = vocab_size, relative_cost, device
+        self._own_vocab_size: int = compat.text_config(model.config).vocab_size
+        input_ids = input_ids.where(input_ids < self._own_vocab_size, 0)
         self.texts = [Text(input_ids[row : row + 1], room=room) for row in range(len(input_ids))]
         config = GenerationConfig(max_length=input_ids.shape[1] + room)
         self.target = Target(model, input_ids, config, model_kwargs, self.texts, tier=tier, keep_cache=False)
@@ -77,7 +80,7 @@ class DraftModel:
     def score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
         self._settle()
-        rows = self.target.forward(trees)
+        rows = self.target.forward([tree and self._readable(tree) for tree in trees])
         self.num_forwards += 1
         self._trees = [new or old for new, old in zip(trees, self._trees, strict=True)]
         return [self._like_the_targets(row) for row in rows]
@@ -87,7 +90,7 @@ class DraftModel:
         tree = self._trees[place]
         self._paths[place] = [] if tree is None else _scored_path(tree, accepted[:-1])
         for token in accepted:
-            self.texts[place].append(token)
+            self.texts[place].append(token if token < self._own_vocab_size else 0)
         self._has_ended = True
 
     def select(self, rows: Sequence[int]) -> None:
@@ -124,6 +127,12 @@ class DraftModel:
             self.target.commit(self._paths)
             self._has_ended = False
             self._renew()
+
+    def _readable(self, tree: DraftTree) -> DraftTree:
+        """The tree with a root that the draft has an embedding for; below it stand tokens of its own."""
+        if tree.tokens[0] < self._own_vocab_size:
+            return tree
+        return dataclasses.replace(tree, tokens=(0, *tree.tokens[1:]))
 
     def _like_the_targets(self, rows: torch.Tensor) -> torch.Tensor:
         """fp32 on the target's device, as wide as the target's: padding ids of either model can never be drafted."""

@@ -1,0 +1,257 @@
+"""A draft model as its users meet it: pairs that go together or not, what a draft costs, and lossless sampling."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import hf_specdec
+from hf_specdec import ConfigError, UnsupportedModelError
+from hf_specdec.drafters import draft_model as drafters
+from tests.support import PROMPT, noisy_copy, plain
+from tests.zoo import DECODER, FAMILIES, VOCAB_SIZE, build
+
+OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
+ALWAYS: dict[str, Any] = {"confidence_threshold": 0.0}
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any]:
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    return model, noisy_copy(model)
+
+
+def other(vocab_size: int) -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**{**DECODER, "vocab_size": vocab_size})).eval()
+
+
+def test_a_call_without_a_draft_model_says_what_to_pass(pair: tuple[Any, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"`assistant_model` must be given .*self_draft"):
+        pair[0].generate(PROMPT, spec_method="draft_model", **OPTIONS)
+    with pytest.raises(ConfigError, match="must be a transformers model, but is 'str'"):
+        pair[0].generate(PROMPT, spec_method="draft_model", assistant_model="gpt2", **OPTIONS)
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE + 64, VOCAB_SIZE - 60])
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "use_logits": True}])
+def test_vocabularies_that_differ_by_padding_go_together(
+    pair: tuple[Any, Any], vocab_size: int, sampling: dict[str, Any]
+) -> None:
+    """The draft's extra ids are never drafted, and the target's extra ones are never missed."""
+    model, steps = pair[0], []
+    options = {**OPTIONS, "do_sample": bool(sampling)}
+    config = {**ALWAYS, "use_logits": bool(sampling)}
+    torch.manual_seed(0)
+    output = model.generate(
+        PROMPT,
+        spec_method="draft_model",
+        assistant_model=other(vocab_size),
+        spec_config=config,
+        spec_observer=steps.append,
+        **options,
+    )
+    assert all(token < VOCAB_SIZE for step in steps for token in step.tree.tokens)
+    assert sum(step.tree.num_draft_tokens for step in steps) > 20
+    if not sampling:
+        assert output.tolist() == plain(model, PROMPT, **options).tolist()
+
+
+def test_vocabularies_of_different_tokenizers_are_refused_with_both_sizes(pair: tuple[Any, Any]) -> None:
+    with pytest.raises(ConfigError, match="the target has 128 token ids, the draft 5000.*assistant_tokenizer"):
+        pair[0].generate(PROMPT, spec_method="draft_model", assistant_model=other(5000), **OPTIONS)
+
+
+def test_a_draft_of_the_other_kind_is_refused(pair: tuple[Any, Any]) -> None:
+    with pytest.raises(ConfigError, match="must be a decoder-only model like the target"):
+        pair[0].generate(PROMPT, spec_method="draft_model", assistant_model=build(FAMILIES["t5"]), **OPTIONS)
+
+
+def test_a_draft_that_cannot_forget_is_refused(pair: tuple[Any, Any], zoo: Callable[[str], Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match="able to forget rejected tokens, but MambaForCausalLM is not"):
+        pair[0].generate(PROMPT, spec_method="draft_model", assistant_model=zoo("mamba"), **OPTIONS)
+
+
+@pytest.mark.parametrize("config", [ALWAYS, {**ALWAYS, "num_branches": 3, "max_nodes": 10}])
+def test_the_drafts_cache_is_never_rebuilt(pair: tuple[Any, Any], config: dict[str, Any]) -> None:
+    """It reads the prompt once; after that each token of the text at most once, and the nodes of its trees."""
+    model, draft = pair
+    hf_specdec.capability(draft)
+    fed: list[int] = []
+    handle = draft.register_forward_pre_hook(
+        lambda module, args, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    steps: list[Any] = []
+    try:
+        model.generate(
+            PROMPT,
+            spec_method="draft_model",
+            assistant_model=draft,
+            spec_config=config,
+            spec_observer=steps.append,
+            **OPTIONS,
+        )
+    finally:
+        handle.remove()
+    assert fed.count(PROMPT.shape[1]) == 1, "the prompt was read once"
+    drafted = sum(step.tree.num_draft_tokens for step in steps)
+    assert sum(fed) - PROMPT.shape[1] <= OPTIONS["max_new_tokens"] + 2 * drafted
+    assert len(fed) - 1 <= 4 * len(steps), "at most draft_len forwards a step"
+
+
+def test_a_draft_with_fewer_positions_stops_drafting_where_they_end(pair: tuple[Any, Any]) -> None:
+    model = pair[0]
+    torch.manual_seed(0)
+    short = LlamaForCausalLM(LlamaConfig(**{**DECODER, "max_position_embeddings": PROMPT.shape[1] + 12})).eval()
+    steps: list[Any] = []
+    output = model.generate(
+        PROMPT,
+        spec_method="draft_model",
+        assistant_model=short,
+        spec_config=ALWAYS,
+        spec_observer=steps.append,
+        **OPTIONS,
+    )
+    assert output.tolist() == plain(model, PROMPT, **OPTIONS).tolist()
+    assert steps[0].tree.num_draft_tokens > 0
+    assert steps[-1].tree.num_draft_tokens == 0
+
+
+def test_an_encoder_decoder_drafts_with_its_own_encoder(zoo: Callable[[str], Any]) -> None:
+    model = zoo("t5")
+    draft = noisy_copy(model)
+    expected = plain(model, PROMPT, **OPTIONS)
+    output = model.generate(
+        PROMPT,
+        spec_method="draft_model",
+        assistant_model=draft,
+        spec_config=ALWAYS,
+        return_dict_in_generate=True,
+        **OPTIONS,
+    )
+    assert output.sequences.tolist() == expected.tolist()
+    assert output.spec_stats.num_accepted_tokens > 0
+
+
+def test_transformers_own_loop_can_be_asked_for(pair: tuple[Any, Any]) -> None:
+    model, draft = pair
+    output = model.generate(
+        PROMPT,
+        spec_method="draft_model",
+        assistant_model=draft,
+        spec_config={"engine": "assisted"},
+        return_dict_in_generate=True,
+        **OPTIONS,
+    )
+    assert output.sequences.tolist() == plain(model, PROMPT, **OPTIONS).tolist()
+    assert "transformers' own assisted decoding" in output.spec_stats.plain_reason
+
+
+def test_decode_takes_a_draft_model_too() -> None:
+    """Nothing is enabled here; transformers drops `assistant_model` on the way, hence the name."""
+    model = build(FAMILIES["llama"])
+    draft = noisy_copy(model)
+    hf_specdec.disable(model)
+    output = model.generate(
+        PROMPT,
+        custom_generate=hf_specdec.decode,
+        spec_method="draft_model",
+        spec_assistant_model=draft,
+        spec_config=ALWAYS,
+        return_dict_in_generate=True,
+        **OPTIONS,
+    )
+    assert output.sequences.tolist() == plain(model, PROMPT, **OPTIONS).tolist()
+    assert output.spec_stats.num_accepted_tokens > 0
+
+
+# Losslessness: 2 tokens out of the 4 likeliest, 16 cells, 1,600 texts a run. A statistic of 15 degrees of freedom
+# exceeds 58.0 once in a million right runs.
+CELLS_BOUND, NUM_TEXTS = 58.0, 1600
+WARPS: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 1.5, "top_k": 4},
+    "top_p": {"temperature": 2.0, "top_k": 4, "top_p": 0.95},
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "chain": {"draft_len": 3},
+    "tree": {"draft_len": 2, "num_branches": 3, "max_nodes": 9},
+}
+
+
+@pytest.fixture(scope="module")
+def far_pair() -> tuple[Any, Any]:
+    """A draft that is wrong more often than right, where a wrong rule has the most to spoil."""
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    return model, noisy_copy(model, noise=0.5)
+
+
+def exact_distribution(model: Any, warp: dict[str, Any]) -> dict[tuple[int, int], float]:
+    """What plain sampling draws as the next two tokens."""
+
+    def row(ids: torch.Tensor) -> torch.Tensor:
+        options = {"do_sample": True, "max_new_tokens": 1, "return_dict_in_generate": True, "output_scores": True}
+        return torch.softmax(plain(model, ids, **options, **warp).scores[0][0], dim=-1)
+
+    first = row(PROMPT)
+    cells = {}
+    for token in first.nonzero().flatten().tolist():
+        second = row(torch.cat([PROMPT, torch.tensor([[token]])], dim=1))
+        for after in second.nonzero().flatten().tolist():
+            cells[token, after] = float(first[token] * second[after])
+    return cells
+
+
+def chi_square(model: Any, draft: Any, warp: dict[str, Any], shape: dict[str, Any]) -> tuple[float, int]:
+    """Statistic over the cells expected often enough, the others joined; and drafted tokens accepted."""
+    torch.manual_seed(0)
+    output = model.generate(
+        PROMPT,
+        spec_method="draft_model",
+        assistant_model=draft,
+        spec_config={**ALWAYS, "use_logits": True, **shape},
+        num_return_sequences=NUM_TEXTS,
+        do_sample=True,
+        max_new_tokens=4,
+        return_dict_in_generate=True,
+        **warp,
+    )
+    length = PROMPT.shape[1]
+    counts: dict[tuple[int, int], int] = {}
+    for pair_ in map(tuple, output.sequences[:, length : length + 2].tolist()):
+        counts[pair_] = counts.get(pair_, 0) + 1
+    cells = exact_distribution(model, warp)
+    assert counts.keys() <= cells.keys(), "a token that plain sampling never draws"
+    rare = [cell for cell, share in cells.items() if share * NUM_TEXTS < 5]
+    groups = [[cell] for cell in cells if cell not in rare] + ([rare] if rare else [])
+    statistic = 0.0
+    for group in groups:
+        wanted = NUM_TEXTS * sum(cells[cell] for cell in group)
+        seen = sum(counts.get(cell, 0) for cell in group)
+        statistic += (seen - wanted) ** 2 / wanted
+    return statistic, output.spec_stats.num_accepted_tokens
+
+
+@pytest.mark.parametrize(("warp", "shape"), list(itertools.product(WARPS, SHAPES)))
+def test_rejection_sampling_leaves_the_targets_distribution(far_pair: tuple[Any, Any], warp: str, shape: str) -> None:
+    """Odds of a right run failing: one in a million."""
+    statistic, accepted = chi_square(*far_pair, WARPS[warp], SHAPES[shape])
+    assert statistic < CELLS_BOUND
+    assert accepted > NUM_TEXTS / 20, "some drafts are accepted"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_distribution_that_the_tokens_were_not_drawn_from_shows(
+    far_pair: tuple[Any, Any], shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above can fail: with a misdeclared q, here one of next to nothing, it does."""
+    with_distributions = drafters.DraftTree.with_distributions
+
+    def misdeclared(tree: Any, drafted_from: dict[int, torch.Tensor]) -> Any:
+        return with_distributions(tree, {node: row * 0.01 for node, row in drafted_from.items()})
+
+    monkeypatch.setattr(drafters.DraftTree, "with_distributions", misdeclared)
+    statistic, _ = chi_square(*far_pair, WARPS["temperature"], SHAPES[shape])
+    assert statistic > 1.5 * CELLS_BOUND

@@ -1,0 +1,101 @@
+"""Lookahead as its users meet it: sizes reserved for a model and asked for by a call, and what an observer sees."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from hf_specdec import ConfigError, LookaheadConfig, SpecStep
+from tests.support import PROMPT, plain
+from tests.zoo import FAMILIES, build
+
+OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
+
+
+@pytest.fixture
+def model() -> Any:
+    return build(FAMILIES["llama"])
+
+
+def widths(model: Any, **kwargs: Any) -> list[int]:
+    """How many tokens each forward behind the prompt computes."""
+    hf_specdec.capability(model)
+    seen: list[int] = []
+    handle = model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        model.generate(PROMPT, spec_method="lookahead", **OPTIONS, **kwargs)
+    finally:
+        handle.remove()
+    return seen[1:]
+
+
+def test_a_request_within_the_reserved_sizes_is_served(model: Any) -> None:
+    hf_specdec.enable(model, lookahead_config=[7, 5, 7])
+    expected = plain(model, PROMPT, **OPTIONS).tolist()
+    for request in ([7, 5, 7], [3, 4, 2], [2, 2, 1], [1, 1, 0]):
+        output = model.generate(PROMPT, spec_method="lookahead", lookahead_config=request, **OPTIONS)
+        assert output.tolist() == expected
+
+
+@pytest.mark.parametrize("request_", [[8, 5, 7], [7, 6, 7], [7, 5, 8]])
+def test_a_request_beyond_them_is_an_error(model: Any, request_: list[int]) -> None:
+    hf_specdec.enable(model, lookahead_config=[7, 5, 7])
+    with pytest.raises(ConfigError, match="must be at most [57], as reserved for the model, but is [678]"):
+        model.generate(PROMPT, spec_method="lookahead", lookahead_config=request_, **OPTIONS)
+
+
+def test_a_request_without_sizes_takes_the_models(model: Any) -> None:
+    """A step never computes more than TensorRT-LLM's `max_draft_len` beside the current token."""
+    hf_specdec.enable(model, lookahead_config=[3, 3, 2])
+    reserved = max(widths(model))
+    assert 3 * 2 <= reserved <= 1 + LookaheadConfig.parse([3, 3, 2]).max_draft_len
+    assert max(widths(model, lookahead_config=[2, 2, 1])) < reserved
+    assert set(widths(model, lookahead_config=[1, 1, 0])) == {1}
+
+
+def test_nothing_is_reserved_unless_somebody_says_so(model: Any) -> None:
+    hf_specdec.enable(model)
+    expected = plain(model, PROMPT, **OPTIONS).tolist()
+    output = model.generate(PROMPT, spec_method="lookahead", lookahead_config=[20, 7, 20], **OPTIONS)
+    assert output.tolist() == expected
+
+
+def test_an_observer_sees_window_and_pool(model: Any) -> None:
+    """Levels fill one a step; the root begins the window; what was accepted came out of the pool or the target."""
+    steps: list[SpecStep] = []
+    hf_specdec.enable(model)
+    model.generate(PROMPT, spec_method="lookahead", lookahead_config=[5, 4, 3], spec_observer=steps.append, **OPTIONS)
+    assert [len(step.view.window) for step in steps[:4]] == [2, 3, 3, 3]
+    for step, following in zip(steps, steps[1:], strict=False):
+        assert step.view.window[0][0] == step.accepted[-1] == following.tree.tokens[0]
+        assert all(len(level) >= 4 for level in step.view.window)
+        assert following.tree.num_columns <= 1 + LookaheadConfig.parse([5, 4, 3]).max_draft_len
+        tails = step.view.pool.get(step.accepted[-1], ())
+        drafted = {following.tree.tokens[node] for node in following.tree.children(0)}
+        assert drafted == {tail[0] for tail in tails} or following is steps[-1]  # where no token more has room
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_a_window_that_reaches_beyond_the_models_positions_stays_away(family: str) -> None:
+    """Learned positions end; the text may use the last one, the window must not look behind it."""
+    model = hf_specdec.enable(build(FAMILIES[family]))
+    prompt = torch.cat([PROMPT] * 16, dim=1)[:, :490]
+    room = model.config.max_position_embeddings - prompt.shape[1]
+    expected = plain(model, prompt, max_new_tokens=room, do_sample=False)
+    output = model.generate(
+        prompt, spec_method="lookahead", lookahead_config=[9, 5, 5], max_new_tokens=room, do_sample=False
+    )
+    assert output.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("family", ["bloom", "lfm2", "t5"])
+def test_a_model_of_the_chain_tier_is_refused_with_what_works_instead(zoo: Callable[[str], Any], family: str) -> None:
+    model = zoo(family)
+    if hf_specdec.capability(model).tier == "tree":
+        return
+    with pytest.raises(hf_specdec.UnsupportedModelError, match=r"takes chains only: .*'prompt_lookup', 'draft_model'"):
+        model.generate(PROMPT, spec_method="lookahead", **OPTIONS)
