@@ -16,8 +16,10 @@ import hf_specdec
 from tests.drafters import OracleDrafter, RandomTreeDrafter
 
 __all__ = [
+    "CHAIN_DRAFTS",
     "DRAFTS",
     "PROMPT",
+    "TREE_DRAFTS",
     "Run",
     "assert_same_cache",
     "assert_same_run",
@@ -38,9 +40,12 @@ PROMPT = torch.tensor(
 # How to ask for drafts, given the text plain decoding emits. The last two are right (and wrong) at every step.
 DRAFTS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "prompt_lookup": lambda _: {"spec_method": "prompt_lookup"},
+    "lookahead": lambda _: {"spec_method": "lookahead"},
     "oracle": lambda expected: {"spec_method": lambda: OracleDrafter(expected)},
     "random_trees": lambda expected: {"spec_method": lambda: RandomTreeDrafter(expected)},
 }
+TREE_DRAFTS = {"lookahead"}  # an error on a model that verifies chains only
+CHAIN_DRAFTS = [name for name in DRAFTS if name not in TREE_DRAFTS]
 
 
 def plain(model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,18 @@ from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicLayer
 
 from tests.promise.conftest import Draft
-from tests.support import DRAFTS, PROMPT, assert_same_cache, assert_same_run, both, plain, run, seq_length, speculative
+from tests.support import (
+    CHAIN_DRAFTS,
+    DRAFTS,
+    PROMPT,
+    assert_same_cache,
+    assert_same_run,
+    both,
+    plain,
+    run,
+    seq_length,
+    speculative,
+)
 from tests.zoo import WINDOW
 
 FAMILIES = ["llama", "mistral", "gemma3", "gpt_oss", "deepseek_v3", "bloom"]
@@ -140,6 +151,7 @@ def test_a_prompt_read_in_chunks_is_read_the_same(
     assert_same_run(ours, reference)
 
 
+@pytest.mark.parametrize("draft", CHAIN_DRAFTS, indirect=True)
 def test_an_encoder_decoder_cache_comes_back_for_the_next_call(zoo: Callable[[str], Any], draft: Draft) -> None:
     model = zoo("t5")
     reference, ours = both(model, dict, draft)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.promise.conftest import Draft
-from tests.support import PROMPT, assert_same_run, assert_same_tensors, both, plain, run, speculative
+from tests.support import CHAIN_DRAFTS, PROMPT, assert_same_run, assert_same_tensors, both, plain, run, speculative
 
 LOOKUP = {"spec_method": "prompt_lookup"}
 PAD = 0
@@ -80,6 +80,7 @@ def test_no_prompt_at_all_starts_from_the_first_token(model: Any, draft: Draft) 
     assert torch.equal(ours, reference)
 
 
+@pytest.mark.parametrize("draft", CHAIN_DRAFTS, indirect=True)
 def test_a_decoder_prompt_is_continued(zoo: Callable[[str], Any], draft: Draft) -> None:
     start = torch.tensor([[0, 48, 34, 125]])
     reference, ours = both(zoo("t5"), lambda: {"decoder_input_ids": start}, draft)
@@ -87,6 +88,7 @@ def test_a_decoder_prompt_is_continued(zoo: Callable[[str], Any], draft: Draft) 
     assert ours.ids[:4] == start[0].tolist()
 
 
+@pytest.mark.parametrize("draft", CHAIN_DRAFTS, indirect=True)
 def test_encoder_outputs_of_ones_own_are_used(zoo: Callable[[str], Any], draft: Draft) -> None:
     model = zoo("t5")
     with torch.no_grad():

@@ -7,6 +7,7 @@ import torch
 from transformers import GenerationConfig
 
 import hf_specdec
+from hf_specdec.errors import UnsupportedModelError
 from tests.support import PROMPT, plain
 from tests.zoo import FAMILIES, build
 
@@ -131,3 +132,11 @@ def test_a_model_in_training_mode_still_generates(model: Any) -> None:
     finally:
         model.eval()
     assert output.tolist() == expected
+
+
+@pytest.mark.parametrize("family", ["bloom", "t5"])
+def test_lookahead_is_refused_where_only_chains_are_verified(zoo: Any, family: str) -> None:
+    """The error says why, and which methods work."""
+    with pytest.raises(UnsupportedModelError, match="needs a model that verifies trees") as caught:
+        zoo(family).generate(PROMPT, max_new_tokens=4, spec_method="lookahead")
+    assert "'prompt_lookup', 'draft_model'" in str(caught.value)
