@@ -16,6 +16,7 @@ Nothing else in the package imports a private transformers name. Tried with tran
 import copy
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -40,6 +41,7 @@ from transformers.masking_utils import (
     AttentionMaskInterface,
     create_masks_for_generate,
 )
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "DynamicCache",
     "DynamicLayer",
     "DynamicSlidingWindowLayer",
+    "Encoded",
     "EncoderDecoderCache",
     "EosTokenCriteria",
     "MaxLengthCriteria",
@@ -92,6 +95,13 @@ DummyLayer: Any = getattr(cache_utils, "DummyLayer", type("DummyLayer", (), {}))
 # Layers with a recurrent or convolution state; they derive from nothing that attention layers derive from.
 StateLayer: Any = getattr(cache_utils, "LinearAttentionCacheLayerMixin", CacheLayerMixin)
 CACHE_NAMES = ("past_key_values", "cache_params", "state")  # under which `generate` keeps a model's cache
+
+
+@dataclass
+class Encoded(BaseModelOutput):
+    """What an encoder returns; some decoders ask it for a mask."""
+
+    attention_mask: torch.Tensor | None = None
 
 
 def generation_model(model: Any) -> Any:

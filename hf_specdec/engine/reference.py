@@ -73,14 +73,16 @@ def arguments(model: PreTrainedModel, ids: torch.Tensor, encoder_kwargs: dict[st
 
 
 def encoded(model: PreTrainedModel) -> dict[str, Any]:
-    """A few encoded tokens, for models whose encoder reads text."""
-    prompt, _ = tokens_of(model, 0)
+    """What an encoder makes of a few tokens; of sound or an image, which is not there, something of the right shape."""
     encoder = model.get_encoder()
-    return {
-        "encoder_outputs": encoder(
-            input_ids=torch.tensor([prompt], device=compat.input_device(model)), return_dict=True
-        )
-    }
+    if model.main_input_name == "input_ids":
+        prompt, _ = tokens_of(model, 0)
+        ids = torch.tensor([prompt], device=compat.input_device(model))
+        return {"encoder_outputs": encoder(input_ids=ids, return_dict=True)}
+    config = getattr(encoder, "config", model.config)
+    size = getattr(config, "hidden_size", None) or config.d_model
+    states = torch.arange(PROMPT_LENGTH * size, device=compat.input_device(model)).sin().view(1, PROMPT_LENGTH, size)
+    return {"encoder_outputs": compat.Encoded(last_hidden_state=states.to(model.dtype))}
 
 
 def tokens_of(model: PreTrainedModel, attempt: int) -> tuple[list[int], list[int]]:
