@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from hf_specdec.cli.inputs import encode, load, load_draft, read_prompt, read_sa
 from hf_specdec.cli.job import Job, Result
 from hf_specdec.cli.method import DRAFT_METHODS, check_draft_options, read_method
 from hf_specdec.cli.prompts import PROMPTS
+from hf_specdec.cli.prompts_file import ManyJob, check_many_options, own_device, run_many
 from hf_specdec.cli.report import note, print_json, reports_errors
 from hf_specdec.cli.table import print_comparison
 from hf_specdec.config import SpecConfig
@@ -43,6 +45,9 @@ def generate(
     dtype: options.Dtype = "auto",
     draft_dtype: options.DraftDtype = None,
     threads: options.Threads = None,
+    prompts_file: options.PromptsFile = None,
+    out: options.Out = None,
+    batch_size: options.BatchSize = 8,
     compare: options.Compare = False,
     rounds: options.Rounds = 3,
     json: options.Json = False,
@@ -51,7 +56,12 @@ def generate(
 
     With --compare, plain generate, transformers' own speculation and the method take turns on the same prompts,
     and the exit code is 1 if the method's text differs from plain generate's in fp32.
+
+    With --prompts-file and --out, every prompt of a file is continued, several at once; started again after an
+    interruption, the job goes on, and under `accelerate launch` each process takes its share. The exit code is 1 if a
+    prompt failed.
     """
+    check_many_options(prompts_file, out, prompt=prompt, compare=compare)
     forms = {
         "prompt_lookup_config": prompt_lookup_config,
         "lookahead_config": lookahead_config,
@@ -62,14 +72,17 @@ def generate(
     )
     check_draft_options(method, model=model, draft_model=draft_model, draft_dtype=draft_dtype)
     sampling = read_sampling(do_sample, temperature=temperature, top_p=top_p, top_k=top_k)
-    text = read_prompt(prompt)
+    text = read_prompt(prompt) if prompts_file is None else None
     set_threads(model, threads)
-    loaded, tokenizer = load(model, dtype, config)
+    device = None if prompts_file is None else own_device()
+    loaded, tokenizer = load(model, dtype, config, device)
     how: dict[str, Any] = {} if method is None else {"spec_method": method, "spec_config": config}
     if method in DRAFT_METHODS:
-        how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config)
+        how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, device)
     job = Job(loaded, tokenizer, {"max_new_tokens": max_new_tokens, **sampling}, seed)
-    if compare:
+    if prompts_file is not None and out is not None:
+        _many(job, how, prompts_file, out, batch_size, json)
+    elif compare:
         _compare(job, PROMPTS if text is None else (text,), how, rounds, json)
     else:
         _continue(job, PROMPTS[0] if text is None else text, how, json)
@@ -90,6 +103,26 @@ def _continue(job: Job, prompt: str, how: Mapping[str, Any], as_json: bool) -> N
     if not streams:
         sys.stdout.write(text + "\n")
     note(_summary(result), "dim")
+
+
+def _many(job: Job, how: Mapping[str, Any], prompts_file: Path, out: Path, batch_size: int, as_json: bool) -> None:
+    many = ManyJob(
+        job.model,
+        job.tokenizer,
+        options={**job.options, **(how or {"spec_method": "plain"})},
+        settings={name: value for name, value in _setting(job, how).items() if name != "threads"},
+        batch_size=batch_size,
+        seed=job.seed or 0,
+    )
+    summary = run_many(many, prompts_file, out)
+    if summary is None:  # another process of the same job sums up
+        return
+    if as_json:
+        print_json({**_setting(job, how), "out": str(out), **summary})
+    else:
+        note(f"{summary['num_prompts']} prompts in {out}, {summary['num_failed']} failed", "dim")
+    if summary["num_failed"]:
+        raise typer.Exit(1)
 
 
 def _compare(job: Job, prompts: Sequence[str], how: Mapping[str, Any], rounds: int, as_json: bool) -> None:

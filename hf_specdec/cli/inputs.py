@@ -51,8 +51,10 @@ def set_threads(model: str | None, threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def load(model: str | None, dtype: str, config: SpecConfig | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model, enabled and placed, and its tokenizer.
+def load(
+    model: str | None, dtype: str, config: SpecConfig | None, device: torch.device | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model, enabled and placed, and its tokenizer. Without a device list it goes to `device`, if one is given.
 
     Raises:
         CheckpointError: the folder is missing or incomplete.
@@ -61,10 +63,12 @@ def load(model: str | None, dtype: str, config: SpecConfig | None) -> tuple[PreT
     path = model if model is not None else embedded.path("target")
     if model is None or not sys.stderr.isatty():
         logging.disable_progress_bar()
-    return _placed(path, dtype, config, "target"), AutoTokenizer.from_pretrained(path)
+    return _placed(path, dtype, config, "target", device), AutoTokenizer.from_pretrained(path)
 
 
-def load_draft(draft_model: str | None, dtype: str, config: SpecConfig | None) -> PreTrainedModel:
+def load_draft(
+    draft_model: str | None, dtype: str, config: SpecConfig | None, device: torch.device | None = None
+) -> PreTrainedModel:
     """The draft model, enabled and placed; without a path the embedded one.
 
     Raises:
@@ -72,13 +76,17 @@ def load_draft(draft_model: str | None, dtype: str, config: SpecConfig | None) -
         ConfigError: an unknown precision or device.
     """
     path = draft_model if draft_model is not None else embedded.path("draft")
-    return _placed(path, dtype, config, "draft")
+    return _placed(path, dtype, config, "draft", device)
 
 
-def _placed(path: str, dtype: str, config: SpecConfig | None, role: str) -> PreTrainedModel:
+def _placed(
+    path: str, dtype: str, config: SpecConfig | None, role: str, device: torch.device | None
+) -> PreTrainedModel:
     """A model where the configuration's list for its role says."""
     fields, lists = (config.device_fields, config.device_lists) if config is not None else ({}, {})
     device_map, max_memory = place(lists.get(role), fields.get(role, ""))
+    if device is not None and lists.get(role) is None:
+        device_map = {"": str(device)}
     model: PreTrainedModel = hf_specdec.AutoModelForCausalLM.from_pretrained(
         path, precision=dtype, device_map=device_map, max_memory=max_memory
     )

@@ -1,5 +1,6 @@
 """The options that commands share, each with its help text."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -7,6 +8,7 @@ import typer
 from hf_specdec.cli.method import describe_methods
 
 __all__ = [
+    "BatchSize",
     "Compare",
     "DoSample",
     "DraftDtype",
@@ -18,8 +20,10 @@ __all__ = [
     "LookaheadList",
     "MaxNewTokens",
     "ModelPath",
+    "Out",
     "Prompt",
     "PromptLookup",
+    "PromptsFile",
     "Rounds",
     "Seed",
     "SpecConfigText",
@@ -94,6 +98,22 @@ EngineName = Annotated[
     str | None,
     typer.Option("--engine", help="loop: this package's loop. assisted: transformers' assisted decoding."),
 ]
+PromptsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts-file",
+        help="A .jsonl file (.gz too) of prompts: a string a line, or an object with prompt, question, text or turns. "
+        "Needs --out.",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        help="With --prompts-file: the .jsonl file of results. A job that was interrupted goes on where it stopped.",
+    ),
+]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="With --prompts-file: prompts decoded together.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Most tokens to generate.")]
 DoSample = Annotated[bool, typer.Option("--do-sample", help="Sample instead of taking the likeliest token.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", help="With --do-sample.")]

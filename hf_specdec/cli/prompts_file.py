@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState  # type: ignore[import-untyped]
+import torch
+from accelerate import PartialState
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
@@ -20,7 +21,7 @@ import hf_specdec
 from hf_specdec.cli.job_file import JobFile
 from hf_specdec.errors import ConfigError
 
-__all__ = ["ManyJob", "read_prompts", "run_many"]
+__all__ = ["ManyJob", "check_many_options", "own_device", "read_prompts", "run_many"]
 
 FORMS = 'a string, or an object with "prompt", "question", "text" or "turns"'
 
@@ -58,8 +59,35 @@ def read_prompts(path: Path) -> list[Any]:
     return prompts
 
 
-def run_many(job: ManyJob, prompts_file: Path, out: Path) -> tuple[int, int]:
-    """Generate for every prompt that is not done yet; returns how many lines the output has, and how many failed."""
+def check_many_options(prompts_file: Path | None, out: Path | None, *, prompt: str | None, compare: bool) -> None:
+    """Refuse options that do not go with a file of prompts.
+
+    Raises:
+        ConfigError: one of the two files is missing, or another job is asked for too.
+    """
+    if (prompts_file is None) != (out is None):
+        given, missing = ("--prompts-file", "--out") if out is None else ("--out", "--prompts-file")
+        raise ConfigError(missing, f"must be given with {given}", None, f"Add {missing} FILE.jsonl.")
+    if prompts_file is None:
+        return
+    if prompt is not None:
+        raise ConfigError("PROMPT", "must be left out with --prompts-file", prompt, "Give one of the two.")
+    if compare:
+        raise ConfigError("--compare", "must be left out with --prompts-file", True, "`hf-specdec bench` compares.")
+
+
+def own_device() -> torch.device | None:
+    """The device of this process where several share a job; `None` for one process, which takes what there is."""
+    state = PartialState()
+    return state.device if state.num_processes > 1 else None
+
+
+def run_many(job: ManyJob, prompts_file: Path, out: Path) -> dict[str, int] | None:
+    """Generate for every prompt that is not done yet.
+
+    Returns:
+        How many prompts the output holds and how many of them failed; `None` in all processes but the first.
+    """
     state = PartialState()
     prompts = read_prompts(prompts_file)
     content = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
@@ -74,10 +102,10 @@ def run_many(job: ManyJob, prompts_file: Path, out: Path) -> tuple[int, int]:
         file.append(result)
     state.wait_for_everyone()
     if not state.is_main_process:
-        return 0, 0
+        return None
     count = file.finish()
     failed = sum("error" in json.loads(line) for line in out.read_text("utf-8").splitlines())
-    return count, failed
+    return {"num_prompts": count, "num_failed": failed}
 
 
 def _results(job: ManyJob, prompts: list[Any], todo: list[int]) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,163 @@
+"""Jobs over a file of prompts: every prompt once, whatever happens on the way."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_specdec.cli.job_file import JobFile
+from hf_specdec.errors import ConfigError
+from tests.cli.conftest import Run
+
+OPTIONS = ("--max-new-tokens", "12", "--dtype", "fp32", "--threads", "1", "--spec-method", "prompt_lookup")
+PROMPTS = [f"def f{number}(x, y):\n    return x + {number}\n\ndef g{number}(x" for number in range(24)]
+
+
+@pytest.fixture
+def prompts_file(tmp_path: Path) -> Path:
+    """In all the forms that a line may have, one that has none of them among them."""
+    forms: list[Any] = []
+    for number, prompt in enumerate(PROMPTS):
+        key = (None, "prompt", "question", "text")[number % 4]
+        forms.append(prompt if key is None else {key: prompt, "id": number})
+    forms[5] = {"turns": [PROMPTS[5], "and then?"]}
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps(form) for form in forms) + '\n\n{"nothing": "here"}\n', encoding="utf-8")
+    return file
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def test_every_prompt_has_its_line_in_order(run: Run, prompts_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    result = run("generate", "--prompts-file", str(prompts_file), "--out", str(out), "--batch-size", "5", *OPTIONS)
+    assert result.exit_code == 1, "one line was no prompt"
+    lines = lines_of(out)
+    assert [line["index"] for line in lines] == list(range(len(PROMPTS) + 1))
+    assert [line["prompt"] for line in lines[:-1]] == PROMPTS
+    assert "must be a string" in lines[-1]["error"]
+    for number in (0, 7):
+        alone = run("generate", PROMPTS[number], *OPTIONS, "--json")
+        assert lines[number]["token_ids"] == json.loads(alone.stdout)["token_ids"]
+        assert lines[number]["text"] == json.loads(alone.stdout)["text"]
+
+
+def test_a_finished_job_is_not_done_again(run: Run, prompts_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    words = ("generate", "--prompts-file", str(prompts_file), "--out", str(out), *OPTIONS, "--json")
+    run(*words)
+    before = out.read_bytes()
+    again = run(*words)
+    assert out.read_bytes() == before
+    assert json.loads(again.stdout)["num_prompts"] == len(PROMPTS) + 1
+
+
+@pytest.mark.parametrize("change", [("--max-new-tokens", "13"), ("--seed", "4"), ("--spec-method", "plain")])
+def test_an_output_of_another_job_is_refused_and_left_alone(
+    run: Run, prompts_file: Path, tmp_path: Path, change: tuple[str, str]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    words = ("generate", "--prompts-file", str(prompts_file), "--out", str(out), *OPTIONS)
+    run(*words)
+    before = out.read_bytes()
+    refused = run(*words, *change)
+    assert refused.exit_code == 2
+    assert "same job" in refused.stderr
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_killed_job_goes_on_and_ends_the_same(run: Run, prompts_file: Path, tmp_path: Path, seed: int) -> None:
+    """No line lost, none twice, equal to the uninterrupted run."""
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    words = ["generate", "--prompts-file", str(prompts_file), "--batch-size", "3", *OPTIONS, "--do-sample"]
+    run(*words, "--out", str(whole))
+    rng = random.Random(seed)
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hf_specdec", *words, "--out", str(out)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        at_least = rng.randrange(2, 12)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if out.exists() and out.read_bytes().count(b'"index"') >= at_least:
+                break
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with out.open("ab") as file:
+        file.write(b'{"index": 3, "prompt": "cut o')  # a write that was cut off
+    result = run(*words, "--out", str(out))
+    assert result.exit_code == 1
+    assert lines_of(out) == lines_of(whole)
+
+
+def test_processes_share_a_job(run: Run, prompts_file: Path, tmp_path: Path) -> None:
+    """As `accelerate launch` starts them: each takes its share, one output, equal to one process's."""
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    words = ["generate", "--prompts-file", str(prompts_file), *OPTIONS, "--do-sample", "--seed", "3"]
+    run(*words, "--out", str(whole))
+    launch = ["accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    port = ["--main_process_port", str(free_port()), "--mixed_precision", "no", "--dynamo_backend", "no"]
+    done = subprocess.run(
+        [sys.executable, "-m", *launch, *port, "-m", "hf_specdec", *words, "--out", str(out)],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert out.exists(), done.stderr
+    assert lines_of(out) == lines_of(whole)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--out", "x.jsonl"), "--prompts-file"),
+        (("--prompts-file", "x.jsonl"), "--out"),
+        (("--prompts-file", "missing.jsonl", "--out", "y.jsonl"), "existing file"),
+        (("a prompt", "--prompts-file", "x.jsonl", "--out", "y.jsonl"), "left out"),
+        (("--compare", "--prompts-file", "x.jsonl", "--out", "y.jsonl"), "bench"),
+    ],
+)
+def test_options_that_contradict_one_another(run: Run, words: tuple[str, ...], message: str) -> None:
+    result = run("generate", *words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_the_first_of_two_lines_for_a_prompt_counts(tmp_path: Path) -> None:
+    file = JobFile(tmp_path / "out.jsonl", {"model": "a"})
+    for text in ("first", "second"):
+        file.append({"index": 1, "text": text})
+    file.append({"index": 0, "text": "zero"})
+    assert file.finish() == 2
+    assert [line["text"] for line in lines_of(file.path)] == ["zero", "first"]
+
+
+def test_a_file_that_is_no_job_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_text('{"a": 1}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="new file"):
+        JobFile(path, {}).recover()
+    assert path.read_text("utf-8") == '{"a": 1}\n'
