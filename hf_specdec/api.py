@@ -19,6 +19,7 @@ from hf_specdec import compat
 from hf_specdec.config import SpecConfig
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.engine.batches import reason_against_rows
+from hf_specdec.engine.fixed import reason_against_static
 from hf_specdec.engine.inputs import rows_of
 from hf_specdec.engine.probe import Capability
 from hf_specdec.engine.run import Call, decode_assisted, decode_plain, decode_speculatively, with_stats
@@ -363,6 +364,8 @@ def _reason_for_plain(call: Call, request: Request, found: Capability) -> str | 
     """Why this call decodes without speculation, if it does."""
     if found.tier == "plain":
         return found.reason
+    if (reason := reason_against_static(call, found.tier, request.config.engine)) is not None:
+        return reason
     if len(call.input_ids) == 1:
         return None
     if request.config.engine == "assisted":

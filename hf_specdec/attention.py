@@ -37,7 +37,7 @@ class TreeRows:
         starts (`Tensor`): `(batch,)`, each row's length in the cache before its first column.
         depths (`Tensor`): `(batch, C)`: position id - start.
         visible (`Tensor`): `(batch, Q, C)` bool: which columns each of the last Q sees.
-        same_start (`bool`): whether all rows are equally long.
+        same_start (`bool`): whether all rows are equally long and the columns are the last ones of the buffers.
     """
 
     starts: torch.Tensor
@@ -52,14 +52,16 @@ class TreeRows:
         depths: Sequence[Sequence[int]],
         visible: Sequence[torch.Tensor],
         device: torch.device,
+        *,
+        fixed: bool = False,
     ) -> "TreeRows":
-        """From one entry a row."""
+        """From one entry a row; `fixed` says that the buffers go on behind the columns."""
         stacked = visible[0].unsqueeze(0) if len(visible) == 1 else torch.stack(list(visible))
         return cls(
             starts=torch.tensor(starts, device=device),
             depths=torch.tensor(depths, device=device),
             visible=stacked.to(device),
-            same_start=min(starts) == max(starts),
+            same_start=not fixed and min(starts) == max(starts),
         )
 
 

@@ -309,7 +309,7 @@ class SpecCache(Cache):
         super().reset()
         self.settle()
 
-    def hand_back(self, cache: DynamicCache) -> None:
+    def hand_back(self, cache: Cache) -> None:
         """Put the text's columns where plain generation would have left them, as far as all rows have them."""
         while len(cache.layers) < len(self.layers):
             cache.layers.append(DynamicLayer())

@@ -8,9 +8,11 @@ Nothing else in the package imports a private transformers name. Tried with tran
     `_sample`                    plain decoding, where a model allows nothing else
     `_assisted_decoding`         `engine="assisted"` runs our drafters in transformers' loop
     `_prefill`, `_prepare_cache_for_generation`, `_prepare_position_ids_for_generation`,
-    `_update_model_kwargs_for_generation`
+    `_update_model_kwargs_for_generation`, `_mask_length`
                                  the prompt's forward with all of `generate`'s rules (multimodal inputs, embeddings,
                                  continued caches, chunks) is transformers' own
+    `torch._dynamo.mark_static_address`
+                                 CUDA graphs skip forwards that write into buffers without it, as `StaticCache` knows
 """
 
 import copy
@@ -28,6 +30,10 @@ from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     EncoderDecoderCache,
+    QuantizedCache,
+    StaticCache,
+    StaticLayer,
+    StaticSlidingWindowLayer,
 )
 from transformers.generation import GenerationMode
 from transformers.generation.stopping_criteria import (
@@ -58,6 +64,10 @@ __all__ = [
     "MaxLengthCriteria",
     "MaxTimeCriteria",
     "ModelOutput",
+    "QuantizedCache",
+    "StaticCache",
+    "StaticLayer",
+    "StaticSlidingWindowLayer",
     "StopStringCriteria",
     "assisted_decoding",
     "attends_only",
@@ -74,17 +84,20 @@ __all__ = [
     "input_device",
     "is_dispatched",
     "knows_windows",
+    "mark_static_address",
     "mask_function_of",
     "masks_for_forward",
     "max_positions",
     "own_positions",
     "prefill",
     "private_config",
+    "prompt_length",
     "register_mask_function",
     "replaced_attributes",
     "sample",
     "set_attention_implementation",
     "text_config",
+    "unbounded_layers",
     "unsplittable_modules",
     "updated_kwargs",
 ]
@@ -246,6 +259,24 @@ def can_crop(cache: Any) -> bool:
 def can_reorder(cache: Any) -> bool:
     """Whether `reorder_cache` takes any rows of a cache: transformers' own, filled on every layer."""
     return type(cache) is DynamicCache and all(type(layer).__module__ == cache_utils.__name__ for layer in cache.layers)
+
+
+def mark_static_address(tensor: torch.Tensor) -> None:
+    """Tell compiled forwards that the tensor stays where it is, so that CUDA graphs may write into it."""
+    torch._dynamo.mark_static_address(tensor)
+
+
+def unbounded_layers(cache: StaticCache, model: PreTrainedModel) -> list[Any]:
+    """The layers that `cache` would have if it were longer than any text: what bounds them is the model's window."""
+    layers: list[Any] = StaticCache(config=text_config(model.config), max_cache_len=1 << 40).layers
+    return layers if len(layers) == len(cache.layers) else cache.layers
+
+
+def prompt_length(input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> int:
+    """Tokens that the cache holds once the prompt is read, those of earlier turns counted."""
+    mask = model_kwargs.get("attention_mask")
+    known = mask.shape[1] if isinstance(mask, torch.Tensor) else getattr(generation_config, "_mask_length", 0)
+    return max(int(known), input_ids.shape[1])
 
 
 def holds_states(value: Any) -> bool:

@@ -199,7 +199,9 @@ class _Job:
 
 
 def _can_share(call: Call) -> bool:
-    """Whether the prompt's forwards take nothing of a row but ids and positions."""
+    """Whether the prompt's forwards take nothing of a row but ids and positions, and its cache may change its shape."""
+    if isinstance(call.model_kwargs.get("past_key_values"), compat.StaticCache):
+        return False
     mask = call.model_kwargs.get("attention_mask")
     tensors = {name for name, value in call.model_kwargs.items() if isinstance(value, torch.Tensor)}
     return tensors <= set(ROW_TENSORS) and (mask is None or bool(mask.all()))

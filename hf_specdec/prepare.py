@@ -30,6 +30,7 @@ __all__ = [
     "unset",
 ]
 
+CACHES = (None, "dynamic", "static", "hybrid")  # the last is what older checkpoints call a static cache with windows
 Settings = Callable[[str], Any]
 OTHER_SPECULATION = ("use_mtp", "assistant_early_exit", "speculation_type")  # transformers' own
 
@@ -77,8 +78,9 @@ def check_modes(settings: Callable[[str], Any], kwargs: Mapping[str, Any]) -> No
             "output_attentions", "must be False with spec_method (attention over a tree is not the text's)", True, plain
         )
     implementation = settings("cache_implementation")
-    if implementation not in (None, "dynamic", "hybrid"):
-        raise ConfigError("cache_implementation", 'must be unset or "dynamic" with spec_method', implementation, plain)
+    if implementation not in CACHES:
+        rule = 'must be unset, "dynamic" or "static" with spec_method'
+        raise ConfigError("cache_implementation", rule, implementation, plain)
     if kwargs.get("assistant_model") is not None:
         raise ConfigError(
             "assistant_model", "must be unset with this spec_method", type(kwargs["assistant_model"]).__name__, plain

@@ -3,10 +3,13 @@
 It lives in the model's `__dict__`, so it is copied, pickled and dropped with the model, and no module holds state.
 """
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.compat import attention_implementation
@@ -18,6 +21,7 @@ from hf_specdec.methods import Memory
 __all__ = ["ATTRIBUTE", "ModelState", "state_of"]
 
 ATTRIBUTE = "_hf_specdec"
+_stance_lock = threading.RLock()  # torch has one stance for the whole process
 
 
 @dataclass(slots=True)
@@ -37,7 +41,8 @@ class ModelState:
         with self.lock:
             found = self.capabilities.get(key)
             if found is None:
-                found = probe(model, encoder_kwargs)
+                with _uncompiled():
+                    found = probe(model, encoder_kwargs)
                 if not model.training:
                     self.capabilities[key] = found
             return found
@@ -48,7 +53,8 @@ class ModelState:
         key = (attention_implementation(model.config), str(model.dtype))
         with self.lock:
             if key not in self.against_rows or model.training:
-                self.against_rows[key] = probe_rows(model, tier, encoder_kwargs)
+                with _uncompiled():
+                    self.against_rows[key] = probe_rows(model, tier, encoder_kwargs)
             return self.against_rows[key]
 
     def first_time(self, what: str) -> bool:
@@ -65,6 +71,13 @@ class ModelState:
         for name, value in state.items():
             setattr(self, name, value)
         self.lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Run compiled models as they were written: a probe's forwards would use up the recompilations of the real ones."""
+    with _stance_lock, torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def state_of(model: PreTrainedModel) -> ModelState:

@@ -26,11 +26,13 @@ class Drafter(CandidateGenerator, ABC):
     Attributes:
         needs_logits (`bool`): whether `observe` reads `logits`; if not, the loop passes `None` and saves a copy.
         is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
+        max_extra_tokens (`int`): most extra tokens beside a tree; a static cache's forwards have room for them.
         view: what it shows of itself to `spec_observer` after a step, if anything.
     """
 
     needs_logits: bool = False
     is_deterministic: bool = True
+    max_extra_tokens: int = 0
     view: Any = None
     _assisted_ids: list[int] | None = None
     _assisted_tree: DraftTree | None = None

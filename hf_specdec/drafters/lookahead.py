@@ -47,6 +47,7 @@ class LookaheadDrafter(Drafter):
 
     def __init__(self, config: LookaheadConfig) -> None:
         self.config = config
+        self.max_extra_tokens = 0 if config.is_plain else config.window_size * (config.ngram_size - 1) - 1
         self._start([-1])
 
     @property

@@ -18,6 +18,7 @@ from hf_specdec.attention import TreeMasks, TreeRows
 from hf_specdec.engine.columns import RowColumns
 from hf_specdec.engine.text import Text
 from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.static_cache import StaticSpecCache
 
 __all__ = ["StepInputs", "rows_of"]
 
@@ -43,6 +44,7 @@ class StepInputs:
         self.model, self.kwargs, self.texts = model, model_kwargs, list(texts)
         self.cache_name = compat.cache_name(model_kwargs)
         self.cache = model_kwargs[self.cache_name]
+        self.is_fixed = isinstance(self.cache, StaticSpecCache)  # then every forward gets positions and masks of ours
         self.masks = TreeMasks(model)
         self.asks_model = compat.has_own_input_preparation(model)
         ids = torch.cat([text.ids()[:, : fed + 1] for text in texts])
@@ -63,7 +65,7 @@ class StepInputs:
         """
         first, total = columns[0].first_new, len(columns[0])
         behind = [count - self.start for count in fed]
-        in_sequence = min(fed) == max(fed) and all(row.is_chain for row in columns)
+        in_sequence = not self.is_fixed and min(fed) == max(fed) and all(row.is_chain for row in columns)
         inputs = dict(self.template)
         if self.asks_model and (behind[0] or total > 1):
             inputs = self._asked(columns, fed[0])
@@ -81,6 +83,7 @@ class StepInputs:
                 depths=[row.depths for row in columns],
                 visible=[row.visible() for row in columns],
                 device=self.device,
+                fixed=self.is_fixed,
             )
             inputs[self.mask_key] = self.masks.build(rows, self.cache, mask)
         for key in TOKEN_TYPES:

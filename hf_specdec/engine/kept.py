@@ -16,8 +16,10 @@ import torch
 
 from hf_specdec import compat
 from hf_specdec.cache import SpecCache
+from hf_specdec.engine.fixed import FixedShapes
 from hf_specdec.engine.kept_state import StateCache
 from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.static_cache import StaticSpecCache
 
 __all__ = ["KeptCache", "kept_cache"]
 
@@ -67,17 +69,21 @@ class KeptCache(Protocol):
         """Leave the caller's cache as plain generation would. Rows are equally long."""
 
 
-def kept_cache(cache: Any, *, reserve: int, in_step: bool = False) -> KeptCache:
+def kept_cache(cache: Any, *, reserve: int, in_step: bool = False, fixed: FixedShapes | None = None) -> KeptCache:
     """The best way to keep `cache`, with room for `reserve` tokens where that can be said beforehand.
 
     Args:
         cache: the caller's; `None` where the model makes its own.
         in_step: keep the rows of a batch equally long, for models that cannot tell them apart.
+        fixed: the shapes to keep, where `cache` is a static one.
 
     Raises:
         UnsupportedModelError: it is no cache that could be rolled back.
     """
     inner = getattr(cache, "self_attention_cache", cache)
+    static = StaticSpecCache.of(inner, capacity=fixed.capacity) if fixed is not None else None
+    if static is not None:
+        return _Adopted(cache, static, in_step)
     if isinstance(inner, compat.Cache) and (not isinstance(inner, compat.DynamicCache) or inner.offloading):
         raise UnsupportedModelError("the cache is not one of transformers' dynamic key/value caches")
     spec = None if inner is None else SpecCache.adopt(inner, reserve=reserve)
@@ -89,10 +95,10 @@ class _Adopted:
 
     takes_trees = True
     keeps_beginnings = True
-    drops_rows = True
 
     def __init__(self, original: Any, spec: SpecCache, in_step: bool) -> None:
         self.spec, self.in_step = spec, in_step
+        self.drops_rows = not isinstance(spec, StaticSpecCache)  # which keeps its shapes
         self.handed_out = original
         self.original = getattr(original, "self_attention_cache", original)
         self.model_cache: Any = spec

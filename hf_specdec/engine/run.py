@@ -18,6 +18,7 @@ from hf_specdec.drafters.base import Drafter
 from hf_specdec.engine.assisted import CountedCandidates
 from hf_specdec.engine.batches import processors_of_row
 from hf_specdec.engine.choose import Chooser, StopCheck
+from hf_specdec.engine.fixed import check_cache, fixed_shapes
 from hf_specdec.engine.loop import Limits, SpecLoop
 from hf_specdec.engine.row import Row
 from hf_specdec.engine.scorer import DraftModel
@@ -76,12 +77,16 @@ def decode_speculatively(
     Args:
         make_drafter: makes the drafter of one row from its index and random generator.
     """
+    check_cache(call)
     config, model = call.generation_config, call.model
     original = call.model_kwargs.get(compat.cache_name(call.model_kwargs))
     keep_cache = bool(config.return_dict_in_generate) or getattr(original, "_is_user_defined", False)
     texts = _texts(call)
-    target = Target(model, call.input_ids, config, call.model_kwargs, texts, tier=tier, keep_cache=keep_cache)
     rows = _rows(call, texts, make_drafter, stats)
+    fixed = fixed_shapes(call, [row.drafter for row in rows], budget)
+    target = Target(
+        model, call.input_ids, config, call.model_kwargs, texts, tier=tier, keep_cache=keep_cache, fixed=fixed
+    )
     stats.tier, stats.method = target.tier, stats.method or type(rows[0].drafter).__name__
     loop = SpecLoop(
         target,

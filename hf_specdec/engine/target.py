@@ -20,10 +20,12 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.engine.columns import RowColumns
+from hf_specdec.engine.fixed import FixedShapes
 from hf_specdec.engine.inputs import StepInputs, rows_of
 from hf_specdec.engine.kept import kept_cache
 from hf_specdec.engine.text import Text
 from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.static_cache import StaticSpecCache
 from hf_specdec.tree import DraftTree
 
 __all__ = ["Target", "Tier"]
@@ -43,6 +45,7 @@ class Target:
         texts: one a row; they grow while the call runs, and the caller appends to them.
         tier: `"tree"` or `"chain"`, as the model's capability says.
         keep_cache: whether anybody will look at the cache in `model_kwargs` afterwards.
+        fixed: the shapes of all forwards after the prompt, where that cache is a static one.
 
     Attributes:
         outputs: the model's output of the last forward.
@@ -63,6 +66,7 @@ class Target:
         *,
         tier: Tier,
         keep_cache: bool = True,
+        fixed: FixedShapes | None = None,
     ) -> None:
         self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
         self.texts, self.keep_cache = list(texts), keep_cache
@@ -71,7 +75,8 @@ class Target:
         reserve = min(longest + MAX_DRAFT, length + RESERVE)
         self.in_step = len(texts) > 1 and (tier != "tree" or compat.has_own_input_preparation(model))
         original = model_kwargs.get(compat.cache_name(model_kwargs))
-        self.cache = kept_cache(original, reserve=reserve, in_step=self.in_step)
+        self.cache = kept_cache(original, reserve=reserve, in_step=self.in_step, fixed=fixed)
+        self._width = 0 if fixed is None else fixed.width
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
         if original is not None:
@@ -121,6 +126,8 @@ class Target:
         if not self._columns:
             if len(self.texts) > 1 and not self.cache.keeps_beginnings:
                 self._feed_common()
+            if self._width and not self.in_step:
+                self._feed_ahead(trees)
             self._columns = [RowColumns(self._pending(row)) for row in range(len(self.texts))]
         self._compute(trees)
         logits = self.outputs.logits
@@ -130,9 +137,12 @@ class Target:
         """The forward itself, in the columns that are there."""
         for columns, tree in zip(self._columns, trees, strict=True):
             columns.write(tree)
-        widest = max(len(columns.new_tokens) for columns in self._columns)
+        widest = max(self._width, *(len(columns.new_tokens) for columns in self._columns))
         for columns in self._columns:
             columns.pad(widest)
+        if isinstance(self.cache.spec, StaticSpecCache):
+            self._width = widest  # grows for good with a drafter that exceeds what it announced
+            self.cache.spec.place(widest, written=self._columns[0].first_new)
         inputs = self.step_inputs().of(self._columns, self._fed)
         self.cache.mark(self._columns[0].first_new)
         self._half_done = True
@@ -205,9 +215,12 @@ class Target:
 
     def catch_up(self, length: int) -> None:
         """Feed what the cache lacks of the texts' first `length` - 1 tokens."""
-        lagging = [text.tokens[fed : length - 1] for text, fed in zip(self.texts, self._fed, strict=True)]
-        if any(lagging):
-            self._feed(lagging)
+        step = self._width or length
+        for start in range(min(self._fed), length - 1, step):
+            end = min(start + step, length - 1)
+            lagging = [text.tokens[fed:end] for text, fed in zip(self.texts, self._fed, strict=True)]
+            if any(lagging):
+                self._feed(lagging)
 
     def close(self) -> None:
         """Give the caller's cache what plain generation would have left in it, also after an interrupted forward."""
@@ -227,6 +240,8 @@ class Target:
     @property
     def _cached(self) -> int:
         """Tokens of the longest row in the cache; the text's where the cache does not count."""
+        if isinstance(self.cache.spec, StaticSpecCache):
+            return max(self.cache.spec.lengths, default=0)
         length = compat.cached_length(self.cache.model_cache)
         return max(self._fed) if length is None else length
 
@@ -243,6 +258,12 @@ class Target:
         common = min(self._lag(row) for row in range(len(self.texts)))
         if common and not all(self.drafts_now(row) for row in range(len(self.texts))):
             self._feed([self._pending(row)[:common] for row in range(len(self.texts))])
+
+    def _feed_ahead(self, trees: Sequence[DraftTree | None]) -> None:
+        """Feed pending tokens in forwards of their own where they would not fit beside a row's tree."""
+        sizes = [tree.num_columns if tree is not None else 0 for tree in trees]
+        while any(0 < self._lag(row) > self._width - size for row, size in enumerate(sizes)):
+            self._feed([self._pending(row)[: self._width] for row in range(len(self.texts))])
 
     def _feed(self, tokens: Sequence[Sequence[int]]) -> None:
         """Make tokens that follow the cached ones part of the cache; an empty list leaves its row as it is."""

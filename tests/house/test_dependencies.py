@@ -12,7 +12,7 @@ LAYERS = (
     {"cli", "bench", "demos", "__main__"},
     {"api", "loading", "many", "pair", "placement", "prepare", "request", "self_draft", "state"},
     {"engine", "methods", "capability"},
-    {"drafters", "verify", "cache", "attention"},
+    {"drafters", "verify", "cache", "static_cache", "attention"},
     {"tree", "compat"},
     {"config", "stats", "errors", "embedded"},
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from tests.promise.conftest import Draft
@@ -214,26 +214,6 @@ def test_a_padded_conversation_goes_on_with_its_cache(zoo: Callable[[str], Any],
     reference, ours = both(model, make, draft)
     assert_same_run(ours, reference)
     assert_same_cache(ours.output.past_key_values, reference.output.past_key_values)
-
-
-def test_a_static_cache_is_refused_or_decoded_plainly(model: Any) -> None:
-    """It cannot hold rejected columns; either way the caller learns of it."""
-    expected = plain(model, PROMPT, max_new_tokens=8, do_sample=False).tolist()
-    cache = StaticCache(config=model.config, max_cache_len=64)
-    try:
-        output = model.generate(
-            PROMPT,
-            past_key_values=cache,
-            max_new_tokens=8,
-            do_sample=False,
-            return_dict_in_generate=True,
-            spec_method="prompt_lookup",
-        )
-    except ValueError as error:
-        assert "cache" in str(error)
-    else:
-        assert output.sequences.tolist() == expected
-        assert output.spec_stats.plain_reason
 
 
 def test_two_calls_do_not_share_a_cache(model: Any) -> None:

@@ -21,7 +21,7 @@ MODES: dict[str, dict[str, Any]] = {
     "token_healing": {"token_healing": True},
     "use_mtp": {"use_mtp": True},
     "assistant_early_exit": {"assistant_early_exit": 1},
-    "cache_implementation": {"cache_implementation": "static"},
+    "cache_implementation": {"cache_implementation": "sliding_window"},
     "output_attentions": {"output_attentions": True, "return_dict_in_generate": True},
 }
 

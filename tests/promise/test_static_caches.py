@@ -1,0 +1,391 @@
+"""`cache_implementation="static"` and a `StaticCache` of the caller's: plain generate's tokens, shapes that stay."""
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, GenerationConfig, StaticCache
+
+import hf_specdec
+from hf_specdec.drafters.plain import PlainDrafter
+from hf_specdec.tree import DraftTree, ExtraTokens
+from tests.promise.conftest import Draft
+from tests.support import PROMPT, assert_same_cache, assert_same_run, both, noisy_copy, plain, run, speculative
+from tests.zoo import FALLBACK, FAMILIES, build
+
+NAMES = ["llama", "qwen3", "gpt2", "mistral", "gemma3", "deepseek_v3", "gpt_oss"]
+SEVERAL = ["llama", "mistral", "gemma3", "gpt_oss"]
+STATIC = {"cache_implementation": "static"}
+MORE = torch.tensor([[8, 9, 10, 5, 6, 7]])
+METHODS: dict[str, dict[str, Any]] = {
+    "plain": {"spec_method": "plain"},
+    "prompt_lookup": {"spec_method": "prompt_lookup"},
+    "prompt_lookup_tree": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 4}},
+    "lookahead": {"spec_method": "lookahead", "lookahead_config": [4, 3, 5]},
+    "draft_model": {"spec_method": "draft_model", "spec_config": {"confidence_threshold": 0.0}},
+    "draft_model_tree": {
+        "spec_method": "draft_model",
+        "spec_config": {"num_branches": 3, "max_nodes": 9, "confidence_threshold": 0.0},
+    },
+}
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 20},
+    "penalty": {"repetition_penalty": 1.3},
+}
+Recorded = Callable[[Any], list[dict[str, tuple[int, ...]]]]
+
+
+@pytest.fixture(scope="session")
+def method_of(zoo: Callable[[str], Any]) -> Callable[[str, str], dict[str, Any]]:
+    """The arguments of a method on a family, its draft model among them."""
+    draft_of = functools.cache(lambda family: noisy_copy(zoo(family)))
+
+    def arguments(family: str, method: str) -> dict[str, Any]:
+        draft = {"assistant_model": draft_of(family)} if "draft_model" in method else {}
+        return METHODS[method] | draft
+
+    return arguments
+
+
+@pytest.fixture
+def shapes_of() -> Iterator[Recorded]:
+    """Records the shapes of all tensors that reach a model's forward."""
+    hooks = []
+
+    def record(model: Any) -> list[dict[str, tuple[int, ...]]]:
+        shapes: list[dict[str, tuple[int, ...]]] = []
+
+        def look(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
+            assert not args
+            named = {**kwargs, **(kwargs["attention_mask"] if isinstance(kwargs.get("attention_mask"), dict) else {})}
+            shapes.append({name: tuple(v.shape) for name, v in named.items() if isinstance(v, torch.Tensor)})
+
+        hooks.append(model.register_forward_pre_hook(look, with_kwargs=True))
+        return shapes
+
+    yield record
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", NAMES)
+def test_the_tokens_are_plain_generates(
+    zoo: Callable[[str], Any],
+    method_of: Callable[[str, str], dict[str, Any]],
+    shapes_of: Recorded,
+    family: str,
+    method: str,
+    mode: str,
+) -> None:
+    """The same tokens, draws and cache; after the prompt every forward has the same shapes."""
+    model, arguments = zoo(family), method_of(family, method)
+    options = {"max_new_tokens": 20} | STATIC | MODES[mode]
+    reference = run(model, plain, lambda: dict(options))
+    hf_specdec.capability(model)
+    shapes = shapes_of(model)
+    ours = run(model, speculative, lambda: dict(options), **arguments)
+    assert_same_run(ours, reference)
+    assert type(ours.output.past_key_values) is StaticCache
+    assert_same_cache(ours.output.past_key_values, reference.output.past_key_values)
+    assert ours.stats.tier == "tree"
+    assert ours.stats.plain_reason is None
+    assert ours.stats.num_forwards == len(shapes) - 1
+    assert all(step == shapes[1] for step in shapes[1:])
+    assert shapes[1]["input_ids"] == shapes[1]["position_ids"]
+
+
+@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "plain"])
+def test_drafts_are_accepted(
+    zoo: Callable[[str], Any], method_of: Callable[[str, str], dict[str, Any]], family: str, method: str
+) -> None:
+    """Equality without a single accepted token would prove nothing."""
+    accepted = 0
+    for mode in MODES.values():
+        options = {"max_new_tokens": 20} | STATIC | mode
+        accepted += run(
+            zoo(family), speculative, functools.partial(dict, options), **method_of(family, method)
+        ).stats.num_accepted_tokens
+    assert accepted > 0
+
+
+def padded_batch() -> dict[str, Any]:
+    """Three rows, two of them padded on the left."""
+    ids = torch.stack([PROMPT[0].roll(3 * row) for row in range(3)])
+    mask = torch.ones_like(ids)
+    for row, padding in enumerate((0, 7, 2)):
+        ids[row, :padding] = mask[row, :padding] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", NAMES)
+def test_a_padded_batch_is_plain_generates(
+    zoo: Callable[[str], Any],
+    method_of: Callable[[str, str], dict[str, Any]],
+    shapes_of: Recorded,
+    family: str,
+    method: str,
+) -> None:
+    """Rows accept different numbers of drafts and end at different places; none leaves, so the shapes stay."""
+    model, arguments = zoo(family), method_of(family, method)
+    batch = padded_batch()
+    options = {**batch, **STATIC, "max_new_tokens": 24, "do_sample": False}
+    free = plain(model, **options)
+    options["eos_token_id"] = [int(free[0, -9]), int(free[1, -3])]
+    reference = plain(model, **options, return_dict_in_generate=True)
+    speculative(model, **options | {"max_new_tokens": 1}, **arguments)  # the probes
+    shapes, steps = shapes_of(model), []
+    output = speculative(
+        model, **options, return_dict_in_generate=True, spec_observer=lambda step: steps.append(step), **arguments
+    )
+    assert output.sequences.tolist() == reference.sequences.tolist()
+    assert_same_cache(output.past_key_values, reference.past_key_values)
+    assert output.spec_stats.plain_reason is None
+    assert all(step == shapes[1] for step in shapes[1:])
+    assert shapes[1]["input_ids"][0] == 3
+    assert speculative(model, **options, **arguments).tolist() == reference.sequences.tolist()
+    counts = [[len(step.accepted) for step in steps if step.index == index] for index in {step.index for step in steps}]
+    if method == "draft_model":
+        assert any(len(set(count)) > 1 for count in counts), "rows must differ"
+
+
+@pytest.mark.parametrize("family", SEVERAL)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sampled_row_is_its_prompt_alone(
+    zoo: Callable[[str], Any], method_of: Callable[[str, str], dict[str, Any]], family: str, method: str
+) -> None:
+    model, batch = zoo(family), padded_batch()
+    options = {**STATIC, "max_new_tokens": 16, "do_sample": True, "top_k": 20}
+    output = speculative(model, **batch, **options, return_dict_in_generate=True, **method_of(family, method))
+    for row, seed in enumerate(output.spec_stats.seeds):
+        torch.manual_seed(seed)
+        alone = plain(model, **{name: value[row : row + 1] for name, value in batch.items()}, **options)
+        assert output.sequences[row].tolist() == alone[0].tolist()
+
+
+@pytest.mark.parametrize("family", [*SEVERAL, "opt", "deepseek_v3"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_compiled_forward_is_compiled_for_the_prompt_and_for_the_step(family: str, batch: int) -> None:
+    """However many steps, calls and kept tokens there are; the probe's forwards are not compiled."""
+    graphs = []
+
+    def count(module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        graphs.append(inputs)
+        return module.forward
+
+    model = hf_specdec.enable(build(FAMILIES[family]))
+    inputs = {name: value[:batch] for name, value in padded_batch().items()}
+    method = METHODS["prompt_lookup_tree"]
+    expected = {new: plain(model, **inputs, **STATIC, do_sample=False, max_new_tokens=new).tolist() for new in (8, 24)}
+    torch._dynamo.reset()
+    model.forward = torch.compile(model.forward, backend=count, dynamic=False)
+    numbers = []
+    for new in (8, 24, 24, 8):
+        output = model.generate(**inputs, **STATIC, do_sample=False, max_new_tokens=new, **method)
+        assert output.tolist() == expected[new]
+        numbers.append(len(graphs))
+    torch._dynamo.reset()
+    assert numbers == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("length", [5, 10, 30])
+@pytest.mark.parametrize("ours", [(1,), (0, 2), (0, 1, 2, 3)], ids=str)
+def test_a_conversation_with_one_cache_is_the_same_whoever_answers(
+    zoo: Callable[[str], Any], draft: Draft, family: str, length: int, ours: tuple[int, ...]
+) -> None:
+    """Four turns from before the window is full to far beyond it; in `ours` the turns that are drafted."""
+    model = zoo(family)
+    cache, expected_cache = (StaticCache(model.config, max_cache_len=128) for _ in range(2))
+    text = PROMPT[:, :length]
+    for turn in range(4):
+        options = {"max_new_tokens": 8, "do_sample": False}
+        expected = plain(model, text, past_key_values=expected_cache, **options)
+        method = draft(expected[0].tolist()) if turn in ours else {}
+        answer = speculative(model, text, past_key_values=cache, **options, **method)
+        assert answer.tolist() == expected.tolist()
+        assert_same_cache(cache, expected_cache)
+        text = torch.cat([answer, MORE], dim=1)
+
+
+def test_the_callers_buffers_are_written_in_place(model: Any, draft: Draft) -> None:
+    """A compiled plain decoding that goes on with the cache finds it where it was."""
+    cache = StaticCache(model.config, max_cache_len=64)
+    first = plain(model, PROMPT, past_key_values=cache, max_new_tokens=4, do_sample=False)
+    addresses = [layer.keys.data_ptr() for layer in cache.layers]
+    expected = plain(model, first, max_new_tokens=8, do_sample=False)
+    output = speculative(
+        model,
+        first,
+        past_key_values=cache,
+        max_new_tokens=8,
+        do_sample=False,
+        return_dict_in_generate=True,
+        **draft(expected[0].tolist()),
+    )
+    assert output.sequences.tolist() == expected.tolist()
+    assert output.past_key_values is cache
+    assert [layer.keys.data_ptr() for layer in cache.layers] == addresses
+
+
+@pytest.mark.parametrize("family", SEVERAL)
+def test_only_the_new_tokens_may_be_given_with_a_full_mask(
+    zoo: Callable[[str], Any], draft: Draft, family: str
+) -> None:
+    model = zoo(family)
+    first = run(model, plain, lambda: {"past_key_values": StaticCache(model.config, max_cache_len=64)})
+    new = torch.cat([first.output.sequences[:, -1:], MORE], dim=1)
+    total = int(first.output.past_key_values.get_seq_length()) + new.shape[1]
+
+    def make() -> dict[str, Any]:
+        return {
+            "input_ids": new,
+            "attention_mask": torch.ones(1, total, dtype=torch.long),
+            "past_key_values": copy.deepcopy(first.output.past_key_values),
+            "max_new_tokens": 64 - total + 1,  # the last of them needs no column
+        }
+
+    reference, ours = both(model, make, draft)
+    assert_same_run(ours, reference)
+    assert_same_cache(ours.output.past_key_values, reference.output.past_key_values)
+    if family == "mistral":  # all its layers have a window, which no text outgrows
+        return
+    with pytest.raises(hf_specdec.ConfigError, match="at least 65"):
+        run(model, speculative, lambda: make() | {"max_new_tokens": 64 - total + 2}, **draft(reference.ids))
+
+
+@pytest.mark.parametrize("by", ["generation_config", "model", "custom_generate", "chunks", "embeddings"])
+def test_every_way_in_is_served(model: Any, draft: Draft, by: str) -> None:
+    def make() -> dict[str, Any]:
+        if by == "generation_config":
+            settings = {"do_sample": False, "return_dict_in_generate": True, "max_new_tokens": 16, "pad_token_id": 0}
+            return {"generation_config": GenerationConfig(**STATIC, **settings)}
+        if by == "chunks":
+            return STATIC | {"prefill_chunk_size": 7}
+        if by == "embeddings":
+            return STATIC | {"inputs_embeds": model.get_input_embeddings()(PROMPT).detach()}
+        return {} if by == "model" else dict(STATIC)
+
+    before = model.generation_config
+    if by == "model":
+        model.generation_config = GenerationConfig(**STATIC, pad_token_id=0)
+    try:
+        reference = run(model, plain, make)
+        coming = (PROMPT[0].tolist() if by == "embeddings" else []) + reference.ids
+        method = draft(coming) if by != "embeddings" else METHODS["prompt_lookup"]
+        if by == "custom_generate":
+            ours = run(hf_specdec.disable(model), plain, make, custom_generate=hf_specdec.decode, **method)
+        else:
+            ours = run(model, speculative, make, **method)
+    finally:
+        model.generation_config = before
+        hf_specdec.enable(model)
+    assert_same_run(ours, reference)
+    assert type(ours.output.past_key_values) is StaticCache
+    assert ours.stats.plain_reason is None
+
+
+def test_what_is_returned_of_every_token_is_the_same(model: Any, draft: Draft) -> None:
+    options = STATIC | {"output_scores": True, "output_logits": True, "output_hidden_states": True}
+    reference, ours = both(model, lambda: dict(options), draft)
+    for name in ("scores", "logits"):
+        for own, other in zip(getattr(ours.output, name), getattr(reference.output, name), strict=True):
+            torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
+    for own, other in zip(ours.output.hidden_states, reference.output.hidden_states, strict=True):
+        torch.testing.assert_close(own[-1], other[-1], atol=1e-4, rtol=1e-4)
+
+
+class Talkative(PlainDrafter):
+    """Computes more tokens beside its root than it announced."""
+
+    max_extra_tokens = 1
+
+    def propose(self, budget: int) -> DraftTree:
+        extra = ExtraTokens((5,) * 90, (1,) * 90, torch.eye(90, 91, dtype=torch.bool).roll(1, dims=1))
+        return super().propose(budget).with_extra(extra)
+
+
+def test_a_drafter_that_exceeds_what_it_announced_costs_shapes_and_nothing_else(
+    model: Any, shapes_of: Recorded
+) -> None:
+    reference = run(model, plain, lambda: dict(STATIC))
+    shapes = shapes_of(model)
+    ours = run(model, speculative, lambda: dict(STATIC), spec_method=Talkative)
+    assert_same_run(ours, reference)
+    assert {step["input_ids"][1] for step in shapes[1:]} == {91}
+
+
+@pytest.mark.parametrize("family", [*(name for name, f in FAMILIES.items() if f.tier == "chain"), *FALLBACK])
+def test_models_that_verify_no_trees_decode_plainly(zoo: Callable[[str], Any], family: str) -> None:
+    model = zoo(family)
+    reference = run(model, plain, lambda: dict(STATIC))
+    ours = run(model, speculative, lambda: dict(STATIC), **METHODS["prompt_lookup"])
+    assert_same_run(ours, reference)
+    assert ours.stats.tier == "plain"
+    assert ours.stats.plain_reason
+
+
+def test_the_assisted_engine_leaves_a_static_cache_to_plain_decoding(model: Any) -> None:
+    reference = run(model, plain, lambda: dict(STATIC))
+    ours = run(
+        model, speculative, lambda: dict(STATIC), spec_method="prompt_lookup", spec_config={"engine": "assisted"}
+    )
+    assert_same_run(ours, reference)
+    assert "static cache" in ours.stats.plain_reason
+
+
+def test_a_cache_that_is_too_short_is_refused_before_anything_is_computed(model: Any) -> None:
+    cache = StaticCache(model.config, max_cache_len=36)
+    with pytest.raises(hf_specdec.ConfigError, match=r"`past_key_values` .* at least 37 .* is 36\. Make a longer"):
+        speculative(model, PROMPT, past_key_values=cache, max_new_tokens=8, spec_method="prompt_lookup")
+    assert not cache.is_initialized
+    fits = speculative(
+        model, PROMPT, past_key_values=cache, max_new_tokens=7, do_sample=False, spec_method="prompt_lookup"
+    )
+    assert fits.tolist() == plain(model, PROMPT, max_new_tokens=7, do_sample=False).tolist()
+
+
+@pytest.mark.parametrize("window", [16, None])
+def test_a_window_needs_no_more_columns_than_it_has(zoo: Callable[[str], Any], window: int | None) -> None:
+    """A cache that is shorter than the window would narrow it."""
+    model = zoo("mistral")
+    cache = StaticCache(model.config, max_cache_len=window or 12)
+    options = {"past_key_values": cache, "max_new_tokens": 8, "do_sample": False, "spec_method": "prompt_lookup"}
+    if window is None:
+        with pytest.raises(hf_specdec.ConfigError, match="max_cache_len"):
+            speculative(model, PROMPT, **options)
+        return
+    assert speculative(model, PROMPT, **options).tolist() == run(model, plain, dict).output.sequences[:, :38].tolist()
+
+
+@pytest.mark.parametrize("name", ["offloaded", "offloaded_static", "quantized", "sliding_window", "paged"])
+def test_other_implementations_are_refused_by_name(model: Any, name: str) -> None:
+    with pytest.raises(hf_specdec.ConfigError, match=f'"dynamic" or "static" .* {name!r}'):
+        speculative(model, PROMPT, max_new_tokens=4, cache_implementation=name, spec_method="prompt_lookup")
+
+
+@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+def test_an_offloaded_cache_is_refused_by_name(model: Any, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    cache = kind(config=model.config) if kind is DynamicCache else kind(model.config, max_cache_len=64)
+    monkeypatch.setattr(cache, "offloading", True)  # its constructor wants an accelerator
+    with pytest.raises(hf_specdec.ConfigError, match=f"`past_key_values` .* 'offloaded {kind.__name__}'"):
+        speculative(model, PROMPT, max_new_tokens=4, past_key_values=cache, spec_method="prompt_lookup")
+
+
+def test_many_prompts_over_static_caches_are_decoded_one_by_one(model: Any) -> None:
+    prompts = [PROMPT[0].roll(row).tolist() for row in range(3)]
+    options = {"max_new_tokens": 8, "do_sample": False}
+    found = {
+        result.index: result.token_ids
+        for result in hf_specdec.generate_many(model, prompts, spec_method="prompt_lookup", **STATIC, **options)
+    }
+    for index, prompt in enumerate(prompts):
+        expected = plain(model, torch.tensor([prompt]), **options)[0, len(prompt) :]
+        assert found[index] == expected.tolist()
