@@ -73,6 +73,7 @@ class TreeMasks:
         self.implementation = compat.attention_implementation(model.config)
         self.supported = self.implementation in MASKABLE
         self._config: Any = None
+        self._sees_all_text: bool | None = None
 
     def build(self, rows: TreeRows, cache: SpecCache, attention_mask: torch.Tensor | None) -> Any:
         """The 4-D mask (or dict of masks) for a forward of the last Q columns of `rows`.
@@ -81,10 +82,12 @@ class TreeMasks:
             cache: the cache before the forward; it holds the rows' first C - Q columns behind their text.
             attention_mask: `(batch, longest + C)` with zeros at padding, or `None`.
         """
+        batch, num_queries, _ = rows.visible.shape
+        if batch == 1 and self._sees_all_text:
+            return _open_mask(rows, cache)
         config = self._private_config()
         compat.text_config(config).hf_specdec_rows = rows
-        batch, num_queries, _ = rows.visible.shape
-        return compat.masks_for_forward(
+        mask = compat.masks_for_forward(
             self.model,
             config,
             shape=(batch, num_queries),
@@ -92,6 +95,19 @@ class TreeMasks:
             cache=cache,
             position_ids=rows.depths[:, -num_queries:],
         )
+        if batch == 1 and self._sees_all_text is None:
+            self._sees_all_text = self._is_open(mask, rows, cache)
+        return mask
+
+    def _is_open(self, mask: Any, rows: TreeRows, cache: SpecCache) -> bool:
+        """Whether every node sees the whole text, now and later: then the model need not be asked at each step."""
+        config = compat.text_config(self.model.config)
+        kinds = set(getattr(config, "layer_types", None) or ())
+        bounded = any(getattr(config, name, None) is not None for name in ("sliding_window", "attention_chunk_size"))
+        bounded = bounded or compat.has_own_masks(self.model)
+        if self.implementation != "sdpa" or bounded or kinds - {"full_attention"} or not isinstance(mask, torch.Tensor):
+            return False
+        return mask.dtype == torch.bool and torch.equal(mask, _open_mask(rows, cache))
 
     def _private_config(self) -> Any:
         if self._config is None:
@@ -102,6 +118,15 @@ class TreeMasks:
             self._config = compat.private_config(self.model.config)
             compat.set_attention_implementation(self._config, name)
         return self._config
+
+
+def _open_mask(rows: TreeRows, cache: SpecCache) -> torch.Tensor:
+    """`(1, 1, Q, K)` bool: all of the text, and of the new columns what `rows` says."""
+    num_queries, num_columns = rows.visible.shape[1:]
+    length = int(cache.get_seq_length()) + num_queries
+    mask = rows.visible.new_ones((1, 1, num_queries, length))
+    mask[..., length - num_columns :] = rows.visible
+    return mask
 
 
 def tree_mask(

@@ -80,6 +80,7 @@ __all__ = [
     "generation_model",
     "has_own_cache",
     "has_own_input_preparation",
+    "has_own_masks",
     "holds_states",
     "input_device",
     "is_dispatched",
@@ -296,6 +297,11 @@ def knows_windows(model: PreTrainedModel) -> bool:
     names = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
     modules = [sys.modules.get(name) for name in {type(module).__module__ for module in model.modules()}]
     return model.is_remote_code() or any(hasattr(module, name) for module in modules for name in names)
+
+
+def has_own_masks(model: PreTrainedModel) -> bool:
+    """Whether the model's class makes its masks itself."""
+    return hasattr(model, "create_masks_for_generate")
 
 
 def has_own_input_preparation(model: PreTrainedModel) -> bool:

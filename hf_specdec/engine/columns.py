@@ -83,6 +83,8 @@ class RowColumns:
     def visible(self) -> torch.Tensor:
         """`(new, C)` bool: which columns each new column sees."""
         total, lag = len(self), len(self.pending)
+        if not lag and not self.first_new and self.tree is not None and total == self.tree.num_columns:
+            return self.tree.visible()
         mask = torch.zeros((total - self.first_new, total), dtype=torch.bool)
         mask.diagonal(self.first_new).fill_(True)
         rows = self.new_rows
