@@ -3,7 +3,9 @@
 After each verify step the draft's cache keeps what it computed for the accepted tokens; what it has not seen of the
 text is fed along with the next request.
 
-    draft_model = DraftModel(model, input_ids, model_kwargs, like=target_model, tier="tree")
+    draft_model = DraftModel(
+        model, input_ids, model_kwargs, tier="tree", vocab_size=32000, relative_cost=0.1, device=device
+    )
     drafter = make_drafter(draft_model.row(0))
     trees = propose_together([(drafter, budget)], draft_model)
 """
@@ -55,7 +57,6 @@ class DraftModel:
         config = GenerationConfig(max_length=input_ids.shape[1] + room)
         self.target = Target(model, input_ids, config, model_kwargs, self.texts, tier=tier, keep_cache=False)
         self.max_positions = compat.max_positions(model.config)
-        self.num_forwards = 0
         self._trees: list[DraftTree | None] = [None] * len(self.texts)
         self._paths: list[list[int]] = [[] for _ in self.texts]
         self._scorers: list[RowScorer | None] = [None] * len(self.texts)
@@ -75,13 +76,13 @@ class DraftModel:
         """How many tokens the draft's positions allow below the root."""
         if self.max_positions is None:
             return 1 << 30
-        return int(max(self.max_positions - 1 - self.target.position, 0))
+        position = self.target.position if self._has_read else max(len(text) for text in self.texts)
+        return int(max(self.max_positions - 1 - position, 0))
 
     def score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
         self._settle()
         rows = self.target.forward([tree and self._readable(tree) for tree in trees])
-        self.num_forwards += 1
         self._trees = [new or old for new, old in zip(trees, self._trees, strict=True)]
         return [self._like_the_targets(row) for row in rows]
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import hf_specdec
 from hf_specdec import ConfigError, UnsupportedModelError
 from hf_specdec.drafters import draft_model as drafters
 from tests.support import PROMPT, noisy_copy, plain
-from tests.zoo import DECODER, FAMILIES, VOCAB_SIZE, build
+from tests.zoo import BASE, DECODER, FAMILIES, VOCAB_SIZE, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 ALWAYS: dict[str, Any] = {"confidence_threshold": 0.0}
@@ -118,6 +118,15 @@ def test_a_draft_with_fewer_positions_stops_drafting_where_they_end(pair: tuple[
     assert output.tolist() == plain(model, PROMPT, **OPTIONS).tolist()
     assert steps[0].tree.num_draft_tokens > 0
     assert steps[-1].tree.num_draft_tokens == 0
+
+
+def test_a_prompt_that_the_draft_has_no_positions_for_is_decoded_without_drafts(pair: tuple[Any, Any]) -> None:
+    model = pair[0]
+    torch.manual_seed(0)
+    short = GPT2LMHeadModel(GPT2Config(**{**BASE, "max_position_embeddings": PROMPT.shape[1] - 4})).eval()
+    for ids in (PROMPT, torch.cat([PROMPT, PROMPT.roll(2, dims=1)])):
+        output = model.generate(ids, spec_method="draft_model", assistant_model=short, spec_config=ALWAYS, **OPTIONS)
+        assert output.tolist() == plain(model, ids, **OPTIONS).tolist()
 
 
 def test_an_encoder_decoder_drafts_with_its_own_encoder(zoo: Callable[[str], Any]) -> None:
