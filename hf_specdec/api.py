@@ -33,6 +33,7 @@ from hf_specdec.prepare import (
     check_prompt,
     named_arguments,
     place_models,
+    prompt_length,
     settings_of,
     unset,
 )
@@ -308,7 +309,10 @@ def _by_transformers(
     if state_of(model).first_time(reason):
         logger.warning("%s: %s", type(model).__name__, reason)
     output = plain(**kwargs, assistant_model=request.assistant_model)
-    return with_stats(output, SpecStats(method=request.name or "", tier="chain", plain_reason=reason))
+    stats = SpecStats(method=request.name or "", tier="chain", plain_reason=reason)
+    if not isinstance(output, torch.Tensor):
+        stats.num_tokens = output.sequences.shape[1] - prompt_length(model, kwargs)
+    return with_stats(output, stats)
 
 
 def _decode(call: Call, request: Request | None, encoder_inputs: Any = None) -> Any:

@@ -250,6 +250,11 @@ def cached_length(cache: Any) -> int | None:
         return None
 
 
+def is_users_own(cache: Any) -> bool:
+    """Whether a cache was given to `generate`, so that somebody will look at it."""
+    return bool(getattr(cache, "_is_user_defined", False))
+
+
 def can_crop(cache: Any) -> bool:
     """Whether `crop` undoes a forward on every layer: transformers' own layers, none with a recurrent state."""
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])

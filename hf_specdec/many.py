@@ -4,9 +4,9 @@ for result in hf_specdec.generate_many(model, prompts, tokenizer=tokenizer, max_
     print(result.index, result.text)
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from hf_specdec.config.base import check_positive
 from hf_specdec.engine.run import Call, guest_of
 from hf_specdec.engine.stream import Guest, SpecStream
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
+from hf_specdec.prepare import settings_of
+from hf_specdec.request import Request, read_request
 from hf_specdec.state import state_of
 from hf_specdec.stats import SpecStats
 
@@ -24,10 +26,12 @@ __all__ = ["ManyResult", "generate_many"]
 
 MAX_CACHE_TOKENS = 1 << 18
 ROW_TENSORS = ("attention_mask", "position_ids")  # of a prompt alone, all ones and a count
+NOT_FOR_MANY = ("streamer", "num_return_sequences", "past_key_values", "inputs_embeds")
+NOT_FOR_ONE = ("streamer", "num_return_sequences")
 PROMPT_FIELDS = ("prompt", "input_ids", "PROMPT")  # of errors that are one prompt's
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class ManyResult:
     """What became of one prompt.
 
@@ -81,18 +85,20 @@ def generate_many(
         spec_method: as for `generate`; `"plain"` drafts nothing.
         indices (`Iterable[int]`, *optional*): the prompts' numbers, where they are part of a larger job; by default
             they are counted from 0.
-        generate_kwargs: as for `generate`, the same for all prompts: `max_new_tokens`, `do_sample`, `spec_config`...
+        generate_kwargs: as for `generate`, the same for all prompts: `max_new_tokens`, `do_sample`, `spec_config`,
+            `spec_observer` (a step's `row` is its prompt's index)...
 
     Raises:
         ConfigError: a setting that is wrong for every prompt. What is wrong with one prompt is its result's `error`.
     """
     check_positive("max_batch_size", max_batch_size, "Usual values are 4 to 32.")
     check_positive("max_cache_tokens", max_cache_tokens, "The default is 262144.")
-    for name in ("streamer", "num_return_sequences", "past_key_values", "inputs_embeds"):
-        if generate_kwargs.get(name) not in (None, 1):
-            raise ConfigError(name, "must be unset for many prompts", generate_kwargs[name], "Use generate for it.")
     inner = compat.generation_model(enable(model))
-    if seed is None and generate_kwargs.get("do_sample", inner.generation_config.do_sample):
+    settings = settings_of(generate_kwargs, _configs(inner, generate_kwargs))
+    for name in NOT_FOR_MANY:
+        if (value := settings(name)) is not None and value != 1:
+            raise ConfigError(name, "must be unset for many prompts", value, "Use generate for it.")
+    if seed is None and settings("do_sample"):
         seed = int(torch.randint(1 << 62, ()))
     job = _Job(inner, tokenizer, seed, {**generate_kwargs, "spec_method": spec_method})
     numbers = itertools.count() if indices is None else indices
@@ -109,17 +115,32 @@ class _Job:
 
     def run(self, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int) -> Iterator[ManyResult]:
         """Results as they finish."""
-        state = state_of(self.model)
-        tier = state.capability(self.model).tier
-        asks_model = compat.has_own_input_preparation(self.model)
-        if tier != "tree" or asks_model or state.reason_against_rows(self.model) is not None:
+        request = self._request()
+        if not self._can_share(request):
             for index, prompt in prompts:
                 yield self._alone(index, prompt)
             return
-        for row in SpecStream(max_rows=max_rows, max_columns=max_columns).run_all(self._guests(prompts)):
+        stream = SpecStream(max_rows=max_rows, max_columns=max_columns, observer=request.observer)
+        for row in stream.run_all(self._guests(prompts)):
             yield from self._finished()
             yield self._result(row.index, self._prompts.pop(row.index), row.emitted, row.error, row.stats)
         yield from self._finished()
+
+    def _request(self) -> Request:
+        """What is asked for, without any prompt."""
+        configs = _configs(self.model, self.kwargs)
+        request = read_request(dict(self.kwargs), configs, state_of(self.model).defaults)
+        if request is None:
+            raise ConfigError("spec_method", "must be given", None, 'Use "plain" for no drafts.')
+        return request
+
+    def _can_share(self, request: Request) -> bool:
+        """Whether the model can decode prompts together, by our loop."""
+        state = state_of(self.model)
+        tier = state.capability(self.model).tier
+        ours = request.config.engine == "loop" and self.kwargs.get("assistant_tokenizer") is None
+        asks_model = compat.has_own_input_preparation(self.model)
+        return tier == "tree" and ours and not asks_model and state.reason_against_rows(self.model) is None
 
     def _finished(self) -> Iterator[ManyResult]:
         """Results of prompts that never got a row."""
@@ -135,6 +156,9 @@ class _Job:
                     self._ready.append(self._alone(index, prompt))
                     continue
                 draft_model, make_drafter = drafting(call, request)
+                if draft_model is not None and not draft_model.reads_prompt:
+                    self._ready.append(self._alone(index, prompt))
+                    continue
                 generator = self._generator(index, call)
                 guest = guest_of(call, request.budget, make_drafter(0, generator), index, generator, draft_model)
             except Exception as error:
@@ -149,6 +173,8 @@ class _Job:
         """One prompt through `generate`, with its own random stream."""
         try:
             inputs = self._inputs(prompt)
+            if (observer := self.kwargs.get("spec_observer")) is not None:
+                inputs["spec_observer"] = lambda step: observer(dataclasses.replace(step, row=index))
             with torch.random.fork_rng(enabled=self.seed is not None):
                 if self.seed is not None:
                     torch.manual_seed(self.seed + index)
@@ -185,8 +211,11 @@ class _Job:
         if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or len(ids) != 1 or ids.is_floating_point():
             rule = "must hold the token ids of one sequence"
             raise ConfigError("prompt", rule, prompt, "Give a string, a list of token ids or a tensor.")
-        if isinstance(prompt, str) and self.kwargs.get("stop_strings") is not None:
-            inputs["tokenizer"] = self.tokenizer
+        for name in NOT_FOR_ONE:
+            if inputs.get(name) not in (None, 1):
+                raise ConfigError("prompt", f"must not set {name}", inputs[name], "Use generate for it.")
+        if self.tokenizer is not None:
+            inputs.setdefault("tokenizer", self.tokenizer)
         device = self.model.device
         return {
             k: v.to(device) if isinstance(v, torch.Tensor) and device.type != "meta" else v for k, v in inputs.items()
@@ -198,13 +227,26 @@ class _Job:
         return torch.Generator(call.input_ids.device).manual_seed(self.seed + index)
 
 
+def _configs(model: Any, kwargs: Mapping[str, Any]) -> list[Any]:
+    """Generation configurations of a call, the one that counts most first."""
+    return [c for c in (kwargs.get("generation_config"), model.generation_config) if c is not None]
+
+
 def _can_share(call: Call) -> bool:
-    """Whether the prompt's forwards take nothing of a row but ids and positions, and its cache may change its shape."""
-    if isinstance(call.model_kwargs.get("past_key_values"), compat.StaticCache):
+    """Whether the prompt's forwards take nothing of a row but ids and positions, counted from 0.
+
+    Its cache has to be one that may change its shape, and that nobody looks at afterwards.
+    """
+    kwargs = call.model_kwargs
+    cache = kwargs.get(compat.cache_name(kwargs))
+    if isinstance(cache, compat.StaticCache) or compat.is_users_own(cache):
         return False
-    mask = call.model_kwargs.get("attention_mask")
-    tensors = {name for name, value in call.model_kwargs.items() if isinstance(value, torch.Tensor)}
-    return tensors <= set(ROW_TENSORS) and (mask is None or bool(mask.all()))
+    mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
+    tensors = {name for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
+    if not tensors <= set(ROW_TENSORS) or (mask is not None and not bool(mask.all())):
+        return False
+    counted = torch.arange(call.input_ids.shape[1], device=call.input_ids.device)
+    return positions is None or (positions.shape[-1] == len(counted) and bool((positions == counted).all()))
 
 
 def _is_the_prompts_own(error: Exception) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "check_prompt",
     "named_arguments",
     "place_models",
+    "prompt_length",
     "settings_of",
     "unset",
 ]
@@ -170,3 +171,10 @@ def unset(model: PreTrainedModel, kwargs: dict[str, Any], name: str) -> None:
         setattr(kwargs["generation_config"], name, None)
     if getattr(model.generation_config, name, None) is not None:
         kwargs[name] = None  # an argument wins over the model's default
+
+
+def prompt_length(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> int:
+    """Tokens in front of the new ones in the output of `generate`."""
+    names = ("decoder_input_ids",) if model.config.is_encoder_decoder else ("inputs", "input_ids")
+    given = next((kwargs[name] for name in names if kwargs.get(name) is not None), None)
+    return int(model.config.is_encoder_decoder) if given is None else int(given.shape[1])

@@ -212,8 +212,18 @@ class SpecLoop:
                 self.draft_model.select(kept)
             self._active = [self._active[index] for index in kept]
         else:
-            ahead = self.limits.budget + 1 if self.target.in_step else 0  # so that nobody waits for a finished row
-            self._pad(max(row.length for row in self._active) + ahead)
+            self._pad(self._resting_length())
+            if self.draft_model is not None:
+                resting = [place for place, row in enumerate(self._active) if row.finished]
+                self.draft_model.rest(resting, ahead=self.limits.budget + 1)
+
+    def _resting_length(self) -> int:
+        """How long finished rows are with their padding: in step they go ahead, so that nobody waits for them."""
+        longest = max(row.length for row in self._active)
+        if not self.target.in_step:
+            return longest
+        ahead, positions = longest + self.limits.budget + 1, self.limits.max_positions
+        return ahead if positions is None else max(longest, min(ahead, self.target.most_tokens(positions)))
 
     def _pad(self, length: int) -> None:
         for row in self.rows:

@@ -80,7 +80,7 @@ def decode_speculatively(
     check_cache(call)
     config, model = call.generation_config, call.model
     original = call.model_kwargs.get(compat.cache_name(call.model_kwargs))
-    keep_cache = bool(config.return_dict_in_generate) or getattr(original, "_is_user_defined", False)
+    keep_cache = bool(config.return_dict_in_generate) or compat.is_users_own(original)
     texts = _texts(call)
     rows = _rows(call, texts, make_drafter, stats)
     fixed = fixed_shapes(call, [row.drafter for row in rows], budget)

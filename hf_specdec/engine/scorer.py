@@ -36,6 +36,9 @@ class DraftModel:
         vocab_size (`int`): of the target; the draft's logits are cut or filled to this width.
         relative_cost (`float`): a forward of the draft over one of the target, roughly.
         device: where the logits go.
+
+    Attributes:
+        reads_prompt (`bool`): whether it has positions for the prompt; where not, nothing is ever scored.
     """
 
     def __init__(
@@ -57,6 +60,8 @@ class DraftModel:
         config = GenerationConfig(max_length=input_ids.shape[1] + room)
         self.target = Target(model, input_ids, config, model_kwargs, self.texts, tier=tier, keep_cache=False)
         self.max_positions = compat.max_positions(model.config)
+        self.reads_prompt = self.max_positions is None or input_ids.shape[1] <= self.max_positions
+        self._resting: list[int] = []
         self._trees: list[DraftTree | None] = [None] * len(self.texts)
         self._paths: list[list[int]] = [[] for _ in self.texts]
         self._scorers: list[RowScorer | None] = [None] * len(self.texts)
@@ -82,6 +87,9 @@ class DraftModel:
     def score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
         self._settle()
+        trees = list(trees)
+        for place in self._resting:
+            trees[place] = DraftTree.chain(self.texts[place].tokens[-1])
         rows = self.target.forward([tree and self._readable(tree) for tree in trees])
         self._trees = [new or old for new, old in zip(trees, self._trees, strict=True)]
         return [self._like_the_targets(row) for row in rows]
@@ -96,11 +104,25 @@ class DraftModel:
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows of those left."""
-        self._settle()
-        self.target.select(rows)
+        if self.reads_prompt:
+            self._settle()
+            self.target.select(rows)
         self.texts = [self.texts[row] for row in rows]
         self._scorers = [self._scorers[row] for row in rows]
         self._renew()
+
+    def rest(self, places: Sequence[int], *, ahead: int) -> None:
+        """The texts of these rows have ended and stay in the batch.
+
+        Where rows are kept in step, they go on with padding, `ahead` of the others, which would wait for them else.
+        """
+        if not self.target.in_step:
+            return
+        self._resting = list(places)
+        length = max((len(text) for place, text in enumerate(self.texts) if place not in places), default=0)
+        for place in places:
+            for _ in range(length + ahead - len(self.texts[place])):
+                self.texts[place].append(0)
 
     def admit(self, other: "DraftModel", place: int | None) -> None:
         """Take over the one row of `other`, in place `place` or behind the last row."""

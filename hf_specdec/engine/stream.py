@@ -7,7 +7,7 @@ Knows nothing of tokenizers, files or `generate`.
         row.text.emitted, row.stats, row.error
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from hf_specdec.engine.loop import Limits, SpecLoop
 from hf_specdec.engine.row import Row
 from hf_specdec.engine.scorer import DraftModel
+from hf_specdec.engine.step import SpecStep
 from hf_specdec.engine.target import Target
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree
@@ -48,16 +49,19 @@ class SpecStream(SpecLoop):
         max_columns (`int`): bound on rows x longest text, in tokens: the size of the key/value buffers. A guest that
             alone exceeds it is decoded alone.
 
+        observer: called with a `SpecStep` for every row after every verify step.
+
     Attributes:
         stats: forwards and seconds of the whole stream; tokens and drafts are in each row's own.
         num_reused_columns (`int`): prompt tokens whose keys and values were copied from another row.
     """
 
-    def __init__(self, *, max_rows: int, max_columns: int) -> None:
+    def __init__(self, *, max_rows: int, max_columns: int, observer: Callable[[SpecStep], None] | None = None) -> None:
         self.max_rows, self.max_columns = max_rows, max_columns
         self.stats = SpecStats()
         self.draft_model: DraftModel | None = None
-        self.streamer = self.observer = self.hidden_states = None
+        self.observer = observer
+        self.streamer = self.hidden_states = None
         self._whole_prompt = False
         self.num_reused_columns = 0
         self._active: list[Row] = []

@@ -233,6 +233,10 @@ class Target:
                     self.catch_up(min(len(text) for text in self.texts))
             self.cache.close()
 
+    def most_tokens(self, positions: int) -> int:
+        """How long a text may get before its root leaves the model's `positions`."""
+        return positions - (self._cached + self._ahead - max(self._fed))
+
     def drafts_now(self, row: int) -> bool:
         """Whether tokens may be drafted: not while a row has much to feed again, so that the cache catches up."""
         return self._lag(row) <= MAX_LAG
