@@ -7,6 +7,7 @@ for result in hf_specdec.generate_many(model, prompts, tokenizer=tokenizer, max_
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from hf_specdec.engine.run import Call, guest_of
 from hf_specdec.engine.stream import Guest, SpecStream
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from hf_specdec.prepare import settings_of
+from hf_specdec.progress import with_bar
 from hf_specdec.request import Request, read_request
 from hf_specdec.state import state_of
 from hf_specdec.stats import SpecStats
@@ -65,6 +67,7 @@ def generate_many(
     max_cache_tokens: int = MAX_CACHE_TOKENS,
     spec_method: Any = "prompt_lookup",
     indices: Iterable[int] | None = None,
+    progress: bool = False,
     **generate_kwargs: Any,
 ) -> Iterator[ManyResult]:
     """Generate for many prompts, yielding results as they finish.
@@ -85,6 +88,7 @@ def generate_many(
         spec_method: as for `generate`; `"plain"` drafts nothing.
         indices (`Iterable[int]`, *optional*): the prompts' numbers, where they are part of a larger job; by default
             they are counted from 0.
+        progress (`bool`, *optional*, defaults to `False`): show a bar on stderr, if that is a terminal.
         generate_kwargs: as for `generate`, the same for all prompts: `max_new_tokens`, `do_sample`, `spec_config`,
             `spec_observer` (a step's `row` is its prompt's index)...
 
@@ -102,7 +106,8 @@ def generate_many(
         seed = int(torch.randint(1 << 62, ()))
     job = _Job(inner, tokenizer, seed, {**generate_kwargs, "spec_method": spec_method})
     numbers = itertools.count() if indices is None else indices
-    return job.run(zip(numbers, prompts, strict=False), max_batch_size, max_cache_tokens)
+    results = job.run(zip(numbers, prompts, strict=False), max_batch_size, max_cache_tokens)
+    return with_bar(results, total=length_hint(prompts) or None) if progress else results
 
 
 class _Job:

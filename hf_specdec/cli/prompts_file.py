@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
 
 import hf_specdec
 from hf_specdec.cli.job_file import JobFile
 from hf_specdec.errors import ConfigError
+from hf_specdec.progress import with_bar
 
 __all__ = ["ManyJob", "check_many_options", "own_device", "read_prompts", "run_many"]
 
@@ -98,8 +97,9 @@ def run_many(job: ManyJob, prompts_file: Path, out: Path) -> dict[str, int] | No
     done = file.done()
     share = [index for index in range(len(prompts)) if index % state.num_processes == state.process_index]
     todo = [index for index in share if index not in done]
-    for result in _shown(_results(job, prompts, todo), len(share), len(share) - len(todo), state.is_main_process):
-        file.append(result)
+    lines = _results(job, prompts, todo)
+    for line in with_bar(lines, total=len(share), done=len(share) - len(todo), is_shown=state.is_main_process):
+        file.append(line)
     state.wait_for_everyone()
     if not state.is_main_process:
         return None
@@ -129,17 +129,6 @@ def _results(job: ManyJob, prompts: list[Any], todo: list[int]) -> Iterator[dict
         if result.error is not None:
             line["error"] = " ".join(str(result.error).split()) or type(result.error).__name__
         yield line
-
-
-def _shown(lines: Iterator[dict[str, Any]], total: int, done: int, is_shown: bool) -> Iterator[dict[str, Any]]:
-    """The same lines, counted by a bar on stderr."""
-    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not is_shown or not console.is_terminal) as bar:
-        task = bar.add_task("prompts", total=total, completed=done)
-        for line in lines:
-            yield line
-            bar.advance(task)
 
 
 def _prompt(line: str) -> Any:

@@ -14,7 +14,7 @@ LAYERS = (
     {"engine", "methods", "capability"},
     {"drafters", "verify", "cache", "static_cache", "attention"},
     {"tree", "compat"},
-    {"config", "stats", "errors", "embedded"},
+    {"config", "stats", "errors", "embedded", "progress"},
 )
 DEPTH = {room: depth for depth, layer in enumerate(LAYERS) for room in layer}
 SHARED_BY_DRAFTERS = {

@@ -207,6 +207,19 @@ def test_a_setting_that_is_wrong_for_all_is_an_error(alone: Callable[[str, str],
         list(reference.many("prompt_lookup", ["a text"]))
 
 
+def test_a_bar_changes_nothing_but_the_terminal(
+    alone: Callable[[str, str], Alone], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = alone("llama", "greedy")
+    for is_terminal in (False, True):
+        monkeypatch.setattr("rich.console.Console.is_terminal", is_terminal)
+        results = reference.many("prompt_lookup", progress=True)
+        assert {result.index: result.token_ids for result in results} == dict(enumerate(reference.texts))
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert (f"{len(PROMPTS)}/{len(PROMPTS)}" in captured.err) == is_terminal
+
+
 def test_a_caller_who_stops_early_leaves_the_model_usable(alone: Callable[[str, str], Alone]) -> None:
     reference = alone("llama", "greedy")
     results = reference.many("prompt_lookup", max_batch_size=4)
