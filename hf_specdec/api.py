@@ -17,16 +17,11 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.config import SpecConfig
-from hf_specdec.drafters.base import Drafter
-from hf_specdec.engine.batches import reason_against_rows
-from hf_specdec.engine.fixed import reason_against_static
-from hf_specdec.engine.inputs import rows_of
+from hf_specdec.decoding import decode_call
 from hf_specdec.engine.probe import Capability
-from hf_specdec.engine.run import Call, decode_assisted, decode_plain, decode_speculatively, with_stats
-from hf_specdec.engine.scorer import DraftModel
+from hf_specdec.engine.run import Call, with_stats
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.methods import METHODS, Setup, config_arguments
-from hf_specdec.pair import draft_capability, draft_model_of, warp_of
+from hf_specdec.methods import config_arguments
 from hf_specdec.prepare import (
     bind_stop_strings,
     check_modes,
@@ -213,7 +208,7 @@ class _BoundDecode:
         call = Call(
             model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.streamer
         )
-        return _decode(call, self.request, self.encoder_inputs)
+        return decode_call(call, self.request, self.encoder_inputs)
 
     def end_streamer(self) -> None:
         """Let nobody wait for a text that will not come."""
@@ -313,86 +308,3 @@ def _by_transformers(
     if not isinstance(output, torch.Tensor):
         stats.num_tokens = output.sequences.shape[1] - prompt_length(model, kwargs)
     return with_stats(output, stats)
-
-
-def _decode(call: Call, request: Request | None, encoder_inputs: Any = None) -> Any:
-    """Decode a prepared call in the best way that the model and the inputs allow."""
-    model = call.model
-    state = state_of(model)
-    stats = SpecStats(method=(request.name or "") if request is not None else "plain")
-    if request is None:
-        return decode_plain(call, stats=stats)
-    found = state.capability(model, _encoder_kwargs(call))
-    stats.tier = found.tier
-    stats.plain_reason = _reason_for_plain(call, request, found)
-    if stats.plain_reason is not None:
-        stats.tier = "plain"
-        if state.first_time(stats.plain_reason):
-            logger.warning("%s decodes without speculation: %s", type(model).__name__, stats.plain_reason)
-        return decode_plain(call, stats=stats)
-    check_tier(model, request, found)
-    draft_model, make_drafter = drafting(call, request, encoder_inputs)
-    if request.config.engine == "assisted":
-        drafter = make_drafter(0, None)
-        stats.method = stats.method or type(drafter).__name__
-        return decode_assisted(call, drafter, stats=stats)
-    return decode_speculatively(
-        call,
-        make_drafter,
-        tier=found.tier,
-        budget=request.budget,
-        stats=stats,
-        draft_model=draft_model,
-        observer=request.observer,
-    )
-
-
-def drafting(
-    call: Call, request: Request, encoder_inputs: Any = None
-) -> tuple[DraftModel | None, Callable[[int, torch.Generator | None], Drafter]]:
-    """The call's draft model, if its method has one, and what makes the drafter of a row."""
-    draft_model = None
-    if request.assistant_model is not None:
-        tier = draft_capability(call.model, request.assistant_model).tier
-        draft_model = draft_model_of(call, request.assistant_model, tier=tier, encoder_inputs=encoder_inputs)
-    warp, memory = warp_of(call), state_of(call.model).memory
-
-    def make_drafter(row: int, generator: torch.Generator | None) -> Drafter:
-        scorer = None if draft_model is None else draft_model.row(row)
-        return request.make_drafter(Setup(memory, scorer=scorer, warp=warp, generator=generator))
-
-    return draft_model, make_drafter
-
-
-def _reason_for_plain(call: Call, request: Request, found: Capability) -> str | None:
-    """Why this call decodes without speculation, if it does."""
-    if found.tier == "plain":
-        return found.reason
-    if (reason := reason_against_static(call, found.tier, request.config.engine)) is not None:
-        return reason
-    if len(call.input_ids) == 1:
-        return None
-    if request.config.engine == "assisted":
-        return "transformers' assisted decoding takes one sequence"
-    mask = call.model_kwargs.get("attention_mask")
-    if mask is not None and not call.model.config.is_encoder_decoder and compat.has_own_cache(call.model):
-        return "padding meets cache layers of the model's own, which a few tokens cannot try out"
-    return reason_against_rows(call) or state_of(call.model).reason_against_rows(call.model, _encoder_kwargs(call))
-
-
-def check_tier(model: PreTrainedModel, request: Request, found: Capability) -> None:
-    """Refuse a method that is of no use on a model that verifies chains only."""
-    if found.tier == "tree" or request.method is None or not request.method.needs_tree:
-        return
-    others = ", ".join(repr(name) for name, method in METHODS.items() if not method.needs_tree and name != "plain")
-    raise UnsupportedModelError(
-        f"spec_method={request.name!r} needs a model that verifies trees; {type(model).__name__} takes chains only: "
-        f"{found.reason}. Methods that work with it: {others}."
-    )
-
-
-def _encoder_kwargs(call: Call) -> dict[str, Any] | None:
-    """What the probe needs to try a decoder: this call's own encoded input, of its first row."""
-    names = ("encoder_outputs", "attention_mask")
-    found = {name: call.model_kwargs[name] for name in names if call.model_kwargs.get(name) is not None}
-    return rows_of(found, [0], len(call.input_ids)) if "encoder_outputs" in found else None

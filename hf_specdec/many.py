@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from hf_specdec import compat
-from hf_specdec.api import drafting, enable, prepared_call
+from hf_specdec.api import enable, prepared_call
 from hf_specdec.config.base import check_positive
+from hf_specdec.decoding import drafting
 from hf_specdec.engine.run import Call, guest_of
 from hf_specdec.engine.stream import Guest, SpecStream
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
