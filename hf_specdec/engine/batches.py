@@ -62,7 +62,8 @@ def reason_against_rows(call: "Call") -> str | None:
     for kind in kinds:
         if kind not in row_wise:
             return f"{kind.__name__} may look at several sequences at once"
-    if compat.EosTokenCriteria not in kinds and compat.StopStringCriteria in kinds:
+    early = (compat.StopStringCriteria, compat.MaxTimeCriteria)
+    if compat.EosTokenCriteria not in kinds and any(kind in kinds for kind in early):
         return "without an end-of-text token no sequence ends before the others"
     return None
 

@@ -219,7 +219,12 @@ def decode_plain(call: Call, *, stats: SpecStats) -> Any:
     """Decode with transformers' own greedy search or sampling."""
     output = compat.sample(call.model, call.input_ids, **call.methods_arguments())
     sequences = output if isinstance(output, torch.Tensor) else output.sequences
-    stats.num_tokens = len(sequences) * (sequences.shape[1] - call.input_ids.shape[1])
+    new_tokens = sequences[:, call.input_ids.shape[1] :]
+    stats.num_tokens = new_tokens.numel()
+    eos = getattr(call.generation_config, "_eos_token_tensor", None)
+    if eos is not None and len(new_tokens) > 1:  # behind a row's end stands padding
+        ends = torch.isin(new_tokens, eos.to(new_tokens.device)).long()
+        stats.num_tokens = int((ends.cumsum(dim=1) - ends == 0).sum())
     return with_stats(output, stats)
 
 

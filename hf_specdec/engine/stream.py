@@ -127,6 +127,9 @@ class SpecStream(SpecLoop):
             row.begin(row.text.tokens[-1], logits)
         except Exception as error:
             row.error, row.finished = error, True
+        except BaseException:
+            self._end(row)
+            raise
 
     def _copy_prefix(self, guest: Guest) -> int:
         """Start the guest's cache with the columns of the row that shares the longest beginning with it."""

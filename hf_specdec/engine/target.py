@@ -260,7 +260,7 @@ class Target:
         """Feed what every row has pending, in a forward of its own: in a batch, forwards with drafts are never kept
         whole."""
         common = min(self._lag(row) for row in range(len(self.texts)))
-        if common and not all(self.drafts_now(row) for row in range(len(self.texts))):
+        if common > MAX_LAG:
             self._feed([self._pending(row)[:common] for row in range(len(self.texts))])
 
     def _feed_ahead(self, trees: Sequence[DraftTree | None]) -> None:

@@ -1,0 +1,165 @@
+"""Caches of batches: conversations of several rows, interrupted calls, models' positions, states kept in step."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+
+import hf_specdec
+from tests.promise.batches import IDS, MASK, METHODS, PADDED, assert_same_batch, method_of
+from tests.support import assert_same_cache, noisy_copy, plain, seq_length
+from tests.zoo import FAMILIES, build
+
+OPTIONS: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def pairs(zoo: Callable[[str], Any]) -> Callable[[str], tuple[Any, Any]]:
+    return cache(lambda name: (zoo(name), noisy_copy(zoo(name))))
+
+
+class Interrupted(BaseException):
+    """Raised by the caller's own code."""
+
+
+def conversation(model: Any, turns: list[dict[str, Any]], eos: list[int]) -> tuple[list[Any], Any]:
+    """Turns of a padded batch over one cache; rows end at different places, and padding stays between the turns."""
+    kept, ids, mask, texts = tf.DynamicCache(config=model.config), PADDED, MASK, []
+    for number, method in enumerate(turns):
+        generate = model.generate if method else lambda *args, **kwargs: plain(model, *args, **kwargs)
+        out = generate(ids, attention_mask=mask, past_key_values=kept, eos_token_id=eos, **OPTIONS, **method)
+        texts.append(out.tolist())
+        asked = (torch.arange(15).view(3, 5) * 7 + 11 * number) % 120 + 5
+        mask = torch.cat([mask, mask.new_ones(3, out.shape[1] - ids.shape[1] + 5)], dim=1)
+        ids = torch.cat([out, asked], dim=1)
+    return texts, kept
+
+
+@pytest.mark.parametrize("order", ["ours", "plain first", "ours first"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["llama", "gemma3", "lfm2", "qwen3_next"])
+def test_a_conversation_of_several_rows_is_the_same_whoever_answers(
+    pairs: Callable[[str], Any], family: str, method: str, order: str
+) -> None:
+    model, draft = pairs(family)
+    free = plain(model, PADDED, attention_mask=MASK, **OPTIONS)
+    eos = [int(free[0, 33]), int(free[1, 36])]
+    ours = method_of(method, draft)
+    turns = {"ours": [ours] * 3, "plain first": [{}, ours, {}], "ours first": [ours, {}, ours]}[order]
+    texts, kept = conversation(model, turns, eos)
+    expected_texts, expected = conversation(model, [{}] * 3, eos)
+    assert texts == expected_texts
+    assert_same_cache(kept, expected)
+
+
+@pytest.mark.parametrize("at", [1, 4])
+@pytest.mark.parametrize("method", ["prompt_lookup", "draft_model"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "lfm2", "qwen3_next", "gpt_neo"])
+def test_after_an_interrupt_the_rows_go_on_from_their_cache(
+    pairs: Callable[[str], Any], family: str, method: str, at: int
+) -> None:
+    """It holds the texts as far as all rows have them."""
+    model, draft = pairs(family)
+    expected = plain(model, PADDED, attention_mask=MASK, **OPTIONS | {"max_new_tokens": 16})
+    kept, calls = tf.DynamicCache(config=model.config), iter(range(at))
+
+    def interrupt(*_: Any) -> None:
+        if next(calls, None) is None:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        model.generate(
+            PADDED,
+            attention_mask=MASK,
+            past_key_values=kept,
+            spec_observer=interrupt,
+            **OPTIONS | {"max_new_tokens": 16},
+            **method_of(method, draft),
+        )
+    length = seq_length(kept) + 1
+    assert length > PADDED.shape[1]
+    mask = torch.cat([MASK, MASK.new_ones(3, length - MASK.shape[1])], dim=1)
+    rest = {"max_new_tokens": expected.shape[1] - length, "do_sample": False}
+    again = plain(model, expected[:, :length], attention_mask=mask, past_key_values=kept, **rest)
+    assert again.tolist() == expected.tolist()
+
+
+def test_every_rows_drafter_is_ended_when_the_batch_is_interrupted(model: Any) -> None:
+    counts: list[list[int]] = []
+
+    class Counting(hf_specdec.Drafter):
+        def __init__(self) -> None:
+            self.counts = [0, 0]
+            counts.append(self.counts)
+
+        def begin(self, prompt_ids: Any) -> None:
+            self.counts[0] += 1
+            self.last = prompt_ids[-1]
+
+        def propose(self, budget: int) -> hf_specdec.DraftTree:
+            if self.counts is counts[-2]:
+                raise Interrupted
+            return hf_specdec.DraftTree.chain(self.last)
+
+        def observe(self, tree: Any, logits: Any, accepted: Any) -> None:
+            self.last = accepted[-1]
+
+        def end(self) -> None:
+            self.counts[1] += 1
+
+    with pytest.raises(Interrupted):
+        model.generate(PADDED, attention_mask=MASK, spec_method=Counting, **OPTIONS)
+    with pytest.raises(Interrupted):
+        list(hf_specdec.generate_many(model, IDS.tolist(), spec_method=Counting, **OPTIONS))
+    assert counts == [[1, 1]] * len(counts)
+    assert len(counts) == 6
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["gpt_neo", "opt", "lfm2"])
+def test_rows_may_fill_all_positions_while_others_have_ended(family: str, method: str) -> None:
+    """The padding of a finished row stays within the model's positions too."""
+    options = {**FAMILIES[family].options, "max_position_embeddings": 60}
+    model = hf_specdec.enable(build(dataclasses.replace(FAMILIES[family], options=options)))
+    draft, limit = noisy_copy(model), {"max_new_tokens": 30, "do_sample": False}
+    free = plain(model, IDS, **limit)[:, IDS.shape[1] :].tolist()
+    eos = next(token for token in free[0][3:20] if token not in free[1])
+    assert_same_batch(model, method_of(method, draft), IDS, eos_token_id=eos, **limit)
+
+
+def test_a_row_that_has_ended_does_not_hold_up_the_drafts_cache(pairs: Callable[[str], Any]) -> None:
+    """A draft whose rows stay in step reads each token of the text about once, also behind one row's end."""
+    model, draft = pairs("bloom")
+    options: dict[str, Any] = {"max_new_tokens": 100, "do_sample": False, "return_dict_in_generate": True}
+    free = plain(model, IDS[:2], **options).sequences[:, IDS.shape[1] :].tolist()
+    eos = next(token for token in free[0][3:20] if token not in free[1])
+    model.generate(IDS[:2], **METHODS["draft_model"], assistant_model=draft, max_new_tokens=4)
+    widths: list[int] = []
+    handle = draft.register_forward_pre_hook(
+        lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        model.generate(IDS[:2], eos_token_id=eos, **METHODS["draft_model"], assistant_model=draft, **options)
+    finally:
+        handle.remove()
+    assert max(widths[1:]) <= 16
+
+
+def test_a_row_that_has_ended_costs_recurrent_models_no_forwards(pairs: Callable[[str], Any]) -> None:
+    """What all rows have to read again is read alone only once it is much."""
+    model, _ = pairs("qwen3_next")
+    options: dict[str, Any] = {"max_new_tokens": 60, "do_sample": False, "return_dict_in_generate": True}
+    free = plain(model, IDS[:2], **options).sequences[:, IDS.shape[1] :].tolist()
+    eos = next(token for token in free[0][3:20] if token not in free[1])
+    model.generate(IDS[:2], spec_method="prompt_lookup", max_new_tokens=4)
+    forwards: list[int] = []
+    handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    try:
+        output = model.generate(IDS[:2], eos_token_id=eos, spec_method="prompt_lookup", **options)
+    finally:
+        handle.remove()
+    assert len(forwards) <= 1.25 * output.spec_stats.num_forwards

@@ -1,0 +1,161 @@
+"""Draft models of every make in batches: the text is the target's, whatever drafts for it and however it is wrapped."""
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import accelerate
+import peft
+import pytest
+import torch
+from transformers import LogitsProcessor
+
+import hf_specdec
+from tests.promise.batches import IDS, MASK, METHODS, PADDED, assert_same_batch, method_of
+from tests.support import noisy_copy, plain
+from tests.zoo import FAMILIES, build
+
+OPTIONS: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "attention_mask": MASK}
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any]:
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    return model, noisy_copy(model)
+
+
+@pytest.fixture(scope="module")
+def ends(pair: tuple[Any, Any]) -> list[int]:
+    """Tokens that end the first two rows early."""
+    free = plain(pair[0], PADDED, **OPTIONS)
+    return [int(free[0, 33]), int(free[1, 38])]
+
+
+def dispatched(model: Any) -> Any:
+    return accelerate.dispatch_model(model, device_map={"": "cpu"}, main_device="cpu", force_hooks=True)
+
+
+def with_lora(model: Any) -> Any:
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+
+
+DRAFTS: dict[str, Callable[[Any, Any], Any]] = {
+    "the target itself": lambda model, draft: model,
+    "the target's first layer": lambda model, draft: hf_specdec.self_draft(model, layers=1),
+    "bf16": lambda model, draft: copy.deepcopy(draft).to(torch.bfloat16),
+    "enabled": lambda model, draft: hf_specdec.enable(copy.deepcopy(draft)),
+    "lora": lambda model, draft: with_lora(copy.deepcopy(draft)),
+    "compiled": lambda model, draft: torch.compile(copy.deepcopy(draft), backend="eager"),
+    "dispatched": lambda model, draft: dispatched(copy.deepcopy(draft)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_any_draft_serves_a_batch(pair: tuple[Any, Any], ends: list[int], kind: str) -> None:
+    model = pair[0]
+    draft = DRAFTS[kind](*pair)
+    for config in ({}, {"num_branches": 3, "max_nodes": 9}):
+        method = METHODS["draft_model"] | {"spec_config": {"confidence_threshold": 0.0, **config}}
+        assert_same_batch(model, method | {"assistant_model": draft}, PADDED, eos_token_id=ends, **OPTIONS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("made", ["copied", "pickled", "compiled", "dispatched"])
+def test_a_batch_on_a_model_that_was_copied_or_wrapped(
+    pair: tuple[Any, Any], ends: list[int], made: str, method: str
+) -> None:
+    make: dict[str, Callable[[Any], Any]] = {
+        "copied": copy.deepcopy,
+        "pickled": lambda model: pickle.loads(pickle.dumps(model)),
+        "compiled": lambda model: hf_specdec.enable(torch.compile(copy.deepcopy(model), backend="eager")),
+        "dispatched": lambda model: hf_specdec.enable(dispatched(hf_specdec.disable(copy.deepcopy(model)))),
+    }
+    model = make[made](pair[0])
+    expected = plain(pair[0], PADDED, eos_token_id=ends, **OPTIONS)
+    ours = model.generate(PADDED, eos_token_id=ends, **OPTIONS, **method_of(method, pair[1]))
+    assert ours.tolist() == expected.tolist()
+
+
+def test_threads_share_a_model_and_its_draft(pair: tuple[Any, Any], ends: list[int]) -> None:
+    model, draft = pair
+    expected = plain(model, PADDED, eos_token_id=ends, **OPTIONS).tolist()
+    mishaps: list[Any] = []
+
+    def work(number: int) -> None:
+        try:
+            method = method_of(list(METHODS)[number % 3], draft)
+            for _ in range(2):
+                if model.generate(PADDED, eos_token_id=ends, **OPTIONS, **method).tolist() != expected:
+                    mishaps.append(number)
+        except BaseException as error:  # noqa: BLE001 - a thread's errors are shown by the assertion below
+            mishaps.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not mishaps
+
+
+def test_rejection_sampling_of_a_batch_follows_the_seed(pair: tuple[Any, Any]) -> None:
+    """Row by row: a row's text does not depend on its neighbours either."""
+    model, draft = pair
+    options = {**OPTIONS, "do_sample": True, "spec_method": "draft_model", "spec_config": {"use_logits": True}}
+    texts = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        texts.append(model.generate(PADDED, assistant_model=draft, **options).tolist())
+    assert texts[0] == texts[1]
+    asked = {"do_sample": True, "max_new_tokens": 8, "seed": 4, "assistant_model": draft}
+    asked |= {name: options[name] for name in ("spec_method", "spec_config")}
+    jobs = []
+    for size in (1, 3):
+        results = hf_specdec.generate_many(model, IDS, max_batch_size=size, **asked)
+        jobs.append({result.index: result.token_ids for result in results})
+    assert jobs[0] == jobs[1]
+
+
+class OnlyFour(LogitsProcessor):
+    """Leaves four tokens of the vocabulary."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        kept = torch.full_like(scores, -float("inf"))
+        kept[:, :4] = scores[:, :4]
+        return kept
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_processor_may_leave_very_few_tokens(pair: tuple[Any, Any], method: str) -> None:
+    model, draft = pair
+    asked = method_of(method, draft)
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
+    assert_same_batch(model, asked, IDS, suppress_tokens=list(range(4, 128)), **options)
+    assert_same_batch(model, asked, IDS[:1], logits_processor=[OnlyFour()], **options)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "lfm2"])
+def test_embeddings_of_several_rows(zoo: Callable[[str], Any], family: str) -> None:
+    model = zoo(family)
+    embeddings = model.get_input_embeddings()(PADDED)
+    free = plain(model, inputs_embeds=embeddings, **OPTIONS)
+    options = OPTIONS | {"inputs_embeds": embeddings, "eos_token_id": [int(free[0, 4]), int(free[1, 7])]}
+    expected = plain(model, **options).tolist()
+    assert model.generate(spec_method="prompt_lookup", **options).tolist() == expected
+
+
+def test_half_precision_batches_are_mostly_the_same() -> None:
+    """Near ties may flip; texts of noise would not agree in one token of a hundred."""
+    model = hf_specdec.enable(build(FAMILIES["llama"]).to(torch.bfloat16))
+    ours, expected = (
+        generate(PADDED, **OPTIONS)
+        for generate in (
+            lambda *args, **kwargs: model.generate(*args, spec_method="prompt_lookup", **kwargs),
+            lambda *args, **kwargs: plain(model, *args, **kwargs),
+        )
+    )
+    new = slice(PADDED.shape[1], None)
+    assert float((ours[:, new] == expected[:, new]).float().mean()) > 0.5

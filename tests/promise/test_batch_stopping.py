@@ -1,0 +1,151 @@
+"""Rows of a batch end, are padded and are processed as plain `generate` does it, whatever the settings."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from tests.promise.batches import IDS, MASK, METHODS, PADDED, assert_same_batch, method_of
+from tests.support import noisy_copy, plain
+
+OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+Settings = Callable[[list[list[int]]], dict[str, Any]]
+
+# Each from what plain decoding emits for the three rows where nothing ends them.
+SETTINGS: dict[str, Settings] = {
+    "one row ends at once": lambda new: {"eos_token_id": new[0][0]},
+    "all rows end at once": lambda new: {"eos_token_id": sorted({row[0] for row in new})},
+    "rows end here and there": lambda new: {"eos_token_id": [new[0][4], new[1][7]]},
+    "one new token": lambda new: {"max_new_tokens": 1},
+    "two new tokens": lambda new: {"max_new_tokens": 2},
+    "no end before the sixth": lambda new: {"min_new_tokens": 6, "eos_token_id": sorted({row[0] for row in new})},
+    "max_length": lambda new: {"max_new_tokens": None, "max_length": 37, "eos_token_id": new[1][3]},
+    "padding is the end": lambda new: {"eos_token_id": new[0][4], "pad_token_id": new[0][4]},
+    "bad words": lambda new: {"bad_words_ids": [[new[0][2]], [new[1][2], new[1][3]]]},
+    "biases": lambda new: {"sequence_bias": [[[new[0][2]], -9.0], [[new[1][2], new[1][3]], -8.0]]},
+    "forced end": lambda new: {"forced_eos_token_id": 7, "eos_token_id": 7},
+    "suppressed": lambda new: {"suppress_tokens": [row[3] for row in new], "begin_suppress_tokens": [new[0][0]]},
+    "growing will to end": lambda new: {
+        "exponential_decay_length_penalty": (3, 1.5),
+        "eos_token_id": new[0][9],
+    },
+    "no time": lambda new: {"max_time": 1e-9, "eos_token_id": new[0][9]},
+    "prompts read in chunks": lambda new: {"prefill_chunk_size": 7, "eos_token_id": new[0][4]},
+}
+MASKS = {
+    "padded on the right": MASK.flip(1),
+    "holes": MASK.index_fill(1, torch.tensor([12, 15, 16]), 0),
+    "last token masked": MASK.index_fill(1, torch.tensor([29]), 0),
+}
+
+
+@pytest.fixture(scope="module")
+def families(zoo: Callable[[str], Any]) -> Callable[[str], tuple[Any, Any, list[list[int]]]]:
+    @cache
+    def family(name: str) -> tuple[Any, Any, list[list[int]]]:
+        model = zoo(name)
+        new: list[list[int]] = plain(model, PADDED, attention_mask=MASK, **OPTIONS)[:, PADDED.shape[1] :].tolist()
+        return model, noisy_copy(model), new
+
+    return family
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["llama", "gpt_neo"])
+def test_every_setting_gives_plain_generates_rows(
+    families: Callable[[str], Any], family: str, method: str, setting: str
+) -> None:
+    model, draft, new = families(family)
+    options = OPTIONS | {"attention_mask": MASK} | SETTINGS[setting](new)
+    assert_same_batch(model, method_of(method, draft), PADDED, **options)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["llama", "gemma3", "lfm2"])
+def test_masks_of_any_shape_are_respected(families: Callable[[str], Any], family: str, method: str, mask: str) -> None:
+    model, draft, new = families(family)
+    options = OPTIONS | {"attention_mask": MASKS[mask], "eos_token_id": new[0][4]}
+    assert_same_batch(model, method_of(method, draft), IDS, **options)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_that_are_alike_end_together(families: Callable[[str], Any], method: str) -> None:
+    model, draft, new = families("llama")
+    assert_same_batch(model, method_of(method, draft), IDS[:1].repeat(4, 1), eos_token_id=new[0][-4], **OPTIONS)
+
+
+def test_padding_without_a_mask_is_text(families: Callable[[str], Any]) -> None:
+    model, _, new = families("llama")
+    assert_same_batch(model, METHODS["prompt_lookup"], PADDED, eos_token_id=new[1][4], **OPTIONS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_several_greedy_answers_are_refused_as_in_plain_decoding(families: Callable[[str], Any], method: str) -> None:
+    model, draft, _ = families("llama")
+    errors = []
+    for arguments in ({}, method_of(method, draft)):
+        with pytest.raises(ValueError, match="num_return_sequences") as raised:
+            model.generate(PADDED, attention_mask=MASK, num_return_sequences=2, **OPTIONS, **arguments)
+        errors.append(str(raised.value))
+    assert errors[0] == errors[1]
+
+
+def test_where_no_token_ends_a_row_time_ends_all_rows_together(families: Callable[[str], Any]) -> None:
+    """There is no padding then, which could not be told from text."""
+    model, _, _ = families("llama")
+    output = model.generate(
+        PADDED,
+        attention_mask=MASK,
+        max_time=60.0,
+        spec_method="prompt_lookup",
+        return_dict_in_generate=True,
+        **OPTIONS,
+    )
+    assert "no sequence ends before the others" in output.spec_stats.plain_reason
+
+
+@pytest.mark.parametrize("plainly", [False, True])
+def test_padding_is_not_counted_as_tokens(families: Callable[[str], Any], plainly: bool) -> None:
+    """Also where the batch is decoded plainly."""
+    model, _, new = families("llama")
+    eos = new[0][4]
+    output = model.generate(
+        PADDED,
+        attention_mask=MASK,
+        eos_token_id=eos,
+        spec_method="prompt_lookup",
+        return_dict_in_generate=True,
+        output_scores=plainly,
+        **OPTIONS,
+    )
+    assert bool(output.spec_stats.plain_reason) == plainly
+    assert output.spec_stats.num_tokens == sum((row + [eos]).index(eos) + 1 if eos in row else 12 for row in new)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_steps_of_each_row_add_up_to_its_text(families: Callable[[str], Any], method: str) -> None:
+    model, draft, new = families("llama")
+    eos = [new[0][4], new[1][7]]
+    steps: list[Any] = []
+    output = model.generate(
+        PADDED,
+        attention_mask=MASK,
+        eos_token_id=eos,
+        spec_observer=steps.append,
+        return_dict_in_generate=True,
+        **OPTIONS,
+        **method_of(method, draft),
+    )
+    stats, total = output.spec_stats, 0
+    for row, text in enumerate(output.sequences[:, PADDED.shape[1] :].tolist()):
+        length = next((place + 1 for place, token in enumerate(text) if token in eos), len(text))
+        total += length
+        assert [token for step in steps if step.row == row for token in step.accepted] == text[1:length]
+    assert stats.num_tokens == total
+    assert stats.num_accepted_tokens == sum(len(step.path) - 1 for step in steps)
+    assert stats.num_draft_tokens == sum(step.tree.num_draft_tokens for step in steps)
+    assert sorted({step.index for step in steps}) == list(range(stats.num_forwards))
