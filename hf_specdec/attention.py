@@ -38,12 +38,14 @@ class TreeRows:
         depths (`Tensor`): `(batch, C)`: position id - start.
         visible (`Tensor`): `(batch, Q, C)` bool: which columns each of the last Q sees.
         same_start (`bool`): whether all rows are equally long and the columns are the last ones of the buffers.
+        length (`int`): columns of the longest row, those of its text counted.
     """
 
     starts: torch.Tensor
     depths: torch.Tensor
     visible: torch.Tensor
     same_start: bool
+    length: int
 
     @classmethod
     def of(
@@ -62,6 +64,7 @@ class TreeRows:
             depths=torch.tensor(depths, device=device),
             visible=stacked.to(device),
             same_start=not fixed and min(starts) == max(starts),
+            length=max(starts) + len(depths[0]),
         )
 
 
@@ -75,18 +78,21 @@ class TreeMasks:
         self._config: Any = None
         self._sees_all_text: bool | None = None
 
-    def build(self, rows: TreeRows, cache: SpecCache, attention_mask: torch.Tensor | None) -> Any:
+    def build(
+        self, rows: TreeRows, cache: SpecCache, attention_mask: torch.Tensor | None, *, within: bool = False
+    ) -> Any:
         """The 4-D mask (or dict of masks) for a forward of the last Q columns of `rows`.
 
         Args:
             cache: the cache before the forward; it holds the rows' first C - Q columns behind their text.
             attention_mask: `(batch, longest + C)` with zeros at padding, or `None`.
+            within: whether the mask is for the model's layers, not for its forward.
         """
         batch, num_queries, _ = rows.visible.shape
         if batch == 1 and self._sees_all_text:
             return _open_mask(rows, cache)
         config = self._private_config()
-        compat.text_config(config).hf_specdec_rows = rows
+        compat.mask_config(config).hf_specdec_rows = rows
         mask = compat.masks_for_forward(
             self.model,
             config,
@@ -94,6 +100,7 @@ class TreeMasks:
             attention_mask=attention_mask,
             cache=cache,
             position_ids=rows.depths[:, -num_queries:],
+            within=within,
         )
         if batch == 1 and self._sees_all_text is None:
             self._sees_all_text = self._is_open(mask, rows, cache)

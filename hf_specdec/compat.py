@@ -83,9 +83,11 @@ __all__ = [
     "has_own_masks",
     "holds_states",
     "input_device",
+    "is_compiled",
     "is_dispatched",
     "knows_windows",
     "mark_static_address",
+    "mask_config",
     "mask_function_of",
     "masks_for_forward",
     "max_positions",
@@ -152,6 +154,16 @@ def text_config(config: Any) -> Any:
     return config.get_text_config(decoder=True)
 
 
+def mask_config(config: Any) -> Any:
+    """The part of a configuration that mask functions read.
+
+    Of an encoder-decoder with one flat configuration, `get_text_config` returns a deep copy, which nobody else reads.
+    """
+    text = text_config(config)
+    is_part = text is config or not config.is_encoder_decoder or any(value is text for value in vars(config).values())
+    return text if is_part else config
+
+
 def private_config(config: Any) -> Any:
     """A shallow copy, and a copy of its text part, to be changed without anyone else noticing."""
     own, text = copy.copy(config), text_config(config)
@@ -188,7 +200,7 @@ def attention_implementation(config: Any) -> str | None:
 
 def set_attention_implementation(config: Any, name: str) -> None:
     """Set the decoder's attention implementation on a private configuration and nowhere else."""
-    object.__setattr__(text_config(config), "_attn_implementation_internal", name)
+    object.__setattr__(mask_config(config), "_attn_implementation_internal", name)
 
 
 def mask_function_of(implementation: str | None) -> Callable[..., Any] | None:
@@ -210,12 +222,15 @@ def masks_for_forward(
     attention_mask: torch.Tensor | None,
     cache: Cache,
     position_ids: torch.Tensor,
+    within: bool = False,
 ) -> Any:
     """What the model's own code would make of `config`: a 4-D mask or a dict with one per kind of layer.
 
-    `shape` is (batch, T). The model's `create_masks_for_generate` is used where it has its own.
+    `shape` is (batch, T). The model's `create_masks_for_generate` is used where it has its own, unless the mask is for
+    layers `within` the model: BLOOM's leaves 4-D masks to the model's forward.
     """
-    create = getattr(model, "create_masks_for_generate", create_masks_for_generate)
+    own = getattr(model, "create_masks_for_generate", create_masks_for_generate)
+    create = create_masks_for_generate if within else own
     return create(
         config=config,
         inputs_embeds=torch.empty((*shape, 0), dtype=model.dtype, device=position_ids.device),
@@ -295,6 +310,15 @@ def replaced_attributes(layer: Any) -> tuple[str, ...]:
     own = getattr(type(layer), "update", None)
     known = own in (DynamicLayer.update, DynamicSlidingWindowLayer.update)
     return ("keys", "values") if known else ()
+
+
+def is_compiled(model: PreTrainedModel) -> bool:
+    """Whether a forward of the model, or of a part of it, may run without the hooks that are set on its submodules."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None  # of torch, set by `module.compile()`
+        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")  # by `torch.compile(module.forward)`
+        for module in model.modules()
+    )
 
 
 def knows_windows(model: PreTrainedModel) -> bool:

@@ -145,7 +145,7 @@ class _Job:
         state = state_of(self.model)
         tier = state.capability(self.model).tier
         ours = request.config.engine == "loop" and self.kwargs.get("assistant_tokenizer") is None
-        asks_model = compat.has_own_input_preparation(self.model)
+        asks_model = compat.has_own_input_preparation(self.model) or self.model.config.is_encoder_decoder
         return tier == "tree" and ours and not asks_model and state.reason_against_rows(self.model) is None
 
     def _finished(self) -> Iterator[ManyResult]:

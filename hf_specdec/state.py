@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.compat import attention_implementation
 from hf_specdec.config import SpecConfig
+from hf_specdec.engine.adapters import works_by_hooks
 from hf_specdec.engine.probe import Capability, probe
 from hf_specdec.engine.probe_rows import probe_rows
 from hf_specdec.methods import Memory
@@ -22,6 +23,7 @@ __all__ = ["ATTRIBUTE", "ModelState", "state_of"]
 
 ATTRIBUTE = "_hf_specdec"
 _stance_lock = threading.RLock()  # torch has one stance for the whole process
+Key = tuple[str | None, str, bool]  # what a finding depends on: attention implementation, dtype, whether hooks act
 
 
 @dataclass(slots=True)
@@ -30,14 +32,14 @@ class ModelState:
 
     defaults: dict[str, SpecConfig] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
-    capabilities: dict[tuple[str | None, str], Capability] = field(default_factory=dict)
-    against_rows: dict[tuple[str | None, str], str | None] = field(default_factory=dict)
+    capabilities: dict[Key, Capability] = field(default_factory=dict)
+    against_rows: dict[Key, str | None] = field(default_factory=dict)
     said: set[str] = field(default_factory=set)
     lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def capability(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> Capability:
         """The probe's finding for the model as it is now; probed once for each attention implementation and dtype."""
-        key = (attention_implementation(model.config), str(model.dtype))
+        key = _key(model)
         with self.lock:
             found = self.capabilities.get(key)
             if found is None:
@@ -50,7 +52,7 @@ class ModelState:
     def reason_against_rows(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
         """Why batches are decoded plainly, or `None`; probed like the capability, at the first batch."""
         tier = self.capability(model, encoder_kwargs).tier
-        key = (attention_implementation(model.config), str(model.dtype))
+        key = _key(model)
         with self.lock:
             if key not in self.against_rows or model.training:
                 with _uncompiled():
@@ -78,6 +80,10 @@ def _uncompiled() -> Iterator[None]:
     """Run compiled models as they were written: a probe's forwards would use up the recompilations of the real ones."""
     with _stance_lock, torch.compiler.set_stance("force_eager"):
         yield
+
+
+def _key(model: PreTrainedModel) -> Key:
+    return attention_implementation(model.config), str(model.dtype), works_by_hooks(model)
 
 
 def state_of(model: PreTrainedModel) -> ModelState:

@@ -79,6 +79,23 @@ T5: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+SEQ2SEQ: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "d_model": 48,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +111,8 @@ class Family:
 
     @property
     def is_seq2seq(self) -> bool:
-        return self.config == "T5Config"
+        """Whether it is an encoder-decoder."""
+        return "num_attention_heads" not in self.options
 
 
 def family(name: str, config: str, options: Mapping[str, Any], **fields: Any) -> tuple[str, Family]:
@@ -113,11 +131,13 @@ FAMILIES: dict[str, Family] = dict(
         family("gpt_oss", "GptOssConfig", DECODER | MIXED | EXPERTS | {"head_dim": 12}, scale=0.12, seed=7),
         family("mixtral", "MixtralConfig", DECODER | EXPERTS),
         family("deepseek_v3", "DeepseekV3Config", DECODER | LATENT, scale=0.12, seed=1),
-        family("bloom", "BloomConfig", BASE, tier="chain", scale=0.22, seed=5),
+        family("bloom", "BloomConfig", BASE, scale=0.22, seed=5),
         family("gpt_neo", "GPTNeoConfig", BASE | LOCAL, tier="chain", scale=0.12, seed=4),
         family("lfm2", "Lfm2Config", DECODER | CONVOLUTIONS, tier="chain", scale=0.12, seed=6),
         family("qwen3_next", "Qwen3NextConfig", DECODER | RECURRENT, tier="chain", scale=0.06, seed=1),
-        family("t5", "T5Config", T5, tier="chain", scale=0.18, seed=2),
+        family("t5", "T5Config", T5, scale=0.18, seed=2),
+        family("bart", "BartConfig", SEQ2SEQ, scale=0.1, seed=6),
+        family("m2m_100", "M2M100Config", SEQ2SEQ | {"pad_token_id": 127}, scale=0.1, seed=7),
     )
 )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_specdec import compat
 from hf_specdec.drafters.base import Drafter
+from hf_specdec.engine.adapters import takes_positions
 from hf_specdec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def reason_against_static(call: "Call", tier: str, engine: str) -> str | None:
         return "transformers' assisted decoding takes no static cache"
     if tier != "tree":
         return "over a static cache only models of the tree tier are driven"
+    if call.model.config.is_encoder_decoder or not takes_positions(call.model):
+        return "over a static cache only decoders that take position_ids are driven"
     known = (compat.StaticLayer, compat.StaticSlidingWindowLayer, compat.DummyLayer)
     strange = [type(layer).__name__ for layer in cache.layers if type(layer) not in known]
     return f"its static cache holds more than keys and values ({strange[0]})" if strange else None

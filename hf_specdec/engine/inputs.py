@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.attention import TreeMasks, TreeRows
+from hf_specdec.engine.adapters import TreeAdapter, TreePositions, takes_positions
 from hf_specdec.engine.columns import RowColumns
 from hf_specdec.engine.text import Text
 from hf_specdec.errors import UnsupportedModelError
@@ -34,9 +35,20 @@ class StepInputs:
         model_kwargs: as `generate` keeps them after the prompt's forward, the root's position and mask included.
         texts: one a row.
         fed (`int`): how many tokens of each text are in the cache.
+        adapter: what makes trees of a model that counts positions by itself.
+
+    Attributes:
+        tree: where the columns of the last arguments stand, if the adapter has to know.
     """
 
-    def __init__(self, model: PreTrainedModel, model_kwargs: dict[str, Any], texts: Sequence[Text], fed: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        model_kwargs: dict[str, Any],
+        texts: Sequence[Text],
+        fed: int,
+        adapter: TreeAdapter | None = None,
+    ) -> None:
         prefix = "decoder_" if model.config.is_encoder_decoder else ""
         self.ids_key, self.mask_key, self.positions_key = (
             f"{prefix}{name}" for name in ("input_ids", "attention_mask", "position_ids")
@@ -45,7 +57,10 @@ class StepInputs:
         self.cache_name = compat.cache_name(model_kwargs)
         self.cache = model_kwargs[self.cache_name]
         self.is_fixed = isinstance(self.cache, StaticSpecCache)  # then every forward gets positions and masks of ours
+        self.attention_cache = getattr(self.cache, "self_attention_cache", self.cache)
         self.masks = TreeMasks(model)
+        self.adapter = adapter
+        self.tree: TreePositions | None = None
         self.asks_model = compat.has_own_input_preparation(model)
         ids = torch.cat([text.ids()[:, : fed + 1] for text in texts])
         self.template: dict[str, Any] = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
@@ -77,19 +92,35 @@ class StepInputs:
         mask = self._mask_of(max(behind) + total)
         if mask is not None:
             inputs[self.mask_key] = mask
-        if not in_sequence:
-            rows = TreeRows.of(
-                starts=self.cache.lengths or [0] * len(columns),
-                depths=[row.depths for row in columns],
-                visible=[row.visible() for row in columns],
-                device=self.device,
-                fixed=self.is_fixed,
-            )
-            inputs[self.mask_key] = self.masks.build(rows, self.cache, mask)
+        self.tree = None
+        if not in_sequence or (self.adapter is not None and self.adapter.skips_padding and total - first > 1):
+            self._add_tree(inputs, columns, mask, in_sequence)
         for key in TOKEN_TYPES:
             if inputs.get(key) is not None:
                 inputs[key] = inputs[key][..., -1:].expand(*inputs[key].shape[:-1], total - first)
         return inputs
+
+    def _add_tree(
+        self, inputs: dict[str, Any], columns: Sequence[RowColumns], mask: torch.Tensor | None, in_sequence: bool
+    ) -> None:
+        """The tree's mask and positions, as far as the model takes them; the adapter gets what it does not take."""
+        starts = self.attention_cache.lengths or [0] * len(columns)
+        depths, visible = [row.depths for row in columns], [row.visible() for row in columns]
+        rows = TreeRows.of(starts, depths, visible, self.device, fixed=self.is_fixed)
+        built = None
+        if not in_sequence:
+            within = self.adapter is not None and self.adapter.places_mask
+            built = self.masks.build(rows, self.attention_cache, mask, within=within)
+            if not within:
+                inputs[self.mask_key] = built
+        positions = [start + depth for row, start in zip(columns, starts, strict=True) for depth in row.new_depths]
+        tree = TreePositions(rows, min(positions), max(positions) + 1, built)
+        if self.adapter is not None:
+            self.tree = tree
+        elif self.base is None:
+            if not takes_positions(self.model):
+                raise UnsupportedModelError("Its forward takes no positions. Use spec_method=None.")
+            inputs[self.positions_key] = tree.queries
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""
@@ -111,8 +142,9 @@ class StepInputs:
             inputs.forget_mask()
         at = len(self.texts) if row is None else row
         self.texts[at : at + 1] = other.texts
-        assert self.base is not None and other.base is not None
-        self.base = torch.cat([self.base[..., :at, :], other.base, self.base[..., at + 1 :, :]], dim=-2)
+        if self.base is not None:
+            assert other.base is not None
+            self.base = torch.cat([self.base[..., :at, :], other.base, self.base[..., at + 1 :, :]], dim=-2)
         self._positions = None
 
     def forget_mask(self) -> None:

@@ -19,6 +19,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.engine.adapters import adapter_of, takes_positions
 from hf_specdec.engine.columns import RowColumns
 from hf_specdec.engine.fixed import FixedShapes
 from hf_specdec.engine.inputs import StepInputs, rows_of
@@ -73,6 +74,9 @@ class Target:
         length = input_ids.shape[1]
         longest = generation_config.max_length or length + RESERVE
         reserve = min(longest + MAX_DRAFT, length + RESERVE)
+        self.adapter = adapter_of(model) if tier == "tree" else None
+        if self.adapter is None and not takes_positions(model):
+            tier = "chain"  # the model has been compiled since it was probed
         self.in_step = len(texts) > 1 and (tier != "tree" or compat.has_own_input_preparation(model))
         original = model_kwargs.get(compat.cache_name(model_kwargs))
         self.cache = kept_cache(original, reserve=reserve, in_step=self.in_step, fixed=fixed)
@@ -146,7 +150,8 @@ class Target:
         inputs = self.step_inputs().of(self._columns, self._fed)
         self.cache.mark(self._columns[0].first_new)
         self._half_done = True
-        self.outputs = self.model(**inputs, return_dict=True)
+        with self.adapter.applied(self.step_inputs().tree) if self.adapter else contextlib.nullcontext():
+            self.outputs = self.model(**inputs, return_dict=True)
         self._half_done = False
 
     def _rewind(self, trees: Sequence[DraftTree | None]) -> tuple[list[DraftTree | None], list[int]]:
@@ -210,7 +215,7 @@ class Target:
     def step_inputs(self) -> StepInputs:
         """What builds the arguments of a forward; the prompt has been read."""
         if self._inputs is None:
-            self._inputs = StepInputs(self.model, self.kwargs, self.texts, self._fed[0])
+            self._inputs = StepInputs(self.model, self.kwargs, self.texts, self._fed[0], self.adapter)
         return self._inputs
 
     def catch_up(self, length: int) -> None:

@@ -57,7 +57,7 @@ def test_a_row_must_not_move_the_models(helped: Subject) -> None:
 
 def test_lookahead_takes_its_sizes_and_needs_trees(subject: Subject, zoo: Any) -> None:
     assert row("lookahead=[15,5,15]", subject).arguments(None)["spec_config"] == LookaheadConfig.parse([15, 5, 15])
-    chains = dataclasses.replace(subject, model=zoo("bloom"))
+    chains = dataclasses.replace(subject, model=zoo("gpt_neo"))
     assert "verifies trees" in default_rows(chains)[1]["lookahead"]
 
 
