@@ -64,6 +64,7 @@ class Finding:
     equal: bool
     reason: str
     num_accepted: int
+    has_own_generate: bool
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -107,7 +108,8 @@ def examine(model_type: str, kind: str) -> Finding:
                 batch = "plain"
                 reasons.append(stats.plain_reason)
     reason = "; ".join(dict.fromkeys(reasons))
-    return Finding(type(model).__name__, model_type, kind, found.tier, batch, equal, reason, accepted)
+    is_own = type(model).generate is not GenerationMixin.generate
+    return Finding(type(model).__name__, model_type, kind, found.tier, batch, equal, reason, accepted, is_own)
 
 
 def _speculated(model: Any, rows: int, expected: list[list[int]]) -> Iterator[Any]:
