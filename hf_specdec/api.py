@@ -208,6 +208,10 @@ class _BoundDecode:
         call = Call(
             model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.streamer
         )
+        return self.run(call)
+
+    def run(self, call: Call) -> Any:
+        """Decode the prepared call."""
         return decode_call(call, self.request, self.encoder_inputs)
 
     def end_streamer(self) -> None:
@@ -219,18 +223,9 @@ class _BoundDecode:
 class _Prepared(_BoundDecode):
     """Hands the prepared call out instead of decoding it."""
 
-    def __call__(
-        self,
-        model: PreTrainedModel,
-        input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: GenerationConfig,
-        **model_kwargs: Any,
-    ) -> Any:
-        return Call(
-            model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
-        ), self.request
+    def run(self, call: Call) -> Any:
+        """The call and what was asked for."""
+        return call, self.request
 
 
 def prepared_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[Call, Request]:

@@ -167,6 +167,7 @@ class _Job:
                     continue
                 generator = self._generator(index, call)
                 guest = guest_of(call, request.budget, make_drafter(0, generator), index, generator, draft_model)
+                guest.row.stats.method = request.name or guest.row.stats.method
             except Exception as error:
                 if not _is_the_prompts_own(error):
                     raise

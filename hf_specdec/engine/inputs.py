@@ -113,14 +113,16 @@ class StepInputs:
             built = self.masks.build(rows, self.attention_cache, mask, within=within)
             if not within:
                 inputs[self.mask_key] = built
+        if self.adapter is None and self.base is not None:
+            return
         positions = [start + depth for row, start in zip(columns, starts, strict=True) for depth in row.new_depths]
         tree = TreePositions(rows, min(positions), max(positions) + 1, built)
         if self.adapter is not None:
             self.tree = tree
-        elif self.base is None:
-            if not takes_positions(self.model):
-                raise UnsupportedModelError("Its forward takes no positions. Use spec_method=None.")
+        elif takes_positions(self.model):
             inputs[self.positions_key] = tree.queries
+        else:
+            raise UnsupportedModelError("Its forward takes no positions. Use spec_method=None.")
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""

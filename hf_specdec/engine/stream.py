@@ -48,7 +48,6 @@ class SpecStream(SpecLoop):
     Args:
         max_columns (`int`): bound on rows x longest text, in tokens: the size of the key/value buffers. A guest that
             alone exceeds it is decoded alone.
-
         observer: called with a `SpecStep` for every row after every verify step.
 
     Attributes:

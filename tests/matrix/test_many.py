@@ -89,6 +89,7 @@ def test_each_result_is_its_prompt_alone(
         assert result.prompt == PROMPTS[result.index]
         assert result.token_ids == reference.texts[result.index]
         assert result.stats.num_tokens == len(result.token_ids)
+        assert result.stats.method == method
         assert result.seed == (SEED + result.index if mode == "sampled" else None)
 
 

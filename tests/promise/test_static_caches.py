@@ -12,6 +12,7 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 import hf_specdec
 from hf_specdec.drafters.plain import PlainDrafter
 from hf_specdec.tree import DraftTree, ExtraTokens
+from tests.matrix.test_batches import METHODS
 from tests.promise.conftest import Draft
 from tests.support import PROMPT, assert_same_cache, assert_same_run, both, noisy_copy, plain, run, speculative
 from tests.zoo import FALLBACK, FAMILIES, build
@@ -20,17 +21,6 @@ NAMES = ["llama", "qwen3", "gpt2", "mistral", "gemma3", "deepseek_v3", "gpt_oss"
 SEVERAL = ["llama", "mistral", "gemma3", "gpt_oss"]
 STATIC = {"cache_implementation": "static"}
 MORE = torch.tensor([[8, 9, 10, 5, 6, 7]])
-METHODS: dict[str, dict[str, Any]] = {
-    "plain": {"spec_method": "plain"},
-    "prompt_lookup": {"spec_method": "prompt_lookup"},
-    "prompt_lookup_tree": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 4}},
-    "lookahead": {"spec_method": "lookahead", "lookahead_config": [4, 3, 5]},
-    "draft_model": {"spec_method": "draft_model", "spec_config": {"confidence_threshold": 0.0}},
-    "draft_model_tree": {
-        "spec_method": "draft_model",
-        "spec_config": {"num_branches": 3, "max_nodes": 9, "confidence_threshold": 0.0},
-    },
-}
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 20},
