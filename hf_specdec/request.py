@@ -76,9 +76,9 @@ def read_request(
             name = "spec_config" if config is not None else next(iter(given))
             raise ConfigError(name, "must come with a spec_method", config or given, 'Add spec_method="prompt_lookup".')
         return None
-    if not isinstance(method_value, str):
+    if not isinstance(method_value, (str, Method)):
         return _own_drafter(method_value, config, given, observer)
-    method = resolve(method_value)
+    method = method_value if isinstance(method_value, Method) else resolve(method_value)
     config = _one_config(method, config, given)
     if config is None:
         config = _configured(method, configs)

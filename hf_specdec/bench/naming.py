@@ -1,21 +1,59 @@
 """What a row's name says: a method with its configuration, or a class of the user's own.
 
 method, value = split_config('prompt_lookup={"num_branches": 4}')
+method, value = split_config("prompt_lookup:num_branches=4,pool=shared")
 factory = imported("my_module:MyDrafter")
 """
 
+import ast
 import importlib
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
+from hf_specdec.bench.token_recycling import TOKEN_RECYCLING
 from hf_specdec.errors import ConfigError
+from hf_specdec.methods import METHODS, Method, resolve
 
-__all__ = ["imported", "is_import", "split_config"]
+__all__ = ["COMPARISONS", "imported", "is_comparison", "is_import", "is_method", "method_called", "split_config"]
+
+COMPARISONS: Mapping[str, Method] = MappingProxyType({TOKEN_RECYCLING.name: TOKEN_RECYCLING})
+KEYS = re.compile(r"(\w+):(.*)", re.DOTALL)
+
+
+def is_comparison(method: Method) -> bool:
+    """Whether only the benchmark knows it."""
+    return method.name in COMPARISONS
+
+
+def is_method(name: str) -> bool:
+    """Whether the row `name` is a method, with or without a configuration."""
+    head = re.split("[:=]", name, maxsplit=1)[0]
+    return any(head in (method.name, *method.aliases) for method in (*METHODS.values(), *COMPARISONS.values()))
+
+
+def method_called(name: str) -> Method:
+    """The method of this package, or the one that only the benchmark knows, called `name`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return COMPARISONS.get(name) or resolve(name)
 
 
 def split_config(name: str) -> tuple[str, Any]:
-    """The method's name, and the configuration behind `=` as `SpecConfig.parse` takes it; `None` without one."""
+    """The method's name, and its configuration as `SpecConfig.parse` takes it; `None` without one.
+
+    Behind `=` stands a dict or a list, behind `:` its keys, `key=value,key=value`; a word as a value is that text.
+
+    Raises:
+        ConfigError: what stands behind `:` has another form.
+    """
+    keyed = KEYS.fullmatch(name)
+    if keyed is not None:
+        return keyed[1], _keys(keyed[2], name)
     method, equals, text = name.partition("=")
     if not equals:
         return name, None
@@ -25,9 +63,27 @@ def split_config(name: str) -> tuple[str, Any]:
         return method, text  # a Python literal, or an error that `parse` explains
 
 
+def _keys(text: str, name: str) -> dict[str, Any]:
+    """The configuration out of `key=value,key=value`."""
+    try:
+        call = ast.parse(f"_({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
+            raise ValueError(text)
+        return {str(keyword.arg): _value(keyword) for keyword in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        remedy = "For example prompt_lookup:num_branches=4,pool=shared."
+        raise ConfigError("row", "must be method:key=value,key=value", name, remedy) from error
+
+
+def _value(keyword: ast.keyword) -> Any:
+    if keyword.arg is None:
+        raise ValueError("**")
+    return keyword.value.id if isinstance(keyword.value, ast.Name) else ast.literal_eval(keyword.value)
+
+
 def is_import(name: str) -> bool:
     """Whether the name is `module:Class`."""
-    return ":" in name and "=" not in name and not name.startswith("transformers:")
+    return ":" in name and "=" not in name and not name.startswith("transformers:") and not is_method(name)
 
 
 def imported(name: str) -> Callable[..., Any]:

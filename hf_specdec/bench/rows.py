@@ -7,6 +7,8 @@ Knows nothing about timing or statistics. Rows come from names:
     row("transformers:assistant", subject)  transformers' assisted generation with the subject's assistant
     row("prompt_lookup")                    a method of this package at its defaults
     row('prompt_lookup={"num_branches": 4}')    the same with a configuration
+    row("prompt_lookup:num_branches=4,pool=shared")     another way to write one
+    row("token_recycling")                  a method that only the benchmark knows, for comparison
     row("draft_model=[4]", subject)         drafts with the subject's assistant
     row("my_module:MyDrafter")              a Drafter or a transformers CandidateGenerator of your own
 """
@@ -22,12 +24,20 @@ from transformers.generation import CandidateGenerator
 
 from hf_specdec.api import capability
 from hf_specdec.bench.candidates import DecodeWithCandidates
-from hf_specdec.bench.naming import imported, is_import, split_config
+from hf_specdec.bench.naming import (
+    COMPARISONS,
+    imported,
+    is_comparison,
+    is_import,
+    is_method,
+    method_called,
+    split_config,
+)
 from hf_specdec.bench.subject import Subject
 from hf_specdec.config import SpecConfig
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.errors import ConfigError, UnsupportedModelError, unknown_name
-from hf_specdec.methods import METHODS, resolve
+from hf_specdec.methods import METHODS
 from hf_specdec.pair import draft_capability
 from hf_specdec.placement import is_placed, read_devices
 
@@ -111,17 +121,16 @@ def row(name: str, subject: Subject) -> Row:
         return _assistant_row(subject)
     if is_import(name):
         return _own_row(name, subject)
-    method, config = split_config(name)
-    if all(method not in (entry.name, *entry.aliases) for entry in METHODS.values()):
-        raise unknown_name("row", name, [DEFAULT, REFERENCE, LOOKUP, ASSISTANT, *METHODS])
-    return _method_row(name, method, config, subject)
+    if not is_method(name):
+        raise unknown_name("row", name, [DEFAULT, REFERENCE, LOOKUP, ASSISTANT, *METHODS, *COMPARISONS])
+    return _method_row(name, *split_config(name), subject)
 
 
 def _method_row(name: str, method_name: str, value: Any, subject: Subject) -> Row:
-    method = resolve(method_name)
+    method = method_called(method_name)
     config = method.config_class.parse(value, name)
     described = json.loads(json.dumps(dataclasses.asdict(config), default=str))
-    how = {"spec_method": method.name, "spec_config": config}
+    how: dict[str, Any] = {"spec_method": method if is_comparison(method) else method.name, "spec_config": config}
     if method.needs_draft_model:
         how["assistant_model"] = draft = _draft_of(subject, name)
         described |= {"assistant": subject.assistant_name, "assistant_dtype": str(draft.dtype).removeprefix("torch.")}

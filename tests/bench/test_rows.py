@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hf_specdec.bench import naming as naming_module
 from hf_specdec.bench import rows as rows_module
 from hf_specdec.bench.rows import REFERENCE, default_rows, named_rows, row
 from hf_specdec.bench.subject import Subject
@@ -63,8 +64,9 @@ def test_lookahead_takes_its_sizes_and_needs_trees(subject: Subject, zoo: Any) -
 
 def test_a_new_method_appears_by_itself(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     added = dataclasses.replace(METHODS["plain"], name="brand_new")
-    monkeypatch.setattr(rows_module, "METHODS", {**METHODS, "brand_new": added})
-    monkeypatch.setattr(rows_module, "resolve", {**METHODS, "brand_new": added}.__getitem__)
+    for module in (rows_module, naming_module):
+        monkeypatch.setattr(module, "METHODS", {**METHODS, "brand_new": added})
+    monkeypatch.setattr(naming_module, "resolve", {**METHODS, "brand_new": added}.__getitem__)
     assert default_rows(subject)[0][-1].name == "brand_new"
 
 
@@ -73,6 +75,25 @@ def test_a_configuration_is_part_of_the_name(subject: Subject, config: str) -> N
     found = row(f"prompt_lookup={config}", subject)
     assert found.arguments(None)["spec_config"] == PromptLookupConfig(max_draft_len=4)
     assert found.config is not None and found.config["max_draft_len"] == 4
+
+
+def test_a_configuration_is_written_key_by_key_too(subject: Subject) -> None:
+    """Words are texts, brackets hold their commas together, and each spelling is a row of its own."""
+    names = ["prompt_lookup:num_branches=4,pool=shared", "ngram:max_draft_len=4,device_list=None", "prompt_lookup"]
+    rows, _ = named_rows(names, subject)
+    configs = [row.arguments(None)["spec_config"] for row in rows[1:]]
+    assert [row.name for row in rows[1:]] == names
+    assert configs == [
+        PromptLookupConfig(num_branches=4, pool="shared"),
+        PromptLookupConfig(max_draft_len=4),
+        PromptLookupConfig(),
+    ]
+
+
+def test_token_recycling_is_a_row_by_name_only(subject: Subject) -> None:
+    found = row("token_recycling:hot_start=False", subject)
+    assert found.config == {"engine": "loop", "hot_start": False} and found.is_seed_exact
+    assert "token_recycling" not in {row.name for row in default_rows(subject)[0]}
 
 
 def test_the_assisted_engine_promises_no_seeds(subject: Subject) -> None:
@@ -102,6 +123,15 @@ def test_a_class_of_the_user_s_own_is_a_row(subject: Subject) -> None:
         ("transformers:magic", "must be one of"),
         ("draft_model", "--draft-model"),
         ("lookahead=[7,5]", "must have 3 entries"),
+        ("prompt_lookup:max_draft=1", "max_draft_len"),
+        ("prompt_lookup:max_draft_len=0", "at least 1"),
+        ("prompt_lookup:4", "method:key=value"),
+        ("prompt_lookup:num_branches", "method:key=value"),
+        ("prompt_lookup:pool=print('x')", "method:key=value"),
+        ("prompt_lookup:**x", "method:key=value"),
+        ("promt_lookup:num_branches=4", "Did you mean 'prompt_lookup'"),
+        ("token_recycling:hot_start=1", "hot_start"),
+        ("token_recycling:engine=assisted", "engine"),
     ],
 )
 def test_a_name_that_is_no_row_is_an_error(subject: Subject, name: str, match: str) -> None:
