@@ -21,6 +21,7 @@ from hf_specdec.decoding import decode_call
 from hf_specdec.engine.probe import Capability
 from hf_specdec.engine.run import Call, with_stats
 from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.kernels.registry import checks_attention, unchecked_attention
 from hf_specdec.methods import config_arguments
 from hf_specdec.prepare import (
     bind_stop_strings,
@@ -52,7 +53,7 @@ def enable(model: Model, **configs: Any) -> Model:
 
     Raises:
         UnsupportedModelError: the model has no `generate`.
-        ConfigError: an unknown or invalid configuration.
+        ConfigError: an unknown or invalid configuration, or an attention that the model cannot use.
     """
     inner = _generating(model)
     defaults: dict[str, SpecConfig] = {}
@@ -62,6 +63,7 @@ def enable(model: Model, **configs: Any) -> Model:
             raise ConfigError(name, f"must be one of {', '.join(sorted(known))}", value, "Pass it to generate instead.")
         defaults[known[name].name] = known[name].config_class.parse(value, name)
     state_of(inner).defaults.update(defaults)
+    checks_attention(inner)
     if not isinstance(inner.__dict__.get("generate"), _EnabledGenerate):
         inner.__dict__["generate"] = _EnabledGenerate(inner)
     return model
@@ -72,6 +74,7 @@ def disable(model: Model) -> Model:
     inner = compat.generation_model(model)
     if isinstance(inner.__dict__.get("generate"), _EnabledGenerate):
         del inner.__dict__["generate"]
+    unchecked_attention(inner)
     inner.__dict__.pop(ATTRIBUTE, None)
     return model
 

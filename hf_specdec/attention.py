@@ -20,11 +20,11 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.cache import SpecCache
+from hf_specdec.compat_attention import causal_mask_function, takes_tensor_masks
+from hf_specdec.kernels.masks import mark_open
 
 __all__ = ["TreeMasks", "TreeRows"]
 
-# Implementations whose kernels take an arbitrary mask. FlashAttention takes none; flex needs a compiled block mask.
-MASKABLE = ("sdpa", "eager", "xformers")
 MaskFunction = Callable[..., torch.Tensor]
 _register_lock = threading.Lock()
 
@@ -39,6 +39,7 @@ class TreeRows:
         visible (`Tensor`): `(batch, Q, C)` bool: which columns each of the last Q sees.
         same_start (`bool`): whether all rows are equally long and the columns are the last ones of the buffers.
         length (`int`): columns of the longest row, those of its text counted.
+        common (`int`): columns from the first on that are text in all rows; 0 where shapes may not depend on it.
     """
 
     starts: torch.Tensor
@@ -46,6 +47,7 @@ class TreeRows:
     visible: torch.Tensor
     same_start: bool
     length: int
+    common: int = 0
 
     @classmethod
     def of(
@@ -65,6 +67,7 @@ class TreeRows:
             visible=stacked.to(device),
             same_start=not fixed and min(starts) == max(starts),
             length=max(starts) + len(depths[0]),
+            common=0 if fixed else min(starts),
         )
 
 
@@ -74,7 +77,7 @@ class TreeMasks:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.implementation = compat.attention_implementation(model.config)
-        self.supported = self.implementation in MASKABLE
+        self.supported = takes_tensor_masks(self.implementation)
         self._config: Any = None
         self._sees_all_text: bool | None = None
 
@@ -112,7 +115,7 @@ class TreeMasks:
         kinds = set(getattr(config, "layer_types", None) or ())
         bounded = any(getattr(config, name, None) is not None for name in ("sliding_window", "attention_chunk_size"))
         bounded = bounded or compat.has_own_masks(self.model)
-        if self.implementation != "sdpa" or bounded or kinds - {"full_attention"} or not isinstance(mask, torch.Tensor):
+        if bounded or kinds - {"full_attention"} or not isinstance(mask, torch.Tensor):
             return False
         return mask.dtype == torch.bool and torch.equal(mask, _open_mask(rows, cache))
 
@@ -133,6 +136,7 @@ def _open_mask(rows: TreeRows, cache: SpecCache) -> torch.Tensor:
     length = int(cache.get_seq_length()) + num_queries
     mask = rows.visible.new_ones((1, 1, num_queries, length))
     mask[..., length - num_columns :] = rows.visible
+    mark_open(mask, length - num_columns)
     return mask
 
 
@@ -151,9 +155,12 @@ def tree_mask(
     rows: TreeRows = config.hf_specdec_rows
     view = _split_view if rows.same_start and not use_vmap else _general_view
     kwargs["allow_is_causal_skip"] = False
-    return build(
+    mask = build(
         mask_function=view(rows, mask_function, q_offset), q_offset=q_offset, use_vmap=use_vmap, config=config, **kwargs
     )
+    if mask_function is causal_mask_function and kwargs.get("attention_mask") is None:
+        mark_open(mask, rows.common - int(kwargs.get("kv_offset", 0)))
+    return mask
 
 
 def _split_view(rows: TreeRows, mask_function: MaskFunction, q_offset: int) -> MaskFunction:

@@ -17,6 +17,8 @@ from safetensors import SafetensorError
 
 from hf_specdec.api import enable
 from hf_specdec.errors import CheckpointError, ConfigError, unknown_name
+from hf_specdec.kernels.registry import asks_for_xformers
+from hf_specdec.kernels.xformers import check_installed
 
 __all__ = ["PRECISIONS", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"]
 
@@ -42,11 +44,13 @@ class _EnabledAutoModel:
             precision (`str`, *optional*): `"auto"` (the checkpoint's), `"fp32"`, `"bf16"` or `"fp16"`. Instead of
                 transformers' `dtype`.
             kwargs: everything that transformers' `from_pretrained` takes, such as `device_map`, `max_memory`,
-                `attn_implementation` or `quantization_config`.
+                `attn_implementation` (`"xformers"` too) or `quantization_config`.
 
         Raises:
             CheckpointError: the folder is missing, incomplete or damaged.
-            ConfigError: an unknown precision, or `precision` beside `dtype`.
+            ConfigError: an unknown precision, `precision` beside `dtype`, or `attn_implementation="xformers"` for a
+                model that cannot use it.
+            MissingExtraError: `attn_implementation="xformers"` without xformers.
         """
         if precision is not None:
             if precision not in PRECISIONS:
@@ -54,6 +58,10 @@ class _EnabledAutoModel:
             if kwargs.get("dtype") is not None:
                 raise ConfigError("dtype", "must be unset beside precision", kwargs["dtype"], "Give only one.")
             kwargs["dtype"] = PRECISIONS[precision]
+        # Set afterwards, so that a model which cannot use it says so instead of failing while it is built.
+        attention = kwargs.pop("attn_implementation") if asks_for_xformers(kwargs.get("attn_implementation")) else None
+        if attention is not None:
+            check_installed()
         _check_folder(path)
         wants_info = kwargs.pop("output_loading_info", False)
         try:
@@ -66,6 +74,8 @@ class _EnabledAutoModel:
                 f"{missing[0]!r} among them. Is the download complete, and the class the right one?"
             )
         enable(model)
+        if attention is not None:
+            model.set_attn_implementation(attention)
         return (model, info) if wants_info else model
 
 

@@ -12,8 +12,8 @@ LAYERS = (
     {"cli", "bench", "demos", "__main__"},
     {"api", "decoding", "loading", "many", "pair", "placement", "prepare", "request", "self_draft", "state"},
     {"engine", "methods", "capability"},
-    {"drafters", "verify", "cache", "static_cache", "attention"},
-    {"tree", "compat"},
+    {"drafters", "verify", "cache", "static_cache", "attention", "kernels"},
+    {"tree", "compat", "compat_attention"},
     {"config", "stats", "errors", "embedded", "progress"},
 )
 DEPTH = {room: depth for depth, layer in enumerate(LAYERS) for room in layer}
@@ -33,7 +33,8 @@ PUBLIC_MODULES = {"transformers", "transformers.generation"}
 
 FILES = [file for file in python_files(PACKAGE) if file != PACKAGE / "__init__.py"]
 RUNTIME = [file for file in FILES if not module_name(file).startswith(TRAINING)]
-OUTSIDE_COMPAT = [file for file in RUNTIME if file != PACKAGE / "compat.py"]
+COMPAT = ("compat.py", "compat_attention.py")
+OUTSIDE_COMPAT = [file for file in RUNTIME if file not in [PACKAGE / name for name in COMPAT]]
 
 
 def names(files: list[Path]) -> list[str]:
@@ -128,6 +129,6 @@ def inherited_names(file: Path) -> set[str]:
     return {
         name
         for imported in files
-        if imported.is_file() and imported.name != "compat.py"
+        if imported.is_file() and imported.name not in COMPAT
         for name in defined_names(tree_of(imported))
     }

@@ -1,0 +1,68 @@
+"""What attention functions of our own need of transformers and torch that is private or may move, each with its reason.
+
+Names                              Why
+`causal_mask_function`             by it alone it is known that a mask hides no text, without looking at its values
+`eager_attention_forward`          of a model's own file: what soft-capping and attention sinks mean for that model
+`_can_set_attn_implementation`     models with attention code of their own take a foreign mask for theirs
+`Tensor._version`                  tells a mask that was changed in place from the one that something was made of
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import causal_mask_function
+
+from hf_specdec.compat import mask_function_of
+
+__all__ = [
+    "attention_function_of",
+    "can_set_attention",
+    "causal_mask_function",
+    "eager_attention_of",
+    "register_attention",
+    "takes_tensor_masks",
+    "version_of",
+]
+
+# transformers' own functions that make something else than a 4-D tensor, under the names they are registered with.
+MASKS_OF_OTHER_KINDS = ("flash_attention_2", "flex_attention")
+
+
+def attention_function_of(implementation: str) -> Callable[..., Any] | None:
+    """The attention function that is registered under a name, or `None`; `"eager"` stands for each model's own."""
+    known = AttentionInterface()
+    return known[implementation] if implementation in known else None
+
+
+def register_attention(name: str, function: Callable[..., Any]) -> None:
+    """Offer an attention function to all models."""
+    AttentionInterface.register(name, function)
+
+
+def takes_tensor_masks(implementation: str | None) -> bool:
+    """Whether an attention implementation is given its mask as a 4-D tensor, which may hide anything.
+
+    FlashAttention's has two dimensions and flex's is compiled; where no mask is made, there is none to be changed.
+    """
+    make = mask_function_of(implementation)
+    return make is not None and make not in map(mask_function_of, MASKS_OF_OTHER_KINDS)
+
+
+def can_set_attention(model: PreTrainedModel) -> bool:
+    """Whether the model's attention asks transformers' interface for its function."""
+    return bool(type(model)._can_set_attn_implementation())
+
+
+def eager_attention_of(module: torch.nn.Module) -> Callable[..., Any] | None:
+    """The plain attention function of the file that defines the module, or `None` where it has none of that name."""
+    forward: Any = inspect.unwrap(type(module).forward)
+    function: Callable[..., Any] | None = forward.__globals__.get("eager_attention_forward")
+    return function
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """A number that changes with every change in place, or `None` where torch does not count them."""
+    return None if tensor.is_inference() else tensor._version

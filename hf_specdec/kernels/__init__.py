@@ -1,0 +1,1 @@
+"""Attention kernels from outside torch, behind transformers' `attn_implementation`."""

@@ -1,0 +1,189 @@
+"""An attention function in transformers' sense over one kernel, and torch's or the model's own where it has none.
+
+What a model asks of its attention beyond scaled scores and a mask (soft-capping, sinks) only its own function knows.
+What the kernel cannot do goes to torch's, and the reason is said once.
+
+    AttentionInterface.register("xformers", KernelAttention("xformers", kernel))
+    AttentionMaskInterface.register("xformers", kernel_mask)
+"""
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hf_specdec.compat import mask_function_of
+from hf_specdec.compat_attention import attention_function_of, causal_mask_function, eager_attention_of
+from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.kernels.layout import LONG_TEXT, Kernel, attend, fits
+from hf_specdec.kernels.masks import additive, mark_open, prepared
+
+__all__ = ["KernelAttention", "kernel_mask"]
+
+logger = logging.getLogger("hf_specdec")
+
+# Arguments that change the result and that torch's attention refuses or, worse, ignores.
+ONLY_EAGER = ("softcap", "s_aux", "sinks")
+# Arguments that models' own functions name and that are heeded here: the mask carries windows.
+HEEDED = ("position_bias", "sliding_window")
+
+
+class KernelAttention:
+    """The attention function of one kernel; remembers what it has said.
+
+    Args:
+        name (`str`): what users call it, for the log.
+        long_text (`int`, *optional*, defaults to `2048`): columns that all queries see from which on they are computed
+            apart.
+    """
+
+    def __init__(self, name: str, kernel: Kernel, *, long_text: int = LONG_TEXT) -> None:
+        self.name, self.kernel, self.long_text = name, kernel, long_text
+        self._said: set[str] = set()
+        self._without_kernel: dict[tuple[Any, ...], str] = {}
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention of `(B, Hq, M, D)` queries; returns `(B, M, Hq, Dv)` and the weights, where they are computed.
+
+        Raises:
+            UnsupportedModelError: the model asks for something that only its own function knows, and it has none.
+        """
+        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        hides_future = attention_mask is None and causal and query.shape[2] > 1
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if extra := _only_eager(module, kwargs):
+            eager = eager_attention_of(module)
+            if eager is None:
+                raise UnsupportedModelError(
+                    f"{type(module).__name__} asks for {extra!r}, which {self.name!r} attention does not know. "
+                    'Use attn_implementation="eager".'
+                )
+            mask = _causal(query, key) if hides_future else _for_eager(attention_mask, query.dtype)
+            output: tuple[torch.Tensor, torch.Tensor | None] = eager(
+                module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs
+            )
+            return output
+        if not hides_future and (attention_mask is None or fits(query, key, value, attention_mask)):
+            found = self._by_kernel(query, key, value, attention_mask, dropout, scaling, kwargs)
+            if found is not None:
+                return found, None
+        sdpa = attention_function_of("sdpa")
+        assert sdpa is not None
+        output = sdpa(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
+        )
+        return output
+
+    def _by_kernel(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+        scaling: float,
+        kwargs: dict[str, Any],
+    ) -> torch.Tensor | None:
+        """The kernel's result, or `None` where it has none; why is said once."""
+        if torch.compiler.is_compiling():
+            return None  # a kernel is chosen by Python that cannot be compiled
+        reason = _reason_against(query, key, value, dropout, kwargs)
+        kind = (query.dtype, query.device.type, query.shape[-1], value.shape[-1])
+        reason = reason or self._without_kernel.get(kind) or self.kernel.reason_against(query, key, value)
+        if reason is None:
+            try:
+                return attend(self.kernel, query, key, value, mask, scaling, self.long_text)
+            except NotImplementedError as error:
+                reason = self._without_kernel[kind] = " ".join(str(error).split())
+        if reason not in self._said:
+            self._said.add(reason)
+            logger.warning("%r attention uses torch's own instead: %s", self.name, reason)
+        return None
+
+
+def kernel_mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> Any:
+    """A mask function in transformers' sense: that of torch's attention, noting how much text all queries see."""
+    make = mask_function_of("sdpa")
+    assert make is not None
+    mask = make(
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        **kwargs,
+    )
+    if mask_function is causal_mask_function and attention_mask is None and isinstance(q_offset, int):
+        mark_open(mask, q_offset - kv_offset)
+    return mask
+
+
+def _reason_against(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, kwargs: dict[str, Any]
+) -> str | None:
+    """Why no kernel of this form computes it, whoever's it is."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
+        return "gradients are wanted"
+    if dropout:
+        return "dropout is wanted"
+    if kwargs.get("position_bias") is not None:
+        return "each layer has a position bias of its own"
+    if kwargs.get("cache") is not None:
+        return "the cache is paged"
+    if len(query) != len(key) or query.shape[1] % key.shape[1]:
+        return "queries and keys do not go together by groups"
+    return None
+
+
+def _only_eager(module: torch.nn.Module, kwargs: dict[str, Any]) -> str | None:
+    """An argument that only the model's own function knows, if there is one."""
+    given = [name for name, value in kwargs.items() if value is not None]
+    for name in given:
+        if name in ONLY_EAGER:
+            return name
+    eager = eager_attention_of(module)
+    if eager is None:
+        return None
+    return next((name for name in given if _is_named_by(eager, name)), None)
+
+
+def _is_named_by(function: Callable[..., Any], name: str) -> bool:
+    """Whether a model's own attention function names an argument that is not heeded here."""
+    code = inspect.unwrap(function).__code__
+    return name not in HEEDED and name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _for_eager(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """Models add their masks to the scores; added booleans would be ones and zeros."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return prepared(mask, ("eager", dtype), lambda: additive(mask, dtype))
+
+
+def _causal(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """What torch's attention does by a flag: query i sees the keys up to i. `(1, 1, M, K)`, additive."""
+    shape = (1, 1, query.shape[2], key.shape[2])
+    return additive(torch.ones(shape, dtype=torch.bool, device=query.device).tril(), query.dtype)

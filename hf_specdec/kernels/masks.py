@@ -1,0 +1,73 @@
+"""What kernels make of a mask, kept on the mask: all layers of a forward share one, so the work is done once for all.
+
+It lives as long as the mask tensor and is forgotten when the mask is changed in place. Knows nothing about kernels.
+
+    mark_open(mask, columns=500)            # every query sees the first 500 columns
+    open_columns(mask)                      # 500
+    bias = prepared(mask, "additive", lambda: additive(mask, torch.bfloat16))
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+import torch
+
+from hf_specdec.compat_attention import version_of
+
+__all__ = ["additive", "mark_open", "open_columns", "prepared"]
+
+ATTRIBUTE = "_hf_specdec_notes"
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What is known of a mask as it was at `version`."""
+
+    version: int
+    open_columns: int = 0
+    made: dict[Hashable, torch.Tensor] = field(default_factory=dict)
+
+
+def mark_open(mask: object, columns: int) -> None:
+    """Note that every query of every row sees the first `columns` keys. What is no tensor is left as it is."""
+    if isinstance(mask, torch.Tensor) and (notes := _notes_of(mask)) is not None:
+        notes.open_columns = columns
+
+
+def open_columns(mask: torch.Tensor) -> int:
+    """How many keys from the first on every query is known to see; 0 where nothing is known."""
+    notes = _notes_of(mask)
+    return 0 if notes is None else notes.open_columns
+
+
+def prepared(mask: torch.Tensor, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What `make` made of the mask the first time; made anew where nobody would notice that the mask has changed."""
+    notes = _notes_of(mask)
+    if notes is None:
+        return make()
+    if key not in notes.made:
+        notes.made[key] = make()
+    return notes.made[key]
+
+
+def additive(mask: torch.Tensor, dtype: torch.dtype, lowest: float | None = None) -> torch.Tensor:
+    """A mask to be added to the scores, from one that is added already or from one of booleans (`True` is seen).
+
+    Args:
+        lowest (`float`, *optional*, defaults to the least finite number of `dtype`): what hides a key.
+    """
+    lowest = torch.finfo(dtype).min if lowest is None else lowest
+    if mask.dtype == torch.bool:
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, lowest)
+    return mask.clamp(min=lowest).to(dtype)
+
+
+def _notes_of(mask: torch.Tensor) -> _Notes | None:
+    """The mask's notes, new ones if it has changed; `None` where they cannot be kept."""
+    if torch.compiler.is_compiling() or (version := version_of(mask)) is None:
+        return None
+    notes: _Notes | None = getattr(mask, ATTRIBUTE, None)
+    if notes is None or notes.version != version:
+        notes = _Notes(version)
+        setattr(mask, ATTRIBUTE, notes)
+    return notes

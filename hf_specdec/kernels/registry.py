@@ -1,0 +1,86 @@
+"""`attn_implementation="xformers"`: the name in transformers' registries, and what has to hold of who asks for it.
+
+register()                                      # cheap; imports nothing
+checks_attention(model)                         # model.set_attn_implementation("xformers") refuses what cannot work
+"""
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hf_specdec.compat import attention_implementation, mask_function_of, register_mask_function
+from hf_specdec.compat_attention import attention_function_of, can_set_attention, register_attention
+from hf_specdec.errors import ConfigError
+from hf_specdec.kernels.attention import KernelAttention, kernel_mask
+from hf_specdec.kernels.xformers import XformersKernel, check_installed
+
+__all__ = ["NAME", "asks_for_xformers", "checks_attention", "register", "unchecked_attention"]
+
+NAME = "xformers"
+
+
+def register(attention: KernelAttention | None = None) -> None:
+    """Offer an attention, xformers' unless another is given, and its masks to all models under its name; once.
+
+    The mask function is as needful as the attention: without one, transformers hands models no mask at all.
+    """
+    name = NAME if attention is None else attention.name
+    if attention_function_of(name) is None:
+        register_attention(name, attention or KernelAttention(NAME, XformersKernel()))
+    if mask_function_of(name) is None:
+        register_mask_function(name, kernel_mask)
+
+
+def asks_for_xformers(attn_implementation: Any) -> bool:
+    """Whether what stands for `attn_implementation`, a name or a dict of them, has ours in it."""
+    if isinstance(attn_implementation, dict):
+        return any(map(asks_for_xformers, attn_implementation.values()))
+    return bool(attn_implementation == NAME)
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Refuse a model whose attention would not use the kernel but take its masks for those of its own code.
+
+    Raises:
+        MissingExtraError: xformers is not installed.
+        ConfigError: the model's attention does not go through transformers' interface.
+    """
+    check_installed()
+    if not can_set_attention(model):
+        rule = f"must be one that {type(model).__name__} has: its attention is its own code, which takes no other"
+        raise ConfigError("attn_implementation", rule, NAME, "Leave it out for this model.")
+
+
+def checks_attention(model: PreTrainedModel) -> None:
+    """Make `model.set_attn_implementation` know our name, and refuse what would come out wrong. Idempotent.
+
+    Raises:
+        ConfigError: the model has the implementation already and cannot use it.
+    """
+    register()
+    if attention_implementation(model.config) == NAME:
+        check_model(model)
+    if not isinstance(vars(model).get("set_attn_implementation"), _CheckedSetAttention):
+        vars(model)["set_attn_implementation"] = _CheckedSetAttention(model)
+
+
+def unchecked_attention(model: PreTrainedModel) -> None:
+    """Undo `checks_attention`; the implementation stays what it is."""
+    if isinstance(vars(model).get("set_attn_implementation"), _CheckedSetAttention):
+        del vars(model)["set_attn_implementation"]
+
+
+class _CheckedSetAttention:
+    """`model.set_attn_implementation` of an enabled model: an attribute of the instance, copied and pickled with it."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def __call__(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
+        if asks_for_xformers(attn_implementation):
+            check_model(self.model)
+        return type(self.model).set_attn_implementation(self.model, attn_implementation, *args, **kwargs)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        register()  # the process that a model is unpickled in may not know the name
+        self.__dict__.update(state)

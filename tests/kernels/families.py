@@ -1,0 +1,85 @@
+"""The zoo's families and some more whose attention is of another kind, and a way to try an implementation on one.
+
+with implementation(family_model("gemma2"), "strict"):
+    ...
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import hf_specdec
+from tests.strict_kernel import strict_attention
+from tests.zoo import BASE, DECODER, EXPERTS, FAMILIES, MIXED, Family, build
+
+__all__ = ["ATTENTIONS", "OFFERED", "REFUSED", "WITHOUT_KERNEL", "family_model", "implementation", "padded", "strict"]
+
+WIDE = {"hidden_size": 64, "head_dim": 16}  # heads that half precision takes too
+QWEN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MORE = {
+    "llama_mha": ("LlamaConfig", DECODER | WIDE | {"num_key_value_heads": 4}),
+    "llama_mqa": ("LlamaConfig", DECODER | WIDE | {"num_key_value_heads": 1}),
+    "qwen2": ("Qwen2Config", DECODER | {"hidden_size": 64}),
+    "gemma2": ("Gemma2Config", DECODER | MIXED | WIDE | {"attn_logit_softcapping": 5.0}),
+    "gemma2_uncapped": ("Gemma2Config", DECODER | MIXED | WIDE | {"attn_logit_softcapping": None}),
+    "qwen3_moe": ("Qwen3MoeConfig", DECODER | WIDE | QWEN_EXPERTS),
+    "mistral_wide": ("MistralConfig", DECODER | WIDE | {"sliding_window": 16}),
+    "gemma3_wide": ("Gemma3TextConfig", DECODER | MIXED | WIDE),
+    "mixtral_wide": ("MixtralConfig", DECODER | WIDE | EXPERTS),
+}
+REFUSED = {
+    "bloom": ("BloomConfig", BASE),
+    "falcon": ("FalconConfig", BASE),
+    "gptj": ("GPTJConfig", BASE | {"rotary_dim": 8}),
+    "gpt_neo": ("GPTNeoConfig", dict(FAMILIES["gpt_neo"].options)),
+}
+ALL = FAMILIES | {
+    name: Family(name=name, config=config, options=options) for name, (config, options) in (MORE | REFUSED).items()
+}
+OFFERED = [name for name in ALL if name not in REFUSED]
+# Families without a layer for the kernel: soft-capping and sinks go to the model's own function, biases of each layer's
+# own to torch's.
+WITHOUT_KERNEL = ("gemma2", "gpt_oss", "t5")
+# The text apart from the tree, or everything at once; the second is long beyond any text here.
+ATTENTIONS = {"strict": 1 << 20, "strict_long": 4}
+
+
+@functools.cache
+def family_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """One model a family for all tests here, enabled."""
+    family = ALL[name]
+    model = build(dataclasses.replace(family, options=dict(family.options)))
+    return hf_specdec.enable(model.to(dtype))
+
+
+def strict(name: str) -> Any:
+    """The strict kernel's attention of that name."""
+    return strict_attention(name, long_text=ATTENTIONS[name])
+
+
+@contextlib.contextmanager
+def implementation(model: Any, name: str) -> Iterator[Any]:
+    """The model with another attention, and afterwards with its own again."""
+    if name in ATTENTIONS:
+        strict(name).kernel.calls.clear()
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
+    try:
+        yield model
+    finally:
+        model.set_attn_implementation(before)
+
+
+def padded(prompt: torch.Tensor, *, rows: int = 3) -> dict[str, torch.Tensor]:
+    """Rows of different lengths, padded on the left."""
+    ids = prompt.repeat(rows, 1)
+    for row in range(rows):
+        ids[row, : 6 * row] = 0
+    mask = torch.ones_like(ids)
+    for row in range(rows):
+        mask[row, : 6 * row] = 0
+    return {"input_ids": ids, "attention_mask": mask}

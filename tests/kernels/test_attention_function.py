@@ -1,0 +1,215 @@
+"""One attention call: what goes to the kernel, to torch, to the model's own function, and that all of them agree."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from transformers import AttentionInterface
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.llama import modeling_llama
+
+from hf_specdec import UnsupportedModelError
+from hf_specdec.kernels.attention import KernelAttention, kernel_mask
+from tests.kernels.families import family_model
+from tests.strict_kernel import StrictKernel
+
+
+def layer_of(family: str) -> torch.nn.Module:
+    module: torch.nn.Module = family_model(family).model.layers[0].self_attn
+    return module
+
+
+def arguments(*, queries: int = 5, keys: int = 12, head_dim: int = 16, batch: int = 1) -> dict[str, Any]:
+    torch.manual_seed(1)
+    mask = torch.ones(batch, 1, queries, keys, dtype=torch.bool).tril(keys - queries)
+    return {
+        "query": torch.randn(batch, 4, queries, head_dim),
+        "key": torch.randn(batch, 2, keys, head_dim),
+        "value": torch.randn(batch, 2, keys, head_dim),
+        "attention_mask": mask,
+    }
+
+
+def sdpa(module: torch.nn.Module, **kwargs: Any) -> torch.Tensor:
+    output: torch.Tensor = AttentionInterface()["sdpa"](module, **kwargs)[0]
+    return output
+
+
+@pytest.fixture
+def attention() -> KernelAttention:
+    return KernelAttention("strict", StrictKernel(), long_text=4)
+
+
+def test_a_masked_call_is_the_kernel_s(attention: KernelAttention) -> None:
+    given = arguments()
+    output, weights = attention(layer_of("qwen2"), **given, scaling=0.2)
+    assert weights is None and output.shape == (1, 5, 4, 16)
+    torch.testing.assert_close(output, sdpa(layer_of("qwen2"), **given, scaling=0.2))
+    assert attention.kernel.calls == [(10, 12, True)]  # type: ignore[attr-defined]
+
+
+def test_the_scale_has_a_default(attention: KernelAttention) -> None:
+    given = arguments()
+    torch.testing.assert_close(attention(layer_of("qwen2"), **given)[0], sdpa(layer_of("qwen2"), **given))
+
+
+def test_one_token_without_a_mask_sees_everything(attention: KernelAttention) -> None:
+    given = arguments(queries=1) | {"attention_mask": None}
+    torch.testing.assert_close(attention(layer_of("qwen2"), **given)[0], sdpa(layer_of("qwen2"), **given))
+    assert attention.kernel.calls == [(2, 12, False)]  # type: ignore[attr-defined]
+
+
+def test_a_prompt_without_a_mask_is_torch_s_causal_kernel(attention: KernelAttention) -> None:
+    """It needs no mask and copies no keys; a kernel without a bias would see the future."""
+    for keys in (5, 12):  # 12: an empty static cache
+        given = arguments(keys=keys) | {"attention_mask": None}
+        output = attention(layer_of("qwen2"), **given)[0]
+        assert torch.equal(output, sdpa(layer_of("qwen2"), **given))
+    assert attention.kernel.calls == []  # type: ignore[attr-defined]
+
+
+def test_an_encoder_s_queries_see_everything(attention: KernelAttention) -> None:
+    given = arguments() | {"attention_mask": None, "is_causal": False}
+    torch.testing.assert_close(attention(layer_of("qwen2"), **given)[0], sdpa(layer_of("qwen2"), **given))
+    assert attention.kernel.calls == [(10, 12, False)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_soft_capping_is_the_model_s_own(attention: KernelAttention, masked: bool) -> None:
+    """torch's attention raises on it. Where transformers leaves out a causal mask, the model's function gets one."""
+    given = arguments(keys=12 if masked else 5)
+    full = torch.zeros(given["attention_mask"].shape).masked_fill_(~given["attention_mask"], torch.finfo().min)
+    expected = modeling_gemma2.eager_attention_forward(
+        layer_of("gemma2"), *list(given.values())[:3], full, scaling=0.2, softcap=3.0
+    )[0]
+    if not masked:
+        given["attention_mask"] = None
+    output = attention(layer_of("gemma2"), **given, scaling=0.2, softcap=3.0)[0]
+    torch.testing.assert_close(output, expected)
+    with pytest.raises(ValueError, match="softcap"):
+        sdpa(layer_of("gemma2"), **given, scaling=0.2, softcap=3.0)
+
+
+def test_sinks_are_the_model_s_own(attention: KernelAttention) -> None:
+    """torch's attention ignores them without a word."""
+    module = layer_of("gpt_oss")
+    given = arguments()
+    sinks = module.sinks
+    output = attention(module, **given, scaling=0.2, s_aux=sinks)[0]
+    ignored = sdpa(module, **given, scaling=0.2, s_aux=sinks)
+    assert not torch.allclose(output, ignored, atol=1e-2)
+    weights = torch.einsum("bhmd,bhkd->bhmk", given["query"], given["key"].repeat_interleave(2, dim=1)) * 0.2
+    weights = weights.masked_fill(~given["attention_mask"], -torch.inf)
+    weights = torch.cat([weights, sinks.view(1, -1, 1, 1).expand(1, 4, 5, 1)], dim=-1).softmax(-1)[..., :-1]
+    expected = torch.einsum("bhmk,bhkd->bmhd", weights, given["value"].repeat_interleave(2, dim=1))
+    torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_argument_that_only_the_model_s_function_names_is_its_own(
+    attention: KernelAttention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever models come to ask for: what their own function names is not ignored here."""
+    own = modeling_llama.eager_attention_forward
+
+    def with_slope(*args: Any, slope: float | None = None, **kwargs: Any) -> Any:
+        output, weights = own(*args, **kwargs)
+        return output * (1.0 if slope is None else slope), weights
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", with_slope)
+    plainly = attention(layer_of("llama"), **arguments())[0]
+    torch.testing.assert_close(attention(layer_of("llama"), **arguments(), scaling=0.25, slope=2.0)[0], plainly * 2.0)
+
+
+def test_sinks_without_a_function_for_them_are_refused(attention: KernelAttention) -> None:
+    with pytest.raises(UnsupportedModelError, match="'s_aux'.*eager"):
+        attention(torch.nn.Linear(1, 1), **arguments(), s_aux=torch.zeros(4))
+
+
+REASONS: dict[str, dict[str, Any]] = {
+    "heads of this size": arguments(head_dim=10),
+    "dropout is wanted": arguments() | {"dropout": 1e-12},
+    "each layer has a position bias of its own": arguments() | {"position_bias": torch.randn(1, 4, 5, 12)},
+    "gradients are wanted": arguments() | {"query": torch.randn(1, 4, 5, 16, requires_grad=True)},
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_what_the_kernel_cannot_do_is_torch_s_and_said_once(
+    attention: KernelAttention, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="hf_specdec"):
+        for _ in range(2):
+            output = attention(layer_of("qwen2"), **REASONS[reason])[0]
+    torch.testing.assert_close(output, sdpa(layer_of("qwen2"), **REASONS[reason]))
+    assert attention.kernel.calls == []  # type: ignore[attr-defined]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"'strict' attention uses torch's own instead: {reason}"
+    ]
+
+
+def test_gradients_are_torch_s(attention: KernelAttention) -> None:
+    """A kernel without a backward pass would train nothing and say nothing."""
+    gradients = []
+    for function in (lambda *a, **k: attention(*a, **k)[0], sdpa):
+        given = arguments()
+        given["query"].requires_grad_()
+        function(layer_of("qwen2"), **given).square().sum().backward()
+        gradients.append(given["query"].grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_kernel_that_refuses_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    """xformers composes a long message each time; layers of another head size may fare better."""
+
+    class Refusing(StrictKernel):
+        def __call__(self, query: torch.Tensor, *args: Any) -> Any:
+            self.calls.append((query.shape[1], 0, False))
+            if query.shape[-1] == 16:
+                raise NotImplementedError("No operator found\n  for this")
+            return super().__call__(query, *args)
+
+    kernel = Refusing()
+    attention = KernelAttention("refusing", kernel)
+    with caplog.at_level(logging.WARNING, logger="hf_specdec"):
+        for head_dim in (16, 16, 8):
+            given = arguments(head_dim=head_dim)
+            torch.testing.assert_close(attention(layer_of("qwen2"), **given)[0], sdpa(layer_of("qwen2"), **given))
+    assert kernel.calls == [(10, 0, False), (10, 0, False), (10, 12, True)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "'refusing' attention uses torch's own instead: No operator found for this"
+    ]
+
+
+def test_a_mask_of_another_shape_is_torch_s(attention: KernelAttention) -> None:
+    given = arguments(batch=2)
+    given["attention_mask"] = given["attention_mask"][:, :, :1]
+    torch.testing.assert_close(attention(layer_of("qwen2"), **given)[0], sdpa(layer_of("qwen2"), **given))
+    assert attention.kernel.calls == []  # type: ignore[attr-defined]
+
+
+def test_a_compiled_forward_stays_in_one_piece(attention: KernelAttention) -> None:
+    """Choosing a kernel is Python that cannot be compiled; torch's attention is what compiles."""
+    module, given = layer_of("qwen2"), arguments()
+    compiled = torch.compile(lambda: attention(module, **given)[0], backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(), sdpa(module, **given))
+    assert attention.kernel.calls == []  # type: ignore[attr-defined]
+
+
+def test_masks_are_torch_s_with_a_note_of_the_text() -> None:
+    given: dict[str, Any] = {"batch_size": 1, "q_length": 3, "kv_length": 10, "q_offset": 7}
+    mask = kernel_mask(**given)
+    assert mask.shape == (1, 1, 3, 10) and mask.dtype == torch.bool
+    assert mask[0, 0].tolist() == torch.ones(3, 10).tril(7).bool().tolist()
+    padding = torch.ones(1, 10, dtype=torch.bool)
+    padding[0, 0] = False
+    attention, long = KernelAttention("strict", StrictKernel(), long_text=4), []
+    for more in ({}, {"attention_mask": padding}, {"mask_function": lambda b, h, q, k: k > q - 4}):
+        mask = kernel_mask(**given, **more)
+        tensors = {name: value for name, value in arguments(queries=3, keys=10).items() if name != "attention_mask"}
+        output = attention(layer_of("qwen2"), **tensors, attention_mask=mask)[0]
+        torch.testing.assert_close(output, sdpa(layer_of("qwen2"), **tensors, attention_mask=mask))
+        long.append(len(attention.kernel.calls))  # type: ignore[attr-defined]
+        attention.kernel.calls.clear()  # type: ignore[attr-defined]
+    assert long == [2, 1, 1], "padding and windows hide some of the text"
+    assert kernel_mask(batch_size=1, q_length=3, kv_length=3) is None, "a prompt's causal mask is left to torch"

@@ -1,0 +1,124 @@
+"""Whole models with the strict kernel in place of xformers', against their own eager attention.
+
+Folding, padded biases, the text apart from the tree, and what goes to the model's own function instead: everything but
+the kernel itself is what runs on a GPU.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from tests.drafters import OracleDrafter, RandomTreeDrafter
+from tests.kernels.families import ATTENTIONS, OFFERED, WITHOUT_KERNEL, family_model, implementation, padded, strict
+from tests.support import PROMPT, plain
+
+NEW_TOKENS = 16
+GREEDY: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
+HALF = ("llama_mha", "llama_mqa", "qwen2", "gemma2", "gemma2_uncapped", "qwen3_moe", "mistral_wide", "gemma3_wide")
+
+
+def logits(model: Any, name: str, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Of the prompt, of a forward of seven more tokens over its cache, and of one more; padding left out."""
+    found = []
+    with implementation(model, name), torch.no_grad():
+        mask = inputs["attention_mask"]
+        is_text = mask.bool()
+        output = model(**inputs, use_cache=True)
+        found.append(output.logits[is_text])
+        for ids in (inputs["input_ids"][:, -7:], inputs["input_ids"][:, -1:]):
+            mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
+            output = model(input_ids=ids, attention_mask=mask, past_key_values=output.past_key_values)
+            found.append(output.logits)
+    return found
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("family", [name for name in OFFERED if name not in ("t5", "bart", "m2m_100")])
+def test_logits_are_those_of_eager_attention(family: str, attention: str, rows: int) -> None:
+    """A prompt, then several tokens and one token over a cache; alone, and in a batch padded on the left."""
+    model = family_model(family)
+    inputs = padded(PROMPT, rows=rows)
+    ours, expected = (logits(model, name, inputs) for name in (attention, "eager"))
+    for own, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(own, other, atol=2e-4, rtol=1e-4)
+    assert bool(strict(attention).kernel.calls) == (family not in WITHOUT_KERNEL)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("family", HALF)
+def test_half_precision_differs_by_rounding_only(family: str, attention: str) -> None:
+    """As far from fp32 as the model's own attention in bf16 is, and no farther."""
+    inputs = padded(PROMPT, rows=3)
+    model, exact = family_model(family, torch.bfloat16), family_model(family)
+    ours, own = (logits(model, name, inputs) for name in (attention, "eager"))
+    assert bool(strict(attention).kernel.calls) == (family not in WITHOUT_KERNEL)
+    for found, rounded, wanted in zip(ours, own, logits(exact, "eager", inputs), strict=True):
+        scale = wanted.abs().max()
+        rounding = ((rounded.float() - wanted).abs().mean() / scale).item()
+        error = ((found.float() - wanted).abs().mean() / scale).item()
+        assert error <= 1.5 * rounding + 1e-3
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("family", OFFERED)
+def test_speculation_gives_plain_generate_s_text(family: str, attention: str, rows: int) -> None:
+    """Trees and chains in fp32; the reference is the model with the attention of its own."""
+    model = family_model(family)
+    inputs = padded(PROMPT, rows=rows)
+    with implementation(model, "eager"):
+        expected = plain(model, **inputs, **GREEDY)
+        tier = hf_specdec.capability(model).tier
+    with implementation(model, attention):
+        assert hf_specdec.capability(model).tier == tier
+        assert torch.equal(plain(model, **inputs, **GREEDY), expected)
+        for drafter in (OracleDrafter, RandomTreeDrafter):
+            texts = iter(expected.tolist())
+            output = model.generate(
+                **inputs,
+                **GREEDY,
+                spec_method=lambda: drafter(next(texts)),  # noqa: B023
+                return_dict_in_generate=True,
+            )
+            assert output.sequences.tolist() == expected.tolist()
+            assert output.spec_stats.num_accepted_tokens > 0
+        assert bool(strict(attention).kernel.calls) == (family not in WITHOUT_KERNEL)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gemma2", "gpt_oss", "phi3", "mixtral", "qwen3"])
+def test_the_probe_finds_trees(family: str) -> None:
+    for attention in ATTENTIONS:
+        with implementation(family_model(family), attention) as model:
+            found = hf_specdec.capability(model)
+        assert (found.tier, found.attention) == ("tree", attention)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "llama_mqa", "gemma3", "mixtral"])
+def test_the_text_is_computed_apart_where_all_nodes_see_it(family: str) -> None:
+    """Alone and in a batch without padding; the layers with a window keep their mask."""
+    model = family_model(family)
+    for rows in (1, 3):
+        ids = torch.cat([PROMPT.roll(3 * row, dims=1) for row in range(rows)])
+        expected = plain(model, ids, **GREEDY)
+        texts = iter(expected.tolist())
+        with implementation(model, "strict_long"):
+            output = model.generate(ids, **GREEDY, spec_method=lambda: OracleDrafter(next(texts)))  # noqa: B023
+            calls = strict("strict_long").kernel.calls
+        assert output.tolist() == expected.tolist()
+        assert any(keys > 20 and not biased for _, keys, biased in calls), "the text, without a mask"
+        assert any(keys < 20 and biased for _, keys, biased in calls), "the tree, with a small one"
+        if family == "gemma3":
+            assert any(keys > 30 and biased for _, keys, biased in calls), "windows"
+
+
+def test_a_padded_batch_is_computed_at_once() -> None:
+    """Where rows see different parts of the text, the split cannot say so."""
+    with implementation(family_model("llama"), "strict_long") as model:
+        inputs = padded(PROMPT)
+        expected = plain(model, **inputs, **GREEDY)
+        strict("strict_long").kernel.calls.clear()
+        assert torch.equal(model.generate(**inputs, **GREEDY, spec_method="prompt_lookup"), expected)
+        assert all(biased for queries, _, biased in strict("strict_long").kernel.calls if queries > 2)

@@ -1,0 +1,160 @@
+"""Folding, padding, splitting and merging against torch's own attention, on random tensors."""
+
+import itertools
+
+import pytest
+import torch
+
+from hf_specdec.kernels.layout import attend, fits, fold_bias, fold_queries, merge, unfold
+from hf_specdec.kernels.masks import mark_open
+from tests.strict_kernel import StrictKernel
+
+HEADS = {"mha": (4, 4), "gqa": (8, 2), "mqa": (4, 1)}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3}
+
+
+def tensors(
+    heads: str, dtype: str, *, batch: int = 2, queries: int = 5, keys: int = 23, head_dim: int = 16, value_dim: int = 16
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries as models make them, keys and values as views of a longer cache."""
+    num_heads, num_kv_heads = HEADS[heads]
+    query = torch.randn(batch, queries, num_heads, head_dim).transpose(1, 2)
+    key, value = (torch.randn(batch, num_kv_heads, keys + 9, size)[:, :, :keys] for size in (head_dim, value_dim))
+    return query.to(DTYPES[dtype]), key.to(DTYPES[dtype]), value.to(DTYPES[dtype])
+
+
+def expected(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    groups = query.shape[1] // key.shape[1]
+    key, value = (tensor.float().repeat_interleave(groups, dim=1) for tensor in (key, value))
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.float()
+    output = torch.nn.functional.scaled_dot_product_attention(query.float(), key, value, attn_mask=mask, scale=0.3)
+    return output.transpose(1, 2)
+
+
+def tree_mask(batch: int, queries: int, keys: int, *, text: int) -> torch.Tensor:
+    """Columns up to `text` are seen by all, of the rest each query sees its own and some others."""
+    mask = torch.rand(batch, 1, queries, keys) < 0.4
+    mask[..., :text] = True
+    for query in range(queries):
+        mask[..., query, keys - queries + query] = True
+    return mask
+
+
+@pytest.mark.parametrize("queries", [1, 5, 64])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS)
+def test_a_masked_forward_is_torch_s(heads: str, dtype: str, queries: int) -> None:
+    """Rows of different masks, text lengths that are no multiples of anything."""
+    query, key, value = tensors(heads, dtype, queries=queries, keys=queries + 14)
+    mask = tree_mask(2, queries, queries + 14, text=3)
+    kernel = StrictKernel()
+    output = attend(kernel, query, key, value, mask, 0.3, 2048)
+    torch.testing.assert_close(
+        output.float(), expected(query, key, value, mask), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
+    assert output.dtype == query.dtype and output.is_contiguous()
+    groups = query.shape[1] // key.shape[1]
+    assert kernel.calls == [(groups * queries, queries + 14, True)], "folded, so that keys are not copied"
+
+
+@pytest.mark.parametrize("text", [1, 8, 13, 22])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS)
+def test_text_and_tree_apart_are_the_whole(heads: str, dtype: str, text: int) -> None:
+    """The text without a mask and the rest with a small one, merged."""
+    query, key, value = tensors(heads, dtype, batch=2, keys=23)
+    mask = tree_mask(2, 5, 23, text=text)
+    mask[..., -1] = True  # with 22 columns of text nothing else is left
+    mark_open(mask, text)
+    kernel = StrictKernel()
+    output = attend(kernel, query, key, value, mask, 0.3, 1)
+    torch.testing.assert_close(
+        output.float(), expected(query, key, value, mask), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
+    widths = {(keys, biased) for _, keys, biased in kernel.calls}
+    assert widths == {(text, False), (23 - text, True)}
+
+
+def test_scores_of_any_size_merge() -> None:
+    """The log-sum-exp carries what a softmax of each part has lost, also where one part outweighs the other by far."""
+    for first_scale, second_scale in itertools.product((0.01, 1.0, 60.0), repeat=2):
+        query = torch.randn(1, 3, 2, 8, dtype=torch.float64)
+        key, value = torch.randn(2, 1, 11, 2, 8, dtype=torch.float64)
+        key[:, :6] *= first_scale
+        key[:, 6:] *= second_scale
+        scores = torch.einsum("bmhd,bkhd->bhmk", query, key)
+        whole = torch.einsum("bhmk,bkhd->bmhd", scores.softmax(-1), value)
+        parts = []
+        for part in (slice(6), slice(6, None)):
+            weights = scores[..., part].softmax(-1)
+            parts += [torch.einsum("bhmk,bkhd->bmhd", weights, value[:, part]), scores[..., part].logsumexp(-1)]
+        torch.testing.assert_close(merge(*parts), whole.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_hidden_part_weighs_nothing() -> None:
+    """Where every key behind the text is hidden from a query, the text alone is its attention."""
+    query, key, value = tensors("gqa", "fp32", queries=2, keys=12)
+    mask = torch.ones(2, 1, 2, 12, dtype=torch.bool)
+    mask[:, :, 0, 8:] = False
+    mark_open(mask, 8)
+    output = attend(StrictKernel(), query, key, value, mask, 0.3, 1)
+    torch.testing.assert_close(output, expected(query, key, value, mask), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_additive_masks_and_masks_of_heads_are_folded_too(dtype: str) -> None:
+    query, key, value = tensors("gqa", dtype)
+    for heads in (1, 8):
+        mask = torch.randn(2, heads, 5, 23).to(query.dtype)
+        mask[:, :, :, 3:9] = torch.finfo(query.dtype).min
+        output = attend(StrictKernel(), query, key, value, mask, 0.3, 2048)
+        torch.testing.assert_close(
+            output.float(), expected(query, key, value, mask), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+        )
+
+
+def test_values_may_be_of_another_size_than_keys() -> None:
+    query, key, value = tensors("gqa", "fp32", value_dim=12)
+    mask = tree_mask(2, 5, 23, text=6)
+    mark_open(mask, 6)
+    output = attend(StrictKernel(), query, key, value, mask, 0.3, 1)
+    torch.testing.assert_close(output, expected(query, key, value, mask), atol=1e-5, rtol=1e-5)
+
+
+def test_a_row_that_sees_nothing_is_no_nan() -> None:
+    """Padding queries see nothing; what comes out is nobody's business, but it must not spread."""
+    for dtype in DTYPES:
+        query, key, value = tensors("gqa", dtype)
+        mask = tree_mask(2, 5, 23, text=3)
+        mask[1, :, 0] = False
+        assert attend(StrictKernel(), query, key, value, mask, 0.3, 2048).isfinite().all()
+
+
+@pytest.mark.parametrize("keys", range(1, 18))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_row_of_a_bias_begins_at_16_bytes(dtype: str, keys: int) -> None:
+    bias = fold_bias(torch.ones(2, 1, 3, keys, dtype=torch.bool), DTYPES[dtype], 8, 2)
+    assert bias.shape == (2, 1, 12, keys)
+    assert all(stride * bias.element_size() % 16 == 0 for stride in bias.stride()[:-1])
+    assert bias.stride(-1) == 1
+
+
+def test_the_heads_of_a_group_stay_together() -> None:
+    """Head h reads key/value head h // g, as transformers repeats them."""
+    query = torch.arange(6.0).view(1, 6, 1, 1).expand(1, 6, 2, 4)
+    folded = fold_queries(query, 3)
+    assert folded.shape == (1, 4, 3, 4)
+    assert folded[0, :, 1, 0].tolist() == [2.0, 2.0, 3.0, 3.0]
+    assert torch.equal(unfold(folded, 6), query.transpose(1, 2))
+
+
+def test_a_prompt_s_bias_may_not_outgrow_the_copies_it_saves() -> None:
+    """64 queries of 8 heads fold; 4,096 of them would need more room than copied keys and values."""
+    key = torch.empty(1, 2, 4096, 64, device="meta")
+    for queries, is_small in ((64, True), (4096, False)):
+        query = torch.empty(1, 8, queries, 64, device="meta")
+        mask = torch.empty(1, 1, queries, 4096, dtype=torch.bool, device="meta")
+        assert fits(query, key, key, mask) is is_small
+    assert not fits(query, key, key, mask[..., :100]), "a mask of another length is left to torch"

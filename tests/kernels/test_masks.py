@@ -1,0 +1,54 @@
+"""What is kept on a mask: made once, forgotten with it, never stale."""
+
+import gc
+import weakref
+
+import torch
+
+from hf_specdec.kernels.layout import attend
+from hf_specdec.kernels.masks import additive, mark_open, open_columns, prepared
+from tests.strict_kernel import StrictKernel
+
+
+def test_all_layers_of_a_forward_share_one_bias() -> None:
+    mask = torch.ones(1, 1, 3, 8, dtype=torch.bool)
+    made = []
+
+    def make() -> torch.Tensor:
+        made.append(additive(mask, torch.float32))
+        return made[-1]
+
+    assert all(prepared(mask, "bias", make) is made[0] for _ in range(4))
+    assert len(made) == 1
+
+
+def test_what_was_made_goes_with_the_mask() -> None:
+    masks = [torch.ones(1, 1, 3, 8, dtype=torch.bool)]
+    kept = weakref.ref(prepared(masks[0], "bias", lambda: additive(masks[0], torch.float32)))
+    assert kept() is not None
+    masks.clear()
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_mask_changed_in_place_is_another_mask() -> None:
+    """A buffer that is filled anew for each forward."""
+    query, key = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 6, 8)
+    mask = torch.ones(1, 1, 3, 6, dtype=torch.bool)
+    mark_open(mask, 4)
+    before = attend(StrictKernel(), query, key, key, mask, 1.0, 1)
+    mask[..., 2] = False
+    assert open_columns(mask) == 0
+    after = attend(StrictKernel(), query, key, key, mask, 1.0, 1)
+    fresh = attend(StrictKernel(), query, key, key, mask.clone(), 1.0, 1)
+    assert torch.equal(after, fresh)
+    assert not torch.equal(after, before)
+
+
+def test_under_inference_mode_nothing_is_kept() -> None:
+    """torch does not count changes there, so a stale bias could not be told from a good one."""
+    with torch.inference_mode():
+        mask = torch.ones(1, 1, 3, 6, dtype=torch.bool)
+        first = prepared(mask, "bias", lambda: additive(mask, torch.float32))
+        mask[..., 2] = False
+        assert not torch.equal(prepared(mask, "bias", lambda: additive(mask, torch.float32)), first)
