@@ -76,7 +76,9 @@ def notes(document: Document) -> list[str]:
     if document["kind"] == COST:
         return ["Median of the ratios to one token in the same round; in brackets the 95 % bootstrap interval."]
     if document["kind"] != SPEEDS:
-        return ["Tokens a step: 1 + accepted drafts, on recorded answers."]
+        lines = ["Tokens a step: 1 + accepted drafts, on recorded answers."]
+        blind = [name for name, points in document["drafters"].items() if any(p.get("needs_logits") for p in points)]
+        return lines + [f"{name} learns from logits too, which a recording does not have." for name in blind]
     several = has_several(document)
     lines = [
         f"Tasks and overall: tokens a second over those of {REFERENCE!r} beside it, median over prompts; 95 %: "

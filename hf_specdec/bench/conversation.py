@@ -1,8 +1,9 @@
-"""From prompts to token ids: chat templates, earlier turns, and what a model has positions for.
+"""From prompts to token ids: chat templates, earlier turns, random tokens, and what a model has positions for.
 
-encode(subject, messages_of(prompt, answers=["first answer"]), prompt.is_chat)
+encode(subject, prompt, answers=["first answer"])
 """
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -11,12 +12,29 @@ from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.subject import Subject
 from hf_specdec.errors import ConfigError
 
-__all__ = ["encode", "fitting", "messages_of"]
+__all__ = ["encode", "fitting"]
 
 Messages = list[dict[str, str]]
 
 
-def messages_of(prompt: Prompt, answers: Iterable[str] = ()) -> Messages:
+def encode(subject: Subject, prompt: Prompt, answers: Iterable[str] = ()) -> dict[str, torch.Tensor]:
+    """Token ids and mask, `(1, length)`, of what has been said after as many turns as there are `answers`."""
+    if prompt.num_random_tokens:
+        ids = _random_ids(subject, prompt)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return _encode(subject, _messages_of(prompt, answers), prompt.is_chat)
+
+
+def _random_ids(subject: Subject, prompt: Prompt) -> torch.Tensor:
+    """`(1, num_random_tokens)` ids that the tokenizer knows, special ones left out, drawn on the CPU."""
+    special = set(subject.tokenizer.all_special_ids)
+    known = torch.tensor([token for token in range(len(subject.tokenizer)) if token not in special])
+    generator = torch.Generator().manual_seed(prompt.seed)
+    picks = torch.randint(len(known), (1, prompt.num_random_tokens), generator=generator)
+    return known[picks].to(subject.model.device)
+
+
+def _messages_of(prompt: Prompt, answers: Iterable[str] = ()) -> Messages:
     """The turns said so far, each answer after its turn, and the turn to be answered now."""
     messages: Messages = []
     for turn, answer in zip(prompt.turns, answers, strict=False):
@@ -24,7 +42,7 @@ def messages_of(prompt: Prompt, answers: Iterable[str] = ()) -> Messages:
     return [*messages, {"role": "user", "content": prompt.turns[len(messages) // 2]}]
 
 
-def encode(subject: Subject, messages: Messages, is_chat: bool) -> dict[str, torch.Tensor]:
+def _encode(subject: Subject, messages: Messages, is_chat: bool) -> dict[str, torch.Tensor]:
     """Token ids and mask, `(1, length)`; through the chat template where prompt and tokenizer are made for it."""
     tokenizer, device = subject.tokenizer, subject.model.device
     if is_chat and getattr(tokenizer, "chat_template", None):
@@ -47,8 +65,8 @@ def fitting(subject: Subject, prompts: Sequence[Prompt], max_new_tokens: int) ->
         return list(prompts)
     found = []
     for prompt in prompts:
-        said = [{"role": "user", "content": "\n\n".join(prompt.turns)}]
-        length = encode(subject, said, prompt.is_chat)["input_ids"].shape[1]
+        whole = dataclasses.replace(prompt, turns=("\n\n".join(prompt.turns),))
+        length = encode(subject, whole)["input_ids"].shape[1]
         if length + max_new_tokens * len(prompt.turns) <= positions:
             found.append(prompt)
     if not found:

@@ -3,6 +3,7 @@
 Knows nothing about models. A document of kind "speeds" has the fields
 
     format, kind, header, settings, prompts
+    against     rows that all are compared with, beside the reference
     subjects    one entry a model
     is_complete whether everything asked for has been measured
 
@@ -14,6 +15,7 @@ and an entry has
     summary     mode -> row -> medians with intervals, rates, shares; see `statistics.summarize`
 
     write_document(document, "bench.json")
+    summarize_again(document, against=["lookahead"])
     flagged(document)
 """
 
@@ -23,8 +25,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hf_specdec.bench.journal import Journal, is_journal, read_lines
 from hf_specdec.bench.prompts import Prompt
-from hf_specdec.errors import ConfigError
+from hf_specdec.bench.statistics import summarize
+from hf_specdec.errors import ConfigError, unknown_name
 
 __all__ = [
     "COST",
@@ -32,11 +36,13 @@ __all__ = [
     "REPLAY",
     "SPEEDS",
     "Flag",
+    "check_against",
     "check_continues",
     "flagged",
     "new_document",
     "new_entry",
     "read_document",
+    "summarize_again",
     "write_document",
 ]
 
@@ -61,6 +67,7 @@ def new_document(
     settings: Mapping[str, Any],
     prompts: Sequence[Prompt],
     subjects: Sequence[Mapping[str, Any]],
+    against: Sequence[str] = (),
 ) -> Document:
     """A document with nothing measured yet."""
     return {
@@ -69,6 +76,7 @@ def new_document(
         "header": dict(header),
         "settings": _json_values(settings),
         "prompts": [{"id": prompt.id, "task": prompt.task} for prompt in prompts],
+        "against": list(against),
         "subjects": [dict(subject) for subject in subjects],
         "is_complete": False,
     }
@@ -86,6 +94,33 @@ def new_entry(
         "records": [],
         "summary": {},
     }
+
+
+def summarize_again(document: Document, against: Sequence[str] | None = None) -> None:
+    """Bring the summaries of a document of speeds up to its records.
+
+    Args:
+        against: rows to compare all others with from now on; as before by default.
+
+    Raises:
+        ConfigError: one of them was not measured, or the document is not one of speeds.
+    """
+    if document["kind"] != SPEEDS:
+        if against:
+            raise ConfigError("against", "must come with a document of speeds", document["kind"], "Leave it out.")
+        return
+    if against is not None:
+        check_against(against, [row["name"] for entry in document["subjects"] for row in entry["rows"]])
+        document["against"] = list(against)
+    for entry in document["subjects"]:
+        entry["summary"] = summarize(entry["records"], entry["probes"], entry["rows"], document.get("against", ()))
+
+
+def check_against(against: Sequence[str], rows: Sequence[str]) -> None:
+    """Raise unless all names in `against` are among `rows`."""
+    for name in against:
+        if name not in rows:
+            raise unknown_name("against", name, rows)
 
 
 def check_continues(document: Document, fresh: Document) -> None:
@@ -130,13 +165,14 @@ def _flags(entry: Mapping[str, Any]) -> list[Flag]:
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:
-    """A document from a file.
+    """A document from a file of JSON, or of JSON lines where its name ends in `.jsonl`.
 
     Raises:
         ConfigError: there is none, or it is something else.
     """
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        document = read_lines(text) if is_journal(path) else json.loads(text)
     except (OSError, ValueError) as error:
         raise ConfigError("file", "must be a document of hf-specdec bench", str(path), str(error)) from error
     if not isinstance(document, dict) or "kind" not in document:
@@ -144,12 +180,24 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     if document.get("format") != FORMAT:
         rule = f"must be a document of hf-specdec bench in format {FORMAT}"
         raise ConfigError("file", rule, document.get("format"), "Measure again.")
+    summarize_again(document)
     return document
 
 
 def write_document(document: Document, path: str | os.PathLike[str]) -> None:
-    """Write a document in one go: an interrupt leaves the file as it was or as it should be."""
+    """Write a document in one go: an interrupt leaves the file as it was or as it should be.
+
+    JSON lines are written where the name ends in `.jsonl`.
+
+    Raises:
+        ConfigError: JSON lines of a document that is not one of speeds.
+    """
     target = Path(path)
+    if is_journal(target):
+        if document["kind"] != SPEEDS:
+            raise ConfigError("output", "must end in .json for this kind of document", str(path), "Rename it.")
+        Journal(target).close(document)
+        return
     draft = target.with_name(target.name + ".part")
     draft.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     os.replace(draft, target)

@@ -34,6 +34,8 @@ class Outcome:
         cpu_seconds (`float`): processor time of the process, all its threads together.
         draft_seconds (`float | None`): time spent drafting, where the row keeps count of it.
         plain_reason (`str | None`): why nothing was drafted, where the row's loop says so.
+        reliability (`list[list[float]] | None`): where the row predicts what will be accepted: mean
+            prediction, share accepted and number of drafted tokens, bin by bin.
     """
 
     token_ids: list[int]
@@ -41,6 +43,7 @@ class Outcome:
     cpu_seconds: float
     draft_seconds: float | None
     plain_reason: str | None
+    reliability: list[list[float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ def timed_call(subject: Subject, row: Row, inputs: Inputs, options: Mapping[str,
         cpu_seconds=cpu_seconds,
         draft_seconds=stats.draft_seconds if stats is not None and stats.draft_seconds > 0 else None,
         plain_reason=None if stats is None else stats.plain_reason,
+        reliability=[list(point) for point in getattr(stats, "reliability", None) or ()] or None,
     )
 
 

@@ -7,24 +7,28 @@ A line of a `.jsonl` file (or `.jsonl.gz`) is recognised by its keys:
     HumanEval       task_id, prompt
     GSM8K           question
 
-Any other file is one prompt as it stands; a folder is all the files in it, each sub-folder a task. Knows nothing
-about tokenizers or models.
+Any other file is one prompt as it stands; a folder is all the files in it, each sub-folder a task. Text that nothing
+can be drafted for is made of random tokens. Knows nothing about tokenizers or models.
 
-    prompts = load_prompts(["humaneval.jsonl.gz"], limit=20)
+    prompts = load_prompts(["humaneval.jsonl.gz"], limit=20, limit_per_task=8)
+    prompts += random_prompts(8, length=64)
 """
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from hf_specdec.config.base import check_positive
 from hf_specdec.errors import ConfigError
 
-__all__ = ["Prompt", "default_prompts", "load_prompts", "spread"]
+__all__ = ["RANDOM_TOKENS", "Prompt", "default_prompts", "load_prompts", "random_prompts", "spread"]
 
+RANDOM_TOKENS = "random tokens"
 FORMS = "question_id/category/turns, id/task/turns, task_id/prompt or question"
 
 
@@ -37,12 +41,17 @@ class Prompt:
         task (`str`): the column it counts in.
         turns (`tuple[str, ...]`): what the user says, one after the other; the model answers each.
         is_chat (`bool`): whether it is put through the tokenizer's chat template, where there is one.
+        num_random_tokens (`int`): where not 0, this many tokens of the model's vocabulary, drawn from `seed`, stand for
+            the text.
+        seed (`int`): of the random tokens.
     """
 
     id: str
     task: str
     turns: tuple[str, ...]
     is_chat: bool = False
+    num_random_tokens: int = 0
+    seed: int = 0
 
 
 def default_prompts() -> list[Prompt]:
@@ -50,11 +59,24 @@ def default_prompts() -> list[Prompt]:
     return _from_folder(Path(__file__).parent / "default_prompts")
 
 
-def load_prompts(paths: Iterable[str | PathLike[str]] = (), *, limit: int | None = None) -> list[Prompt]:
+def random_prompts(count: int, *, length: int = 64, seed: int = 0) -> list[Prompt]:
+    """Prompts of `length` random tokens, a task of their own: text in which nothing can be looked up."""
+    check_positive("random_tokens", count, "Usual are 8 prompts.")
+    check_positive("random_tokens", length, "Usual are 64 tokens.")
+    return [
+        Prompt(f"{RANDOM_TOKENS}/{length}/{seed + index}", RANDOM_TOKENS, ("",), False, length, seed + index)
+        for index in range(count)
+    ]
+
+
+def load_prompts(
+    paths: Iterable[str | PathLike[str]] = (), *, limit: int | None = None, limit_per_task: int | None = None
+) -> list[Prompt]:
     """Read files and folders; without any, the set that ships with the package.
 
     Args:
         limit: most prompts, taken from the tasks in turn.
+        limit_per_task: most prompts of a task, its first ones.
 
     Raises:
         ConfigError: a path does not exist, a line has none of the known forms, two prompts share an id.
@@ -68,6 +90,8 @@ def load_prompts(paths: Iterable[str | PathLike[str]] = (), *, limit: int | None
         if prompt.id in seen:
             raise ConfigError("id", "must be unique within a run", prompt.id, "Give each prompt an id of its own.")
         seen.add(prompt.id)
+    if limit_per_task is not None:
+        prompts = _first_of_each_task(prompts, limit_per_task)
     return prompts if limit is None else spread(prompts, limit)
 
 
@@ -82,6 +106,17 @@ def spread(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
     in_turn = [group[index] for index in range(depth) for group in by_task.values() if index < len(group)]
     chosen = {prompt.id for prompt in in_turn[:limit]}
     return [prompt for prompt in prompts if prompt.id in chosen]
+
+
+def _first_of_each_task(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
+    check_positive("limit_per_task", limit, "Leave it out for all prompts.")
+    counts: Counter[str] = Counter()
+    chosen = []
+    for prompt in prompts:
+        counts[prompt.task] += 1
+        if counts[prompt.task] <= limit:
+            chosen.append(prompt)
+    return chosen
 
 
 def _from_path(path: Path) -> list[Prompt]:

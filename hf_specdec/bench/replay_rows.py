@@ -1,28 +1,42 @@
 """Rows of a benchmark against recorded answers: tokens a step over the number of drafted tokens.
 
-No model runs, so only drafters that need no logits take part. Without names, prompt lookup as a chain and as trees of
-8 to 64 nodes stands beside transformers' rule.
+No model runs, so drafters that learn from logits show what they draft without them, and those with a draft model take
+no part. Answers are replayed in the order of the file, and a method keeps its memory from one to the next, as it does
+on a model. Where it put something there, a second row shows it with every answer alone. Without names, prompt lookup
+as a chain and as trees of 8 to 64 nodes stands beside transformers' rule, and with it every other method that drafts
+from text.
 
-    document = replay_rows(read_records("answers.jsonl"), ["prompt_lookup=[10,2]", "my_module:MyDrafter"])
+    document = replay_rows(read_records("answers.jsonl"), ["prompt_lookup:pool=shared", "my_module:MyDrafter"])
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from hf_specdec.bench.naming import imported, is_import, split_config
+from hf_specdec.bench.naming import imported, is_import, method_called, split_config
 from hf_specdec.bench.replay import Record, replay, replay_document
 from hf_specdec.config import PromptLookupConfig
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods import Memory, Setup, resolve
+from hf_specdec.methods import METHODS, Memory, Setup
 
 __all__ = ["replay_rows"]
 
 BRANCHES = 8
 BUDGETS = (8, 16, 32, 64)
+NOT_BY_DEFAULT = ("plain", "prompt_lookup", "lookahead")  # nothing drafted; has rows of its own; lives on logits
+ALONE = ", each answer alone"
 
 Progress = Callable[[str, int, int], None]
-Job = tuple[str, int, Callable[[], Drafter]]  # name, most drafted tokens a step, how to make the drafter
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One point of one row: most drafted tokens a step, and how to make the drafter of an answer."""
+
+    name: str
+    num_nodes: int
+    make: Callable[[Memory], Drafter]
 
 
 def replay_rows(
@@ -31,21 +45,30 @@ def replay_rows(
     """A document of kind "replay".
 
     Args:
-        names: methods, methods with configurations (`prompt_lookup={"num_branches": 4}`), or `module:Class`.
+        names: methods, methods with configurations (`prompt_lookup:num_branches=4`), or `module:Class`.
 
     Raises:
-        ConfigError: an unknown name, or a drafter that needs logits.
+        ConfigError: an unknown name, or a method that needs a draft model.
     """
     if not records:
         raise ConfigError("replay", "must hold at least one recorded answer", 0, "Check the file.")
     document = replay_document(records, [])
     jobs = _default_jobs() if names is None else [job for name in names for job in _jobs(name)]
-    for number, (name, num_nodes, make) in enumerate(jobs):
+    for number, job in enumerate(jobs):
         if progress is not None:
-            progress(f"{name}, {num_nodes} nodes", number, len(jobs))
-        result = replay(make, records, budget=num_nodes)
-        document["drafters"].setdefault(name, []).append({"num_nodes": num_nodes, **result.to_dict()})
+            progress(f"{job.name}, {job.num_nodes} nodes", number, len(jobs))
+        for name, result in _results(job, records).items():
+            document["drafters"].setdefault(name, []).append({"num_nodes": job.num_nodes, **result})
     return {**document, "settings": {"num_records": len(records)}, "is_complete": True}
+
+
+def _results(job: Job, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """With a memory of the answers before, and where it was used, without one."""
+    memory = Memory()
+    found = {job.name: replay(lambda: job.make(memory), records, budget=job.num_nodes).to_dict()}
+    if memory.pools:
+        found[job.name + ALONE] = replay(lambda: job.make(Memory()), records, budget=job.num_nodes).to_dict()
+    return found
 
 
 def _default_jobs() -> list[Job]:
@@ -54,21 +77,30 @@ def _default_jobs() -> list[Job]:
     return [
         _method_job("prompt_lookup, chain", "prompt_lookup", chain),
         *(_method_job(f"prompt_lookup, {BRANCHES} branches", "prompt_lookup", config) for config in trees),
+        *(job for name in _text_methods() for job in _jobs(name)),
     ]
+
+
+def _text_methods() -> list[str]:
+    """Methods that draft from the text and need nothing else, those that have default rows left out."""
+    return [name for name, method in METHODS.items() if not method.needs_draft_model and name not in NOT_BY_DEFAULT]
 
 
 def _jobs(name: str) -> list[Job]:
     if is_import(name):
-        make = imported(name)
-        if not isinstance(make(), Drafter):
+        factory = imported(name)
+        if not isinstance(factory(), Drafter):
             raise ConfigError("row", "must be a Drafter for --replay", name, "Subclass hf_specdec.Drafter.")
-        return [(name, budget, make) for budget in BUDGETS]
+        return [Job(name, budget, lambda memory: factory()) for budget in BUDGETS]
     method_name, value = split_config(name)
-    return [_method_job(name, method_name, resolve(method_name).config_class.parse(value, name))]
+    config = method_called(method_name).config_class.parse(value, name)
+    whole = _method_job(name, method_name, config)
+    smaller = [budget for budget in BUDGETS if budget < whole.num_nodes]
+    return [*(Job(name, budget, whole.make) for budget in smaller), whole]
 
 
 def _method_job(name: str, method_name: str, config: Any) -> Job:
-    method, setup = resolve(method_name), Setup(Memory())
-    if method.needs_draft_model or method.make(config, setup).needs_logits:
+    method = method_called(method_name)
+    if method.needs_draft_model:
         raise ConfigError("row", "must draft from the text alone for --replay", name, "Measure it with a model.")
-    return name, method.budget(config), lambda: method.make(config, setup)
+    return Job(name, method.budget(config), lambda memory: method.make(config, Setup(memory)))

@@ -15,7 +15,7 @@ from typing import Any
 
 import transformers
 
-from hf_specdec.bench.document import check_continues, new_document, new_entry
+from hf_specdec.bench.document import check_against, check_continues, new_document, new_entry
 from hf_specdec.bench.header import header, subject_facts
 from hf_specdec.bench.plan import BenchSettings, visits
 from hf_specdec.bench.prompts import Prompt
@@ -36,6 +36,7 @@ class Bench:
     Args:
         subjects: the models, all on the same device.
         rows: names of rows beside the reference; by default all that a model allows.
+        against: names of rows that all others are compared with, beside the reference and transformers' own rows.
         document: an earlier document to continue; it must come from the same settings on the same hardware.
 
     Raises:
@@ -49,6 +50,7 @@ class Bench:
         settings: BenchSettings,
         *,
         rows: Iterable[str] = (DEFAULT,),
+        against: Sequence[str] = (),
         document: Document | None = None,
     ) -> None:
         check_subjects(subjects)
@@ -59,13 +61,15 @@ class Bench:
             new_entry(subject_facts(subject), [row.describe() for row in own], left_out)
             for subject, (own, left_out) in zip(subjects, chosen, strict=True)
         ]
-        fresh = new_document(header(subjects[0].model.device), dataclasses.asdict(settings), prompts, entries)
+        check_against(against, [row.name for own, _ in chosen for row in own])
+        where = header(subjects[0].model.device)
+        fresh = new_document(where, dataclasses.asdict(settings), prompts, entries, against)
         if document is not None:
             check_continues(document, fresh)
-            document["settings"] = fresh["settings"]
+            document.update({name: fresh[name] for name in ("settings", "against")})
         self.document = fresh if document is None else document
         self.runs = [
-            SubjectRun(subject, own, prompts, settings, entry)
+            SubjectRun(subject, own, prompts, settings, entry, against)
             for subject, (own, _), entry in zip(subjects, chosen, self.document["subjects"], strict=True)
         ]
 

@@ -5,19 +5,20 @@ two calls having run one after the other; a row's ratio is the median over promp
 bootstrap over prompts.
 
     median_with_interval([1.9, 2.1, 2.0])    # {"median": 2.0, "low": 1.9, "high": 2.1, "count": 3}
-    summarize(records, probes, rows)
+    summarize(records, probes, rows, against=["lookahead"])
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hf_specdec.bench.rows import REFERENCE
 
-__all__ = ["acceptance_by_position", "mean_acceptance_length", "median_with_interval", "summarize"]
+__all__ = ["acceptance_by_position", "mean_acceptance_length", "median_with_interval", "reliability", "summarize"]
 
 RESAMPLES = 2000
+RELIABILITY_BINS = 10
 CONFIDENCE = 0.95
 OVERALL = "overall"
 
@@ -48,10 +49,42 @@ def acceptance_by_position(blocks: Iterable[Sequence[int]]) -> list[float]:
     return [sum(count > depth for count in steps) / len(steps) for depth in range(1, deepest)]
 
 
-def summarize(records: Sequence[Record], probes: Sequence[Record], rows: Iterable[Record]) -> dict[str, Any]:
-    """Modes, and in each mode the rows by name, with everything the tables and plots show."""
+def reliability(points: Iterable[Sequence[float]]) -> list[dict[str, float]]:
+    """Predicted probability beside the share that was accepted, in ten equal bins; empty bins are left out.
+
+    Args:
+        points: mean prediction, share accepted and count of drafted tokens, from any number of calls.
+    """
+    bins: dict[int, list[float]] = {}
+    for predicted, accepted, count in points:
+        place = min(int(predicted * RELIABILITY_BINS), RELIABILITY_BINS - 1)
+        sums = bins.setdefault(place, [0.0, 0.0, 0])
+        for index, value in enumerate((predicted * count, accepted * count, count)):
+            sums[index] += value
+    return [
+        {
+            "from": place / RELIABILITY_BINS,
+            "to": (place + 1) / RELIABILITY_BINS,
+            "predicted": predicted / count,
+            "accepted": accepted / count,
+            "count": count,
+        }
+        for place, (predicted, accepted, count) in sorted(bins.items())
+        if count
+    ]
+
+
+def summarize(
+    records: Sequence[Record], probes: Sequence[Record], rows: Iterable[Record], against: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Modes, and in each mode the rows by name, with everything the tables and plots show.
+
+    Args:
+        against: rows that all are compared with, beside the reference and transformers' own.
+    """
     described = list(rows)
-    bases = [row["name"] for row in described if row.get("kind") == "transformers"]
+    named = set(against)
+    bases = [row["name"] for row in described if row.get("kind") == "transformers" or row["name"] in named]
     modes = list(dict.fromkeys(record["mode"] for record in (*records, *probes)))
     return {
         mode: {
@@ -75,27 +108,42 @@ def _row_summary(
     seen = [*own, *own_probes]
     equal = _share_equal(seen)
     blocks = [probe["blocks"] for probe in own_probes]
-    verified = [count for probe in own_probes for count in probe["drafted"]]
     drafting = [record for record in own if record["draft_seconds"] is not None]
     peaks = [probe["peak_memory_bytes"] for probe in own_probes if probe["peak_memory_bytes"] is not None]
     seconds = sum(record["seconds"] for record in own)
     return {
         "speed": _ratios(own, records, "seconds"),
         "speed_by_processor_time": _ratios(own, records, "cpu_seconds").get(OVERALL),
-        "speed_against": {base: _ratios(own, records, "seconds", base).get(OVERALL) for base in bases},
+        "speed_against": {base: _ratios(own, records, "seconds", base) for base in bases},
         "tokens_per_second": sum(record["num_tokens"] for record in own) / seconds if seconds else None,
         "num_tokens": sum(record["num_tokens"] for record in own),
         "first_token_seconds": _median([probe["first_token_seconds"] for probe in own_probes]),
         "mean_acceptance_length": mean_acceptance_length(blocks),
+        "tokens_per_step": _by_task(own_probes, "blocks", mean_acceptance_length),
         "acceptance_by_position": acceptance_by_position(blocks),
-        "drafted_per_step": sum(verified) / len(verified) if verified else 0.0,
+        "drafted_per_step": _drafted_per_step([probe["drafted"] for probe in own_probes]),
+        "nodes_per_step": _by_task(own_probes, "drafted", _drafted_per_step),
         "draft_share": sum(r["draft_seconds"] for r in drafting) / sum(r["seconds"] for r in drafting)
         if drafting
         else None,
         "peak_memory_bytes": max(peaks, default=None),
         "share_equal": equal,
+        "reliability": reliability(point for record in own for point in record.get("reliability", ())),
         "plain_reasons": sorted({record["plain_reason"] for record in own if record["plain_reason"]}),
     }
+
+
+def _drafted_per_step(calls: Iterable[Sequence[int]]) -> float:
+    """Tokens that a verify step computed beside the current one, the prompt's forward left out."""
+    steps = [count for call in calls for count in call[1:]]
+    return sum(steps) / len(steps) if steps else 0.0
+
+
+def _by_task(probes: Sequence[Record], field: str, mean: Callable[[list[Any]], float]) -> dict[str, float]:
+    """A mean over the steps of each task, and of all."""
+    tasks = dict.fromkeys(probe["task"] for probe in probes)
+    found = {task: mean([probe[field] for probe in probes if probe["task"] == task]) for task in tasks}
+    return {**found, OVERALL: mean([probe[field] for probe in probes])} if found else {}
 
 
 def _ratios(own: Sequence[Record], records: Sequence[Record], clock: str, base: str = REFERENCE) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.bench.conversation import encode, fitting, messages_of
+from hf_specdec.bench.conversation import encode, fitting
 from hf_specdec.bench.measure import probed_call, timed_call
 from hf_specdec.bench.plan import PROBE_ROUND, BenchSettings, Visit
 from hf_specdec.bench.prompts import Prompt
@@ -39,6 +39,7 @@ class SubjectRun:
         rows: the reference first; those that an earlier run left out are left out again.
         prompts: those that the model has no positions for are left out.
         entry: the model's entry in the document, perhaps from an earlier run.
+        against: rows that all are compared with, beside the reference.
     """
 
     def __init__(
@@ -48,9 +49,10 @@ class SubjectRun:
         prompts: Sequence[Prompt],
         settings: BenchSettings,
         entry: dict[str, Any],
+        against: Sequence[str] = (),
     ) -> None:
         known = {row["name"] for row in entry["rows"]}
-        self.subject, self.settings, self.entry = subject, settings, entry
+        self.subject, self.settings, self.entry, self.against = subject, settings, entry, against
         self.rows = [row for row in rows if row.name in known]
         self.prompts = fitting(subject, prompts, settings.max_new_tokens)
         if len(self.prompts) < len(prompts):
@@ -107,21 +109,24 @@ class SubjectRun:
     def summarize(self) -> None:
         """Bring the entry's summary up to what has been measured."""
         entry = self.entry
-        entry["summary"] = summarize(entry["records"], entry["probes"], entry["rows"])
+        entry["summary"] = summarize(entry["records"], entry["probes"], entry["rows"], self.against)
 
     def _call(self, visit: Visit, row: Row, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         call = probed_call if visit.round == PROBE_ROUND else timed_call
         seed = self.settings.seed + max(visit.round, 0)
         with _memory(self.subject, self._memories[row.name]):
             outcome = call(self.subject, row, inputs, self.settings.options(visit.mode), seed)
-        return {**visit.key, "row": row.name, **dataclasses.asdict(outcome)}
+        record = {**visit.key, "row": row.name, **dataclasses.asdict(outcome)}
+        if record.get("reliability") is None:
+            record.pop("reliability", None)
+        return record
 
     def _inputs(self, visit: Visit) -> dict[str, torch.Tensor]:
         """What is said in a visit, after earlier turns and the reference's answers to them."""
         earlier = [dataclasses.replace(visit, turn=turn) for turn in range(visit.turn)]
         answers = [self._records[_key(before.key, REFERENCE)]["token_ids"] for before in earlier]
         texts = [self.subject.tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
-        return encode(self.subject, messages_of(visit.prompt, texts), visit.prompt.is_chat)
+        return encode(self.subject, visit.prompt, texts)
 
 
 @contextmanager

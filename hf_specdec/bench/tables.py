@@ -37,6 +37,7 @@ def tables(document: Document) -> list[Table]:
     found = []
     for panel in panels(document):
         found += [_speed_table(document, panel), *_against_table(panel), _detail_table(panel)]
+        found += [_steps_table(document, panel), *_task_tables(document, panel), *_reliability_tables(panel)]
     return [*found, *(_models_tables(document) if has_several(document) else [])]
 
 
@@ -52,8 +53,7 @@ def markdown(document: Document) -> str:
 
 def _speed_table(document: Document, panel: Panel) -> Table:
     """Speed by task and overall with its interval, and equality."""
-    tasks = list(dict.fromkeys(prompt["task"] for prompt in document["prompts"]))
-    tasks = [task for task in tasks if any(task in row["speed"] for row in panel.rows.values())]
+    tasks = _tasks(document, panel, "speed")
     broken = {flag.row for flag in flagged(document) if (flag.subject, flag.mode) == (panel.subject, panel.mode)}
     cells = []
     for name, row in panel.rows.items():
@@ -69,7 +69,7 @@ def _against_table(panel: Panel) -> list[Table]:
     bases = list(next(iter(rows.values()))["speed_against"]) if rows else []
     cells = []
     for name, row in rows.items():
-        ratios = [None if base == name else row["speed_against"][base] for base in bases]
+        ratios = [None if base == name else row["speed_against"][base].get(OVERALL) for base in bases]
         cells.append([name, *(f"{_times(ratio)} [{_interval(ratio)}]" if ratio else "-" for ratio in ratios)])
     return [Table("", ["overall", *(f"over {base}" for base in bases)], cells)] if bases else []
 
@@ -79,6 +79,52 @@ def _detail_table(panel: Panel) -> Table:
     headings = ["", "by CPU time", "tokens a step", "drafted a step", "tokens/s", "first token", "draft share"]
     headings.append("peak memory")
     return Table("", headings, [[name, *_details(row)] for name, row in panel.rows.items()])
+
+
+def _steps_table(document: Document, panel: Panel) -> Table:
+    """Tokens a verify step by task, and what it computed for them."""
+    columns = [*_tasks(document, panel, "tokens_per_step"), OVERALL]
+    cells = []
+    for name, row in panel.rows.items():
+        pairs = [(row["tokens_per_step"].get(task), row["nodes_per_step"].get(task)) for task in columns]
+        cells.append([name, *("-" if tokens is None else f"{tokens:.2f} ({nodes:.1f})" for tokens, nodes in pairs)])
+    return Table("", ["tokens a step (drafted)", *columns], cells)
+
+
+def _task_tables(document: Document, panel: Panel) -> list[Table]:
+    """Speed over each row that was asked for, by task with intervals."""
+    columns = [*_tasks(document, panel, "speed"), OVERALL]
+    found = []
+    for base in document.get("against", ()):
+        cells = []
+        for name, row in panel.rows.items():
+            ratios = row["speed_against"].get(base, {})
+            measured = [None if name == base else ratios.get(task) for task in columns]
+            cells.append([name, *(f"{_times(ratio)} [{_interval(ratio)}]" if ratio else "-" for ratio in measured)])
+        found.append(Table("", [f"speed over {base}", *columns], cells))
+    return found
+
+
+def _reliability_tables(panel: Panel) -> list[Table]:
+    """For rows that predict what will be accepted: the predictions beside what came of them."""
+    found = []
+    for name, row in panel.rows.items():
+        bins = row["reliability"]
+        if bins:
+            cells = [
+                ["mean prediction", *(f"{point['predicted']:.3f}" for point in bins)],
+                ["share accepted", *(f"{point['accepted']:.3f}" for point in bins)],
+                ["drafted tokens", *(f"{point['count']:.0f}" for point in bins)],
+            ]
+            headings = [f"{point['from']:.1f}-{point['to']:.1f}" for point in bins]
+            found.append(Table("", [f"{name} predicts", *headings], cells))
+    return found
+
+
+def _tasks(document: Document, panel: Panel, field: str) -> list[str]:
+    """The tasks that some row has a figure for, in the prompts' order."""
+    tasks = dict.fromkeys(prompt["task"] for prompt in document["prompts"])
+    return [task for task in tasks if any(task in row[field] for row in panel.rows.values())]
 
 
 def _models_tables(document: Document) -> list[Table]:

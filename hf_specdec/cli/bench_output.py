@@ -16,6 +16,8 @@ from hf_specdec.cli.report import print_json, stdout_console
 
 __all__ = ["progress_bar", "show"]
 
+WIDEST_TABLE = 240  # in a pipe, where nothing says how wide a line may be
+
 
 def show(document: dict[str, Any], *, as_json: bool, as_markdown: bool) -> None:
     """Print a document in the form asked for."""
@@ -46,6 +48,8 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 def _print_tables(document: dict[str, Any]) -> None:
     console = stdout_console()
+    if not console.is_terminal:
+        console.width = WIDEST_TABLE
     for line in facts(document):
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
     for table in tables(document):
@@ -58,7 +62,7 @@ def _print_tables(document: dict[str, Any]) -> None:
 def _drawn(table: Table) -> rich.table.Table:
     drawn = rich.table.Table(title=table.title or None, title_justify="left", title_style="bold")
     for number, heading in enumerate(table.headings):
-        drawn.add_column(escape(heading), justify="right" if number else "left", no_wrap=number == 0)
+        drawn.add_column(escape(heading), justify="right" if number else "left", no_wrap=number > 0, overflow="fold")
     for cells in table.rows:
         drawn.add_row(*map(escape, cells), style="bold red" if any(NOT_EQUAL in cell for cell in cells) else None)
     return drawn

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import hf_specdec.bench.subject_run as run_module
+from hf_specdec.bench.document import read_document
 from tests.cli.conftest import Run, run
 
 __all__ = ["run"]
@@ -53,6 +54,15 @@ def test_the_table_and_markdown_show_the_rows(run: Run) -> None:
             assert word in result.stdout
 
 
+def test_long_names_cut_no_figures(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.write_text(json.dumps({"prompt_ids": [1, 2, 3], "answer_ids": [4, 1, 2, 3, 4]}) + "\n", encoding="utf-8")
+    row = "prompt_lookup:num_branches=8,max_nodes=64,max_matching_ngram_size=4,max_draft_len=12,pool=request"
+    result = run("bench", "--replay", str(file), "--row", row)
+    assert result.exit_code == 0, result.stderr
+    assert row in result.stdout and "…" not in result.stdout
+
+
 def test_a_wrong_row_is_flagged_and_ends_with_1(run: Run) -> None:
     wrong = "tests.bench.wrong_rows:WrongContext"
     assert entry_of(bench(run, "--row", wrong, exit_code=1))["summary"]["greedy"][wrong]["share_equal"] < 1
@@ -84,6 +94,38 @@ def test_an_interrupt_keeps_what_was_measured_and_resume_goes_on(
     assert whole["is_complete"] and len(entry_of(whole)["records"]) == 4
     assert entry_of(whole)["records"][:2] == entry_of(partial)["records"]
     assert json.loads(file.read_text()) == whole
+
+
+def test_a_journal_is_continued_like_a_document(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "bench.jsonl"
+    calls = 0
+    real = run_module.timed_call
+
+    def killed(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise RuntimeError("no time to say how it ended")
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "timed_call", killed)
+        assert run(*BENCH, "--output", str(file)).exit_code != 0
+    assert len(entry_of(read_document(file))["records"]) == 2
+    whole = bench(run, "--resume", str(file))
+    assert whole["is_complete"] and len(entry_of(whole)["records"]) == 4
+    assert read_document(file) == whole
+
+
+def test_random_tokens_and_any_row_to_compare_with(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    words = ("--random-tokens", "2x16", "--limit-per-task", "1", "--limit", "1", "--output", str(file))
+    document = bench(run, *words, "--against", "plain")
+    assert [prompt["task"] for prompt in document["prompts"]][1:] == ["random tokens"] * 2
+    row = entry_of(document)["summary"]["greedy"]["generate"]
+    assert row["speed_against"]["plain"]["random tokens"]["count"] == 2
+    shown = run("bench", "--show", str(file), "--against", "generate", "--markdown")
+    assert "speed over generate" in shown.stdout and "speed over plain" not in shown.stdout
 
 
 def test_a_document_is_shown_and_drawn_without_measuring(run: Run, tmp_path: Path) -> None:
@@ -136,6 +178,10 @@ def test_recorded_answers_are_replayed(run: Run, tmp_path: Path) -> None:
         (("--output", "missing/bench.json"), "existing folder"),
         (("--cost", "--context-length", "4000"), "positions"),
         (("--replay", "missing.jsonl"), "missing.jsonl"),
+        (("--against", "plan"), "Did you mean 'plain'"),
+        (("--random-tokens", "8"), "COUNTxLENGTH"),
+        (("--random-tokens", "0x64"), "at least 1"),
+        (("--cost", "--output", "cost.jsonl"), "must end in .json"),
     ],
 )
 def test_mistakes_end_with_2_and_a_reason(

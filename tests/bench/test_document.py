@@ -1,6 +1,7 @@
 """The document is JSON of a known shape, and the tables and figures come from it alone."""
 
 import builtins
+import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -8,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from hf_specdec.bench import naming
+from hf_specdec.bench import replay_rows as replay_rows_module
 from hf_specdec.bench.captions import NOT_EQUAL, facts, notes
 from hf_specdec.bench.cost import measure_cost
-from hf_specdec.bench.document import read_document, write_document
+from hf_specdec.bench.document import read_document, summarize_again, write_document
+from hf_specdec.bench.journal import Journal
 from hf_specdec.bench.plots import plot_document
 from hf_specdec.bench.replay import Record
 from hf_specdec.bench.replay_rows import replay_rows
@@ -18,6 +22,7 @@ from hf_specdec.bench.rows import REFERENCE
 from hf_specdec.bench.subject import Subject
 from hf_specdec.bench.tables import markdown, tables
 from hf_specdec.errors import ConfigError, MissingExtraError
+from hf_specdec.methods import METHODS
 from tests.bench.conftest import ROWS
 
 HEADER = {"date", "hardware", "device", "threads", "versions", "commit", "load_average"}
@@ -31,6 +36,9 @@ SUMMARY = {
     "num_tokens",
     "first_token_seconds",
     "mean_acceptance_length",
+    "tokens_per_step",
+    "nodes_per_step",
+    "reliability",
     "acceptance_by_position",
     "drafted_per_step",
     "draft_share",
@@ -74,6 +82,70 @@ def test_writing_and_reading_give_the_same(measured: dict[str, Any], tmp_path: P
     write_document(measured, tmp_path / "bench.json")
     assert read_document(tmp_path / "bench.json") == measured
     assert [file.name for file in tmp_path.iterdir()] == ["bench.json"]
+
+
+def test_json_lines_hold_the_same_document(measured: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "bench.jsonl"
+    write_document(measured, file)
+    assert read_document(file) == measured
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.jsonl"]
+
+
+def test_a_journal_that_was_cut_off_holds_all_whole_visits(document: dict[str, Any], tmp_path: Path) -> None:
+    """Each save appends a line; what a kill leaves of the last one is dropped, and a new journal goes on from there."""
+    (entry,), file = document["subjects"], tmp_path / "bench.jsonl"
+    probes, records = entry["probes"], entry["records"]
+    entry.update(probes=probes[:4], records=[])
+    journal = Journal(file)
+    journal.save(document)
+    entry.update(probes=list(probes), records=records[:4])
+    journal.save(document)
+    assert len(file.read_text().splitlines()) == 3
+    file.write_text(file.read_text()[:-30])
+    left = read_document(file)
+    assert left["subjects"][0]["probes"] == probes[:4] and not left["subjects"][0]["records"]
+    assert not left["is_complete"]
+    again = Journal(file)
+    left["subjects"][0].update(probes=probes, records=records)
+    again.save(left)
+    again.close(left | {"is_complete": True})
+    whole = read_document(file)
+    assert whole["is_complete"] and whole["subjects"][0]["records"] == records
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"document": {"subjects": []}}\n{"subject": 0}\n', '{"document"'])
+def test_other_lines_are_no_journal(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.jsonl").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match="hf-specdec bench"):
+        read_document(tmp_path / "x.jsonl")
+
+
+def test_tables_by_task_compare_with_any_row(document: dict[str, Any]) -> None:
+    for probe in document["subjects"][0]["probes"]:
+        if (probe["row"], probe["task"]) == ("prompt_lookup", "repeat"):
+            probe.update(blocks=[1, 3, 2], drafted=[0, 4, 5])
+    summarize_again(document, ["plain", REFERENCE])
+    found = {table.headings[0]: table for table in reversed(tables(document))}  # the greedy ones
+    assert found["speed over plain"].headings[1:] == ["repeat", "fresh", "overall"]
+    cells = {row[0]: row[1:] for row in found["speed over plain"].rows}
+    assert cells["plain"] == ["-"] * 3 and all("[" in cell for cell in cells["prompt_lookup"])
+    assert "speed over generate" in found
+    steps = {row[0]: row[1:] for row in found["tokens a step (drafted)"].rows}
+    assert steps[REFERENCE] == ["1.00 (0.0)"] * 3
+    assert steps["prompt_lookup"][:2] == ["2.50 (4.5)", "1.00 (0.0)"]
+    with pytest.raises(ConfigError, match="Did you mean 'plain'"):
+        summarize_again(document, ["plan"])
+
+
+def test_predictions_are_set_beside_what_came_of_them(document: dict[str, Any]) -> None:
+    assert not any("predicts" in table.headings[0] for table in tables(document))
+    for record in document["subjects"][0]["records"]:
+        if record["row"] == "prompt_lookup":
+            record["reliability"] = [[0.05, 0.02, 100], [0.95, 0.9, 50]]
+    summarize_again(document)
+    table = next(table for table in tables(document) if table.headings[0] == "prompt_lookup predicts")
+    assert table.headings[1:] == ["0.0-0.1", "0.9-1.0"]
+    assert [row[1] for row in table.rows[:2]] == ["0.050", "0.020"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "{", '{"kind": "speeds", "format": 1}'])
@@ -154,6 +226,35 @@ def test_a_replay_takes_rows_by_name() -> None:
         replay_rows([])
 
 
+def test_a_method_that_remembers_is_replayed_with_and_without() -> None:
+    """Two answers that are alike: the second is drafted from the first, unless every answer stands alone."""
+    records = [Record([1, 2], [3, 4, 5, 6, 7, 8]), Record([9, 2], [3, 4, 5, 6, 7, 8])]
+    names = ["prompt_lookup:pool=shared", "prompt_lookup"]
+    drafters = replay_rows(records, names)["drafters"]
+    assert list(drafters)[1:] == [names[0], f"{names[0]}, each answer alone", names[1]]
+    shared, alone, without = (drafters[name][-1]["num_steps"] for name in list(drafters)[1:])
+    assert shared < alone == without == 10
+
+
+def test_methods_are_replayed_over_the_number_of_nodes() -> None:
+    records = [Record([5, 6, 5, 6], [5, 6, 5, 6])]
+    drafters = replay_rows(records, ["lookahead", "token_recycling"])["drafters"]
+    assert [point["num_nodes"] for point in drafters["lookahead"]] == [8, 16, 28]
+    assert [point["num_nodes"] for point in drafters["token_recycling"]] == [8, 16, 32, 64, 80]
+    assert drafters["token_recycling"][-1]["tokens_per_step"] == 1.0
+    assert any(line.startswith("lookahead learns from logits") for line in notes(replay_rows(records, ["lookahead"])))
+    with pytest.raises(ConfigError, match="from the text alone"):
+        replay_rows(records, ["draft_model"])
+
+
+def test_a_new_method_is_replayed_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = dataclasses.replace(METHODS["prompt_lookup"], name="brand_new")
+    for module in (naming, replay_rows_module):
+        monkeypatch.setattr(module, "METHODS", {**METHODS, "brand_new": added})
+    monkeypatch.setattr(naming, "resolve", {**METHODS, "brand_new": added}.__getitem__)
+    assert "brand_new" in replay_rows([Record([5, 6, 5, 6], [5, 6, 5, 6])])["drafters"]
+
+
 FIGURES = {
     "measured": {"speed_by_task", "acceptance_by_position"},
     "cost": {"cost_curve"},
@@ -176,7 +277,7 @@ def test_a_partial_document_can_be_drawn(document: dict[str, Any], tmp_path: Pat
     pytest.importorskip("matplotlib")
     for mode in document["subjects"][0]["summary"].values():
         for row in mode.values():
-            nothing = dict.fromkeys(row["speed_against"])
+            nothing: dict[str, Any] = {base: {} for base in row["speed_against"]}
             row.update(speed={}, speed_by_processor_time=None, speed_against=nothing, tokens_per_second=None)
     assert plot_document(document, tmp_path)
     assert markdown(document)

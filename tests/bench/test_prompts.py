@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from hf_specdec.bench.prompts import Prompt, default_prompts, load_prompts, spread
+from hf_specdec.bench.conversation import encode, fitting
+from hf_specdec.bench.prompts import RANDOM_TOKENS, Prompt, default_prompts, load_prompts, random_prompts, spread
+from hf_specdec.bench.subject import Subject
 from hf_specdec.errors import ConfigError
 
 FORMS: dict[str, tuple[dict[str, Any], Prompt]] = {
@@ -89,3 +92,32 @@ def test_a_missing_file_and_a_bad_limit_are_errors(tmp_path: Path) -> None:
         load_prompts([tmp_path / "none.jsonl"])
     with pytest.raises(ConfigError, match="limit"):
         load_prompts(limit=0)
+
+
+def test_a_limit_for_each_task_takes_its_first_ones(tmp_path: Path) -> None:
+    tasks = ["a", "b", "a", "a", "b", "c"]
+    path = write(tmp_path, *({"id": f"p{i}", "task": task, "turns": ["x"]} for i, task in enumerate(tasks)))
+    assert [prompt.id for prompt in load_prompts([path], limit_per_task=2)] == ["p0", "p1", "p2", "p4", "p5"]
+    assert [prompt.id for prompt in load_prompts([path], limit_per_task=1, limit=2)] == ["p0", "p1"]
+    with pytest.raises(ConfigError, match="limit_per_task"):
+        load_prompts([path], limit_per_task=0)
+
+
+def test_random_tokens_are_a_task_of_prompts_that_their_seeds_repeat(subject: Subject) -> None:
+    """Every token of the vocabulary but the special ones may come, and no prompt is like another."""
+    prompts = random_prompts(40, length=64)
+    assert {prompt.task for prompt in prompts} == {RANDOM_TOKENS} and len({prompt.id for prompt in prompts}) == 40
+    drawn = [encode(subject, prompt)["input_ids"] for prompt in prompts]
+    assert all(ids.shape == (1, 64) for ids in drawn)
+    again = [encode(subject, prompt)["input_ids"] for prompt in prompts]
+    assert all(torch.equal(one, other) for one, other in zip(drawn, again, strict=True))
+    found = set(torch.cat(drawn).flatten().tolist())
+    assert len({tuple(ids[0].tolist()) for ids in drawn}) == 40
+    assert not found & set(subject.tokenizer.all_special_ids)
+    assert len(found) > 0.4 * len(subject.tokenizer)  # 2,560 draws of 4,096 tokens leave about 54 % undrawn
+
+
+def test_random_tokens_must_fit_too(subject: Subject) -> None:
+    assert fitting(subject, random_prompts(2, length=500), 12)
+    with pytest.raises(ConfigError, match="positions"):
+        fitting(subject, random_prompts(2, length=500), 13)

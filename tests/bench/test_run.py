@@ -1,5 +1,6 @@
 """A run measures every row on every prompt, tells equal from unequal, and can be interrupted anywhere."""
 
+import types
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 import hf_specdec.engine.loop
+from hf_specdec.bench import measure
 from hf_specdec.bench.document import flagged
 from hf_specdec.bench.plan import BenchSettings
 from hf_specdec.bench.prompts import Prompt
@@ -251,3 +253,23 @@ def test_the_random_generator_decides_nothing_that_is_compared(subject: Subject)
     torch.manual_seed(2)
     two = bench(subject, "plain", settings=ONE_ROUND).run()
     assert untimed(entry_of(one)["records"]) == untimed(entry_of(two)["records"])
+
+
+def test_what_a_row_predicts_is_kept_with_the_call(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read from the call's statistics, where they have it."""
+    points = [(0.05, 0.0, 3), (0.9, 1.0, 2)]
+    real = measure._generate
+
+    def predicting(subject: Subject, row: Any, *args: Any) -> Any:
+        output = real(subject, row, *args)
+        if row.name == "prompt_lookup":
+            output.spec_stats = types.SimpleNamespace(draft_seconds=0.0, plain_reason=None, reliability=points)
+        return output
+
+    monkeypatch.setattr(measure, "_generate", predicting)
+    entry = entry_of(bench(subject, "plain", "prompt_lookup", settings=ONE_ROUND).run())
+    for record in entry["records"]:
+        expected = [list(point) for point in points] if record["row"] == "prompt_lookup" else None
+        assert record.get("reliability") == expected
+    assert [point["count"] for point in entry["summary"]["greedy"]["prompt_lookup"]["reliability"]] == [12, 8]
+    assert entry["summary"]["greedy"]["plain"]["reliability"] == []

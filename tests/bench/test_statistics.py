@@ -10,6 +10,7 @@ from hf_specdec.bench.statistics import (
     acceptance_by_position,
     mean_acceptance_length,
     median_with_interval,
+    reliability,
     summarize,
 )
 
@@ -88,7 +89,51 @@ def test_transformers_rows_are_compared_with_as_well() -> None:
     ]
     found = summarize(records, [], rows)["greedy"]["ours"]
     assert found["speed"]["overall"]["median"] == 4.0
-    assert found["speed_against"]["theirs"]["median"] == 0.5
+    assert found["speed_against"]["theirs"]["overall"]["median"] == 0.5
+
+
+def test_any_row_can_be_compared_with_by_task() -> None:
+    rows = [*ROWS, {"name": "other", "kind": "method"}]
+    seconds = {"c": (8.0, 2.0, 1.0), "d": (8.0, 1.0, 4.0), "q": (8.0, 4.0, 2.0)}
+    records = [
+        record(row["name"], prompt, 0, value)
+        for prompt, values in seconds.items()
+        for row, value in zip(rows, values, strict=True)
+    ]
+    assert not summarize(records, [], rows)["greedy"]["ours"]["speed_against"]
+    found = summarize(records, [], rows, against=["other"])["greedy"]["ours"]["speed_against"]
+    assert {task: ratio["median"] for task, ratio in found["other"].items()} == {"a": 2.25, "b": 0.5, "overall": 0.5}
+    assert (found["other"]["a"]["low"], found["other"]["a"]["high"]) == (0.5, 4.0)
+
+
+def probe(prompt: str, blocks: list[int], drafted: list[int]) -> dict[str, Any]:
+    counts = {"blocks": blocks, "drafted": drafted, "peak_memory_bytes": None, "first_token_seconds": 1.0}
+    return record("ours", prompt, -1, 0.0) | counts
+
+
+def test_steps_are_counted_by_task_without_the_prompt_s_forward() -> None:
+    probes = [probe("c", [1, 3, 1], [0, 8, 4]), probe("d", [1, 2], [0, 6]), probe("q", [1, 1], [9, 10])]
+    found = summarize([], probes, ROWS)["greedy"]["ours"]
+    assert found["tokens_per_step"] == {"a": 2.0, "b": 1.0, "overall": 1.75}
+    assert found["nodes_per_step"] == {"a": 6.0, "b": 10.0, "overall": 7.0}
+    assert found["drafted_per_step"] == 7.0 and found["mean_acceptance_length"] == 1.75
+
+
+def test_reliability_is_a_mean_over_what_was_drafted() -> None:
+    """Points of several calls fall into ten bins, each weighted by its count; certainty is in the last one."""
+    points = [(0.12, 0.5, 1), (0.18, 0.0, 3), (1.0, 1.0, 2), (0.95, 0.25, 2), (0.55, 0.0, 0)]
+    low, high = reliability(points)
+    assert (low["from"], low["to"], low["count"]) == (0.1, 0.2, 4)
+    assert (low["predicted"], low["accepted"]) == (pytest.approx(0.165), pytest.approx(0.125))
+    assert (high["from"], high["predicted"], high["accepted"], high["count"]) == (0.9, 0.975, 0.625, 4)
+
+
+def test_reliability_is_over_all_calls_of_a_row() -> None:
+    calls = [record("ours", "c", number, 1.0, reliability=[[0.5, 0.5, 4]]) for number in range(2)]
+    references = [record(REFERENCE, "c", number, 1.0) for number in range(2)]
+    found = summarize([*calls, *references], [], ROWS)["greedy"]
+    assert [point["count"] for point in found["ours"]["reliability"]] == [8]
+    assert found[REFERENCE]["reliability"] == []
 
 
 def test_speed_is_counted_by_the_token() -> None:

@@ -22,10 +22,14 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.tree import DraftTree
 
 
-class NeedsLogits(PlainDrafter):
-    """A drafter that cannot be replayed."""
+class NeedsLogits(PromptLookupDrafter):
+    """A drafter that would look at logits if it was given some."""
 
     needs_logits = True
+
+    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+        assert logits is None
+        super().observe(tree, logits, accepted)
 
 
 class Fixed(Drafter):
@@ -96,9 +100,11 @@ def test_transformers_generator_follows_the_rule_that_it_documents(size: int, le
             assert result.num_steps == steps_of_the_rule(record, size, length)
 
 
-def test_a_drafter_that_needs_logits_is_refused() -> None:
-    with pytest.raises(ConfigError, match="measure this drafter with a model"):
-        replay(NeedsLogits, records(0))
+def test_a_drafter_that_needs_logits_drafts_from_the_text_alone() -> None:
+    blind = replay(lambda: NeedsLogits(PromptLookupConfig()), records(0))
+    seeing = replay(lambda: PromptLookupDrafter(PromptLookupConfig()), records(0))
+    assert blind.needs_logits and not seeing.needs_logits
+    assert blind.num_steps == seeing.num_steps < blind.num_tokens
 
 
 def test_an_answer_of_one_token_takes_no_step() -> None:
