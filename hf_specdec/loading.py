@@ -1,30 +1,25 @@
 """Loading and enabling in one call.
 
-model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision="bf16")
+model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision="fp8")
 model.generate(**inputs, spec_method="prompt_lookup")
 """
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
-import torch
 import transformers
 from safetensors import SafetensorError
 
 from hf_specdec.api import enable
-from hf_specdec.errors import CheckpointError, ConfigError, unknown_name
+from hf_specdec.errors import CheckpointError, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
+from hf_specdec.weights.bnb import prepare
+from hf_specdec.weights.precision import PRECISIONS, loading_arguments
 
 __all__ = ["PRECISIONS", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"]
-
-PRECISIONS: Mapping[str, torch.dtype | str] = MappingProxyType(
-    {"auto": "auto", "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-)
 
 
 class _EnabledAutoModel:
@@ -41,28 +36,28 @@ class _EnabledAutoModel:
 
         Args:
             path (`str`): a folder, or a name on the Hugging Face hub.
-            precision (`str`, *optional*): `"auto"` (the checkpoint's), `"fp32"`, `"bf16"` or `"fp16"`. Instead of
-                transformers' `dtype`.
+            precision (`str`, *optional*): `"auto"` (the checkpoint's), `"fp32"`, `"bf16"`, `"fp16"`, `"fp8"`, `"int8"`
+                or `"nf4"`. Instead of transformers' `dtype` and `quantization_config`. In the last three the linear
+                layers are quantised while they are read, and the rest is bf16; int8 and nf4 need bitsandbytes.
             kwargs: everything that transformers' `from_pretrained` takes, such as `device_map`, `max_memory`,
                 `attn_implementation` (`"xformers"` too) or `quantization_config`.
 
         Raises:
             CheckpointError: the folder is missing, incomplete or damaged.
-            ConfigError: an unknown precision, `precision` beside `dtype`, or `attn_implementation="xformers"` for a
-                model that cannot use it.
-            MissingExtraError: `attn_implementation="xformers"` without xformers.
+            ConfigError: an unknown precision, one that this machine or the checkpoint does not have, `precision`
+                beside `dtype` or `quantization_config`, tensor parallelism beside `device_map` or quantised weights,
+                or `attn_implementation="xformers"` for a model that cannot use it.
+            MissingExtraError: the precision, or `attn_implementation="xformers"`, needs a package that is missing.
+            UnsupportedModelError: the model has no linear layers to quantise.
         """
-        if precision is not None:
-            if precision not in PRECISIONS:
-                raise unknown_name("precision", precision, PRECISIONS)
-            if kwargs.get("dtype") is not None:
-                raise ConfigError("dtype", "must be unset beside precision", kwargs["dtype"], "Give only one.")
-            kwargs["dtype"] = PRECISIONS[precision]
+        if precision is not None and precision not in PRECISIONS:
+            raise unknown_name("precision", precision, PRECISIONS)
         # Set afterwards, so that a model which cannot use it says so instead of failing while it is built.
         attention = kwargs.pop("attn_implementation") if asks_for_xformers(kwargs.get("attn_implementation")) else None
         if attention is not None:
             check_installed()
         _check_folder(path)
+        kwargs = loading_arguments(precision, path, kwargs)
         wants_info = kwargs.pop("output_loading_info", False)
         try:
             model, info = cls.auto_class.from_pretrained(path, output_loading_info=True, **kwargs)
@@ -73,6 +68,7 @@ class _EnabledAutoModel:
                 f"{os.fspath(path)!r} must hold every weight of {type(model).__name__}, but lacks {len(missing)}, "
                 f"{missing[0]!r} among them. Is the download complete, and the class the right one?"
             )
+        prepare(model)
         enable(model)
         if attention is not None:
             model.set_attn_implementation(attention)

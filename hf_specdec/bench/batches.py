@@ -135,7 +135,7 @@ def main(
     row: Annotated[list[str] | None, typer.Option(help="Methods, as for bench. Default: prompt_lookup.")] = None,
     model: Annotated[str | None, typer.Option(help="Default: the embedded target.")] = None,
     widen: Annotated[str | None, typer.Option(help="HIDDENxLAYERS, as for bench.")] = None,
-    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    dtype: Annotated[str, typer.Option(help="A precision, as for bench.")] = "fp32",
     threads: Annotated[int, typer.Option(min=1)] = 1,
     limit: Annotated[int | None, typer.Option(min=1)] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 96,

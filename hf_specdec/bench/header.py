@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 import hf_specdec
 from hf_specdec.bench.memory import how_measured
 from hf_specdec.bench.subject import Subject
 from hf_specdec.compat import attention_implementation
+from hf_specdec.weights.report import num_parameters, precision_of
 
 __all__ = ["header", "subject_facts"]
 
@@ -48,22 +48,18 @@ def subject_facts(subject: Subject) -> dict[str, Any]:
     model = subject.model
     return {
         "name": subject.label,
-        "dtype": _dtype(model),
+        "dtype": precision_of(model),
         "attention": attention_implementation(model.config),
         "model": {
             "name": subject.name,
             "architecture": type(model).__name__,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "parameters": num_parameters(model),
             **subject.facts,
         },
         "assistant": subject.assistant_name,
-        "assistant_dtype": None if subject.assistant is None else _dtype(subject.assistant),
+        "assistant_dtype": None if subject.assistant is None else precision_of(subject.assistant),
         "peak_memory": how_measured(model.device),
     }
-
-
-def _dtype(model: PreTrainedModel) -> str:
-    return str(model.dtype).removeprefix("torch.")
 
 
 def _hardware(device: torch.device) -> dict[str, Any]:

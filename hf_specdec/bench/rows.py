@@ -40,6 +40,7 @@ from hf_specdec.errors import ConfigError, UnsupportedModelError, unknown_name
 from hf_specdec.methods import METHODS
 from hf_specdec.pair import draft_capability
 from hf_specdec.placement import is_placed, read_devices
+from hf_specdec.weights.report import precision_of
 
 __all__ = ["DEFAULT", "REFERENCE", "Row", "default_rows", "named_rows", "reference", "row"]
 
@@ -133,7 +134,7 @@ def _method_row(name: str, method_name: str, value: Any, subject: Subject) -> Ro
     how: dict[str, Any] = {"spec_method": method if is_comparison(method) else method.name, "spec_config": config}
     if method.needs_draft_model:
         how["assistant_model"] = draft = _draft_of(subject, name)
-        described |= {"assistant": subject.assistant_name, "assistant_dtype": str(draft.dtype).removeprefix("torch.")}
+        described |= {"assistant": subject.assistant_name, "assistant_dtype": precision_of(draft)}
     _check_devices(name, config, subject)
     found = capability(subject.model) if method.needs_tree else None
     if found is not None and found.tier != "tree":

@@ -4,6 +4,7 @@ subject = load_subject(None, dtype="fp32")              # the embedded pair
 subject = load_subject("path/to/model", dtype="bf16", device="cuda", widen_to=(768, 12))
 """
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.bench.widen import check_widening, widen
 from hf_specdec.errors import ConfigError, unknown_name
-from hf_specdec.loading import PRECISIONS
+from hf_specdec.weights.precision import DTYPES, PRECISIONS
 
 __all__ = ["EMBEDDED", "Subject", "check_subjects", "load_subject", "pick_device"]
 
@@ -99,10 +100,20 @@ def _widened(folder: str, precision: str, size: tuple[int, int]) -> tuple[Any, d
     original = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision="fp32")
     model = widen(original, hidden_size=size[0], num_layers=size[1])
     difference = check_widening(original, model)
-    wanted = PRECISIONS[precision]
+    facts = {"hidden_size": size[0], "num_layers": size[1], "largest_logit_difference": difference}
+    if precision not in DTYPES:
+        return _quantised(model, precision), facts
+    wanted = DTYPES[precision]
     dtype = wanted if isinstance(wanted, torch.dtype) else AutoConfig.from_pretrained(folder).dtype
     hf_specdec.enable(model.to(dtype=dtype))
-    return model, {"hidden_size": size[0], "num_layers": size[1], "largest_logit_difference": difference}
+    return model, facts
+
+
+def _quantised(model: PreTrainedModel, precision: str) -> Any:
+    """A model in memory, quantised as a checkpoint is: by loading it."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.to(dtype=torch.bfloat16).save_pretrained(folder)
+        return hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision)
 
 
 def check_subjects(subjects: Sequence[Subject]) -> None:

@@ -72,7 +72,8 @@ Device = Annotated[str | None, typer.Option("--device", help="Where it runs. Def
 Dtype = Annotated[
     str | None,
     typer.Option(
-        "--dtype", help="Precision: auto, fp32, bf16, fp16. Default: fp32 for the embedded target, else auto."
+        "--dtype",
+        help="Precision: auto, fp32, bf16, fp16, fp8, int8, nf4. Default: fp32 for the embedded target, else auto.",
     ),
 ]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads. Default: 1 on a CPU.")]

@@ -21,6 +21,7 @@ from hf_specdec.cli.report import note, print_json, reports_errors
 from hf_specdec.cli.table import print_comparison
 from hf_specdec.config import SpecConfig
 from hf_specdec.errors import ConfigError
+from hf_specdec.weights.report import precision_of
 
 __all__ = ["generate"]
 
@@ -141,7 +142,7 @@ def _compare(job: Job, prompts: Sequence[str], how: Mapping[str, Any], rounds: i
         )
         print_comparison(rows, len(prompts), caption)
     seed_exact = how["spec_config"].is_seed_exact or not job.options["do_sample"]
-    if job.model.dtype == torch.float32 and seed_exact and not rows[-1].equal_to_plain:
+    if precision_of(job.model) == "float32" and seed_exact and not rows[-1].equal_to_plain:
         note(f"error: the tokens of {how['spec_method']} differ from those of plain generate", "red")
         raise typer.Exit(1)
 
@@ -161,7 +162,7 @@ def _setting(job: Job, how: Mapping[str, Any]) -> dict[str, Any]:
 def _model_facts(model: PreTrainedModel) -> dict[str, str]:
     return {
         "model": model.config.name_or_path,
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": precision_of(model),
         "device": str(model.device),
     }
 

@@ -16,6 +16,7 @@ from hf_specdec.compat import attention_implementation
 from hf_specdec.errors import SpecError
 from hf_specdec.methods import METHODS
 from hf_specdec.pair import draft_capability, vocab_sizes
+from hf_specdec.weights.report import num_parameters, precision_of
 
 __all__ = ["info"]
 
@@ -71,8 +72,8 @@ def _model(model: PreTrainedModel) -> dict[str, Any]:
     return {
         "path": model.config.name_or_path,
         "architecture": type(model).__name__,
-        "parameters": sum(parameter.numel() for parameter in parameters),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "parameters": num_parameters(model),
+        "dtype": precision_of(model),
         "devices": sorted({str(parameter.device) for parameter in parameters}),
         "attention": attention_implementation(model.config),
     }

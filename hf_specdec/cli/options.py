@@ -39,7 +39,9 @@ Prompt = Annotated[
     typer.Argument(help="Text to continue; `-` reads stdin. Default: piped stdin, else built-in Python code."),
 ]
 ModelPath = Annotated[str | None, typer.Option("--model", help="Folder or hub name. Default: the embedded target.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="Precision of the weights: auto, fp32, bf16, fp16.")]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="Precision of the weights: auto, fp32, bf16, fp16, fp8, int8, nf4.")
+]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="CPU threads. Default: 1 for the embedded target, else torch's choice."),

@@ -11,7 +11,7 @@ from tests.house.source import PACKAGE, ROOT, imported_names, module_name, pytho
 LAYERS = (
     {"cli", "bench", "demos", "__main__"},
     {"api", "decoding", "loading", "many", "pair", "placement", "prepare", "request", "self_draft", "state"},
-    {"engine", "methods", "capability"},
+    {"engine", "methods", "capability", "weights"},
     {"drafters", "verify", "cache", "static_cache", "attention", "kernels"},
     {"tree", "compat", "compat_attention"},
     {"config", "stats", "errors", "embedded", "progress"},
@@ -33,7 +33,7 @@ PUBLIC_MODULES = {"transformers", "transformers.generation"}
 
 FILES = [file for file in python_files(PACKAGE) if file != PACKAGE / "__init__.py"]
 RUNTIME = [file for file in FILES if not module_name(file).startswith(TRAINING)]
-COMPAT = ("compat.py", "compat_attention.py")
+COMPAT = ("compat.py", "compat_attention.py", "weights/compat.py")
 OUTSIDE_COMPAT = [file for file in RUNTIME if file not in [PACKAGE / name for name in COMPAT]]
 
 

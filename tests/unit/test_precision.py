@@ -1,0 +1,165 @@
+"""What is asked of transformers for a precision, and what is refused with its remedy before anything is loaded."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+
+import hf_specdec
+from hf_specdec import embedded
+from hf_specdec.errors import ConfigError, MissingExtraError, UnsupportedModelError
+from hf_specdec.weights import precision as room
+from hf_specdec.weights.precision import PRECISIONS, loading_arguments, machine_support
+
+TARGET = embedded.path("target")
+load = hf_specdec.AutoModelForCausalLM.from_pretrained
+
+
+def saved_as(folder: Path, quantization_config: dict[str, Any]) -> str:
+    """A folder that says its weights are quantised; nothing reads them."""
+    content = json.loads((Path(TARGET) / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(content | {"quantization_config": quantization_config}))
+    return str(folder)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """As if a package were not installed."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else find(name, *rest))
+
+
+@pytest.mark.parametrize("precision", [name for name in PRECISIONS if name != "auto"])
+def test_every_precision_but_auto_is_listed_for_the_machine(precision: str) -> None:
+    (support,) = [found for found in machine_support() if found.precision == precision]
+    assert support.works
+    assert support.reason
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype", "quantization_config"])
+def test_precision_and_another_name_for_it_exclude_one_another(name: str) -> None:
+    with pytest.raises(ConfigError, match="must be unset beside precision") as caught:
+        load(TARGET, precision="fp8", **{name: torch.float32})
+    assert caught.value.field == name
+
+
+def test_an_unknown_precision_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'fp8'"):
+        load(TARGET, precision="fp9")
+
+
+@pytest.mark.parametrize("precision", ["fp8", "int8", "nf4"])
+@pytest.mark.parametrize("name", ["tp_plan", "tp_size", "distributed_config"])
+def test_tensor_parallelism_with_quantised_weights_is_refused(name: str, precision: str) -> None:
+    """As a precision, as a configuration, and as a checkpoint's own."""
+    with pytest.raises(ConfigError, match="quantised weights, which are not sharded") as caught:
+        load(TARGET, precision=precision, **{name: "auto"})
+    assert caught.value.field == name
+    assert "bf16" in caught.value.remedy
+    with pytest.raises(ConfigError, match="not sharded"):
+        load(TARGET, quantization_config=tf.BitsAndBytesConfig(load_in_8bit=True), **{name: "auto"})
+
+
+def test_tensor_parallelism_with_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = saved_as(tmp_path, {"quant_method": "bitsandbytes", "load_in_8bit": True})
+    with pytest.raises(ConfigError, match="not sharded"):
+        load(path, tp_plan="auto")
+
+
+def test_tensor_parallelism_with_a_device_map_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be unset beside tp_plan") as caught:
+        load(TARGET, tp_plan="auto", device_map="auto")
+    assert caught.value.field == "device_map"
+
+
+@pytest.mark.parametrize("precision", ["int8", "nf4"])
+def test_missing_bitsandbytes_is_an_error_with_the_install_line(
+    monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    without(monkeypatch, "bitsandbytes")
+    with pytest.raises(MissingExtraError, match=r'pip install "hf_specdec\[bnb\]"'):
+        load(TARGET, precision=precision)
+    assert [found.reason for found in machine_support() if found.precision == precision] == [
+        'bitsandbytes is missing: pip install "hf_specdec[bnb]"'
+    ]
+
+
+def test_a_checkpoint_that_needs_a_missing_package_is_an_error_with_the_install_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    without(monkeypatch, "compressed_tensors")
+    path = saved_as(tmp_path, {"quant_method": "compressed-tensors", "format": "int-quantized"})
+    with pytest.raises(MissingExtraError, match=r"hf_specdec\[fp8\]"):
+        load(path)
+
+
+@pytest.mark.parametrize("precision", ["int8", "nf4"])
+def test_a_device_that_bitsandbytes_does_not_know_is_an_error_that_names_what_works(
+    monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    bitsandbytes = room.load_bitsandbytes("a test")
+    monkeypatch.setattr(bitsandbytes, "supported_torch_devices", {"npu"})
+    with pytest.raises(ConfigError, match="'fp32', 'bf16', 'fp16', 'fp8' on this machine .* does not know"):
+        load(TARGET, precision=precision)
+
+
+QUANTISED = {
+    "int8": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "bitsandbytes fp4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+    "gptq checkpoint": {"quant_method": "gptq", "bits": 4},
+    "fp8 checkpoint": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+
+
+@pytest.mark.parametrize("own", QUANTISED)
+@pytest.mark.parametrize("precision", ["bf16", "fp8", "int8", "nf4"])
+def test_a_quantised_checkpoint_allows_its_own_precision_only(tmp_path: Path, own: str, precision: str) -> None:
+    """And those that transformers widens while it reads them; the error lists them."""
+    path = saved_as(tmp_path, QUANTISED[own])
+    if precision == own or (own == "fp8 checkpoint" and precision == "bf16"):
+        assert loading_arguments(precision, path, {})
+        return
+    with pytest.raises(ConfigError, match=f"for this checkpoint, whose weights are {own}") as caught:
+        loading_arguments(precision, path, {})
+    assert "'auto'" in caught.value.rule
+    assert (f"{own!r}" in caught.value.rule) == (own in PRECISIONS)
+
+
+def test_auto_and_nothing_leave_a_quantised_checkpoint_to_transformers(tmp_path: Path) -> None:
+    path = saved_as(tmp_path, QUANTISED["nf4"])
+    assert loading_arguments(None, path, {"device_map": "cpu"}) == {"device_map": "cpu"}
+    assert loading_arguments("auto", path, {}) == {"dtype": "auto"}
+
+
+def test_importing_bitsandbytes_looks_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the package `kernels` installed it would fetch one from the hub."""
+
+    class Kernels:
+        def get_kernel(self, *args: Any, **kwargs: Any) -> None:
+            raise AssertionError("looked up a kernel at the hub")
+
+    kernels = Kernels()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "bitsandbytes"]:
+        monkeypatch.delitem(sys.modules, name)
+    seen: list[Any] = []
+    monkeypatch.setitem(sys.modules, "kernels", kernels)
+    monkeypatch.setattr(importlib, "import_module", lambda name: seen.append((name, sys.modules["kernels"])) or None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.stub", None)
+    with pytest.raises(KeyError):  # the import is a stub here, so nothing is in sys.modules afterwards
+        room.load_bitsandbytes("a test")
+    assert seen == [("bitsandbytes", None)], "an import of `kernels` fails meanwhile"
+    assert sys.modules["kernels"] is kernels, "and works afterwards"
+
+
+def test_a_model_without_linear_layers_is_an_error(tmp_path: Path) -> None:
+    """Its output layer shares the embedding's weight, and there is no other."""
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    config = tf.LlamaConfig(**sizes, num_hidden_layers=0, tie_word_embeddings=True)
+    tf.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match='has none besides its output layer. Load it with "bf16"'):
+        load(tmp_path, precision="fp8")
