@@ -18,7 +18,14 @@ from hf_specdec.config import (
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.engine.probe import Capability
 from hf_specdec.engine.step import SpecStep
-from hf_specdec.errors import CheckpointError, ConfigError, MissingExtraError, SpecError, UnsupportedModelError
+from hf_specdec.errors import (
+    CheckpointError,
+    ConfigError,
+    MissingExtraError,
+    RankError,
+    SpecError,
+    UnsupportedModelError,
+)
 from hf_specdec.loading import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from hf_specdec.many import ManyResult, generate_many
 from hf_specdec.self_draft import self_draft
@@ -41,6 +48,7 @@ __all__ = [
     "MissingExtraError",
     "PlainConfig",
     "PromptLookupConfig",
+    "RankError",
     "SpecConfig",
     "SpecError",
     "SpecGenerationMixin",

@@ -76,6 +76,7 @@ __all__ = [
     "cached_length",
     "can_crop",
     "can_reorder",
+    "device_mesh",
     "fresh_cache",
     "generation_model",
     "has_own_cache",
@@ -142,6 +143,11 @@ def input_device(model: PreTrainedModel) -> torch.device:
             return torch.device(execution_device)
     device: torch.device = model.device
     return device
+
+
+def device_mesh(model: PreTrainedModel) -> Any:
+    """The mesh of devices over which transformers has shared out the model's weights, or `None`."""
+    return getattr(model, "_device_mesh", None)
 
 
 def unsplittable_modules(model: PreTrainedModel) -> list[str]:

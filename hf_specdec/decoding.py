@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.drafters.base import Drafter
+from hf_specdec.engine.agreement import agreement_of, digest
 from hf_specdec.engine.batches import reason_against_rows
 from hf_specdec.engine.fixed import reason_against_static
 from hf_specdec.engine.inputs import rows_of
@@ -27,7 +28,7 @@ from hf_specdec.request import Request
 from hf_specdec.state import state_of
 from hf_specdec.stats import SpecStats
 
-__all__ = ["check_tier", "decode_call", "drafting"]
+__all__ = ["check_tier", "decode_call", "drafting", "fields_of"]
 
 logger = logging.getLogger("hf_specdec")
 
@@ -36,23 +37,25 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
     """Decode a prepared call in the best way that the model and the inputs allow."""
     model = call.model
     state = state_of(model)
+    agreement = agreement_of(model)
     stats = SpecStats(method=(request.name or "") if request is not None else "plain")
     if request is None:
-        return decode_plain(call, stats=stats)
+        return decode_plain(call, stats=stats, agreement=agreement)
     found = state.capability(model, _encoder_kwargs(call))
     stats.tier = found.tier
     stats.plain_reason = _reason_for_plain(call, request, found)
+    agreement.check(lambda: fields_of(call, request, tier=found.tier, reason=stats.plain_reason))
     if stats.plain_reason is not None:
         stats.tier = "plain"
         if state.first_time(stats.plain_reason):
             logger.warning("%s decodes without speculation: %s", type(model).__name__, stats.plain_reason)
-        return decode_plain(call, stats=stats)
+        return decode_plain(call, stats=stats, agreement=agreement)
     check_tier(model, request, found)
     draft_model, make_drafter = drafting(call, request, encoder_inputs)
     if request.config.engine == "assisted":
         drafter = make_drafter(0, None)
         stats.method = stats.method or type(drafter).__name__
-        return decode_assisted(call, drafter, stats=stats)
+        return decode_assisted(call, drafter, stats=stats, agreement=agreement)
     return decode_speculatively(
         call,
         make_drafter,
@@ -61,7 +64,26 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
         stats=stats,
         draft_model=draft_model,
         observer=request.observer,
+        agreement=agreement,
     )
+
+
+def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:
+    """A digest of everything in a call that decides which forwards are computed, by name."""
+    config, kwargs = call.generation_config, call.model_kwargs
+    draft = request.assistant_model
+    settings = {
+        "spec_method": (request.name, request.budget, request.config.engine),
+        "assistant_model": (type(draft).__name__, draft is not None and compat.device_mesh(draft) is not None),
+        "return_dict_in_generate": bool(config.return_dict_in_generate),
+        "output_hidden_states": bool(config.output_hidden_states),
+        "do_sample": bool(config.do_sample),
+        "max_length": config.max_length,
+        "past_key_values": type(kwargs.get(compat.cache_name(kwargs))).__name__,
+        **found,
+    }
+    tensors = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
+    return {name: digest(value) for name, value in {"input_ids": call.input_ids, **tensors, **settings}.items()}
 
 
 def drafting(

@@ -4,6 +4,7 @@ SpecError
 ├── ConfigError (also a ValueError)         a field, its rule, the value given, the remedy
 ├── UnsupportedModelError (also a ValueError)   the model cannot do what was asked
 ├── CheckpointError (also an OSError)       a model folder is missing, truncated or not a model
+├── RankError (also a RuntimeError)         the processes of a tensor-parallel model disagree, or one of them failed
 └── MissingExtraError (also an ImportError)     an optional dependency is not installed
 """
 
@@ -14,6 +15,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "MissingExtraError",
+    "RankError",
     "SpecError",
     "UnsupportedModelError",
     "unknown_name",
@@ -48,6 +50,10 @@ class UnsupportedModelError(SpecError, ValueError):
 
 class CheckpointError(SpecError, OSError):
     """A checkpoint folder is missing, incomplete or not a checkpoint."""
+
+
+class RankError(SpecError, RuntimeError):
+    """The processes of a tensor-parallel model disagree, or one of them failed; the message names what and where."""
 
 
 class MissingExtraError(SpecError, ImportError):

@@ -15,7 +15,8 @@ import torch
 from hf_specdec import compat
 from hf_specdec.api import enable, prepared_call
 from hf_specdec.config.base import check_positive
-from hf_specdec.decoding import drafting
+from hf_specdec.decoding import drafting, fields_of
+from hf_specdec.engine.agreement import Agreement, agreement_of
 from hf_specdec.engine.run import Call, guest_of
 from hf_specdec.engine.stream import Guest, SpecStream
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
@@ -104,7 +105,7 @@ def generate_many(
         if (value := settings(name)) is not None and value != 1:
             raise ConfigError(name, "must be unset for many prompts", value, "Use generate for it.")
     if seed is None and settings("do_sample"):
-        seed = int(torch.randint(1 << 62, ()))
+        seed = agreement_of(inner).decide_now(lambda: int(torch.randint(1 << 62, ())))
     job = _Job(inner, tokenizer, seed, {**generate_kwargs, "spec_method": spec_method})
     numbers = itertools.count() if indices is None else indices
     results = job.run(zip(numbers, prompts, strict=False), max_batch_size, max_cache_tokens)
@@ -126,8 +127,9 @@ class _Job:
             for index, prompt in prompts:
                 yield self._alone(index, prompt)
             return
-        stream = SpecStream(max_rows=max_rows, max_columns=max_columns, observer=request.observer)
-        for row in stream.run_all(self._guests(prompts)):
+        agreement = agreement_of(self.model)
+        stream = SpecStream(max_rows=max_rows, max_columns=max_columns, observer=request.observer, agreement=agreement)
+        for row in stream.run_all(self._guests(prompts, agreement)):
             yield from self._finished()
             yield self._result(row.index, self._prompts.pop(row.index), row.emitted, row.error, row.stats)
         yield from self._finished()
@@ -153,7 +155,7 @@ class _Job:
         while self._ready:
             yield self._ready.pop(0)
 
-    def _guests(self, prompts: Iterator[tuple[int, Any]]) -> Iterator[Guest]:
+    def _guests(self, prompts: Iterator[tuple[int, Any]], agreement: Agreement) -> Iterator[Guest]:
         """Prompts ready to be seated; what cannot share a batch is decoded alone on the way."""
         for index, prompt in prompts:
             try:
@@ -166,10 +168,12 @@ class _Job:
                     self._ready.append(self._alone(index, prompt))
                     continue
                 generator = self._generator(index, call)
-                guest = guest_of(call, request.budget, make_drafter(0, generator), index, generator, draft_model)
+                agreement.check(lambda: fields_of(call, request, prompt=index))  # noqa: B023 - called at once
+                drafter = make_drafter(0, generator)
+                guest = guest_of(call, request.budget, drafter, index, generator, draft_model, agreement)
                 guest.row.stats.method = request.name or guest.row.stats.method
             except Exception as error:
-                if not _is_the_prompts_own(error):
+                if not _is_the_prompts_own(error) or not agreement.intact:
                     raise
                 self._ready.append(self._result(index, prompt, [], error, SpecStats()))
                 continue

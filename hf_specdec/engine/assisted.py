@@ -6,7 +6,9 @@ import torch
 from transformers.generation import CandidateGenerator
 
 from hf_specdec.drafters.base import Drafter
+from hf_specdec.engine.agreement import Agreement
 from hf_specdec.stats import SpecStats
+from hf_specdec.tree import DraftTree
 
 __all__ = ["CountedCandidates"]
 
@@ -16,17 +18,23 @@ class CountedCandidates(CandidateGenerator):
 
     requires_model_outputs = False
 
-    def __init__(self, drafter: Drafter, stats: SpecStats) -> None:
-        self.drafter, self.stats = drafter, stats
+    def __init__(self, drafter: Drafter, stats: SpecStats, agreement: Agreement | None = None) -> None:
+        self.drafter, self.stats, self.agreement = drafter, stats, agreement or Agreement()
         self._drafted = 0
         self.begun = False
 
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> tuple[torch.LongTensor, Any]:
         """The text and a drafted chain behind it."""
-        self.begun = True
-        candidates, logits = self.drafter.get_candidates(input_ids)
-        self._drafted = candidates.shape[1] - input_ids.shape[1]
-        return candidates, logits
+        self.begun = self.agreement.leads
+        (tree,) = self.agreement.trees(lambda: [self._drafted_behind(input_ids)], None)
+        self._drafted = tree.num_draft_tokens
+        drafted = input_ids.new_tensor(tree.tokens[1:]).unsqueeze(0)
+        return torch.cat([input_ids, drafted], dim=1), None  # type: ignore[return-value]
+
+    def _drafted_behind(self, input_ids: torch.LongTensor) -> DraftTree:
+        candidates, _ = self.drafter.get_candidates(input_ids)
+        text, drafted = candidates[0].tolist(), candidates.shape[1] - input_ids.shape[1]
+        return DraftTree.chain(text[-drafted - 1], text[len(text) - drafted :])
 
     def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int) -> None:
         """Count the step."""

@@ -7,14 +7,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from hf_specdec import compat
+from hf_specdec.engine.agreement import Agreement
 from hf_specdec.engine.text import Text
+from hf_specdec.errors import RankError
 from hf_specdec.tree import DraftTree
 from hf_specdec.verify import draw_among
 
-__all__ = ["Chooser", "StopCheck"]
+__all__ = ["Chooser", "StopCheck", "agreed_criteria"]
+
+NEAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # what rounding can do to a logit, relative to the largest
+NEAR_IN_HALVES = 0.1
 
 
 class Chooser:
@@ -25,6 +30,7 @@ class Chooser:
 
     Attributes:
         scores, logits: one `(1, vocab_size)` tensor a token, processed and raw; `None` where nobody asked.
+        is_watched (`bool`): whether anybody sees which tokens it chooses, or choosing costs nothing.
     """
 
     def __init__(
@@ -39,6 +45,12 @@ class Chooser:
         wants = bool(config.return_dict_in_generate)
         self.scores: list[torch.Tensor] | None = [] if wants and config.output_scores else None
         self.logits: list[torch.Tensor] | None = [] if wants and config.output_logits else None
+        self.is_watched = (
+            self.scores is not None
+            or self.logits is not None
+            or any(type(processor).__module__ != compat.PROCESSORS_MODULE for processor in processors)
+            or not (self.do_sample or len(processors))
+        )
         self._argmax: list[int] | None = None
         self._rows = torch.empty(0)
         self._tree: DraftTree | None = None
@@ -69,6 +81,23 @@ class Chooser:
             return self._draw(node, probabilities)
         return int(torch.argmax(scores, dim=-1))
 
+    def confirm(self, node: int, token: int) -> None:
+        """Raise where the row of `node` has no way to lead to `token`, which another process found in its own.
+
+        Raises:
+            RankError: rounding does not explain it.
+        """
+        if self._argmax is None:
+            return
+        row = self._rows[node].float()
+        gap = float((row.max() - row[token]) / row.abs().max().clamp(min=1e-6))
+        if not gap <= NEAR.get(self._rows.dtype, NEAR_IN_HALVES):
+            raise RankError(
+                f"the logits after the text's token {node} of the draft differ between the processes: rank 0 chose "
+                f"{token}, here {self._argmax[node]} leads by {gap:.1g} of the largest. Are the weights the same, and "
+                "the model in eval mode?"
+            )
+
     def _draw(self, node: int, probabilities: torch.Tensor) -> int:
         """One draw, as plain decoding does it; behind a node with drawn children, the draw that favours them."""
         assert self._tree is not None
@@ -81,7 +110,11 @@ class Chooser:
 
 
 class StopCheck:
-    """Whether the text ends with its last token. Length and end-of-text are checked without touching a tensor."""
+    """Whether the text ends with its last token. Length and end-of-text are checked without touching a tensor.
+
+    Attributes:
+        is_watched (`bool`): whether a criterion of the user's own is asked, which may keep count.
+    """
 
     def __init__(self, criteria: StoppingCriteriaList) -> None:
         self.max_length: int | None = None
@@ -97,6 +130,8 @@ class StopCheck:
                 self.eos = frozenset(_ids(criterion.eos_token_id))
             else:
                 self.others.append(criterion)
+        own = (compat.MaxTimeCriteria, compat.StopStringCriteria)
+        self.is_watched = any(type(criterion) not in own for criterion in self.others)
 
     def __call__(self, text: Text, scores: list[torch.Tensor] | None) -> bool:
         """Ask every criterion, each once, as plain decoding does."""
@@ -109,6 +144,28 @@ class StopCheck:
         for criterion in self.others:
             stop = bool(torch.as_tensor(criterion(text.ids(), given)).all()) or stop
         return stop
+
+
+def agreed_criteria(criteria: StoppingCriteriaList, agreement: Agreement) -> StoppingCriteriaList:
+    """The criteria for transformers' own loops, where all processes stop as the first one does."""
+    if type(agreement) is Agreement:
+        return criteria
+    alike = (compat.MaxLengthCriteria, compat.EosTokenCriteria, compat.StopStringCriteria)
+    return StoppingCriteriaList(
+        criterion if type(criterion) in alike else _AgreedCriterion(criterion, agreement) for criterion in criteria
+    )
+
+
+class _AgreedCriterion(StoppingCriteria):
+    """What a criterion says in the first process."""
+
+    def __init__(self, criterion: Callable[..., Any], agreement: Agreement) -> None:
+        self.criterion, self.agreement = criterion, agreement
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
+        own = torch.as_tensor(self.criterion(input_ids, scores, **kwargs)).expand(len(input_ids))
+        agreed = [bool(self.agreement.decide_now(lambda row=row: int(row))) for row in own]  # type: ignore[misc]
+        return torch.tensor(agreed, device=input_ids.device)  # type: ignore[return-value]
 
 
 def _ids(value: torch.Tensor | Iterable[int]) -> list[int]:

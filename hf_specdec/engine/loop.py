@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from hf_specdec.engine.agreement import Agreement
 from hf_specdec.engine.row import Row
 from hf_specdec.engine.scorer import DraftModel, propose_together
 from hf_specdec.engine.step import SpecStep
@@ -52,6 +53,7 @@ class SpecLoop:
         streamer: a transformers streamer that has seen the prompt already; for one row.
         observer: called with a `SpecStep` for every row after every verify step.
         keep_hidden_states (`bool`): collect the hidden states of every emitted token; for one row.
+        agreement: of the processes that decode together; by default this one is alone.
     """
 
     def __init__(
@@ -65,10 +67,12 @@ class SpecLoop:
         streamer: Any = None,
         observer: Callable[[SpecStep], None] | None = None,
         keep_hidden_states: bool = False,
+        agreement: Agreement | None = None,
     ) -> None:
         self.target, self.rows, self.limits, self.stats = target, rows, limits, stats
         self.draft_model, self.streamer, self.observer = draft_model, streamer, observer
         self.hidden_states: list[tuple[torch.Tensor, ...]] | None = [] if keep_hidden_states else None
+        self.agreement = agreement or Agreement()
         self._active = list(rows)  # one for each row of the target
         self._whole_prompt = False
 
@@ -79,9 +83,13 @@ class SpecLoop:
             while not all(row.finished for row in self._active):
                 self._retire()
                 self._step()
+            self.agreement.settle()
             self._pad(self.length)
             if self.target.keep_cache:
                 self.target.catch_up(self.length)
+        except BaseException as error:
+            self.agreement.abandon(error)
+            raise
         finally:
             try:
                 self._end_drafters()
@@ -95,7 +103,8 @@ class SpecLoop:
 
     def _prompt(self) -> None:
         start = time.perf_counter()
-        logits = self.target.prefill().logits[:, -1:]
+        with self.agreement.forward():
+            logits = self.target.prefill().logits[:, -1:]
         self.stats.prefill_seconds = time.perf_counter() - start
         self._whole_prompt = True
         for index, row in enumerate(self.rows):
@@ -104,22 +113,21 @@ class SpecLoop:
         self._whole_prompt = False
         start = time.perf_counter()
         for index, row in enumerate(self.rows):
-            row.begin(row.text.tokens[-1], logits[index])
+            self._begin(row, index, logits[index], self.draft_model)
         self.stats.draft_seconds += time.perf_counter() - start
 
     def _step(self) -> None:
         began = time.perf_counter()
-        trees = self._draft()
+        trees = self.agreement.trees(self._draft, self.draft_model)
         drafted = time.perf_counter()
-        logits = self.target.forward(trees)
+        with self.agreement.forward():
+            logits = self.target.forward(trees)
         for row, tree, rows in zip(self._active, trees, logits, strict=True):
             row.chooser.load(rows[: len(tree)], tree)
         verified = time.perf_counter()
         verdicts = self._verify(trees)
         committed = time.perf_counter()
-        for row, tree, rows, verdict in zip(self._active, trees, logits, verdicts, strict=True):
-            if verdict.tokens:
-                row.drafter.observe(tree, rows if row.drafter.needs_logits else None, verdict.tokens)
+        self._observe(trees, logits, verdicts)
         observed = time.perf_counter()
         self.stats.draft_seconds += drafted - began + observed - committed
         self.stats.verify_seconds += verified - drafted
@@ -129,9 +137,26 @@ class SpecLoop:
             if verdict.tokens:
                 row.stats.record_step(tree.num_draft_tokens, verdict.num_accepted)
         if self.observer is not None:
-            self._show(
-                trees, verdicts, (drafted - began + observed - committed, verified - drafted, committed - verified)
-            )
+            seconds = drafted - began + observed - committed, verified - drafted, committed - verified
+            self.agreement.attempt(self._show, trees, verdicts, seconds)
+
+    def _begin(self, row: Row, place: int, logits: torch.Tensor, draft_model: DraftModel | None) -> None:
+        """The prompt is read and its first token chosen: the drafter begins, where drafts are made."""
+        token = row.text.tokens[-1]
+        if self.agreement.leads:
+            row.begin(token, logits)
+        elif draft_model is not None and row.prompt:
+            draft_model.keep(place, [token])
+
+    def _observe(self, trees: Sequence[DraftTree], logits: Sequence[torch.Tensor], verdicts: Sequence[Verdict]) -> None:
+        """Tell every row's drafter what became of its tree; where none is made, the draft model at least."""
+        for place, (row, tree, rows, verdict) in enumerate(zip(self._active, trees, logits, verdicts, strict=True)):
+            if not verdict.tokens:
+                continue
+            if self.agreement.leads:
+                row.drafter.observe(tree, rows if row.drafter.needs_logits else None, verdict.tokens)
+            elif self.draft_model is not None:
+                self.draft_model.keep(place, verdict.tokens)
 
     def _draft(self) -> list[DraftTree]:
         """The drafters' trees, cut to what the model can verify and what the texts have room for."""

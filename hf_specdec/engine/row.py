@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from hf_specdec.drafters.base import Drafter
+from hf_specdec.engine.agreement import Agreement
 from hf_specdec.engine.choose import Chooser, StopCheck
 from hf_specdec.engine.text import Text
 from hf_specdec.stats import SpecStats
@@ -30,6 +31,7 @@ class Row:
         length (`int`): tokens of the text without that padding.
         error (`Exception | None`): what ended the row alone, where rows of one batch are strangers.
         stats (`SpecStats`): its counters, or those of the whole call.
+        agreement (`Agreement`): of the processes that decode it; by default this one is alone.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Row:
         chooser: Chooser,
         stop_check: StopCheck,
         stats: SpecStats,
+        agreement: Agreement | None = None,
     ) -> None:
         self.index, self.text, self.prompt = index, text, prompt
         self.drafter, self.chooser, self.stop_check = drafter, chooser, stop_check
@@ -50,6 +53,7 @@ class Row:
         self.error: Exception | None = None
         self.stats = stats
         self.length = len(text)
+        self.agreement = agreement or Agreement()
 
     def begin(self, token: int, logits: torch.Tensor) -> None:
         """Hand the prompt and the first `token` to the drafter."""
@@ -67,11 +71,16 @@ class Row:
     def emit(self, node: int, heard: Callable[["Row", int, int], Any]) -> tuple[int, bool]:
         """Choose the token after `node`, add it to the text; returns it, and whether the text ends with it."""
         self.visited.append(node)
-        token = self.chooser.choose(node, self.text)
+        decide, chooser, stop_check = self.agreement.decide, self.chooser, self.stop_check
+        token = decide(
+            lambda: chooser.choose(node, self.text),
+            is_watched=chooser.is_watched,
+            confirm=lambda token: chooser.confirm(node, token),
+        )
         self.text.append(token)
         self.length += 1
-        heard(self, node, token)
-        self.finished = self.stop_check(self.text, self.chooser.scores)
+        self.agreement.attempt(heard, self, node, token)
+        self.finished = bool(decide(lambda: stop_check(self.text, chooser.scores), is_watched=stop_check.is_watched))
         return token, self.finished
 
     @property

@@ -15,13 +15,14 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 
 from hf_specdec import compat
 from hf_specdec.drafters.base import Drafter
+from hf_specdec.engine.agreement import Agreement
 from hf_specdec.engine.assisted import CountedCandidates
 from hf_specdec.engine.batches import processors_of_row
-from hf_specdec.engine.choose import Chooser, StopCheck
+from hf_specdec.engine.choose import Chooser, StopCheck, agreed_criteria
 from hf_specdec.engine.fixed import check_cache, fixed_shapes
 from hf_specdec.engine.loop import Limits, SpecLoop
 from hf_specdec.engine.row import Row
-from hf_specdec.engine.scorer import DraftModel
+from hf_specdec.engine.scorer import DraftModel, used_by
 from hf_specdec.engine.step import SpecStep
 from hf_specdec.engine.stream import Guest
 from hf_specdec.engine.target import MAX_DRAFT, Target, Tier
@@ -71,10 +72,12 @@ def decode_speculatively(
     stats: SpecStats,
     draft_model: DraftModel | None = None,
     observer: Callable[[SpecStep], None] | None = None,
+    agreement: Agreement | None = None,
 ) -> Any:
     """Decode in our loop; returns what plain generation would return, with `.spec_stats`.
 
     Args:
+        agreement: of the processes that decode together; by default this one is alone.
         make_drafter: makes the drafter of one row from its index and random generator.
     """
     check_cache(call)
@@ -82,7 +85,8 @@ def decode_speculatively(
     original = call.model_kwargs.get(compat.cache_name(call.model_kwargs))
     keep_cache = bool(config.return_dict_in_generate) or compat.is_users_own(original)
     texts = _texts(call)
-    rows = _rows(call, texts, make_drafter, stats)
+    agreement = agreement or Agreement()
+    rows = _rows(call, texts, make_drafter, stats, agreement)
     fixed = fixed_shapes(call, [row.drafter for row in rows], budget)
     target = Target(
         model, call.input_ids, config, call.model_kwargs, texts, tier=tier, keep_cache=keep_cache, fixed=fixed
@@ -93,12 +97,15 @@ def decode_speculatively(
         rows,
         _limits(call, budget),
         stats,
-        draft_model=draft_model,
+        draft_model=used_by(agreement, draft_model),
         streamer=call.streamer,
         observer=observer,
         keep_hidden_states=bool(config.return_dict_in_generate and config.output_hidden_states),
+        agreement=agreement,
     )
     loop.run()
+    if config.do_sample:
+        agreement.share_random_state()
     if call.streamer is not None:
         call.streamer.end()
     sequences = torch.cat([text.ids()[:, : loop.length] for text in texts])
@@ -140,7 +147,9 @@ def _texts(call: Call) -> list[Text]:
     return [Text(call.input_ids[row : row + 1], room=room) for row in range(len(call.input_ids))]
 
 
-def _rows(call: Call, texts: Sequence[Text], make_drafter: MakeDrafter, stats: SpecStats) -> list[Row]:
+def _rows(
+    call: Call, texts: Sequence[Text], make_drafter: MakeDrafter, stats: SpecStats, agreement: Agreement
+) -> list[Row]:
     """Drafter, chooser and stop check of every row.
 
     One row samples with the global generator, as plain generation does. The rows of a batch have a generator each, so
@@ -149,7 +158,7 @@ def _rows(call: Call, texts: Sequence[Text], make_drafter: MakeDrafter, stats: S
     device = call.input_ids.device
     generators: list[torch.Generator | None] = [None] * len(texts)
     if len(texts) > 1 and call.generation_config.do_sample:
-        first = int(torch.randint(1 << 62, ()))
+        first = agreement.decide_now(lambda: int(torch.randint(1 << 62, ())))
         stats.seeds = [first + row for row in range(len(texts))]
         generators = [torch.Generator(device).manual_seed(seed) for seed in stats.seeds]
     rows: list[Row] = []
@@ -161,7 +170,7 @@ def _rows(call: Call, texts: Sequence[Text], make_drafter: MakeDrafter, stats: S
         if any(drafter is row.drafter for row in rows):
             rule = "must make a drafter for each row of a batch"
             raise ConfigError("spec_method", rule, drafter, "Pass its class, or a function that makes one.")
-        rows.append(Row(index, text, prompt, drafter, chooser, StopCheck(call.stopping_criteria), stats))
+        rows.append(Row(index, text, prompt, drafter, chooser, StopCheck(call.stopping_criteria), stats, agreement))
     return rows
 
 
@@ -172,12 +181,13 @@ def guest_of(
     index: int,
     generator: torch.Generator | None,
     draft_model: DraftModel | None,
+    agreement: Agreement,
 ) -> Guest:
     """A call of one row on a model of the tree tier, for a `SpecStream`."""
     (text,) = _texts(call)
     chooser = Chooser(call.logits_processor, call.generation_config, call.input_ids.device, generator)
     stats = SpecStats(method=type(drafter).__name__, tier="tree")
-    row = Row(index, text, text.tokens.copy(), drafter, chooser, StopCheck(call.stopping_criteria), stats)
+    row = Row(index, text, text.tokens.copy(), drafter, chooser, StopCheck(call.stopping_criteria), stats, agreement)
     target = Target(
         call.model,
         call.input_ids,
@@ -188,7 +198,7 @@ def guest_of(
         keep_cache=False,
     )
     longest = (call.generation_config.max_length or len(text)) + MAX_DRAFT
-    return Guest(row, target, longest, _limits(call, budget), draft_model)
+    return Guest(row, target, longest, _limits(call, budget), used_by(agreement, draft_model))
 
 
 def _without_padding(text: Text, attention_mask: Any, row: int) -> list[int]:
@@ -202,22 +212,22 @@ def _without_padding(text: Text, attention_mask: Any, row: int) -> list[int]:
     return tokens[first:]
 
 
-def decode_assisted(call: Call, drafter: Drafter, *, stats: SpecStats) -> Any:
+def decode_assisted(call: Call, drafter: Drafter, *, stats: SpecStats, agreement: Agreement) -> Any:
     """Decode with transformers' assisted loop and our drafter as its candidate generator."""
     if call.input_ids.shape[1] == 0:
         raise ConfigError("engine", 'must be "loop" for inputs_embeds', "assisted", "Drop the engine setting.")
-    candidates = CountedCandidates(drafter, stats)
+    candidates = CountedCandidates(drafter, stats, agreement)
     try:
-        output = compat.assisted_decoding(call.model, candidates, call.input_ids, **call.methods_arguments())
+        output = compat.assisted_decoding(call.model, candidates, call.input_ids, **_in_step(call, agreement))
     finally:
         if candidates.begun:
             drafter.end()
     return with_stats(output, stats)
 
 
-def decode_plain(call: Call, *, stats: SpecStats) -> Any:
+def decode_plain(call: Call, *, stats: SpecStats, agreement: Agreement) -> Any:
     """Decode with transformers' own greedy search or sampling."""
-    output = compat.sample(call.model, call.input_ids, **call.methods_arguments())
+    output = compat.sample(call.model, call.input_ids, **_in_step(call, agreement))
     sequences = output if isinstance(output, torch.Tensor) else output.sequences
     new_tokens = sequences[:, call.input_ids.shape[1] :]
     stats.num_tokens = new_tokens.numel()
@@ -226,6 +236,15 @@ def decode_plain(call: Call, *, stats: SpecStats) -> Any:
         ends = torch.isin(new_tokens, eos.to(new_tokens.device)).long()
         stats.num_tokens = int((ends.cumsum(dim=1) - ends == 0).sum())
     return with_stats(output, stats)
+
+
+def _in_step(call: Call, agreement: Agreement) -> dict[str, Any]:
+    """Arguments of transformers' loops, which decide in every process: from one random state, and by one clock."""
+    if call.generation_config.do_sample:
+        agreement.share_random_state()
+    arguments = call.methods_arguments()
+    arguments["stopping_criteria"] = agreed_criteria(call.stopping_criteria, agreement)
+    return arguments
 
 
 def with_stats(output: Any, stats: SpecStats) -> Any:

@@ -20,11 +20,12 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.drafters.scorer import DraftRound, RoundDrafter
+from hf_specdec.engine.agreement import Agreement
 from hf_specdec.engine.target import Target, Tier
 from hf_specdec.engine.text import Text
 from hf_specdec.tree import DraftTree
 
-__all__ = ["DraftModel", "RowScorer", "propose_together"]
+__all__ = ["DraftModel", "RowScorer", "propose_together", "used_by"]
 
 
 class DraftModel:
@@ -39,6 +40,8 @@ class DraftModel:
 
     Attributes:
         reads_prompt (`bool`): whether it has positions for the prompt; where not, nothing is ever scored.
+        is_shared (`bool`): whether its forwards are collectives of several processes.
+        agreement (`Agreement`): of these processes.
     """
 
     def __init__(
@@ -61,6 +64,8 @@ class DraftModel:
         self.target = Target(model, input_ids, config, model_kwargs, self.texts, tier=tier, keep_cache=False)
         self.max_positions = compat.max_positions(model.config)
         self.reads_prompt = self.max_positions is None or input_ids.shape[1] <= self.max_positions
+        self.is_shared = compat.device_mesh(model) is not None
+        self.agreement = Agreement()
         self._resting: list[int] = []
         self._trees: list[DraftTree | None] = [None] * len(self.texts)
         self._paths: list[list[int]] = [[] for _ in self.texts]
@@ -86,11 +91,13 @@ class DraftModel:
 
     def score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
+        self.agreement.score(trees)
         self._settle()
         trees = list(trees)
         for place in self._resting:
             trees[place] = DraftTree.chain(self.texts[place].tokens[-1])
-        rows = self.target.forward([tree and self._readable(tree) for tree in trees])
+        with self.agreement.forward():
+            rows = self.target.forward([tree and self._readable(tree) for tree in trees])
         self._trees = [new or old for new, old in zip(trees, self._trees, strict=True)]
         return [self._like_the_targets(row) for row in rows]
 
@@ -145,7 +152,9 @@ class DraftModel:
         """Read the prompt if that has not happened yet; give the cache what the last round left of the text."""
         if not self._has_read:
             self._has_read = True
-            self.target.prefill()
+            self.agreement.flush()
+            with self.agreement.forward():
+                self.target.prefill()
         if self._has_ended:
             self.target.commit(self._paths)
             self._has_ended = False
@@ -185,6 +194,16 @@ class RowScorer:
     def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """See `DraftScorer.keep`."""
         self.draft_model.keep(self.place, accepted)
+
+
+def used_by(agreement: Agreement, draft_model: DraftModel | None) -> DraftModel | None:
+    """The draft model where this process computes with it: everywhere if it is shared, else where drafts are made."""
+    if draft_model is None:
+        return None
+    if draft_model.is_shared:
+        draft_model.agreement = agreement
+        return draft_model
+    return draft_model if agreement.leads else None
 
 
 def propose_together(

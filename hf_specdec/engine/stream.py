@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hf_specdec.engine.agreement import Agreement
 from hf_specdec.engine.loop import Limits, SpecLoop
 from hf_specdec.engine.row import Row
 from hf_specdec.engine.scorer import DraftModel
@@ -49,13 +50,22 @@ class SpecStream(SpecLoop):
         max_columns (`int`): bound on rows x longest text, in tokens: the size of the key/value buffers. A guest that
             alone exceeds it is decoded alone.
         observer: called with a `SpecStep` for every row after every verify step.
+        agreement: of the processes that decode together; by default this one is alone.
 
     Attributes:
         stats: forwards and seconds of the whole stream; tokens and drafts are in each row's own.
         num_reused_columns (`int`): prompt tokens whose keys and values were copied from another row.
     """
 
-    def __init__(self, *, max_rows: int, max_columns: int, observer: Callable[[SpecStep], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_rows: int,
+        max_columns: int,
+        observer: Callable[[SpecStep], None] | None = None,
+        agreement: Agreement | None = None,
+    ) -> None:
+        self.agreement = agreement or Agreement()
         self.max_rows, self.max_columns = max_rows, max_columns
         self.stats = SpecStats()
         self.draft_model: DraftModel | None = None
@@ -74,12 +84,19 @@ class SpecStream(SpecLoop):
             while True:
                 yield from self._fill(guests)
                 if not self._active:
+                    self.agreement.settle()
                     return
                 self._step()
                 for row in self._active:
                     if row.finished:
                         self._end(row)
+                        self.agreement.flush()
                         yield row
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self.agreement.abandon(error)
+            raise
         finally:
             for row in self._active:
                 self._end(row)
@@ -91,6 +108,7 @@ class SpecStream(SpecLoop):
             self._read(guest)
             if guest.row.finished:
                 self._end(guest.row)
+                self.agreement.flush()
                 yield guest.row
                 continue
             self._seat(guest)
@@ -109,6 +127,7 @@ class SpecStream(SpecLoop):
         if len(live) >= self.max_rows:
             return None
         if self._next is None:
+            self.agreement.flush()  # the next guest may be one that is decoded by itself
             self._next = next(guests, None)
         guest = self._next
         if guest is None or not live:
@@ -120,11 +139,14 @@ class SpecStream(SpecLoop):
         row = guest.row
         try:
             self.num_reused_columns += self._copy_prefix(guest)
-            logits = guest.target.prefill().logits[0, -1:]
+            with self.agreement.forward():
+                logits = guest.target.prefill().logits[0, -1:]
             row.chooser.load(logits, row.tree)
             row.emit(0, self._heard)
-            row.begin(row.text.tokens[-1], logits)
+            self._begin(row, 0, logits, guest.draft_model)
         except Exception as error:
+            if not self.agreement.intact:
+                raise
             row.error, row.finished = error, True
         except BaseException:
             self._end(row)
@@ -162,6 +184,8 @@ class SpecStream(SpecLoop):
         try:
             return super()._verdict(row, tree)
         except Exception as error:
+            if not self.agreement.intact:
+                raise
             row.error, row.finished = error, True
             return Verdict([], [])
 
