@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.compat_attention import takes_tensor_masks
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.engine.agreement import agreement_of, digest
 from hf_specdec.engine.batches import reason_against_rows
@@ -51,6 +52,8 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
             logger.warning("%s decodes without speculation: %s", type(model).__name__, stats.plain_reason)
         return decode_plain(call, stats=stats, agreement=agreement)
     check_tier(model, request, found)
+    if found.tier == "chain" and not takes_tensor_masks(found.attention) and state.first_time(found.reason):
+        logger.warning("%s verifies chains only: %s", type(model).__name__, found.reason)
     draft_model, make_drafter = drafting(call, request, encoder_inputs)
     if request.config.engine == "assisted":
         drafter = make_drafter(0, None)

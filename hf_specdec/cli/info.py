@@ -27,6 +27,7 @@ def info(
     draft_model: options.DraftModelPath = None,
     dtype: options.Dtype = "auto",
     draft_dtype: options.DraftDtype = None,
+    attn_implementation: options.AttnImplementation = None,
     threads: options.Threads = None,
     json: options.Json = False,
 ) -> None:
@@ -35,7 +36,7 @@ def info(
     With a draft model, also whether the two go together.
     """
     set_threads(model, threads)
-    loaded, _ = load(model, dtype, None)
+    loaded, _ = load(model, dtype, None, attn_implementation=attn_implementation)
     groups: dict[str, dict[str, Any]] = {
         "versions": versions(),
         "machine": _machine(),

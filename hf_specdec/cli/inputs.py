@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.config import SpecConfig
-from hf_specdec.errors import ConfigError
+from hf_specdec.errors import ConfigError, MissingExtraError
 from hf_specdec.placement import place
 
 __all__ = ["encode", "load", "load_draft", "read_prompt", "read_sampling", "set_threads"]
@@ -52,18 +52,30 @@ def set_threads(model: str | None, threads: int | None) -> None:
 
 
 def load(
-    model: str | None, dtype: str, config: SpecConfig | None, device: torch.device | None = None
+    model: str | None,
+    dtype: str,
+    config: SpecConfig | None,
+    device: torch.device | None = None,
+    *,
+    attn_implementation: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model, enabled and placed, and its tokenizer. Without a device list it goes to `device`, if one is given.
 
     Raises:
         CheckpointError: the folder is missing or incomplete.
-        ConfigError: an unknown precision or device.
+        ConfigError: an unknown precision or device, or an attention that is not installed.
     """
     path = model if model is not None else embedded.path("target")
     if model is None or not sys.stderr.isatty():
         logging.disable_progress_bar()
-    return _placed(path, dtype, config, "target", device), AutoTokenizer.from_pretrained(path)
+    try:
+        loaded = _placed(path, dtype, config, "target", device, attn_implementation=attn_implementation)
+    except ImportError as error:
+        if attn_implementation is None or isinstance(error, MissingExtraError):
+            raise
+        remedy = f"transformers says: {error}"
+        raise ConfigError("--attn-implementation", "must be installed", attn_implementation, remedy) from error
+    return loaded, AutoTokenizer.from_pretrained(path)
 
 
 def load_draft(
@@ -80,7 +92,13 @@ def load_draft(
 
 
 def _placed(
-    path: str, dtype: str, config: SpecConfig | None, role: str, device: torch.device | None
+    path: str,
+    dtype: str,
+    config: SpecConfig | None,
+    role: str,
+    device: torch.device | None,
+    *,
+    attn_implementation: str | None = None,
 ) -> PreTrainedModel:
     """A model where the configuration's list for its role says."""
     fields, lists = (config.device_fields, config.device_lists) if config is not None else ({}, {})
@@ -88,7 +106,11 @@ def _placed(
     if device is not None and lists.get(role) is None:
         device_map = {"": str(device)}
     model: PreTrainedModel = hf_specdec.AutoModelForCausalLM.from_pretrained(
-        path, precision=dtype, device_map=device_map, max_memory=max_memory
+        path,
+        precision=dtype,
+        device_map=device_map,
+        max_memory=max_memory,
+        attn_implementation=attn_implementation,
     )
     return model
 

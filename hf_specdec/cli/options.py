@@ -8,6 +8,7 @@ import typer
 from hf_specdec.cli.method import describe_methods
 
 __all__ = [
+    "AttnImplementation",
     "BatchSize",
     "Compare",
     "DoSample",
@@ -41,6 +42,10 @@ Prompt = Annotated[
 ModelPath = Annotated[str | None, typer.Option("--model", help="Folder or hub name. Default: the embedded target.")]
 Dtype = Annotated[
     str, typer.Option("--dtype", help="Precision of the weights: auto, fp32, bf16, fp16, fp8, int8, nf4.")
+]
+AttnImplementation = Annotated[
+    str | None,
+    typer.Option(help="Attention of the target: sdpa, eager, xformers, flash_attention_2... Default: transformers'."),
 ]
 Threads = Annotated[
     int | None,

@@ -101,7 +101,8 @@ def _forgets_what_it_sees(model: PreTrainedModel) -> bool:
 def _known_reason(model: PreTrainedModel) -> str | None:
     """Why there is no use in trying a tree, where that can be seen without trying."""
     if not TreeMasks(model).supported:
-        return f"{compat.attention_implementation(model.config)!r} attention takes no mask of ours"
+        name = compat.attention_implementation(model.config)
+        return f'{name!r} attention takes no mask of a tree; attn_implementation="sdpa" does'
     if not takes_positions(model) and adapter_of(model) is None:
         of_cache = "its decoder takes positions from the cache"
         return of_cache if model.config.is_encoder_decoder else "its forward takes no position_ids"

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from hf_specdec import embedded
 from hf_specdec.cli import extras
 from hf_specdec.methods import METHODS
 from tests.bench.conftest import tiny_llama
 from tests.cli.conftest import Run
+from tests.flash_double import deaf_attention
 
 
 def test_json_holds_versions_model_capability_methods_and_extras(run: Run) -> None:
@@ -107,3 +109,26 @@ def test_a_folder_that_is_not_installed_is_an_error(run: Run, monkeypatch: pytes
     result = run("info")
     assert result.exit_code == 2
     assert "pip install -e ." in result.stderr
+
+
+def test_an_attention_is_tried_on_the_model(run: Run) -> None:
+    for name in ("eager", "xformers"):
+        result = run("info", "--model", embedded.path("draft"), "--attn-implementation", name, "--json")
+        found = json.loads(result.stdout)
+        assert (found["model"]["attention"], found["capability"]["tier"]) == (name, "tree")
+
+
+def test_attention_that_takes_no_mask_of_a_tree_is_said(run: Run) -> None:
+    """A stand-in that is given FlashAttention's masks is seen as FlashAttention is."""
+    AttentionInterface.register("tests_deaf", deaf_attention)
+    AttentionMaskInterface.register("tests_deaf", AttentionMaskInterface()["flash_attention_2"])
+    result = run("info", "--model", embedded.path("draft"), "--attn-implementation", "tests_deaf", "--json")
+    found = json.loads(result.stdout)["capability"]
+    assert found["tier"] == "chain"
+    assert "'tests_deaf' attention takes no mask of a tree" in found["reason"]
+
+
+def test_an_attention_that_is_not_installed_is_an_error_with_its_remedy(run: Run) -> None:
+    result = run("info", "--attn-implementation", "flash_attention_2")
+    assert result.exit_code == 2
+    assert "must be installed" in result.stderr and "FlashAttention2" in result.stderr
