@@ -6,13 +6,12 @@ functions, so nothing global changes and two calls never see one another's tree.
 
     masks = TreeMasks(model)
     masks.supported                                     # whether this attention implementation takes any mask
-    attention_mask = masks.build(TreeRows.of(starts, depths, visible, device), cache, attention_mask_2d)
+    attention_mask = masks.build(TreeRows(starts, depths, visible, device), cache, attention_mask_2d)
 """
 
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.cache import SpecCache
 from hf_specdec.compat_attention import causal_mask_function, takes_tensor_masks
-from hf_specdec.kernels.masks import mark_open
+from hf_specdec.kernels.masks import additive, mark_open
 
 __all__ = ["TreeMasks", "TreeRows"]
 
@@ -29,46 +28,47 @@ MaskFunction = Callable[..., torch.Tensor]
 _register_lock = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
 class TreeRows:
     """The columns written since the last commit, C in each row, of which the forward computes the last Q.
 
+    Args:
+        starts: each row's length in the cache before its first column.
+        depths: each row's C distances from there: position id - start.
+        visible: for each row `(Q, C)` bool: which columns each of the last Q sees.
+        fixed (`bool`): whether the buffers go on behind the columns.
+
     Attributes:
-        starts (`Tensor`): `(batch,)`, each row's length in the cache before its first column.
-        depths (`Tensor`): `(batch, C)`: position id - start.
-        visible (`Tensor`): `(batch, Q, C)` bool: which columns each of the last Q sees.
+        visible (`Tensor`): `(batch, Q, C)` bool.
         same_start (`bool`): whether all rows are equally long and the columns are the last ones of the buffers.
         length (`int`): columns of the longest row, those of its text counted.
         common (`int`): columns from the first on that are text in all rows; 0 where shapes may not depend on it.
     """
 
-    starts: torch.Tensor
-    depths: torch.Tensor
-    visible: torch.Tensor
-    same_start: bool
-    length: int
-    common: int = 0
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         starts: Sequence[int],
         depths: Sequence[Sequence[int]],
         visible: Sequence[torch.Tensor],
         device: torch.device,
         *,
         fixed: bool = False,
-    ) -> "TreeRows":
-        """From one entry a row; `fixed` says that the buffers go on behind the columns."""
+    ) -> None:
+        self._starts, self._depths, self._device = starts, depths, device
         stacked = visible[0].unsqueeze(0) if len(visible) == 1 else torch.stack(list(visible))
-        return cls(
-            starts=torch.tensor(starts, device=device),
-            depths=torch.tensor(depths, device=device),
-            visible=stacked.to(device),
-            same_start=not fixed and min(starts) == max(starts),
-            length=max(starts) + len(depths[0]),
-            common=0 if fixed else min(starts),
-        )
+        self.visible = stacked.to(device)
+        self.same_start = not fixed and min(starts) == max(starts)
+        self.length = max(starts) + len(depths[0])
+        self.common = 0 if fixed else min(starts)
+
+    @functools.cached_property
+    def starts(self) -> torch.Tensor:
+        """`(batch,)`."""
+        return torch.tensor(self._starts, device=self._device)
+
+    @functools.cached_property
+    def depths(self) -> torch.Tensor:
+        """`(batch, C)`."""
+        return torch.tensor(self._depths, device=self._device)
 
 
 class TreeMasks:
@@ -93,7 +93,7 @@ class TreeMasks:
         """
         batch, num_queries, _ = rows.visible.shape
         if batch == 1 and self._sees_all_text:
-            return _open_mask(rows, cache)
+            return _open_mask(rows, self._dtype_of_masks(cache))
         config = self._private_config()
         compat.mask_config(config).hf_specdec_rows = rows
         mask = compat.masks_for_forward(
@@ -105,11 +105,18 @@ class TreeMasks:
             position_ids=rows.depths[:, -num_queries:],
             within=within,
         )
+        dtype = self._dtype_of_masks(cache)
+        if dtype != torch.bool:
+            mask = _added(mask, dtype)
         if batch == 1 and self._sees_all_text is None:
-            self._sees_all_text = self._is_open(mask, rows, cache)
+            self._sees_all_text = self._is_open(mask, rows, dtype)
         return mask
 
-    def _is_open(self, mask: Any, rows: TreeRows, cache: SpecCache) -> bool:
+    def _dtype_of_masks(self, cache: SpecCache) -> torch.dtype:
+        """Torch's attention makes a mask of numbers from one of booleans, in every layer anew: it gets it made."""
+        return cache.dtype if self.implementation == "sdpa" and cache.dtype is not None else torch.bool
+
+    def _is_open(self, mask: Any, rows: TreeRows, dtype: torch.dtype) -> bool:
         """Whether every node sees the whole text, now and later: then the model need not be asked at each step."""
         config = compat.text_config(self.model.config)
         kinds = set(getattr(config, "layer_types", None) or ())
@@ -117,7 +124,7 @@ class TreeMasks:
         bounded = bounded or compat.has_own_masks(self.model)
         if bounded or kinds - {"full_attention"} or not isinstance(mask, torch.Tensor):
             return False
-        return mask.dtype == torch.bool and torch.equal(mask, _open_mask(rows, cache))
+        return mask.dtype == dtype and torch.equal(mask, _open_mask(rows, dtype))
 
     def _private_config(self) -> Any:
         if self._config is None:
@@ -130,14 +137,23 @@ class TreeMasks:
         return self._config
 
 
-def _open_mask(rows: TreeRows, cache: SpecCache) -> torch.Tensor:
-    """`(1, 1, Q, K)` bool: all of the text, and of the new columns what `rows` says."""
+def _open_mask(rows: TreeRows, dtype: torch.dtype) -> torch.Tensor:
+    """`(1, 1, Q, K)`: all of the text is seen, and of the new columns what `rows` says."""
     num_queries, num_columns = rows.visible.shape[1:]
-    length = int(cache.get_seq_length()) + num_queries
-    mask = rows.visible.new_ones((1, 1, num_queries, length))
-    mask[..., length - num_columns :] = rows.visible
-    mark_open(mask, length - num_columns)
+    seen, hidden = (True, False) if dtype == torch.bool else (0.0, -torch.inf)
+    mask = torch.full((1, 1, num_queries, rows.length), seen, dtype=dtype, device=rows.visible.device)
+    mask[..., rows.length - num_columns :].masked_fill_(~rows.visible, hidden)
+    if dtype == torch.bool:
+        mark_open(mask, rows.length - num_columns)
     return mask
+
+
+def _added(mask: Any, dtype: torch.dtype) -> Any:
+    """Masks of booleans as masks that are added to the scores."""
+    if isinstance(mask, dict):
+        return {kind: _added(one, dtype) for kind, one in mask.items()}
+    is_bool = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
+    return additive(mask, dtype, -torch.inf) if is_bool else mask
 
 
 def tree_mask(

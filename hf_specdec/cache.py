@@ -120,8 +120,8 @@ class SpecLayer(CacheLayerMixin):
         if end > self.keys.shape[-2]:
             self._grow(end)
         if len(self.lengths) == 1 or min(self.lengths) == self.length:
-            self.keys.narrow(2, start, new).copy_(key_states)
-            self.values.narrow(2, start, new).copy_(value_states)
+            self.keys[:, :, start:end] = key_states
+            self.values[:, :, start:end] = value_states
         else:
             rows, columns = self.places(self.lengths, new, self.keys.device)
             self.keys[rows, :, columns - self.offset] = key_states.transpose(1, 2)
@@ -206,6 +206,7 @@ class SpecCache(Cache):
 
     Attributes:
         lengths (`tuple[int, ...]`): tokens of each row that are committed; empty before the first forward.
+        dtype (`torch.dtype | None`): of the keys; `None` before the first forward, or where layers differ.
     """
 
     def __init__(self, layers: list[Any] | None = None, *, reserve: int = 0) -> None:
@@ -255,6 +256,8 @@ class SpecCache(Cache):
         """Take over whatever the forwards since the last commit have written."""
         self._written = [layer for layer in self.layers if isinstance(layer, SpecLayer) and layer.is_initialized]
         self.lengths = self._written[0].lengths if self._written else ()
+        dtypes = {layer.keys.dtype for layer in self._written}
+        self.dtype = dtypes.pop() if len(dtypes) == 1 else None
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep, of the columns written since the last commit, those in `paths`: a row's column numbers, ascending."""

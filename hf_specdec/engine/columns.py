@@ -60,13 +60,18 @@ class RowColumns:
         self.new_tokens += tree.column_tokens[self._first_node :]
         self.new_depths += [lag + depth for depth in tree.column_depths[self._first_node :]]
         self.node_columns += range(start, start + tree.num_columns - self._first_node)
-        in_place = self.node_columns == list(range(lag, lag + tree.num_columns))
-        self.is_chain = tree.is_chain and tree.extra is None and in_place
+        self.is_chain = (
+            tree.is_chain
+            and tree.extra is None
+            and self.node_columns[-1] == lag + len(self.node_columns) - 1  # nothing lies between them
+        )
         self.depths += self.new_depths
 
     def pad(self, num_new: int) -> None:
         """Widen the next forward to `num_new` columns; the added ones repeat the last token and see only themselves."""
         missing = num_new - len(self.new_tokens)
+        if not missing:
+            return
         filler = self.new_tokens[-1] if self.new_tokens else 0
         depth = self.new_depths[-1] if self.new_depths else 0
         self.new_tokens += [filler] * missing

@@ -106,7 +106,7 @@ class StepInputs:
         """The tree's mask and positions, as far as the model takes them; the adapter gets what it does not take."""
         starts = self.attention_cache.lengths or [0] * len(columns)
         depths, visible = [row.depths for row in columns], [row.visible() for row in columns]
-        rows = TreeRows.of(starts, depths, visible, self.device, fixed=self.is_fixed)
+        rows = TreeRows(starts, depths, visible, self.device, fixed=self.is_fixed)
         built = None
         if not in_sequence:
             within = self.adapter is not None and self.adapter.places_mask

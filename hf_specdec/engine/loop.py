@@ -123,7 +123,7 @@ class SpecLoop:
         with self.agreement.forward():
             logits = self.target.forward(trees)
         for row, tree, rows in zip(self._active, trees, logits, strict=True):
-            row.chooser.load(rows[: len(tree)], tree)
+            row.chooser.load(rows, tree)
         verified = time.perf_counter()
         verdicts = self._verify(trees)
         committed = time.perf_counter()
@@ -161,8 +161,8 @@ class SpecLoop:
     def _draft(self) -> list[DraftTree]:
         """The drafters' trees, cut to what the model can verify and what the texts have room for."""
         budget, is_chain = self.limits.budget, self.target.tier == "chain"
-        may_draft = [self.target.drafts_now(index) for index in range(len(self._active))]
-        depths = [self._room(row) if drafts else 0 for row, drafts in zip(self._active, may_draft, strict=True)]
+        room = self._room()
+        depths = [self._depth(index, row, room) for index, row in enumerate(self._active)]
         wanted = [
             None if row.finished else (row.drafter, min(budget, depth) if is_chain else budget)
             for row, depth in zip(self._active, depths, strict=True)
@@ -191,14 +191,16 @@ class SpecLoop:
             vocab_size is None or largest < vocab_size
         )
 
-    def _room(self, row: Row) -> int:
-        """Most tokens worth drafting one under the other: the one after the last of them must still fit."""
-        room = self.limits.budget
+    def _room(self) -> int:
+        """Most tokens that may be drafted one under the other: the one after the last of them must still fit."""
+        budget, positions = self.limits.budget, self.limits.max_positions
+        return budget if positions is None else min(budget, positions - 1 - self.target.position)
+
+    def _depth(self, index: int, row: Row, room: int) -> int:
+        """How many of the `room` tokens are worth drafting for one row."""
         if row.stop_check.max_length is not None:
             room = min(room, row.stop_check.max_length - len(row.text) - 1)
-        if self.limits.max_positions is not None:
-            room = min(room, self.limits.max_positions - 1 - self.target.position)
-        return max(room, 0)
+        return room if room > 0 and self.target.drafts_now(index) else 0
 
     def _verify(self, trees: Sequence[DraftTree]) -> list[Verdict]:
         """Choose every row's tokens, then keep what was accepted; after an error, what was chosen before it."""

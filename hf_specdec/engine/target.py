@@ -135,7 +135,8 @@ class Target:
             self._columns = [RowColumns(self._pending(row)) for row in range(len(self.texts))]
         self._compute(trees)
         logits = self.outputs.logits
-        return [logits[row, columns.new_rows][known[row] :] for row, columns in enumerate(self._columns)]
+        places = [columns.new_rows for columns in self._columns]
+        return [logits[row, new.start + known[row] : new.stop] for row, new in enumerate(places)]
 
     def _compute(self, trees: Sequence[DraftTree | None]) -> None:
         """The forward itself, in the columns that are there."""
@@ -147,10 +148,11 @@ class Target:
         if isinstance(self.cache.spec, StaticSpecCache):
             self._width = widest  # grows for good with a drafter that exceeds what it announced
             self.cache.spec.place(widest, written=self._columns[0].first_new)
-        inputs = self.step_inputs().of(self._columns, self._fed)
+        step_inputs = self.step_inputs()
+        inputs = step_inputs.of(self._columns, self._fed)
         self.cache.mark(self._columns[0].first_new)
         self._half_done = True
-        with self.adapter.applied(self.step_inputs().tree) if self.adapter else contextlib.nullcontext():
+        with self.adapter.applied(step_inputs.tree) if self.adapter else contextlib.nullcontext():
             self.outputs = self.model(**inputs, return_dict=True)
         self._half_done = False
 
@@ -249,7 +251,7 @@ class Target:
     @property
     def _cached(self) -> int:
         """Tokens of the longest row in the cache; the text's where the cache does not count."""
-        if isinstance(self.cache.spec, StaticSpecCache):
+        if self.cache.spec is not None:
             return max(self.cache.spec.lengths, default=0)
         length = compat.cached_length(self.cache.model_cache)
         return max(self._fed) if length is None else length
