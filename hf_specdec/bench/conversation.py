@@ -26,9 +26,10 @@ def encode(subject: Subject, prompt: Prompt, answers: Iterable[str] = ()) -> dic
 
 
 def _random_ids(subject: Subject, prompt: Prompt) -> torch.Tensor:
-    """`(1, num_random_tokens)` ids that the tokenizer knows, special ones left out, drawn on the CPU."""
+    """`(1, num_random_tokens)` ids that tokenizer and model know, special ones left out, drawn on the CPU."""
     special = set(subject.tokenizer.all_special_ids)
-    known = torch.tensor([token for token in range(len(subject.tokenizer)) if token not in special])
+    vocab_size = min(len(subject.tokenizer), subject.model.config.get_text_config().vocab_size)
+    known = torch.tensor([token for token in range(vocab_size) if token not in special])
     generator = torch.Generator().manual_seed(prompt.seed)
     picks = torch.randint(len(known), (1, prompt.num_random_tokens), generator=generator)
     return known[picks].to(subject.model.device)

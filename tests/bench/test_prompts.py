@@ -1,5 +1,6 @@
 """Prompts are read from every form that benchmarks come in, and what is wrong with a file is said by line."""
 
+import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ from hf_specdec.bench.conversation import encode, fitting
 from hf_specdec.bench.prompts import RANDOM_TOKENS, Prompt, default_prompts, load_prompts, random_prompts, spread
 from hf_specdec.bench.subject import Subject
 from hf_specdec.errors import ConfigError
+from tests.bench.conftest import tiny_llama
 
 FORMS: dict[str, tuple[dict[str, Any], Prompt]] = {
     "spec-bench": (
@@ -115,6 +117,11 @@ def test_random_tokens_are_a_task_of_prompts_that_their_seeds_repeat(subject: Su
     assert len({tuple(ids[0].tolist()) for ids in drawn}) == 40
     assert not found & set(subject.tokenizer.all_special_ids)
     assert len(found) > 0.4 * len(subject.tokenizer)  # 2,560 draws of 4,096 tokens leave about 54 % undrawn
+
+
+def test_random_tokens_have_embeddings(subject: Subject) -> None:
+    small = dataclasses.replace(subject, model=tiny_llama(100))
+    assert len(subject.tokenizer) > 100 > int(encode(small, random_prompts(1, length=400)[0])["input_ids"].max())
 
 
 def test_random_tokens_must_fit_too(subject: Subject) -> None:
