@@ -8,6 +8,7 @@ model.generate(**inputs, spec_method="prompt_lookup")
 from hf_specdec import embedded
 from hf_specdec.api import SpecGenerationMixin, capability, decode, disable, enable
 from hf_specdec.config import (
+    AutoSpecConfig,
     DraftModelConfig,
     LookaheadConfig,
     PlainConfig,
@@ -16,6 +17,7 @@ from hf_specdec.config import (
     max_draft_len,
 )
 from hf_specdec.drafters.base import Drafter
+from hf_specdec.drafters.spec_memory import SpecMemory
 from hf_specdec.engine.probe import Capability
 from hf_specdec.engine.step import SpecStep
 from hf_specdec.errors import (
@@ -37,6 +39,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoModelForCausalLM",
     "AutoModelForSeq2SeqLM",
+    "AutoSpecConfig",
     "Capability",
     "CheckpointError",
     "ConfigError",
@@ -52,6 +55,7 @@ __all__ = [
     "SpecConfig",
     "SpecError",
     "SpecGenerationMixin",
+    "SpecMemory",
     "SpecStats",
     "SpecStep",
     "TreeBuilder",

@@ -17,6 +17,7 @@ from hf_specdec.compat_attention import takes_tensor_masks
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.engine.agreement import agreement_of, digest
 from hf_specdec.engine.batches import reason_against_rows
+from hf_specdec.engine.costs import StepCosts
 from hf_specdec.engine.fixed import reason_against_static
 from hf_specdec.engine.inputs import rows_of
 from hf_specdec.engine.probe import Capability
@@ -29,7 +30,7 @@ from hf_specdec.request import Request
 from hf_specdec.state import state_of
 from hf_specdec.stats import SpecStats
 
-__all__ = ["check_tier", "decode_call", "drafting", "fields_of"]
+__all__ = ["check_tier", "costs_of", "decode_call", "drafting", "fields_of"]
 
 logger = logging.getLogger("hf_specdec")
 
@@ -66,6 +67,7 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
         budget=request.budget,
         stats=stats,
         draft_model=draft_model,
+        costs=costs_of(call.model, request, call.input_ids.device),
         observer=request.observer,
         agreement=agreement,
     )
@@ -97,13 +99,32 @@ def drafting(
     if request.assistant_model is not None:
         tier = draft_capability(call.model, request.assistant_model).tier
         draft_model = draft_model_of(call, request.assistant_model, tier=tier, encoder_inputs=encoder_inputs)
-    warp, memory = warp_of(call), state_of(call.model).memory
+    warp, state = warp_of(call), state_of(call.model)
+    takes_trees = state.capability(call.model, _encoder_kwargs(call)).tier == "tree"
+    is_sampled = bool(call.generation_config.do_sample)
 
     def make_drafter(row: int, generator: torch.Generator | None) -> Drafter:
         scorer = None if draft_model is None else draft_model.row(row)
-        return request.make_drafter(Setup(memory, scorer=scorer, warp=warp, generator=generator))
+        return request.make_drafter(
+            Setup(
+                state.memory,
+                scorer=scorer,
+                warp=warp,
+                generator=generator,
+                is_sampled=is_sampled,
+                takes_trees=takes_trees,
+            )
+        )
 
     return draft_model, make_drafter
+
+
+def costs_of(model: PreTrainedModel, request: Request, device: torch.device) -> StepCosts | None:
+    """What the model's forwards cost on `device`, where the method drafts as much as pays."""
+    if request.method is None or not request.method.fits_costs(request.config):
+        return None
+    path = getattr(request.config, "costs", None)
+    return state_of(model).step_costs(model, device, path)
 
 
 def _reason_for_plain(call: Call, request: Request, found: Capability) -> str | None:

@@ -15,9 +15,9 @@ import torch
 from hf_specdec import compat
 from hf_specdec.api import enable, prepared_call
 from hf_specdec.config.base import check_positive
-from hf_specdec.decoding import drafting, fields_of
+from hf_specdec.decoding import costs_of, drafting, fields_of
 from hf_specdec.engine.agreement import Agreement, agreement_of
-from hf_specdec.engine.run import Call, guest_of
+from hf_specdec.engine.run import Call, budget_of, guest_of
 from hf_specdec.engine.stream import Guest, SpecStream
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from hf_specdec.prepare import settings_of
@@ -128,7 +128,14 @@ class _Job:
                 yield self._alone(index, prompt)
             return
         agreement = agreement_of(self.model)
-        stream = SpecStream(max_rows=max_rows, max_columns=max_columns, observer=request.observer, agreement=agreement)
+        costs = costs_of(self.model, request, compat.input_device(self.model))
+        stream = SpecStream(
+            max_rows=max_rows,
+            max_columns=max_columns,
+            budget=budget_of(self.model, request.budget, costs),
+            observer=request.observer,
+            agreement=agreement,
+        )
         for row in stream.run_all(self._guests(prompts, agreement)):
             yield from self._finished()
             yield self._result(row.index, self._prompts.pop(row.index), row.emitted, row.error, row.stats)

@@ -13,8 +13,16 @@ from typing import Any
 
 import torch
 
-from hf_specdec.config import DraftModelConfig, LookaheadConfig, PlainConfig, PromptLookupConfig, SpecConfig
+from hf_specdec.config import (
+    AutoSpecConfig,
+    DraftModelConfig,
+    LookaheadConfig,
+    PlainConfig,
+    PromptLookupConfig,
+    SpecConfig,
+)
 from hf_specdec.drafters.acceptance import AcceptanceCounts
+from hf_specdec.drafters.auto import AutoDrafter
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.drafters.draft_model import DraftModelDrafter, Warp
 from hf_specdec.drafters.lookahead import LookaheadDrafter
@@ -22,6 +30,7 @@ from hf_specdec.drafters.ngram_pool import NgramPool
 from hf_specdec.drafters.plain import PlainDrafter
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.drafters.scorer import DraftScorer
+from hf_specdec.drafters.spec_memory import SpecMemory
 from hf_specdec.errors import unknown_name
 
 __all__ = ["METHODS", "Memory", "Method", "Setup", "config_arguments", "resolve"]
@@ -46,6 +55,13 @@ class Memory:
         counts: AcceptanceCounts = self.pools.setdefault(name, AcceptanceCounts())
         return counts
 
+    def of_auto(self, config: AutoSpecConfig) -> SpecMemory:
+        """What `auto` remembers; made at first use, made anew when its bounds change."""
+        memory, bounds = self.pools.get("auto"), (config.max_pool_tokens, config.max_recycled)
+        if not isinstance(memory, SpecMemory) or memory.bounds != bounds:
+            memory = self.pools["auto"] = SpecMemory(*bounds)
+        return memory
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -56,12 +72,20 @@ class Setup:
         scorer: the draft model, with this row's text.
         warp: the call's logits processors for the draft model, when sampling.
         generator: the row's random generator; `None` is the global one.
+        is_sampled: whether the call draws its tokens.
+        takes_trees: whether the target verifies siblings.
     """
 
     memory: Memory
     scorer: DraftScorer | None = None
     warp: Warp | None = None
     generator: torch.Generator | None = None
+    is_sampled: bool = False
+    takes_trees: bool = True
+
+
+def _never(config: SpecConfig) -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +102,8 @@ class Method:
         budget: most tokens drafted a step under a configuration.
         needs_tree (`bool`): whether it is of no use where a model verifies chains only.
         needs_draft_model (`bool`): whether it needs an `assistant_model`.
+        takes_draft_model (`bool`): whether it uses an `assistant_model` that is given.
+        fits_costs: whether under a configuration each step drafts as much as pays, by what forwards cost.
     """
 
     name: str
@@ -89,6 +115,8 @@ class Method:
     budget: Callable[[Any], int]
     needs_tree: bool = False
     needs_draft_model: bool = False
+    takes_draft_model: bool = False
+    fits_costs: Callable[[Any], bool] = _never
 
 
 def _plain(config: PlainConfig, setup: Setup) -> Drafter:
@@ -107,6 +135,16 @@ def _draft_model(config: DraftModelConfig, setup: Setup) -> Drafter:
     assert setup.scorer is not None
     memory = setup.memory.acceptance_counts(config, setup.scorer.relative_cost)
     return DraftModelDrafter(config, setup.scorer, warp=setup.warp, generator=setup.generator, memory=memory)
+
+
+def _auto(config: AutoSpecConfig, setup: Setup) -> Drafter:
+    return AutoDrafter(
+        config,
+        setup.memory.of_auto(config) if config.pool == "shared" else None,
+        scorer=setup.scorer,
+        is_sampled=setup.is_sampled,
+        takes_trees=setup.takes_trees,
+    )
 
 
 _ENTRIES = (
@@ -147,6 +185,18 @@ _ENTRIES = (
         make=_draft_model,
         budget=lambda config: config.node_budget,
         needs_draft_model=True,
+        takes_draft_model=True,
+    ),
+    Method(
+        name="auto",
+        aliases=(),
+        config_class=AutoSpecConfig,
+        config_arguments=("auto_config",),
+        summary="drafts from all of the text, earlier texts and the target's own logits, as much as pays",
+        make=_auto,
+        budget=lambda config: config.node_budget,
+        takes_draft_model=True,
+        fits_costs=lambda config: config.num_nodes is None,
     ),
 )
 METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _ENTRIES})

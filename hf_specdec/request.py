@@ -30,7 +30,7 @@ class Request:
 
     Attributes:
         method (`Method | None`): `None` for a drafter of the user's own.
-        assistant_model: the draft model, for methods that need one.
+        assistant_model: the draft model, for methods that take one.
     """
 
     method: Method | None
@@ -96,13 +96,17 @@ def read_request(
         budget=method.budget(parsed),
         make_drafter=lambda setup: method.make(parsed, setup),
         observer=observer,
-        assistant_model=_assistant_model(kwargs) if method.needs_draft_model else None,
+        assistant_model=_assistant_model(kwargs, method),
     )
 
 
-def _assistant_model(kwargs: dict[str, Any]) -> Any:
+def _assistant_model(kwargs: dict[str, Any], method: Method) -> Any:
     """The draft model, taken out of `kwargs`: transformers' own loop must not see it."""
+    if not method.takes_draft_model:
+        return None
     assistant = kwargs.pop("assistant_model", None)
+    if assistant is None and not method.needs_draft_model:
+        return None
     if assistant is None:
         remedy = "Pass a smaller model of the same vocabulary, or hf_specdec.self_draft(model, layers=...)."
         raise ConfigError("assistant_model", 'must be given with spec_method="draft_model"', None, remedy)

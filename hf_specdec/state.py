@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from hf_specdec.compat import attention_implementation
 from hf_specdec.config import SpecConfig
 from hf_specdec.engine.adapters import works_by_hooks
+from hf_specdec.engine.costs import StepCosts
 from hf_specdec.engine.probe import Capability, probe
 from hf_specdec.engine.probe_rows import probe_rows
 from hf_specdec.methods import Memory
@@ -34,6 +35,7 @@ class ModelState:
     memory: Memory = field(default_factory=Memory)
     capabilities: dict[Key, Capability] = field(default_factory=dict)
     against_rows: dict[Key, str | None] = field(default_factory=dict)
+    costs: dict[tuple[Any, ...], StepCosts] = field(default_factory=dict)
     said: set[str] = field(default_factory=set)
     lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
@@ -59,6 +61,17 @@ class ModelState:
                     self.against_rows[key] = probe_rows(model, tier, encoder_kwargs)
             return self.against_rows[key]
 
+    def step_costs(self, model: PreTrainedModel, device: torch.device, path: str | None = None) -> StepCosts:
+        """What forwards of the model as it is now cost on `device`; `path` is a file of costs to begin with."""
+        key = (*_key(model), str(device), torch.get_num_threads(), path)
+        with self.lock:
+            if key not in self.costs:
+                costs = StepCosts.of_device(device)
+                if path is not None:
+                    costs.load(path)
+                self.costs[key] = costs
+            return self.costs[key]
+
     def first_time(self, what: str) -> bool:
         """Whether `what` has not been said about this model yet."""
         with self.lock:
@@ -67,7 +80,8 @@ class ModelState:
         return new
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("defaults", "memory", "capabilities", "against_rows", "said")}
+        names = ("defaults", "memory", "capabilities", "against_rows", "costs", "said")
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():

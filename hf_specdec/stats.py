@@ -4,10 +4,13 @@ out = model.generate(..., return_dict_in_generate=True, spec_method="prompt_look
 out.spec_stats.mean_acceptance_length
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["SpecStats"]
+
+NUM_BINS = 10
 
 
 @dataclass(slots=True)
@@ -26,10 +29,14 @@ class SpecStats:
         prefill_seconds, draft_seconds, verify_seconds, commit_seconds (`float`):
             time in the prompt's forward, in the drafter, in the target's forwards, and in choosing tokens and
             moving the cache. Seconds are of the host; on a GPU the forward's own time shows up where the host waits.
+        measure_seconds (`float`): time in measuring what forwards cost, at the first call of `auto`.
         peak_tree_size (`int`): most nodes verified at once, the root counted.
         seeds (`list[int] | None`): of a sampled batch: row r draws what plain generation of its prompt alone draws
             after `torch.manual_seed(seeds[r])`.
         plain_reason (`str | None`): why the engine decoded without speculation, if it did.
+        predictions (`list[list[float]]`): of drafted tokens whose parents were accepted, where the method predicts
+            acceptance: for each tenth of probability how many there were, the sum of their probabilities, and how many
+            were accepted. `reliability` puts it as rates.
     """
 
     method: str = "plain"
@@ -44,9 +51,11 @@ class SpecStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     commit_seconds: float = 0.0
+    measure_seconds: float = 0.0
     peak_tree_size: int = 0
     seeds: list[int] | None = None
     plain_reason: str | None = None
+    predictions: list[list[float]] = field(default_factory=list)
 
     def record_step(self, num_drafted: int, num_accepted: int) -> None:
         """Count one verify step that drafted `num_drafted` tokens, `num_accepted` of which were emitted."""
@@ -58,6 +67,23 @@ class SpecStats:
             self.accepted_per_position.append(0)
         for depth in range(num_accepted):
             self.accepted_per_position[depth] += 1
+
+    def record_predictions(self, outcomes: Iterable[tuple[float, bool]]) -> None:
+        """Count drafted tokens: the probability that each would be accepted, and whether it was."""
+        if not self.predictions:
+            self.predictions = [[0, 0.0, 0] for _ in range(NUM_BINS)]
+        for probability, accepted in outcomes:
+            found = self.predictions[min(NUM_BINS - 1, int(probability * NUM_BINS))]
+            found[0] += 1
+            found[1] += probability
+            found[2] += accepted
+
+    @property
+    def reliability(self) -> list[tuple[float, float, int]]:
+        """Predicted probability of acceptance, share accepted, and number of tokens, for each tenth that has any."""
+        return [
+            (expected / count, accepted / count, int(count)) for count, expected, accepted in self.predictions if count
+        ]
 
     @property
     def acceptance_rate(self) -> float:
@@ -76,5 +102,11 @@ class SpecStats:
 
     def to_dict(self) -> dict[str, Any]:
         """All counters and rates as JSON values."""
-        names = (*self.__slots__, "acceptance_rate", "acceptance_rate_per_position", "mean_acceptance_length")
+        names = (
+            *self.__slots__,
+            "acceptance_rate",
+            "acceptance_rate_per_position",
+            "mean_acceptance_length",
+            "reliability",
+        )
         return {name: getattr(self, name) for name in names}

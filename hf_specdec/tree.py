@@ -53,6 +53,8 @@ class DraftTree:
         drafted_from (`Mapping[int, Tensor] | None`): for each node with children, `(vocab_size,)` the distribution its
             children were drawn from, one after the other in their order, without replacement; `None` where the drafts
             depend on the text alone.
+        probabilities (`tuple[float, ...] | None`): of each node, that the target accepts it and all before it, as its
+            drafter estimates. As proposed, nodes then stand in the order of their probabilities.
     """
 
     tokens: tuple[int, ...]
@@ -62,6 +64,7 @@ class DraftTree:
     _children: tuple[dict[int, int], ...] = field(repr=False, compare=False)
     extra: ExtraTokens | None = field(default=None, repr=False, compare=False)
     drafted_from: Mapping[int, torch.Tensor] | None = field(default=None, repr=False, compare=False)
+    probabilities: tuple[float, ...] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def chain(cls, root: int, tokens: Iterable[int] = ()) -> "DraftTree":
@@ -103,6 +106,10 @@ class DraftTree:
         """The same tree, its children known to be drawn from these distributions."""
         return replace(self, drafted_from=drafted_from)
 
+    def with_probabilities(self, probabilities: tuple[float, ...]) -> "DraftTree":
+        """The same tree with an estimate for each node."""
+        return replace(self, probabilities=probabilities)
+
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that holds `token`, if there is one."""
         return self._children[node].get(token)
@@ -118,6 +125,21 @@ class DraftTree:
             nodes.append(self.parents[nodes[-1]])
         return nodes[::-1]
 
+    def predictions(self, path: Sequence[int], tokens: Sequence[int]) -> list[tuple[float, bool]]:
+        """What became of the nodes whose parents were accepted: the probability of each given its parent's acceptance,
+        and whether it was the token of the text.
+
+        Args:
+            path: the accepted nodes from the root on.
+            tokens: the token of the text behind each of them.
+        """
+        assert self.probabilities is not None
+        return [
+            (self.probabilities[child] / self.probabilities[node], self.tokens[child] == token)
+            for node, token in zip(path, tokens, strict=True)
+            for child in self._children[node].values()
+        ]
+
     def first_branch(self) -> list[int]:
         """Tokens of the branch that takes the first child of every node, the root left out."""
         tokens, node = [], 0
@@ -132,11 +154,33 @@ class DraftTree:
         while self._children[path[-1]]:
             path.append(next(iter(self._children[path[-1]].values())))
         chain = DraftTree.chain(self.tokens[0], [self.tokens[node] for node in path[1:]])
+        if self.probabilities is not None:
+            chain = chain.with_probabilities(tuple([self.probabilities[node] for node in path]))
         if self.drafted_from is None:
             return chain
         return chain.with_distributions(
             {place: self.drafted_from[node] for place, node in enumerate(path) if node in self.drafted_from}
         )
+
+    def first_branch_first(self) -> "DraftTree":
+        """The same tree, its first branch as nodes 1, 2, ...: where that is accepted, nothing moves in a cache."""
+        if self.is_chain:
+            return self
+        old = [0]
+        while self._children[old[-1]]:
+            old.append(next(iter(self._children[old[-1]].values())))
+        on_branch = set(old)
+        old += [node for node in range(1, len(self.tokens)) if node not in on_branch]
+        builder = TreeBuilder(self.tokens[0])
+        new_index = {0: 0}
+        for node in old[1:]:
+            new_index[node] = builder.add(new_index[self.parents[node]], self.tokens[node])
+        drafted_from, probabilities = self.drafted_from, self.probabilities
+        if drafted_from is not None:
+            drafted_from = {new_index[node]: row for node, row in drafted_from.items()}
+        if probabilities is not None:
+            probabilities = tuple([probabilities[node] for node in old])
+        return replace(builder.build(), extra=self.extra, drafted_from=drafted_from, probabilities=probabilities)
 
     def truncated(
         self, *, max_depth: int | None = None, max_nodes: int | None = None, vocab_size: int | None = None
@@ -161,7 +205,10 @@ class DraftTree:
         drafted_from = self.drafted_from
         if drafted_from is not None:
             drafted_from = {new_index[node]: row for node, row in drafted_from.items() if node in new_index}
-        return replace(builder.build(), extra=self.extra, drafted_from=drafted_from)
+        probabilities = self.probabilities
+        if probabilities is not None:
+            probabilities = tuple([probabilities[node] for node in new_index])
+        return replace(builder.build(), extra=self.extra, drafted_from=drafted_from, probabilities=probabilities)
 
     def visible(self) -> torch.Tensor:
         """`(C, C)` bool over the forward's C tokens, on the CPU: entry (i, j) says that token i may see token j.

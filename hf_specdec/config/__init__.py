@@ -4,9 +4,18 @@ A configuration is given as an object, as a dict, or in the list form of TensorR
 about drafters; `methods.py` joins the two.
 """
 
+from hf_specdec.config.auto import AutoSpecConfig
 from hf_specdec.config.base import PlainConfig, SpecConfig
 from hf_specdec.config.draft_model import DraftModelConfig
 from hf_specdec.config.lookahead import LookaheadConfig, max_draft_len
 from hf_specdec.config.prompt_lookup import PromptLookupConfig
 
-__all__ = ["DraftModelConfig", "LookaheadConfig", "PlainConfig", "PromptLookupConfig", "SpecConfig", "max_draft_len"]
+__all__ = [
+    "AutoSpecConfig",
+    "DraftModelConfig",
+    "LookaheadConfig",
+    "PlainConfig",
+    "PromptLookupConfig",
+    "SpecConfig",
+    "max_draft_len",
+]

@@ -10,6 +10,7 @@ transformers `CandidateGenerator`, so the same object runs inside transformers' 
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,20 @@ from transformers.generation import CandidateGenerator
 
 from hf_specdec.tree import DraftTree
 
-__all__ = ["Drafter"]
+__all__ = ["Drafter", "Worth"]
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What a draft has to bring, in expected tokens; set before each `propose` where costs are known.
+
+    Attributes:
+        of_node (`float`): by one node; one that is less likely to be accepted is better left out.
+        of_forward (`float`): by as much time as a forward of the target takes.
+    """
+
+    of_node: float = 0.0
+    of_forward: float = 1.0
 
 
 class Drafter(CandidateGenerator, ABC):
@@ -27,12 +41,14 @@ class Drafter(CandidateGenerator, ABC):
         needs_logits (`bool`): whether `observe` reads `logits`; if not, the loop passes `None` and saves a copy.
         is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
         max_extra_tokens (`int`): most extra tokens beside a tree; a static cache's forwards have room for them.
+        worth (`Worth`): what a draft has to bring.
         view: what it shows of itself to `spec_observer` after a step, if anything.
     """
 
     needs_logits: bool = False
     is_deterministic: bool = True
     max_extra_tokens: int = 0
+    worth: Worth = Worth()
     view: Any = None
     _assisted_ids: list[int] | None = None
     _assisted_tree: DraftTree | None = None

@@ -51,6 +51,7 @@ class DraftModelDrafter(RoundDrafter):
         memory: AcceptanceCounts | None = None,
     ) -> None:
         super().__init__(scorer)
+        self.scorer: DraftScorer = scorer
         self.config, self.warp, self.generator = config, warp, generator
         self.draws = config.use_logits and warp is not None
         self.is_deterministic = not self.draws

@@ -131,7 +131,7 @@ class PromptLookupDrafter(Drafter):
                     arrivals += 1
                     heapq.heappush(waiting, (-probability * share, arrivals, node, token, [*path, token]))
             if not waiting or len(builder) > budget:
-                return _first_branch_first(builder.build())
+                return builder.build().first_branch_first()
             negative, _, parent, token, path = heapq.heappop(waiting)
             node, probability = builder.add(parent, token), -negative
 
@@ -157,13 +157,3 @@ class PromptLookupDrafter(Drafter):
             votes[token] = votes.get(token, 0.0) + DOUBT * share
         best = sorted(votes.items(), key=lambda item: -item[1])[: self.config.num_branches]
         return [(token, vote / total) for token, vote in best]
-
-
-def _first_branch_first(tree: DraftTree) -> DraftTree:
-    """The same tree with its first branch as nodes 1, 2, ...: where that is accepted, nothing moves in the cache."""
-    builder = TreeBuilder(tree.tokens[0])
-    builder.add_path(0, tree.first_branch())
-    new_index = {0: 0}
-    for node in range(1, len(tree)):
-        new_index[node] = builder.add(new_index[tree.parents[node]], tree.tokens[node])
-    return builder.build()

@@ -55,11 +55,12 @@ class DraftScorer(Protocol):
         """
 
 
-def run(round_: DraftRound, scorer: DraftScorer) -> DraftTree:
+def run(round_: DraftRound, scorer: DraftScorer | None) -> DraftTree:
     """Answer one row's requests until its tree is grown."""
     try:
         wanted = next(round_)
         while True:
+            assert scorer is not None
             wanted = round_.send(scorer.score(wanted))
     except StopIteration as finished:
         tree: DraftTree = finished.value
@@ -70,10 +71,11 @@ class RoundDrafter(Drafter):
     """A drafter that asks a draft model. Subclasses implement `grow`; `propose` follows from it.
 
     Args:
-        scorer: the draft model, with the text of this drafter's row.
+        scorer: the draft model, with the text of this drafter's row; `None` for one that does without, whose rounds
+            then ask for nothing.
     """
 
-    def __init__(self, scorer: DraftScorer) -> None:
+    def __init__(self, scorer: DraftScorer | None) -> None:
         self.scorer = scorer
 
     @abstractmethod

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from hf_specdec.engine.agreement import Agreement
+from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.row import Row
 from hf_specdec.engine.scorer import DraftModel, propose_together
 from hf_specdec.engine.step import SpecStep
@@ -50,6 +51,7 @@ class SpecLoop:
 
     Args:
         draft_model: the draft model of the call, if its drafters have one.
+        budget: decides how much of the drafts is verified; without one, all of it.
         streamer: a transformers streamer that has seen the prompt already; for one row.
         observer: called with a `SpecStep` for every row after every verify step.
         keep_hidden_states (`bool`): collect the hidden states of every emitted token; for one row.
@@ -64,6 +66,7 @@ class SpecLoop:
         stats: SpecStats,
         *,
         draft_model: DraftModel | None = None,
+        budget: Budget | None = None,
         streamer: Any = None,
         observer: Callable[[SpecStep], None] | None = None,
         keep_hidden_states: bool = False,
@@ -71,6 +74,7 @@ class SpecLoop:
     ) -> None:
         self.target, self.rows, self.limits, self.stats = target, rows, limits, stats
         self.draft_model, self.streamer, self.observer = draft_model, streamer, observer
+        self.budget = budget
         self.hidden_states: list[tuple[torch.Tensor, ...]] | None = [] if keep_hidden_states else None
         self.agreement = agreement or Agreement()
         self._active = list(rows)  # one for each row of the target
@@ -117,6 +121,8 @@ class SpecLoop:
         self.stats.draft_seconds += time.perf_counter() - start
 
     def _step(self) -> None:
+        if self.budget is not None:
+            self._measure(self.budget)
         began = time.perf_counter()
         trees = self.agreement.trees(self._draft, self.draft_model)
         drafted = time.perf_counter()
@@ -136,6 +142,13 @@ class SpecLoop:
         for row, tree, verdict in zip(self._active, trees, verdicts, strict=True):
             if verdict.tokens:
                 row.stats.record_step(tree.num_draft_tokens, verdict.num_accepted)
+                if tree.probabilities is not None:
+                    row.stats.record_predictions(tree.predictions(verdict.path, verdict.tokens))
+        if self.budget is not None:
+            drafting = drafted - began + observed - committed
+            num_tokens = sum(len(verdict.tokens) for verdict in verdicts)
+            rest = observed - began - drafting
+            self.budget.record(trees, num_tokens=num_tokens, seconds=rest, draft_seconds=drafting)
         if self.observer is not None:
             seconds = drafted - began + observed - committed, verified - drafted, committed - verified
             self.agreement.attempt(self._show, trees, verdicts, seconds)
@@ -158,6 +171,20 @@ class SpecLoop:
             elif self.draft_model is not None:
                 self.draft_model.keep(place, verdict.tokens)
 
+    def _measure(self, budget: Budget) -> None:
+        """Let the budget see what forwards cost and the drafters what drafts have to bring."""
+        start = time.perf_counter()
+        room = self._room()
+        depths = [self._depth(place, row, room) for place, row in enumerate(self._active) if not row.finished]
+        depth = min(depths, default=0)
+        largest = self.limits.budget if self.target.tier == "tree" and depth > 1 else depth
+        roots = [row.text.tokens[-1] for row in self._active]
+        budget.prepare(self.target, roots, largest=largest + 1, agreement=self.agreement)
+        self.stats.measure_seconds += time.perf_counter() - start
+        worth = budget.worth(len(self._active))
+        for row in self._active:
+            row.drafter.worth = worth
+
     def _draft(self) -> list[DraftTree]:
         """The drafters' trees, cut to what the model can verify and what the texts have room for."""
         budget, is_chain = self.limits.budget, self.target.tier == "chain"
@@ -167,10 +194,11 @@ class SpecLoop:
             None if row.finished else (row.drafter, min(budget, depth) if is_chain else budget)
             for row, depth in zip(self._active, depths, strict=True)
         ]
-        return [
+        trees = [
             DraftTree.chain(row.text.tokens[-1]) if tree is None else self._cut(tree, row, depth)
             for row, tree, depth in zip(self._active, propose_together(wanted, self.draft_model), depths, strict=True)
         ]
+        return trees if self.budget is None else self.budget.cut(trees)
 
     def _cut(self, tree: DraftTree, row: Row, depth: int) -> DraftTree:
         if tree.tokens[0] != row.text.tokens[-1]:

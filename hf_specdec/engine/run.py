@@ -18,7 +18,9 @@ from hf_specdec.drafters.base import Drafter
 from hf_specdec.engine.agreement import Agreement
 from hf_specdec.engine.assisted import CountedCandidates
 from hf_specdec.engine.batches import processors_of_row
+from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.choose import Chooser, StopCheck, agreed_criteria
+from hf_specdec.engine.costs import StepCosts
 from hf_specdec.engine.fixed import check_cache, fixed_shapes
 from hf_specdec.engine.loop import Limits, SpecLoop
 from hf_specdec.engine.row import Row
@@ -32,7 +34,7 @@ from hf_specdec.stats import SpecStats
 
 MakeDrafter = Callable[[int, torch.Generator | None], Drafter]
 
-__all__ = ["Call", "decode_assisted", "decode_plain", "decode_speculatively", "guest_of", "with_stats"]
+__all__ = ["Call", "budget_of", "decode_assisted", "decode_plain", "decode_speculatively", "guest_of", "with_stats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ def decode_speculatively(
     budget: int,
     stats: SpecStats,
     draft_model: DraftModel | None = None,
+    costs: StepCosts | None = None,
     observer: Callable[[SpecStep], None] | None = None,
     agreement: Agreement | None = None,
 ) -> Any:
@@ -79,6 +82,7 @@ def decode_speculatively(
     Args:
         agreement: of the processes that decode together; by default this one is alone.
         make_drafter: makes the drafter of one row from its index and random generator.
+        costs: of the target's forwards; with them, each step verifies as much as pays.
     """
     check_cache(call)
     config, model = call.generation_config, call.model
@@ -98,6 +102,7 @@ def decode_speculatively(
         _limits(call, budget),
         stats,
         draft_model=used_by(agreement, draft_model),
+        budget=budget_of(model, budget, costs),
         streamer=call.streamer,
         observer=observer,
         keep_hidden_states=bool(config.return_dict_in_generate and config.output_hidden_states),
@@ -138,6 +143,14 @@ def _limits(call: Call, budget: int) -> Limits:
         vocab_size=getattr(text_config, "vocab_size", None),
         pad_token_id=int(pad_token) if pad_token is not None else 0,
     )
+
+
+def budget_of(model: PreTrainedModel, most: int, costs: StepCosts | None) -> Budget | None:
+    """The budget of calls that draft at most `most` tokens a step; none without costs."""
+    if costs is None:
+        return None
+    vocab_size = getattr(compat.text_config(model.config), "vocab_size", None) or 1
+    return Budget(costs, max_nodes=most, vocab_size=vocab_size)
 
 
 def _texts(call: Call) -> list[Text]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from hf_specdec.engine.agreement import Agreement
+from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.loop import Limits, SpecLoop
 from hf_specdec.engine.row import Row
 from hf_specdec.engine.scorer import DraftModel
@@ -49,6 +50,7 @@ class SpecStream(SpecLoop):
     Args:
         max_columns (`int`): bound on rows x longest text, in tokens: the size of the key/value buffers. A guest that
             alone exceeds it is decoded alone.
+        budget: decides how much of the drafts is verified; without one, all of it.
         observer: called with a `SpecStep` for every row after every verify step.
         agreement: of the processes that decode together; by default this one is alone.
 
@@ -62,6 +64,7 @@ class SpecStream(SpecLoop):
         *,
         max_rows: int,
         max_columns: int,
+        budget: Budget | None = None,
         observer: Callable[[SpecStep], None] | None = None,
         agreement: Agreement | None = None,
     ) -> None:
@@ -69,7 +72,7 @@ class SpecStream(SpecLoop):
         self.max_rows, self.max_columns = max_rows, max_columns
         self.stats = SpecStats()
         self.draft_model: DraftModel | None = None
-        self.observer = observer
+        self.budget, self.observer = budget, observer
         self.streamer = self.hidden_states = None
         self._whole_prompt = False
         self.num_reused_columns = 0

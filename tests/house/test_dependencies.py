@@ -20,12 +20,18 @@ DEPTH = {room: depth for depth, layer in enumerate(LAYERS) for room in layer}
 SHARED_BY_DRAFTERS = {
     "acceptance",
     "base",
+    "calibration",
     "candidates",
     "lookahead_pool",
     "lookahead_window",
+    "matches",
+    "mixer",
     "ngram_index",
     "ngram_pool",
+    "predictor",
+    "recycled",
     "scorer",
+    "spec_memory",
     "top_counts",
 }
 TRAINING = "hf_specdec.embedded.training"

@@ -21,6 +21,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "prompt_lookup": {"spec_method": "prompt_lookup"},
     "prompt_lookup_tree": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 4}},
     "lookahead": {"spec_method": "lookahead", "lookahead_config": [4, 3, 5]},
+    "auto": {"spec_method": "auto"},
+    "auto, 9 nodes": {"spec_method": "auto", "spec_config": {"num_nodes": 9}},
     "draft_model": {"spec_method": "draft_model", "spec_config": {"confidence_threshold": 0.0}},
     "draft_model_tree": {
         "spec_method": "draft_model",

@@ -15,6 +15,8 @@ SEED, NEW_TOKENS = 11, 20
 METHODS: dict[str, dict[str, Any]] = {
     "prompt_lookup": {"spec_method": "prompt_lookup"},
     "lookahead": {"spec_method": "lookahead", "spec_config": [4, 3, 5]},
+    "auto": {"spec_method": "auto"},
+    "auto, 9 nodes": {"spec_method": "auto", "spec_config": {"num_nodes": 9}},
     "draft_model": {"spec_method": "draft_model", "spec_config": {"confidence_threshold": 0.0}},
 }
 MODES: dict[str, dict[str, Any]] = {
@@ -89,7 +91,7 @@ def test_each_result_is_its_prompt_alone(
         assert result.prompt == PROMPTS[result.index]
         assert result.token_ids == reference.texts[result.index]
         assert result.stats.num_tokens == len(result.token_ids)
-        assert result.stats.method == method
+        assert result.stats.method == METHODS[method]["spec_method"]
         assert result.seed == (SEED + result.index if mode == "sampled" else None)
 
 

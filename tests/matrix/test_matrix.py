@@ -20,6 +20,8 @@ METHODS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "prompt_lookup": lambda _: {"spec_method": "prompt_lookup"},
     "prompt_lookup_tree": lambda _: {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 4}},
     "lookahead": lambda _: {"spec_method": "lookahead", "lookahead_config": [4, 3, 5]},
+    "auto": lambda _: {"spec_method": "auto"},
+    "auto, 9 nodes": lambda _: {"spec_method": "auto", "spec_config": {"num_nodes": 9}},
     "draft_model": lambda _: {"spec_method": "draft_model", "spec_config": {"confidence_threshold": 0.0}},
     "draft_model_tree": lambda _: {
         "spec_method": "draft_model",

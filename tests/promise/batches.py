@@ -14,6 +14,7 @@ PADDED = IDS * MASK
 METHODS: dict[str, dict[str, Any]] = {
     "prompt_lookup": {"spec_method": "prompt_lookup"},
     "lookahead": {"spec_method": "lookahead", "lookahead_config": [4, 3, 5]},
+    "auto": {"spec_method": "auto", "spec_config": {"num_nodes": 9}},
     "draft_model": {"spec_method": "draft_model", "spec_config": {"confidence_threshold": 0.0}},
 }
 

@@ -1,0 +1,56 @@
+"""How often tokens drafted with a probability p were accepted: corrects p by what happened.
+
+Knows nothing about where a probability comes from. Safe to share between threads.
+
+    calibration = Calibration()
+    calibration.record([(0.31, True), (0.12, False)])
+    calibration.corrected(0.3)
+"""
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["Calibration"]
+
+NUM_BINS = 20
+PRIOR = 6.0  # accepted tokens as which being right from the start counts
+MAX_EXPECTED = 100.0  # where a bin has expected so many, its counts are halved: old ones fade
+MOST = 0.995
+
+
+class Calibration:
+    """A factor for each of 20 bins of probability: accepted tokens over those expected."""
+
+    def __init__(self) -> None:
+        self._expected = [0.0] * NUM_BINS
+        self._accepted = [0.0] * NUM_BINS
+        self.factors = [1.0] * NUM_BINS
+        self._lock = threading.Lock()
+
+    def corrected(self, probability: float) -> float:
+        """The share of tokens drafted with this probability that is accepted."""
+        return min(MOST, probability * self.factors[min(NUM_BINS - 1, int(probability * NUM_BINS))])
+
+    def record(self, outcomes: Iterable[tuple[float, bool]]) -> None:
+        """Add drafted tokens whose parents were accepted: the uncorrected probability of each, and what became of it.
+
+        Each bin's share moves towards what was seen; few outcomes move it little.
+        """
+        with self._lock:
+            for probability, accepted in outcomes:
+                place = min(NUM_BINS - 1, int(probability * NUM_BINS))
+                self._expected[place] += probability
+                self._accepted[place] += accepted
+                if self._expected[place] > MAX_EXPECTED:
+                    self._expected[place] /= 2
+                    self._accepted[place] /= 2
+                self.factors[place] = (self._accepted[place] + PRIOR) / (self._expected[place] + PRIOR)
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            return {name: list(value) for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock = threading.Lock()

@@ -1,0 +1,80 @@
+"""Blends what several sources say of a next token into one probability, by weights learned while decoding.
+
+A candidate has one number from each source, its *evidence*: the log odds that the source gives it above a floor, and 0
+where the source says nothing. Its probability is the logistic function of the weighted sum. Weights are kept apart for
+kinds of context. Each token of the text moves them down the gradient of the log loss (logistic mixing, as in PAQ:
+http://mattmahoney.net/dc/dce.html#Section_432). Safe to share between threads. Knows nothing about sources.
+
+    mixer = Mixer([(-7.0, 0.5, 0.3)])                                        # one kind: a bias and two sources
+    mixer.probabilities(0, [(9.0, 4.0), (0.0, 6.0)])
+    mixer.learn(0, [(9.0, 4.0), (0.0, 6.0)], right=1)
+"""
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["Mixer"]
+
+RATE = 0.02  # of the first steps; it falls with the root of what a kind has seen
+SEEN_AT_RATE = 200.0
+LONGEST_STEP = 2.0  # of a gradient's component, so that one odd token cannot turn the weights
+CLEAR = 0.002  # errors below it teach nothing
+
+
+class Mixer:
+    """Weights by kind of context.
+
+    Args:
+        prior: for each kind the bias, then a weight for each source.
+
+    Attributes:
+        weights (`list[tuple[float, ...]]`): as `prior`, as learned so far.
+        seen (`list[int]`): tokens that each kind has learned from.
+    """
+
+    def __init__(self, prior: Sequence[tuple[float, ...]]) -> None:
+        self.weights = list(prior)
+        self.seen = [0] * len(prior)
+        self._lock = threading.Lock()
+
+    def probabilities(self, kind: int, evidence: Sequence[Sequence[float]]) -> list[float]:
+        """Of each candidate, that it is the next token. They need not add up to one."""
+        bias, *weights = self.weights[kind]
+        if len(weights) == 6:  # written out: this runs for every node of every tree
+            w0, w1, w2, w3, w4, w5 = weights
+            exp = math.exp
+            return [
+                1.0 / (1.0 + exp(-bias - w0 * a - w1 * b - w2 * c - w3 * d - w4 * e - w5 * f))
+                for a, b, c, d, e, f in evidence
+            ]
+        sums = [bias + sum(map(float.__mul__, weights, map(float, row))) for row in evidence]
+        return [1.0 / (1.0 + math.exp(-total)) for total in sums]
+
+    def learn(self, kind: int, evidence: Sequence[Sequence[float]], right: int | None) -> None:
+        """Learn from one token of the text: it was candidate `right`, or `None` of them."""
+        probabilities = self.probabilities(kind, evidence)
+        with self._lock:
+            steps = [0.0] * len(self.weights[kind])
+            for place, (row, probability) in enumerate(zip(evidence, probabilities, strict=True)):
+                error = (place == right) - probability
+                if abs(error) >= CLEAR:
+                    steps[0] += error
+                    for source, value in enumerate(row, 1):
+                        if value:
+                            steps[source] += error * value
+            rate = RATE / math.sqrt(1.0 + self.seen[kind] / SEEN_AT_RATE)
+            self.seen[kind] += 1
+            self.weights[kind] = tuple(
+                weight + rate * max(-LONGEST_STEP, min(LONGEST_STEP, step))
+                for weight, step in zip(self.weights[kind], steps, strict=True)
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            return {"weights": list(self.weights), "seen": list(self.seen)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.weights, self.seen = state["weights"], state["seen"]
+        self._lock = threading.Lock()
