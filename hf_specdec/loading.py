@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 import transformers
 from safetensors import SafetensorError
 
@@ -17,9 +18,13 @@ from hf_specdec.errors import CheckpointError, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
 from hf_specdec.weights.bnb import prepare
-from hf_specdec.weights.precision import PRECISIONS, loading_arguments
+from hf_specdec.weights.fp8 import check_offloading
+from hf_specdec.weights.precision import PRECISIONS, checkpoint_config, dtype_after_widening, loading_arguments
+from hf_specdec.weights.report import FIXED_TEXT, LoadedWeights, loaded_weights, logit_error, precision_of
 
-__all__ = ["PRECISIONS", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"]
+__all__ = ["PRECISIONS", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "describe_weights"]
+
+MIN_TOKENS = 16  # that a tokenizer makes of the fixed text, if it has a vocabulary
 
 
 class _EnabledAutoModel:
@@ -57,7 +62,8 @@ class _EnabledAutoModel:
         if attention is not None:
             check_installed()
         _check_folder(path)
-        kwargs = loading_arguments(precision, path, kwargs)
+        kwargs = loading_arguments(precision, path, kwargs, cls.auto_class)
+        cast_to = dtype_after_widening(kwargs)
         wants_info = kwargs.pop("output_loading_info", False)
         try:
             model, info = cls.auto_class.from_pretrained(path, output_loading_info=True, **kwargs)
@@ -68,6 +74,9 @@ class _EnabledAutoModel:
                 f"{os.fspath(path)!r} must hold every weight of {type(model).__name__}, but lacks {len(missing)}, "
                 f"{missing[0]!r} among them. Is the download complete, and the class the right one?"
             )
+        if cast_to is not None:
+            model.to(dtype=cast_to)
+        check_offloading(model)
         prepare(model)
         enable(model)
         if attention is not None:
@@ -85,6 +94,39 @@ class AutoModelForSeq2SeqLM(_EnabledAutoModel):
     """`transformers.AutoModelForSeq2SeqLM` whose models understand `spec_method`."""
 
     auto_class = transformers.AutoModelForSeq2SeqLM
+
+
+def describe_weights(model: transformers.PreTrainedModel, *, compare: bool = False) -> LoadedWeights:
+    """What is loaded: layers and dtypes, bytes, what was left in full precision, and what this machine can load.
+
+    Args:
+        compare (`bool`, *optional*, defaults to `False`): also load the checkpoint in its own precision, on the CPU,
+            and measure on a fixed text how far the logits are from it. Nothing is measured where the checkpoint is
+            quantised itself, or the precisions are the same.
+
+    Raises:
+        CheckpointError: the checkpoint that the model came from is not there any more.
+    """
+    path = model.config.name_or_path
+    if not compare or checkpoint_config(path) is not None:
+        return loaded_weights(model)
+    auto_class = AutoModelForSeq2SeqLM if model.config.is_encoder_decoder else AutoModelForCausalLM
+    original = auto_class.from_pretrained(path, precision="auto")
+    if precision_of(original) == precision_of(model):
+        return loaded_weights(model)
+    return loaded_weights(model, logit_error(model, original, _fixed_tokens(path, original)))
+
+
+def _fixed_tokens(path: str, model: transformers.PreTrainedModel) -> torch.Tensor:
+    """The fixed text as token ids (1, length); where there is no tokenizer, ids from all over the vocabulary."""
+    vocab_size = model.config.get_text_config().vocab_size
+    try:
+        ids: torch.Tensor = transformers.AutoTokenizer.from_pretrained(path)(FIXED_TEXT, return_tensors="pt").input_ids
+    except (OSError, ValueError):
+        ids = torch.empty(1, 0, dtype=torch.long)
+    if ids.shape[1] < MIN_TOKENS or int(ids.max()) >= vocab_size:  # none, or an empty or foreign one
+        ids = torch.arange(1, 129)[None] * 7919 % vocab_size
+    return ids
 
 
 def _check_folder(path: str | os.PathLike[str]) -> None:

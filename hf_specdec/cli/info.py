@@ -12,10 +12,13 @@ from hf_specdec.cli.extras import extras, versions
 from hf_specdec.cli.inputs import load, load_draft, set_threads
 from hf_specdec.cli.report import print_json, reports_errors
 from hf_specdec.cli.table import print_facts
+from hf_specdec.cli.weights import support_text, weights_facts
 from hf_specdec.compat import attention_implementation
 from hf_specdec.errors import SpecError
+from hf_specdec.loading import describe_weights
 from hf_specdec.methods import METHODS
 from hf_specdec.pair import draft_capability, vocab_sizes
+from hf_specdec.weights.precision import machine_support
 from hf_specdec.weights.report import num_parameters, precision_of
 
 __all__ = ["info"]
@@ -31,21 +34,26 @@ def info(
     threads: options.Threads = None,
     json: options.Json = False,
 ) -> None:
-    """Say what a model can do on this machine and why, and which optional packages are installed.
+    """Say what a model can do on this machine and why, what its weights are, and which optional packages are installed.
 
-    With a draft model, also whether the two go together.
+    With --dtype, also how far the logits are from those of the checkpoint's own precision. With a draft model, also
+    whether the two go together.
     """
     set_threads(model, threads)
     loaded, _ = load(model, dtype, None, attn_implementation=attn_implementation)
+    found = describe_weights(loaded, compare=True)
     groups: dict[str, dict[str, Any]] = {
         "versions": versions(),
         "machine": _machine(),
         "model": _model(loaded),
         "capability": dataclasses.asdict(hf_specdec.capability(loaded)),
+        "weights": found.to_dict() if json else weights_facts(found),
     }
     if model is None or draft_model is not None:
         draft = load_draft(draft_model, draft_dtype or dtype, None)
+        drafts = describe_weights(draft, compare=True)
         groups |= {"draft model": _model(draft), "pair": _pair(loaded, draft)}
+        groups["draft weights"] = drafts.to_dict() if json else weights_facts(drafts)
     aliases = {method.name: list(method.aliases) for method in METHODS.values()}
     optional = extras()
     if json:
@@ -56,6 +64,8 @@ def info(
             name: "; ".join(filter(None, [f"also {', '.join(others)}" if others else "", METHODS[name].summary]))
             for name, others in aliases.items()
         }
+        precisions = {found.precision: support_text(found) for found in machine_support()}
+        groups |= {"precisions": precisions}
         print_facts([*groups.items(), ("methods", methods), ("extras", {extra.name: extra for extra in optional})])
 
 

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from hf_specdec.errors import MissingExtraError, UnsupportedModelError
+from hf_specdec.weights import compat
 
-__all__ = ["bnb_config", "is_installed", "load_bitsandbytes", "prepare"]
+__all__ = ["bnb_config", "is_installed", "load_bitsandbytes", "prepare", "reads_split_blocks", "refuse_packed"]
 
+BLOCK = 64  # numbers that share a scale in nf4
 CPU_BLOCK = 32  # rows that its packed layout for AVX-512 puts together
 INT8_CASTS = "MatMul8bitLt: inputs will be cast"
 
@@ -55,8 +58,12 @@ def load_bitsandbytes(purpose: str) -> Any:
     return sys.modules["bitsandbytes"]
 
 
-def bnb_config(precision: str) -> BitsAndBytesConfig:
+def bnb_config(precision: str, skeleton: Callable[[], PreTrainedModel] | None = None) -> BitsAndBytesConfig:
     """transformers' configuration for `"int8"` or `"nf4"`.
+
+    Args:
+        skeleton: builds the model without weights, where it is for a CPU. There nf4 leaves layers in full precision
+            whose rows do not end with a block, if bitsandbytes reads them wrongly.
 
     Raises:
         MissingExtraError: bitsandbytes is not installed.
@@ -64,7 +71,34 @@ def bnb_config(precision: str) -> BitsAndBytesConfig:
     load_bitsandbytes(f"precision={precision!r}")
     if precision == "int8":
         return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    if skeleton is not None and not reads_split_blocks():
+        model = skeleton()
+        split = [name for name, module in model.named_modules() if _splits_blocks(module)]
+        if split:
+            config.llm_int8_skip_modules = [*compat.get_keys_to_not_convert(model), *split]
+    return config
+
+
+def reads_split_blocks() -> bool:
+    """Whether bitsandbytes gives back, on this CPU, a 4-bit weight whose blocks of 64 go on from row to row.
+
+    bitsandbytes 0.50.2 does not where it has AVX-512 code: the blocks' scales go to the wrong numbers.
+    """
+    functional = load_bitsandbytes("nf4").functional
+    weight = torch.arange(1, 2 * 96 + 1, dtype=torch.float32).view(2, 96)
+    codes, state = functional.quantize_4bit(weight, quant_type="nf4", blocksize=BLOCK)
+    found = functional.dequantize_4bit(codes, state)
+    # As rows of one block each the same codes are read rightly everywhere.
+    state.shape = torch.Size((3, BLOCK))
+    return bool(torch.equal(found.view(-1), functional.dequantize_4bit(codes, state).view(-1)))
+
+
+def _splits_blocks(module: nn.Module) -> bool:
+    if type(module) is compat.Conv1D:
+        weight: torch.Tensor = module.weight  # type: ignore[assignment]
+        return weight.shape[0] % BLOCK != 0
+    return type(module) is nn.Linear and module.in_features % BLOCK != 0
 
 
 def prepare(model: PreTrainedModel) -> None:
@@ -73,14 +107,23 @@ def prepare(model: PreTrainedModel) -> None:
     On CPUs with AVX-512-BF16, bitsandbytes packs a weight in place at its first forward. It raises for shapes that do
     not fill the packed blocks, so those layers take its general way; and a state dict made afterwards is wrong, and
     makes the model wrong too, so it is refused.
+
+    Raises:
+        UnsupportedModelError: the checkpoint has 4-bit layers that bitsandbytes reads wrongly on this CPU.
     """
     bitsandbytes = sys.modules.get("bitsandbytes")
     if bitsandbytes is None:
         return
     layers = [module for module in model.modules() if isinstance(module, bitsandbytes.nn.Linear4bit)]
     for layer in layers:
-        block = getattr(layer.weight.quant_state, "blocksize", 64)
-        if layer.out_features % CPU_BLOCK or layer.in_features % block:
+        split = int(layer.in_features) % getattr(layer.weight.quant_state, "blocksize", BLOCK) != 0
+        if split and layer.weight.device.type == "cpu" and not reads_split_blocks():
+            raise UnsupportedModelError(
+                f"bitsandbytes {bitsandbytes.__version__} reads 4-bit rows of {layer.in_features} numbers wrongly on "
+                "this CPU. Load the checkpoint on a GPU, or take one in full precision and load it with "
+                'precision="nf4", which leaves such layers as they are.'
+            )
+        if layer.out_features % CPU_BLOCK or split:
             layer.support_avx512bf16_for_cpu = False
         layer.register_state_dict_pre_hook(refuse_packed)
 

@@ -4,6 +4,7 @@
     `HfQuantizer` and its registry   FP8 weights are made while a checkpoint is read, a tensor at a time, so that
                                      placement, memory estimates and saving go the way of transformers' own formats
     `ConversionOps`                  the operation on one tensor of a checkpoint
+    `get_keys_to_not_convert`        the layers that transformers leaves alone, which a list of one's own replaces
     `Conv1D`                         GPT-2's linear layer, whose weight is transposed
     `_keep_in_fp32_modules`          modules that a model's author wants left alone
 
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import ConversionOps
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers import HfQuantizer, auto
+from transformers.quantizers.base import get_keys_to_not_convert
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "ConversionOps",
     "HfQuantizer",
     "QuantizationConfigMixin",
+    "get_keys_to_not_convert",
     "keep_in_full_precision",
     "register",
     "tied_names",

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.weights import compat
 from hf_specdec.weights.e4m3 import quantize_rows
 from hf_specdec.weights.fp8_linear import Fp8Linear
 
-__all__ = ["METHOD", "Fp8Config", "Fp8Quantizer", "fp8_config", "saved_here"]
+__all__ = ["METHOD", "Fp8Config", "Fp8Quantizer", "check_offloading", "fp8_config", "saved_here"]
 
 METHOD = "hf_specdec_fp8"  # transformers' name for it while a model is loaded; never written into a checkpoint
 ROUTERS = ("gate", "router", "shared_expert_gate")  # small layers that choose experts, by their last name
@@ -150,6 +150,20 @@ def fp8_config(saved: Mapping[str, Any] | None = None) -> Fp8Config:
     """
     compat.register(METHOD, Fp8Config, Fp8Quantizer)
     return Fp8Config(ignore=None if saved is None else list(saved.get("ignore") or []))
+
+
+def check_offloading(model: PreTrainedModel) -> None:
+    """Refuse FP8 weights on the disk that were not read from there.
+
+    Raises:
+        ConfigError: transformers would read the checkpoint's own weights as codes.
+    """
+    quantizer = getattr(model, "hf_quantizer", None)
+    places = getattr(model, "hf_device_map", None) or {}
+    if isinstance(quantizer, Fp8Quantizer) and not quantizer.pre_quantized and "disk" in places.values():
+        rule = "must not put FP8 weights on the disk while they are made"
+        remedy = "Load without it, call save_pretrained, and load what that wrote; or give max_memory more."
+        raise ConfigError("device_map", rule, {k: v for k, v in places.items() if v == "disk"}, remedy)
 
 
 def saved_here(saved: Mapping[str, Any] | None) -> bool:

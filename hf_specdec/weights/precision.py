@@ -5,6 +5,7 @@ loading_arguments("fp8", path, {"device_map": "auto"})    # keyword arguments of
 """
 
 import copy
+import functools
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ __all__ = [
     "DTYPES",
     "PRECISIONS",
     "Support",
+    "checkpoint_config",
+    "dtype_after_widening",
     "fp8_backend",
     "loading_arguments",
     "machine_support",
@@ -65,12 +68,15 @@ def fp8_backend(device: torch.device) -> str:
     return f"weights widened to bf16 by this package: {device} is no CUDA device of compute capability {needed}"
 
 
-def loading_arguments(precision: str | None, path: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def loading_arguments(
+    precision: str | None, path: Any, kwargs: Mapping[str, Any], auto_class: Any = transformers.AutoModelForCausalLM
+) -> dict[str, Any]:
     """`kwargs` with what asks transformers' `from_pretrained` for a precision.
 
     Args:
         precision: a name in `PRECISIONS`, or `None` for what `kwargs` and the checkpoint say.
         path: a folder, or a name on the hub.
+        auto_class: transformers' class that will load it.
 
     Raises:
         ConfigError: an unknown precision, another argument for the same thing, one that the machine or the checkpoint
@@ -94,13 +100,28 @@ def loading_arguments(precision: str | None, path: Any, kwargs: Mapping[str, Any
         return {**kwargs, "dtype": DTYPES[precision]}
     if precision == "fp8":
         return {**kwargs, "dtype": torch.bfloat16, "quantization_config": fp8_config()}
-    config = bnb_config(precision)
+    load_bitsandbytes(f"precision={precision!r}")
     support = _bnb_support(precision)
     if not support.works:
         raise ConfigError(
             "precision", f"must be one of {_possible()} on this machine ({support.reason})", precision, ""
         )
-    return {**kwargs, "dtype": torch.bfloat16, "quantization_config": config}
+    skeleton = functools.partial(_skeleton, auto_class, path, given) if _is_for_cpu(given) else None
+    return {**kwargs, "dtype": torch.bfloat16, "quantization_config": bnb_config(precision, skeleton)}
+
+
+def _is_for_cpu(given: Mapping[str, Any]) -> bool:
+    """Whether a part of the model will lie in the CPU's memory."""
+    places = given.get("device_map")
+    named = places.values() if isinstance(places, Mapping) else [places]
+    return _default_device().type == "cpu" or any(str(place) in ("cpu", "disk") for place in named)
+
+
+def _skeleton(auto_class: Any, path: Any, given: Mapping[str, Any]) -> Any:
+    """The model without weights."""
+    config = given.get("config") or transformers.AutoConfig.from_pretrained(path, **_only(given, "trust_remote_code"))
+    with torch.device("meta"):
+        return auto_class.from_config(config, **{k: v for k, v in given.items() if k == "trust_remote_code"})
 
 
 def saved_precision(saved: Mapping[str, Any]) -> str:
@@ -142,6 +163,19 @@ def _config_with(quantization_config: dict[str, Any], path: Any, given: Mapping[
         config = transformers.AutoConfig.from_pretrained(path, **_only(given, "trust_remote_code"))
     config.quantization_config = quantization_config
     return config
+
+
+def dtype_after_widening(arguments: Mapping[str, Any]) -> torch.dtype | None:
+    """The dtype to cast a checkpoint to that `arguments` have widened: some formats come out as bf16 all the same."""
+    saved = getattr(arguments.get("config"), "quantization_config", None)
+    widens = isinstance(saved, Mapping) and saved.get("dequantize")
+    dtype = arguments.get("dtype")
+    return dtype if widens and isinstance(dtype, torch.dtype) else None
+
+
+def checkpoint_config(path: Any) -> Mapping[str, Any] | None:
+    """The `quantization_config` of a checkpoint that is quantised already, else `None`."""
+    return _saved_config(path, {})
 
 
 def _saved_config(path: Any, given: Mapping[str, Any]) -> Mapping[str, Any] | None:

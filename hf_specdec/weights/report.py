@@ -18,8 +18,37 @@ from hf_specdec.weights.compat import Conv1D
 from hf_specdec.weights.fp8_linear import Fp8Linear
 from hf_specdec.weights.precision import Support, fp8_backend, machine_support
 
-__all__ = ["Layers", "LoadedWeights", "LogitError", "loaded_weights", "logit_error", "num_parameters", "precision_of"]
+__all__ = [
+    "FIXED_TEXT",
+    "Layers",
+    "LoadedWeights",
+    "LogitError",
+    "loaded_weights",
+    "logit_error",
+    "num_parameters",
+    "precision_of",
+]
 
+# Read when logits are compared: words and code, so that neither kind of model sees only what it does not know.
+FIXED_TEXT = """\
+def read_table(path, separator=","):
+    \"\"\"Return the rows of a text file as lists of strings, without the empty ones.\"\"\"
+    rows = []
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            line = line.rstrip("\\n")
+            if not line or line.startswith("#"):
+                continue
+            rows.append([field.strip() for field in line.split(separator)])
+            if len(rows[-1]) != len(rows[0]):
+                raise ValueError(f"line {number} has {len(rows[-1])} fields, not {len(rows[0])}")
+    return rows
+
+The harbour was quiet in the morning. Two boats had come in during the night, and the people who waited for them on the
+quay counted the crates, wrote the numbers into a book, and went home before the rain began.
+"""
+OUTPUT_LAYER = "transformers leaves output layers and tied ones as they are"
+SPLIT_BLOCKS = "its rows do not end with a block of 64, which bitsandbytes reads wrongly on this CPU"
 INT8_KIND, FOUR_BIT_KIND = "Linear8bitLt", "Linear4bit"  # of bitsandbytes, which need not be installed
 
 
@@ -32,7 +61,8 @@ class Layers:
         dtype (`str`): of the largest of a module's own parameters; `"nf4"` and `"fp4"` for packed ones.
         count (`int`): how many modules.
         parameters (`int`): numbers in their own parameters, each packed one counted.
-        bytes (`int`): of their parameters and what belongs to them, such as scales.
+        bytes (`int`): of their parameters and what belongs to them, such as scales. Shared weights count once, for
+            the first layer that has them.
     """
 
     kind: str
@@ -113,28 +143,25 @@ def loaded_weights(model: PreTrainedModel, error: LogitError | None = None) -> L
         error: of `logit_error`, to be shown beside it.
     """
     precision = precision_of(model)
-    groups: dict[tuple[str, str], list[Any]] = {}
+    groups: dict[tuple[str, str], list[int]] = {}
+    seen: set[Any] = set()
     for module in model.modules():
-        own = [(name, weight) for name, weight in module.named_parameters(recurse=False) if weight is not None]
+        own = dict(module.named_parameters(recurse=False))
         if not own:
             continue
-        largest = max(own, key=lambda item: item[1].numel())[1]
+        largest = max(own.values(), key=torch.Tensor.numel)
         dtype = _four_bit_name(module) if type(module).__name__ == FOUR_BIT_KIND else _short(largest.dtype)
-        group = groups.setdefault((type(module).__name__, dtype), [0, 0, {}])
+        group = groups.setdefault((type(module).__name__, dtype), [0, 0, 0])
         group[0] += 1
-        group[1] += sum(_numel(module, name, weight) for name, weight in own)
-        group[2] |= {_key(tensor): _bytes(tensor) for _, tensor in own} | _belongings(module)
-    layers = [
-        Layers(kind, dtype, count, numbers, sum(sizes.values()))
-        for (kind, dtype), (count, numbers, sizes) in groups.items()
-    ]
-    distinct: dict[Any, int] = {}
-    for _, _, sizes in groups.values():
-        distinct |= sizes
+        group[1] += sum(_numel(module, name, weight) for name, weight in own.items() if _key(weight) not in seen)
+        sizes = {_key(tensor): _bytes(tensor) for tensor in (*own.values(), *_belongings(module))}
+        group[2] += sum(size for key, size in sizes.items() if key not in seen)
+        seen |= sizes.keys()
+    layers = [Layers(kind, dtype, *counts) for (kind, dtype), counts in groups.items()]
     return LoadedWeights(
         precision=precision,
         layers=tuple(sorted(layers, key=lambda group: -group.bytes)),
-        parameter_bytes=sum(distinct.values()),
+        parameter_bytes=sum(group.bytes for group in layers),
         buffer_bytes=sum(map(_bytes, model.buffers())),
         left=_left(model) if precision in ("fp8", "int8", "nf4", "fp4") else {},
         fp8_backend=fp8_backend(next(model.parameters()).device) if precision == "fp8" else None,
@@ -173,7 +200,8 @@ def _left(model: PreTrainedModel) -> dict[str, str]:
     reasons = dict(getattr(getattr(quantizer, "quantization_config", None), "left", {}))
     for name, module in model.named_modules():
         if type(module) in (nn.Linear, Conv1D):
-            reasons.setdefault(name, "transformers leaves output layers and tied ones as they are")
+            tied = name.rpartition(".")[2] in ("lm_head", "output") or module is model.get_output_embeddings()
+            reasons.setdefault(name, OUTPUT_LAYER if tied else SPLIT_BLOCKS)
         experts = [own for own, weight in module.named_parameters(recurse=False) if weight.ndim > 2]
         if experts:
             reasons[name] = f"experts in one tensor ({', '.join(experts)}) are not linear layers"
@@ -196,18 +224,18 @@ def _numel(owner: nn.Module, name: str, weight: torch.Tensor) -> int:
     return int(torch.Size(state.shape).numel()) if state is not None else weight.numel()
 
 
-def _belongings(module: nn.Module) -> dict[Any, int]:
+def _belongings(module: nn.Module) -> list[torch.Tensor]:
     """What bitsandbytes keeps beside a weight: int8's row scales, and the scales of 4-bit blocks."""
-    found: list[torch.Tensor] = []
     weight = getattr(module, "weight", None)
     if type(module).__name__ == INT8_KIND:
-        own = getattr(module.state, "SCB", None)
-        found = [tensor for tensor in (own if own is not None else getattr(weight, "SCB", None),) if tensor is not None]
-    elif type(module).__name__ == FOUR_BIT_KIND:
-        states = [getattr(weight, "quant_state", None)]
-        states.append(getattr(states[0], "state2", None))
-        found = [getattr(state, name) for state in states if state is not None for name in ("absmax", "code")]
-    return {_key(tensor): _bytes(tensor) for tensor in found}
+        scales = getattr(module.state, "SCB", None)
+        scales = getattr(weight, "SCB", None) if scales is None else scales
+        return [] if scales is None else [scales]
+    if type(module).__name__ != FOUR_BIT_KIND:
+        return []
+    state = getattr(weight, "quant_state", None)
+    states = [state, getattr(state, "state2", None)]
+    return [getattr(each, name) for each in states if each is not None for name in ("absmax", "code")]
 
 
 def _four_bit_name(module: nn.Module) -> str:
