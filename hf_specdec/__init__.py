@@ -6,7 +6,7 @@ model.generate(**inputs, spec_method="prompt_lookup")
 """
 
 from hf_specdec import embedded
-from hf_specdec.api import SpecGenerationMixin, capability, decode, disable, enable
+from hf_specdec.api import SpecGenerationMixin, capability, decode, disable, enable, spec_memory
 from hf_specdec.config import (
     AutoSpecConfig,
     DraftModelConfig,
@@ -69,4 +69,5 @@ __all__ = [
     "generate_many",
     "max_draft_len",
     "self_draft",
+    "spec_memory",
 ]

@@ -16,8 +16,9 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.config import SpecConfig
+from hf_specdec.config import AutoSpecConfig, SpecConfig
 from hf_specdec.decoding import decode_call
+from hf_specdec.drafters.spec_memory import SpecMemory
 from hf_specdec.engine.probe import Capability
 from hf_specdec.engine.run import Call, with_stats
 from hf_specdec.errors import ConfigError, UnsupportedModelError
@@ -37,17 +38,19 @@ from hf_specdec.request import Request, own_arguments, read_request
 from hf_specdec.state import ATTRIBUTE, state_of
 from hf_specdec.stats import SpecStats
 
-__all__ = ["SpecGenerationMixin", "capability", "decode", "disable", "enable"]
+__all__ = ["SpecGenerationMixin", "capability", "decode", "disable", "enable", "spec_memory"]
 
 logger = logging.getLogger("hf_specdec")
 Model = TypeVar("Model")
 
 
-def enable(model: Model, **configs: Any) -> Model:
+def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: Any) -> Model:
     """Turn on `spec_method=` for `model.generate`; returns the model. Idempotent, undone by `disable`.
 
     Args:
         model: a transformers model that generates; PEFT-wrapped, quantised, dispatched and compiled ones too.
+        spec_memory (`SpecMemory`, *optional*): what `spec_method="auto"` remembers, loaded from a file or shared with
+            other models of the same tokenizer. Its bounds count, whatever the configuration says.
         configs: defaults for this model: a method's configuration under the name of its argument of `generate`,
             as in `enable(model, prompt_lookup_config=[10, 2, [0]])`.
 
@@ -56,13 +59,19 @@ def enable(model: Model, **configs: Any) -> Model:
         ConfigError: an unknown or invalid configuration, or an attention that the model cannot use.
     """
     inner = _generating(model)
+    if spec_memory is not None and not isinstance(spec_memory, SpecMemory):
+        remedy = "Make one with hf_specdec.SpecMemory() or SpecMemory.load(path)."
+        raise ConfigError("spec_memory", "must be a SpecMemory", spec_memory, remedy)
     defaults: dict[str, SpecConfig] = {}
     known = config_arguments()
     for name, value in configs.items():
         if name not in known:
             raise ConfigError(name, f"must be one of {', '.join(sorted(known))}", value, "Pass it to generate instead.")
         defaults[known[name].name] = known[name].config_class.parse(value, name)
-    state_of(inner).defaults.update(defaults)
+    state = state_of(inner)
+    state.defaults.update(defaults)
+    if spec_memory is not None:
+        state.memory.given = spec_memory
     checks_attention(inner)
     if not isinstance(inner.__dict__.get("generate"), _EnabledGenerate):
         inner.__dict__["generate"] = _EnabledGenerate(inner)
@@ -83,6 +92,20 @@ def capability(model: Any) -> Capability:
     """How `model` can be driven: its tier and why. Found by a few small forwards, then kept on the model."""
     inner = _generating(model)
     return state_of(inner).capability(inner)
+
+
+def spec_memory(model: Any) -> SpecMemory:
+    """The memory that `spec_method="auto"` uses on `model`: save it, or give it to another model of its tokenizer.
+
+    The one that `enable` was given, else the one that calls have made so far, else a new one, which they will use.
+
+    ```python
+    hf_specdec.spec_memory(model).save("memory.safetensors")
+    ```
+    """
+    state = state_of(_generating(model))
+    default = state.defaults.get("auto")
+    return state.memory.used_by_auto(default if isinstance(default, AutoSpecConfig) else AutoSpecConfig())
 
 
 class SpecGenerationMixin(GenerationMixin):

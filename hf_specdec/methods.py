@@ -38,9 +38,15 @@ __all__ = ["METHODS", "Memory", "Method", "Setup", "config_arguments", "resolve"
 
 @dataclass(slots=True)
 class Memory:
-    """What a model remembers between calls, by method; kept on the model, copied and pickled with it."""
+    """What a model remembers between calls, by method; kept on the model, copied and pickled with it.
+
+    Attributes:
+        given (`SpecMemory | None`): memory of `auto` that the user gave the model; its bounds count, not the
+            configuration's.
+    """
 
     pools: dict[str, Any] = field(default_factory=dict)
+    given: SpecMemory | None = None
 
     def ngram_pool(self, config: PromptLookupConfig) -> NgramPool:
         """The shared pool of prompt lookup; made at first use, made anew when its size changes."""
@@ -56,11 +62,18 @@ class Memory:
         return counts
 
     def of_auto(self, config: AutoSpecConfig) -> SpecMemory:
-        """What `auto` remembers; made at first use, made anew when its bounds change."""
+        """What `auto` remembers: what the user gave, else made at first use, and anew when the bounds change."""
+        if self.given is not None:
+            return self.given
         memory, bounds = self.pools.get("auto"), (config.max_pool_tokens, config.max_recycled)
         if not isinstance(memory, SpecMemory) or memory.bounds != bounds:
             memory = self.pools["auto"] = SpecMemory(*bounds)
         return memory
+
+    def used_by_auto(self, config: AutoSpecConfig) -> SpecMemory:
+        """The memory of `auto` that is there, whatever its bounds; made with those of `config` where there is none."""
+        memory = self.pools.get("auto") if self.given is None else self.given
+        return memory if isinstance(memory, SpecMemory) else self.of_auto(config)
 
 
 @dataclass(frozen=True, slots=True)

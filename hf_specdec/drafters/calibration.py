@@ -47,6 +47,18 @@ class Calibration:
                     self._accepted[place] /= 2
                 self.factors[place] = (self._accepted[place] + PRIOR) / (self._expected[place] + PRIOR)
 
+    def counts(self) -> tuple[list[float], list[float]]:
+        """Tokens expected and tokens accepted, by bin."""
+        with self._lock:
+            return list(self._expected), list(self._accepted)
+
+    def restore(self, expected: list[float], accepted: list[float]) -> None:
+        """Go on from these counts."""
+        with self._lock:
+            self._expected, self._accepted = expected, accepted
+            both = zip(accepted, expected, strict=True)
+            self.factors = [(right + PRIOR) / (wanted + PRIOR) for right, wanted in both]
+
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
             return {name: list(value) for name, value in vars(self).items() if name != "_lock"}

@@ -62,6 +62,19 @@ class NgramPool:
             found += [(self._old, place) for place in self._old.places(ngram, limit - len(found))]
         return [(index, place) for index, place in found if index.tokens[place] != BOUNDARY]
 
+    def generations(self) -> tuple[list[int], list[int]]:
+        """The texts of the old and of the young generation, a boundary behind each text."""
+        with self._lock:
+            return list(self._old.tokens), list(self._young.tokens)
+
+    def restore(self, old: Sequence[int], young: Sequence[int]) -> None:
+        """Hold these texts, as `generations` gave them."""
+        indexes = NgramIndex(self.max_ngram_size), NgramIndex(self.max_ngram_size)
+        for index, tokens in zip(indexes, (old, young), strict=True):
+            index.extend(tokens)
+        with self._lock:
+            self._old, self._young = indexes
+
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
             return {name: value for name, value in vars(self).items() if name != "_lock"}

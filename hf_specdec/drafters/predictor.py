@@ -15,11 +15,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hf_specdec.drafters.experience import Experience
 from hf_specdec.drafters.matches import Matches, Votes
 from hf_specdec.drafters.ngram_index import NgramIndex
 from hf_specdec.drafters.ngram_pool import NgramPool
 from hf_specdec.drafters.recycled import FLOOR, MAX_KEY, Entry
-from hf_specdec.drafters.spec_memory import Experience, SpecMemory
+from hf_specdec.drafters.spec_memory import SpecMemory
 
 __all__ = ["Context", "Guess", "Predictor"]
 

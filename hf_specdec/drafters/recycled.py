@@ -14,18 +14,19 @@ to share between threads.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["FLOOR", "MAX_KEY", "Entry", "RecycledLogits", "best_tokens", "log_odds"]
+__all__ = ["FLOOR", "MAX_KEY", "Entries", "Entry", "RecycledLogits", "best_tokens", "log_odds"]
 
 MAX_KEY = 3
 NUM_KEPT = 8  # next tokens kept of a node; 16 drafted no better
 FLOOR = 7.0  # evidence is counted from log odds of -7, about 1 in 1,000
 
 Entry = tuple[tuple[int, ...], tuple[float, ...]]  # next tokens, likeliest first, and the evidence for each
+Entries = dict[tuple[int, ...], Entry]
 
 
 class RecycledLogits:
@@ -37,8 +38,8 @@ class RecycledLogits:
 
     def __init__(self, max_entries: int) -> None:
         self.max_entries = max_entries
-        self._young: dict[tuple[int, ...], Entry] = {}
-        self._old: dict[tuple[int, ...], Entry] = {}
+        self._young: Entries = {}
+        self._old: Entries = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -51,21 +52,23 @@ class RecycledLogits:
 
     def put(self, tokens: tuple[int, ...], entry: Entry) -> None:
         """Keep what the target thinks likely behind `tokens`, at most `MAX_KEY` of them, and behind their ends."""
-        for start in range(len(tokens)):
-            self._young[tokens[start:]] = entry
-        if len(self._young) > self.max_entries // 2:
+        if len(self._young) + len(tokens) > self.max_entries // 2:
             with self._lock:
-                if len(self._young) > self.max_entries // 2:
+                if self._young and len(self._young) + len(tokens) > self.max_entries // 2:
                     self._old, self._young = self._young, {}
+        young = self._young
+        for start in range(len(tokens)):
+            young[tokens[start:]] = entry
 
-    def items(self) -> Iterator[tuple[tuple[int, ...], Entry]]:
-        """All entries, the older ones first."""
-        yield from list(self._old.items())
-        yield from list(self._young.items())
+    def generations(self) -> tuple[Entries, Entries]:
+        """The entries of the old and of the young generation."""
+        with self._lock:
+            return dict(self._old), dict(self._young)
 
-    def set(self, key: tuple[int, ...], entry: Entry) -> None:
-        """Keep one entry under one key."""
-        self._young[key] = entry
+    def restore(self, old: Entries, young: Entries) -> None:
+        """Hold these entries, as `generations` gave them."""
+        with self._lock:
+            self._old, self._young = old, young
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:

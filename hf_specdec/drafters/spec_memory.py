@@ -4,64 +4,20 @@ Bounded, safe to share between threads, and between models of one tokenizer: it 
 ids of texts, so treat a saved file as you treat the texts.
 
     memory = SpecMemory(max_tokens=1_000_000, max_entries=262_144)
+    hf_specdec.enable(model, spec_memory=memory)
     memory.save("memory.safetensors")
     memory = SpecMemory.load("memory.safetensors")
 """
 
-from dataclasses import dataclass, field
+import os
 
-from hf_specdec.drafters.calibration import Calibration
-from hf_specdec.drafters.mixer import Mixer
+from hf_specdec.config.base import check_positive
+from hf_specdec.drafters.experience import Experience
+from hf_specdec.drafters.memory_file import MemoryFile
 from hf_specdec.drafters.ngram_pool import NgramPool
-from hf_specdec.drafters.recycled import MAX_KEY, RecycledLogits
+from hf_specdec.drafters.recycled import RecycledLogits
 
-__all__ = ["Experience", "SpecMemory"]
-
-MATCH_KINDS = (0, 1, 2, 3, 4, 4, 5)  # kind of a context by its longest match; longer ones are like the last
-HOPE = 1.0
-GAIN_RATE = 0.1
-NUM_MATCH_KINDS = max(MATCH_KINDS) + 1
-
-
-def _prior() -> list[tuple[float, ...]]:
-    """Weights to start with: as they came out on prompts of Python code, rounded."""
-    own = (0.0, 0.1, 0.2, 0.35, 0.6, 0.9)  # by the kind of match
-    recycled = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.7), (0.0, 0.6, 0.35), (0.45, 0.25, 0.2))  # by the longest key found
-    return [
-        (-6.8, own[match], 0.15, *(share * (0.4 if drafted else 1.0) for share in shares), 0.8 * drafted)
-        for drafted in (0, 1)
-        for match in range(NUM_MATCH_KINDS)
-        for shares in recycled
-    ]
-
-
-@dataclass(slots=True)
-class Experience:
-    """What was learned about the sources, apart for greedy and for sampled texts.
-
-    Attributes:
-        gains (`list[float]`): expected tokens that a draft model's first, second, ... forward of a step adds.
-    """
-
-    mixer: Mixer = field(default_factory=lambda: Mixer(_prior()))
-    calibration: Calibration = field(default_factory=Calibration)
-    gains: list[float] = field(default_factory=list)
-
-    def gain(self, number: int) -> float:
-        """What the draft model's forward `number`, counted from 0, may add; hopeful where it has not been tried."""
-        return self.gains[number] if number < len(self.gains) else HOPE
-
-    def gained(self, number: int, tokens: float) -> None:
-        """The forward `number` added so many expected tokens."""
-        if number == len(self.gains):
-            self.gains.append(HOPE)
-        self.gains[number] += GAIN_RATE * (tokens - self.gains[number])
-
-    @staticmethod
-    def kind(longest_match: int, longest_key: int, is_drafted: bool) -> int:
-        """Kind of a context by the longest match in this text, the longest recycled key, and the draft model."""
-        match = MATCH_KINDS[min(longest_match, len(MATCH_KINDS) - 1)]
-        return (is_drafted * NUM_MATCH_KINDS + match) * (MAX_KEY + 1) + longest_key
+__all__ = ["SpecMemory"]
 
 
 class SpecMemory:
@@ -70,10 +26,15 @@ class SpecMemory:
     Args:
         max_tokens (`int`, *optional*, defaults to 1,000,000): bound of the texts, in tokens; the oldest leave first.
         max_entries (`int`, *optional*, defaults to 262,144): bound of the recycled logits, in entries of about
-            600 bytes; those not used for longest leave first.
+            600 bytes; the oldest leave first.
+
+    Raises:
+        ConfigError: a bound below 1.
     """
 
     def __init__(self, max_tokens: int = 1_000_000, max_entries: int = 262_144) -> None:
+        check_positive("max_tokens", max_tokens, "The default is 1000000.")
+        check_positive("max_entries", max_entries, "The default is 262144.")
         self.pool = NgramPool(max_tokens)
         self.recycled = RecycledLogits(max_entries)
         self.greedy, self.sampled = Experience(), Experience()
@@ -86,3 +47,34 @@ class SpecMemory:
     def experience(self, is_sampled: bool) -> Experience:
         """What was learned from greedy, or from sampled texts."""
         return self.sampled if is_sampled else self.greedy
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything to one safetensors file; calls that use the memory meanwhile go on.
+
+        The file is written beside `path` and then put in its place, so what stood there before is whole until then.
+
+        Raises:
+            OSError: the folder is missing, or cannot be written to.
+        """
+        file = MemoryFile.of_bounds(*self.bounds)
+        file.put_texts(self.pool)
+        file.put_recycled(self.recycled)
+        file.put_experience("greedy", self.greedy)
+        file.put_experience("sampled", self.sampled)
+        file.write(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "SpecMemory":
+        """The memory that `save` wrote: with its bounds, and it drafts what that one would have drafted.
+
+        Raises:
+            ConfigError: the file is missing or damaged, or is another kind of file.
+        """
+        file = MemoryFile.read(path)
+        with file.checked():
+            memory = cls(*file.bounds)
+            file.fill_texts(memory.pool)
+            file.fill_recycled(memory.recycled)
+            file.fill_experience("greedy", memory.greedy)
+            file.fill_experience("sampled", memory.sampled)
+        return memory
