@@ -76,7 +76,7 @@ __all__ = [
     "cached_length",
     "can_crop",
     "can_reorder",
-    "device_mesh",
+    "execution_device",
     "fresh_cache",
     "generation_model",
     "has_own_cache",
@@ -102,7 +102,6 @@ __all__ = [
     "set_attention_implementation",
     "text_config",
     "unbounded_layers",
-    "unsplittable_modules",
     "updated_kwargs",
 ]
 
@@ -137,22 +136,15 @@ def is_dispatched(model: PreTrainedModel) -> bool:
 
 def input_device(model: PreTrainedModel) -> torch.device:
     """Where inputs go; the embeddings' execution device under accelerate's offloading."""
-    for module in (model, model.get_input_embeddings()):
-        execution_device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
-        if execution_device is not None:
-            return torch.device(execution_device)
+    found = execution_device(model) or execution_device(model.get_input_embeddings())
     device: torch.device = model.device
-    return device
+    return found or device
 
 
-def device_mesh(model: PreTrainedModel) -> Any:
-    """The mesh of devices over which transformers has shared out the model's weights, or `None`."""
-    return getattr(model, "_device_mesh", None)
-
-
-def unsplittable_modules(model: PreTrainedModel) -> list[str]:
-    """Classes of modules that must lie on one device."""
-    return list(model._no_split_modules or ())
+def execution_device(module: Any) -> torch.device | None:
+    """Where accelerate's hook on a module brings its weights for the forward; `None` where there is no hook."""
+    device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+    return None if device is None else torch.device(device)
 
 
 def text_config(config: Any) -> Any:
@@ -384,6 +376,10 @@ class _WithCandidates:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._model(*args, **kwargs)
+
+    @property
+    def device(self) -> torch.device:
+        return input_device(self._model)  # the model's own is `meta` where its embeddings are offloaded
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.compat_attention import takes_tensor_masks
+from hf_specdec.compat_placement import device_mesh
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.engine.agreement import agreement_of, digest
 from hf_specdec.engine.batches import reason_against_rows
@@ -79,7 +80,7 @@ def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:
     draft = request.assistant_model
     settings = {
         "spec_method": (request.name, request.budget, request.config.engine),
-        "assistant_model": (type(draft).__name__, draft is not None and compat.device_mesh(draft) is not None),
+        "assistant_model": (type(draft).__name__, draft is not None and device_mesh(draft) is not None),
         "return_dict_in_generate": bool(config.return_dict_in_generate),
         "output_hidden_states": bool(config.output_hidden_states),
         "do_sample": bool(config.do_sample),

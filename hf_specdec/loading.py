@@ -17,6 +17,7 @@ from hf_specdec.api import enable
 from hf_specdec.errors import CheckpointError, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
+from hf_specdec.placement import parallel_arguments
 from hf_specdec.weights.bnb import prepare
 from hf_specdec.weights.fp8 import check_offloading
 from hf_specdec.weights.precision import PRECISIONS, checkpoint_config, dtype_after_widening, loading_arguments
@@ -45,7 +46,8 @@ class _EnabledAutoModel:
                 or `"nf4"`. Instead of transformers' `dtype` and `quantization_config`. In the last three the linear
                 layers are quantised while they are read, and the rest is bf16; int8 and nf4 need bitsandbytes.
             kwargs: everything that transformers' `from_pretrained` takes, such as `device_map`, `max_memory`,
-                `attn_implementation` (`"xformers"` too) or `quantization_config`.
+                `attn_implementation` (`"xformers"` too) or `quantization_config`. `tp_plan="auto"` shares the model
+                between the processes of a `torchrun` launch.
 
         Raises:
             CheckpointError: the folder is missing, incomplete or damaged.
@@ -62,7 +64,7 @@ class _EnabledAutoModel:
         if attention is not None:
             check_installed()
         _check_folder(path)
-        kwargs = loading_arguments(precision, path, kwargs, cls.auto_class)
+        kwargs = parallel_arguments(loading_arguments(precision, path, kwargs, cls.auto_class))
         cast_to = dtype_after_widening(kwargs)
         wants_info = kwargs.pop("output_loading_info", False)
         try:

@@ -234,10 +234,8 @@ class _Job:
                 raise ConfigError("prompt", f"must not set {name}", inputs[name], "Use generate for it.")
         if self.tokenizer is not None:
             inputs.setdefault("tokenizer", self.tokenizer)
-        device = self.model.device
-        return {
-            k: v.to(device) if isinstance(v, torch.Tensor) and device.type != "meta" else v for k, v in inputs.items()
-        }
+        device = compat.input_device(self.model)
+        return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
 
     def _generator(self, index: int, call: Call) -> torch.Generator | None:
         if self.seed is None or not call.generation_config.do_sample:

@@ -13,6 +13,7 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.compat_placement import device_mesh
 from hf_specdec.engine.batches import processors_of_row
 from hf_specdec.engine.probe import Capability
 from hf_specdec.engine.run import Call
@@ -30,13 +31,21 @@ def check_pair(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Refuse a draft model whose token ids cannot be the target's.
 
     Raises:
-        ConfigError: the models are of different kinds, or their vocabularies differ by more than padding.
+        ConfigError: the models are of different kinds, their vocabularies differ by more than padding, or the draft
+            alone is shared between processes.
     """
     if target.config.is_encoder_decoder != draft.config.is_encoder_decoder:
         kinds = {True: "an encoder-decoder", False: "a decoder-only model"}
         wanted = kinds[bool(target.config.is_encoder_decoder)]
         raise ConfigError(
             "assistant_model", f"must be {wanted} like the target", type(draft).__name__, "Choose another draft model."
+        )
+    if device_mesh(draft) is not None and device_mesh(target) is None:
+        raise ConfigError(
+            "assistant_model",
+            "must lie in one process where the target does",
+            f"{type(draft).__name__} with a tp_plan",
+            "Load the target with tp_plan too, or the draft without.",
         )
     sizes = vocab_sizes(target, draft)
     if abs(sizes[0] - sizes[1]) > MAX_PADDING:

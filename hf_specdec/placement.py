@@ -7,7 +7,7 @@ Knows nothing about methods. A device that is not there is an error, never a mod
     move_pair(target, draft, target_devices=[1], draft_devices=[0])
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,20 @@ from accelerate.utils import get_balanced_memory
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.compat_placement import device_mesh, tensor_parallel_arguments, unsplittable_modules
 from hf_specdec.errors import ConfigError
 
-__all__ = ["DEVICE_LIST", "available_devices", "is_placed", "move", "move_pair", "place", "read_devices"]
+__all__ = [
+    "DEVICE_LIST",
+    "available_devices",
+    "is_placed",
+    "move",
+    "move_pair",
+    "parallel_arguments",
+    "place",
+    "read_devices",
+    "where_it_lies",
+]
 
 DEVICE_LIST, DRAFT_LIST, TARGET_LIST = "device_list", "draft_model_device_list", "target_model_device_list"
 
@@ -77,6 +88,9 @@ def move(model: PreTrainedModel, device_list: DeviceList, field: str = DEVICE_LI
         ConfigError: as `read_devices`, a model that accelerate has placed elsewhere, or one that is too large.
     """
     devices = read_devices(device_list, field)
+    if device_mesh(model) is not None:
+        rule = "must be unset for a model that several processes share"
+        raise ConfigError(field, rule, device_list, "torchrun gives each process the device of its number.")
     if is_placed(model, devices):
         return
     if compat.is_dispatched(model):
@@ -119,6 +133,21 @@ def move_pair(
         move(draft, draft_devices, DRAFT_LIST)
 
 
+def where_it_lies(model: PreTrainedModel) -> list[str]:
+    """Names of the devices that hold the model's weights, `"disk"` among them."""
+    dispatched = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    return sorted(dispatched or {str(weight.device) for weight in model.parameters()})
+
+
+def parallel_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `from_pretrained` with `tp_plan` put as this release of transformers wants it."""
+    plan = {name: kwargs[name] for name in ("tp_plan", "tp_size") if kwargs.get(name) is not None}
+    if not plan or kwargs.get("distributed_config") is not None:
+        return dict(kwargs)
+    others = {name: value for name, value in kwargs.items() if name not in ("tp_plan", "tp_size")}
+    return {**others, **tensor_parallel_arguments(plan)}
+
+
 def _device(item: int | str, device_list: DeviceList, known: Sequence[torch.device], field: str) -> torch.device:
     """One entry of a list, with its number: `"cuda"` is the current one."""
     accelerator = known[-1].type if len(known) > 1 else "cuda"
@@ -135,7 +164,13 @@ def _device(item: int | str, device_list: DeviceList, known: Sequence[torch.devi
 
 
 def _devices_of(model: PreTrainedModel) -> set[torch.device]:
-    return {torch.device("cpu") if p.device.type == "cpu" else p.device for p in model.parameters()}
+    """Where the weights are while they are used."""
+    found: set[torch.device] = set()
+    for module in model.modules():
+        for weight in module.parameters(recurse=False):
+            device = compat.execution_device(module) if weight.device.type == "meta" else weight.device
+            found.add(device or weight.device)
+    return {torch.device("cpu") if device.type == "cpu" else device for device in found}
 
 
 def _spread(
@@ -150,7 +185,7 @@ def _spread(
     for weight in model.parameters():
         own[weight.device] = own.get(weight.device, 0) + weight.numel() * weight.element_size()
     free = {device.index: _free_bytes(device) + own.get(device, 0) for device in devices}
-    whole = compat.unsplittable_modules(model)
+    whole = unsplittable_modules(model)
     balanced = get_balanced_memory(model, max_memory=free, no_split_module_classes=whole)
     device_map = infer_auto_device_map(
         model, max_memory={device.index: balanced[device.index] for device in devices}, no_split_module_classes=whole

@@ -19,6 +19,8 @@ from hf_specdec.cli.prompts import PROMPTS
 from hf_specdec.cli.prompts_file import ManyJob, check_many_options, own_device, run_many
 from hf_specdec.cli.report import note, print_json, reports_errors
 from hf_specdec.cli.table import print_comparison
+from hf_specdec.cli.where import read_where
+from hf_specdec.compat import input_device
 from hf_specdec.config import SpecConfig
 from hf_specdec.errors import ConfigError
 from hf_specdec.weights.report import precision_of
@@ -46,6 +48,10 @@ def generate(
     dtype: options.Dtype = "auto",
     draft_dtype: options.DraftDtype = None,
     threads: options.Threads = None,
+    device_map: options.DeviceMap = None,
+    max_memory: options.MaxMemory = None,
+    offload_folder: options.OffloadFolder = None,
+    tensor_parallel: options.TensorParallel = False,
     prompts_file: options.PromptsFile = None,
     out: options.Out = None,
     batch_size: options.BatchSize = 8,
@@ -55,42 +61,36 @@ def generate(
 ) -> None:
     """Continue a prompt with speculative decoding.
 
-    With --compare, plain generate, transformers' own speculation and the method take turns on the same prompts,
-    and the exit code is 1 if the method's text differs from plain generate's in fp32.
-
-    With --prompts-file and --out, every prompt of a file is continued, several at once; started again after an
-    interruption, the job goes on, and under `accelerate launch` each process takes its share. The exit code is 1 if a
-    prompt failed.
+    The exit code is 1 if, with --compare, the method's text differs from plain generate's in fp32, or if a prompt of
+    --prompts-file failed. Started again after an interruption, a file's job goes on; `accelerate launch` shares it out.
     """
     check_many_options(prompts_file, out, prompt=prompt, compare=compare)
-    forms = {
-        "prompt_lookup_config": prompt_lookup_config,
-        "lookahead_config": lookahead_config,
-        "draft_model_config": draft_model_config,
-    }
-    method, config = read_method(
-        spec_method, list_forms=forms, spec_config=spec_config, engine=engine, draft_model=draft_model
-    )
+    forms = {"prompt_lookup_config": prompt_lookup_config, "lookahead_config": lookahead_config}
+    forms["draft_model_config"] = draft_model_config
+    given = {"spec_config": spec_config, "engine": engine, "draft_model": draft_model}
+    method, config = read_method(spec_method, list_forms=forms, **given)
     check_draft_options(method, model=model, draft_model=draft_model, draft_dtype=draft_dtype)
     sampling = read_sampling(do_sample, temperature=temperature, top_p=top_p, top_k=top_k)
     text = read_prompt(prompt) if prompts_file is None else None
     set_threads(model, threads)
-    device = None if prompts_file is None else own_device()
-    loaded, tokenizer = load(model, dtype, config, device)
+    place: dict[str, Any] = {"device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder}
+    device = None if prompts_file is None or tensor_parallel else own_device()
+    where = read_where(**place, tensor_parallel=tensor_parallel, config=config, device=device)
+    loaded, tokenizer = load(model, dtype, config, where)
     how: dict[str, Any] = {} if method is None else {"spec_method": method, "spec_config": config}
     if method in DRAFT_METHODS:
-        how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, device)
+        how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, where.beside(loaded))
     job = Job(loaded, tokenizer, {"max_new_tokens": max_new_tokens, **sampling}, seed)
-    if prompts_file is not None and out is not None:
-        _many(job, how, prompts_file, out, batch_size, json)
-    elif compare:
-        _compare(job, PROMPTS if text is None else (text,), how, rounds, json)
-    else:
-        _continue(job, PROMPTS[0] if text is None else text, how, json)
+    with where.together():
+        if prompts_file is not None and out is not None:
+            _many(job, how, prompts_file, out, batch_size, tensor_parallel, json)
+        else:
+            (_compare if compare else _continue)(job, text, how, rounds, json)
 
 
-def _continue(job: Job, prompt: str, how: Mapping[str, Any], as_json: bool) -> None:
-    inputs = encode(job.tokenizer, prompt, job.model.device)
+def _continue(job: Job, text: str | None, how: Mapping[str, Any], rounds: int, as_json: bool) -> None:
+    prompt = PROMPTS[0] if text is None else text
+    inputs = encode(job.tokenizer, prompt, input_device(job.model))
     shown: dict[str, Any] = {}
     streams = sys.stdout.isatty() and not as_json
     if streams:
@@ -106,7 +106,15 @@ def _continue(job: Job, prompt: str, how: Mapping[str, Any], as_json: bool) -> N
     note(_summary(result), "dim")
 
 
-def _many(job: Job, how: Mapping[str, Any], prompts_file: Path, out: Path, batch_size: int, as_json: bool) -> None:
+def _many(
+    job: Job,
+    how: Mapping[str, Any],
+    prompts_file: Path,
+    out: Path,
+    batch_size: int,
+    is_one_model: bool,
+    as_json: bool,
+) -> None:
     many = ManyJob(
         job.model,
         job.tokenizer,
@@ -114,6 +122,7 @@ def _many(job: Job, how: Mapping[str, Any], prompts_file: Path, out: Path, batch
         settings={name: value for name, value in _setting(job, how).items() if name != "threads"},
         batch_size=batch_size,
         seed=job.seed or 0,
+        is_one_model=is_one_model,
     )
     summary = run_many(many, prompts_file, out)
     if summary is None:  # another process of the same job sums up
@@ -126,12 +135,13 @@ def _many(job: Job, how: Mapping[str, Any], prompts_file: Path, out: Path, batch
         raise typer.Exit(1)
 
 
-def _compare(job: Job, prompts: Sequence[str], how: Mapping[str, Any], rounds: int, as_json: bool) -> None:
+def _compare(job: Job, text: str | None, how: Mapping[str, Any], rounds: int, as_json: bool) -> None:
+    prompts: Sequence[str] = PROMPTS if text is None else (text,)
     if not how:
         raise ConfigError("--compare", "must come with a method", "none", "Use --spec-method prompt_lookup.")
     if job.options["do_sample"] and job.seed is None:
         job = dataclasses.replace(job, seed=0)
-    inputs = [encode(job.tokenizer, prompt, job.model.device) for prompt in prompts]
+    inputs = [encode(job.tokenizer, prompt, input_device(job.model)) for prompt in prompts]
     rows = compare_methods(job, inputs, how, rounds)
     setting = {**_setting(job, how), "num_prompts": len(prompts), "rounds": rounds}
     if as_json:
@@ -163,7 +173,7 @@ def _model_facts(model: PreTrainedModel) -> dict[str, str]:
     return {
         "model": model.config.name_or_path,
         "dtype": precision_of(model),
-        "device": str(model.device),
+        "device": str(input_device(model)),
     }
 
 

@@ -13,11 +13,13 @@ from hf_specdec.cli.inputs import load, load_draft, set_threads
 from hf_specdec.cli.report import print_json, reports_errors
 from hf_specdec.cli.table import print_facts
 from hf_specdec.cli.weights import support_text, weights_facts
+from hf_specdec.cli.where import read_where
 from hf_specdec.compat import attention_implementation
 from hf_specdec.errors import SpecError
 from hf_specdec.loading import describe_weights
 from hf_specdec.methods import METHODS
 from hf_specdec.pair import draft_capability, vocab_sizes
+from hf_specdec.placement import where_it_lies
 from hf_specdec.weights.precision import machine_support
 from hf_specdec.weights.report import num_parameters, precision_of
 
@@ -32,6 +34,9 @@ def info(
     draft_dtype: options.DraftDtype = None,
     attn_implementation: options.AttnImplementation = None,
     threads: options.Threads = None,
+    device_map: options.DeviceMap = None,
+    max_memory: options.MaxMemory = None,
+    offload_folder: options.OffloadFolder = None,
     json: options.Json = False,
 ) -> None:
     """Say what a model can do on this machine and why, what its weights are, and which optional packages are installed.
@@ -40,7 +45,10 @@ def info(
     whether the two go together.
     """
     set_threads(model, threads)
-    loaded, _ = load(model, dtype, None, attn_implementation=attn_implementation)
+    where = read_where(
+        device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tensor_parallel=False
+    )
+    loaded, _ = load(model, dtype, None, where, attn_implementation=attn_implementation)
     found = describe_weights(loaded, compare=True)
     groups: dict[str, dict[str, Any]] = {
         "versions": versions(),
@@ -79,13 +87,12 @@ def _machine() -> dict[str, Any]:
 
 
 def _model(model: PreTrainedModel) -> dict[str, Any]:
-    parameters = list(model.parameters())
     return {
         "path": model.config.name_or_path,
         "architecture": type(model).__name__,
         "parameters": num_parameters(model),
         "dtype": precision_of(model),
-        "devices": sorted({str(parameter.device) for parameter in parameters}),
+        "devices": where_it_lies(model),
         "attention": attention_implementation(model.config),
     }
 

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_specdec
 from hf_specdec import embedded
+from hf_specdec.cli.where import Where
 from hf_specdec.config import SpecConfig
 from hf_specdec.errors import ConfigError, MissingExtraError
 from hf_specdec.placement import place
@@ -55,11 +56,14 @@ def load(
     model: str | None,
     dtype: str,
     config: SpecConfig | None,
-    device: torch.device | None = None,
+    where: Where | None = None,
     *,
     attn_implementation: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model, enabled and placed, and its tokenizer. Without a device list it goes to `device`, if one is given.
+    """The model, enabled and placed, and its tokenizer.
+
+    Args:
+        where: what the options of placement say; else the device list decides, if there is one.
 
     Raises:
         CheckpointError: the folder is missing or incomplete.
@@ -68,8 +72,11 @@ def load(
     path = model if model is not None else embedded.path("target")
     if model is None or not sys.stderr.isatty():
         logging.disable_progress_bar()
+    arguments = where.target if where is not None and where.target else _listed(config, "target", None)
     try:
-        loaded = _placed(path, dtype, config, "target", device, attn_implementation=attn_implementation)
+        loaded = hf_specdec.AutoModelForCausalLM.from_pretrained(
+            path, precision=dtype, attn_implementation=attn_implementation, **arguments
+        )
     except ImportError as error:
         if attn_implementation is None or isinstance(error, MissingExtraError):
             raise
@@ -81,38 +88,26 @@ def load(
 def load_draft(
     draft_model: str | None, dtype: str, config: SpecConfig | None, device: torch.device | None = None
 ) -> PreTrainedModel:
-    """The draft model, enabled and placed; without a path the embedded one.
+    """The draft model, enabled and placed; without a path the embedded one. Without a device list it goes to `device`.
 
     Raises:
         CheckpointError: the folder is missing or incomplete.
         ConfigError: an unknown precision or device.
     """
     path = draft_model if draft_model is not None else embedded.path("draft")
-    return _placed(path, dtype, config, "draft", device)
-
-
-def _placed(
-    path: str,
-    dtype: str,
-    config: SpecConfig | None,
-    role: str,
-    device: torch.device | None,
-    *,
-    attn_implementation: str | None = None,
-) -> PreTrainedModel:
-    """A model where the configuration's list for its role says."""
-    fields, lists = (config.device_fields, config.device_lists) if config is not None else ({}, {})
-    device_map, max_memory = place(lists.get(role), fields.get(role, ""))
-    if device is not None and lists.get(role) is None:
-        device_map = {"": str(device)}
     model: PreTrainedModel = hf_specdec.AutoModelForCausalLM.from_pretrained(
-        path,
-        precision=dtype,
-        device_map=device_map,
-        max_memory=max_memory,
-        attn_implementation=attn_implementation,
+        path, precision=dtype, **_listed(config, "draft", device)
     )
     return model
+
+
+def _listed(config: SpecConfig | None, role: str, device: torch.device | None) -> dict[str, Any]:
+    """Arguments of `from_pretrained`: where the configuration's list for a role says, else on `device`."""
+    fields, lists = (config.device_fields, config.device_lists) if config is not None else ({}, {})
+    if device is not None and lists.get(role) is None:
+        return {"device_map": {"": str(device)}}
+    device_map, max_memory = place(lists.get(role), fields.get(role, ""))
+    return {"device_map": device_map, "max_memory": max_memory}
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, device: torch.device) -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ __all__ = [
     "AttnImplementation",
     "BatchSize",
     "Compare",
+    "DeviceMap",
     "DoSample",
     "DraftDtype",
     "DraftModelList",
@@ -19,8 +20,10 @@ __all__ = [
     "EngineName",
     "Json",
     "LookaheadList",
+    "MaxMemory",
     "MaxNewTokens",
     "ModelPath",
+    "OffloadFolder",
     "Out",
     "Prompt",
     "PromptLookup",
@@ -30,6 +33,7 @@ __all__ = [
     "SpecConfigText",
     "SpecMethod",
     "Temperature",
+    "TensorParallel",
     "Threads",
     "TopK",
     "TopP",
@@ -50,6 +54,29 @@ AttnImplementation = Annotated[
 Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="CPU threads. Default: 1 for the embedded target, else torch's choice."),
+]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        "--device-map",
+        help="Where the target goes: auto, balanced, balanced_low_0, sequential (accelerate's), a device, disk, or "
+        "JSON of parts and devices. Default: the device lists, else the GPUs if there are any.",
+    ),
+]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option("--max-memory", help='With --device-map auto: memory by device, \'{"0": "20GB"}\'.'),
+]
+OffloadFolder = Annotated[
+    Path | None, typer.Option("--offload-folder", help="With --device-map: where weights that fit nowhere else go.")
+]
+TensorParallel = Annotated[
+    bool,
+    typer.Option(
+        "--tensor-parallel",
+        help="Share the target between the processes of this launch: "
+        "torchrun --nproc-per-node 2 -m hf_specdec ... --tensor-parallel.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 

@@ -1,6 +1,7 @@
 """`hf-specdec generate --prompts-file F.jsonl --out G.jsonl`: many prompts, resumable, also under accelerate launch.
 
-Each process takes its share of the prompts and appends to the one output; what is done is not done again.
+Each process takes its share of the prompts and appends to the one output; what is done is not done again. Processes
+that share one model (tensor parallel) go through the prompts together.
 """
 
 import gzip
@@ -32,6 +33,8 @@ class ManyJob:
     Attributes:
         options: keyword arguments of `generate_many`, the method's among them.
         settings: what decides the results, as JSON values: an output of other settings is not gone on with.
+        is_one_model (`bool`): whether the processes of this launch share one model: then all go through all prompts,
+            and the first writes.
     """
 
     model: Any
@@ -40,6 +43,7 @@ class ManyJob:
     settings: Mapping[str, Any]
     batch_size: int
     seed: int
+    is_one_model: bool = False
 
 
 def read_prompts(path: Path) -> list[Any]:
@@ -95,11 +99,14 @@ def run_many(job: ManyJob, prompts_file: Path, out: Path) -> dict[str, int] | No
         file.recover()
     state.wait_for_everyone()
     done = file.done()
-    share = [index for index in range(len(prompts)) if index % state.num_processes == state.process_index]
+    count, own = (1, 0) if job.is_one_model else (state.num_processes, state.process_index)
+    state.wait_for_everyone()  # before anything is added to what all have read
+    share = [index for index in range(len(prompts)) if index % count == own]
     todo = [index for index in share if index not in done]
     lines = _results(job, prompts, todo)
     for line in with_bar(lines, total=len(share), done=len(share) - len(todo), is_shown=state.is_main_process):
-        file.append(line)
+        if state.is_main_process or not job.is_one_model:
+            file.append(line)
     state.wait_for_everyone()
     if not state.is_main_process:
         return None

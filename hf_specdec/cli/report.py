@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+import torch.distributed as dist
 import typer
 from rich.console import Console
 
@@ -28,8 +29,9 @@ def stdout_console() -> Console:
 
 
 def note(message: str, style: str | None = None) -> None:
-    """One log message on stderr."""
-    _stderr(message, style)
+    """One log message on stderr, from the first of several processes."""
+    if not _rank():
+        _stderr(message, style)
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -48,7 +50,8 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             raise
         except (SpecError, ValueError, OSError) as error:
             message, hint = _message_and_hint(error)
-            _stderr(f"error: {message}", "red")
+            where = f"rank {rank}: " if (rank := _rank()) else ""
+            _stderr(f"{where}error: {message}", "red")
             if hint:
                 _stderr(f"hint: {hint}", "cyan")
             raise typer.Exit(2) from error
@@ -64,6 +67,11 @@ def _message_and_hint(error: Exception) -> tuple[str, str | None]:
             return f"{error.purpose} needs `{error.package}`.", f'pip install "hf_specdec[{error.extra}]"'
         case _:
             return " ".join(str(error).split()), None
+
+
+def _rank() -> int:
+    """The number of this process among those of a launch that have found one another."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def _stderr(message: str, style: str | None) -> None:

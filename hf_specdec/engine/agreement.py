@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec import compat
+from hf_specdec.compat_placement import device_mesh
 from hf_specdec.engine.wire import Reader, Wire, write_text, write_trees
 from hf_specdec.errors import RankError, UnsupportedModelError
 from hf_specdec.tree import DraftTree
@@ -290,7 +290,7 @@ def agreement_of(model: PreTrainedModel) -> Agreement:
     Raises:
         UnsupportedModelError: the model is shared out in a way that cannot be followed here.
     """
-    mesh = compat.device_mesh(model)
+    mesh = device_mesh(model)
     if mesh is None:
         return Agreement()
     names = mesh.mesh_dim_names or ("tp",)

@@ -18,6 +18,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.compat_placement import device_mesh
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.drafters.scorer import DraftRound, RoundDrafter
 from hf_specdec.engine.agreement import Agreement
@@ -64,7 +65,7 @@ class DraftModel:
         self.target = Target(model, input_ids, config, model_kwargs, self.texts, tier=tier, keep_cache=False)
         self.max_positions = compat.max_positions(model.config)
         self.reads_prompt = self.max_positions is None or input_ids.shape[1] <= self.max_positions
-        self.is_shared = compat.device_mesh(model) is not None
+        self.is_shared = device_mesh(model) is not None
         self.agreement = Agreement()
         self._resting: list[int] = []
         self._trees: list[DraftTree | None] = [None] * len(self.texts)

@@ -13,7 +13,7 @@ LAYERS = (
     {"api", "decoding", "loading", "many", "pair", "placement", "prepare", "request", "self_draft", "state"},
     {"engine", "methods", "capability", "weights"},
     {"drafters", "verify", "cache", "static_cache", "attention", "kernels"},
-    {"tree", "compat", "compat_attention"},
+    {"tree", "compat", "compat_attention", "compat_placement"},
     {"config", "stats", "errors", "embedded", "progress"},
 )
 DEPTH = {room: depth for depth, layer in enumerate(LAYERS) for room in layer}
@@ -41,7 +41,7 @@ PUBLIC_MODULES = {"transformers", "transformers.generation"}
 
 FILES = [file for file in python_files(PACKAGE) if file != PACKAGE / "__init__.py"]
 RUNTIME = [file for file in FILES if not module_name(file).startswith(TRAINING)]
-COMPAT = ("compat.py", "compat_attention.py", "weights/compat.py")
+COMPAT = ("compat.py", "compat_attention.py", "compat_placement.py", "weights/compat.py")
 OUTSIDE_COMPAT = [file for file in RUNTIME if file not in [PACKAGE / name for name in COMPAT]]
 
 

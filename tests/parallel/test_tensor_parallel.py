@@ -1,8 +1,6 @@
 """Tensor parallel: two processes give one process's text, whatever differs between them; what cannot be is an error."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +9,11 @@ import torch
 
 import hf_specdec
 from tests.parallel.cases import GRID, arguments, seed_of
+from tests.parallel.launch import launch
 from tests.parallel.worker import many, outcome
 from tests.support import noisy_copy
 from tests.zoo import FAMILIES, build
 
-ROOT = Path(__file__).parents[2]
 Results = list[dict[str, Any]]
 
 
@@ -33,10 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def results(folder: Path) -> Results:
     """What each of the two processes made of every case."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launch, "-m", "tests.parallel.worker", str(folder)], capture_output=True, text=True, cwd=ROOT, timeout=570
-    )
+    done = launch("-m", "tests.parallel.worker", str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers as tf
-from transformers.distributed import DistributedConfig
 
 import hf_specdec
 from hf_specdec.state import state_of
@@ -26,7 +25,7 @@ def main(folder: Path) -> None:
     tf.logging.set_verbosity_error()
     tf.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
-    shards = {"distributed_config": DistributedConfig(tp_plan="auto")}
+    shards = {"tp_plan": "auto"}
 
     @functools.cache
     def model(name: str, shared: bool = True) -> Any:

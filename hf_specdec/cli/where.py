@@ -1,0 +1,137 @@
+"""Where a command's models go: options to arguments of `from_pretrained`, and the processes of a tensor-parallel one.
+
+where = read_where(device_map="auto", max_memory='{"cpu": "8GB"}', offload_folder=None, tensor_parallel=False)
+with where.together():
+    ...
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from hf_specdec.config import SpecConfig
+from hf_specdec.errors import ConfigError
+
+__all__ = ["Where", "read_where"]
+
+STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's
+LAUNCH = "Start it with: torchrun --nproc-per-node 2 -m hf_specdec ... --tensor-parallel"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where the models of a command go.
+
+    Attributes:
+        target: arguments of `from_pretrained` for the target; none of them leaves it to the device lists.
+        tensor_parallel (`bool`): whether the processes of this launch share one target.
+        device (`torch.device | None`): of this process, where several share a job.
+    """
+
+    target: dict[str, Any] = field(default_factory=dict)
+    tensor_parallel: bool = False
+    device: torch.device | None = None
+
+    def beside(self, target: PreTrainedModel) -> torch.device | None:
+        """Where a draft without a device list goes; `None` leaves it to the machine."""
+        return target.device if self.tensor_parallel else self.device
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Only the first of several processes speaks; they leave together, or not at all where one has failed."""
+        if not self.tensor_parallel:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            if int(os.environ["RANK"]) > 0:
+                silence = stack.enter_context(open(os.devnull, "w"))
+                stack.enter_context(contextlib.redirect_stdout(silence))
+            yield
+            sys.stdout.flush()
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def read_where(
+    *,
+    device_map: str | None,
+    max_memory: str | None,
+    offload_folder: Path | None,
+    tensor_parallel: bool,
+    config: SpecConfig | None = None,
+    device: torch.device | None = None,
+) -> Where:
+    """The options, checked against one another.
+
+    Args:
+        config: the method's, whose device lists say where models go as well.
+        device: of this process, where several share a job and each has a model of its own.
+
+    Raises:
+        ConfigError: options that do not go together, or that cannot be read.
+    """
+    listed = config.device_lists.get("target") if config is not None else None
+    for option, value in {"--max-memory": max_memory, "--offload-folder": offload_folder}.items():
+        if value is not None and device_map is None:
+            raise ConfigError(option, "must come with --device-map", str(value), "Add --device-map auto.")
+    if tensor_parallel:
+        if device_map is not None:
+            rule = "must be left out with --tensor-parallel"
+            raise ConfigError("--device-map", rule, device_map, "Each process takes the device of its number.")
+        if listed is not None:
+            rule = "must be left out with --tensor-parallel"
+            raise ConfigError("device_list", rule, listed, "Each process takes the device of its number.")
+        if int(os.environ.get("WORLD_SIZE", "1")) < 2:  # of torchrun and accelerate launch
+            raise ConfigError("--tensor-parallel", "must run in several processes", 1, LAUNCH)
+        return Where({"tp_plan": "auto"}, True)
+    if device_map is None:
+        own = {"device_map": {"": str(device)}} if device is not None and listed is None else {}
+        return Where(own, device=device)
+    if listed is not None:
+        raise ConfigError("--device-map", "must be left out beside a device list", device_map, "Give only one.")
+    if device is not None:
+        rule = "must be left out where several processes share a job"
+        raise ConfigError("--device-map", rule, device_map, "Each process takes a device of its own.")
+    target: dict[str, Any] = {"device_map": _device_map(device_map)}
+    if max_memory is not None:
+        target["max_memory"] = _max_memory(max_memory)
+    if offload_folder is not None:
+        target["offload_folder"] = str(offload_folder)
+    return Where(target)
+
+
+def _device_map(text: str) -> str | dict[str, Any]:
+    """One of accelerate's strategies, one device for everything, or a device for each part."""
+    if text in STRATEGIES:
+        return text
+    if text.startswith("{"):
+        return _json_of("--device-map", text)
+    try:
+        return {"": text if text == "disk" else str(torch.device(text))}
+    except RuntimeError as error:
+        rule = f"must be one of {', '.join(STRATEGIES)}, a device, or JSON of parts and devices"
+        raise ConfigError("--device-map", rule, text, 'For example auto, cpu, or \'{"model": "cpu"}\'.') from error
+
+
+def _max_memory(text: str) -> dict[Any, Any]:
+    """Memory of each device; GPUs by number."""
+    return {int(name) if name.isdigit() else name: size for name, size in _json_of("--max-memory", text).items()}
+
+
+def _json_of(option: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(option, "must be a JSON object", text, 'For example \'{"0": "20GB", "cpu": "60GB"}\'.')
+    return found

@@ -1,0 +1,31 @@
+"""What placement needs of transformers that is private or may move, each with its reason.
+
+Names                              Why
+`_device_mesh`                     over which processes a tensor-parallel model's weights are shared out
+`_no_split_modules`                parts that accelerate must not tear apart
+`DistributedConfig`                newer releases take `tp_plan` in it only
+"""
+
+import dataclasses
+from typing import Any
+
+from transformers import PreTrainedModel
+from transformers.distributed import DistributedConfig
+
+__all__ = ["device_mesh", "tensor_parallel_arguments", "unsplittable_modules"]
+
+
+def device_mesh(model: PreTrainedModel) -> Any:
+    """The mesh of devices over which transformers has shared out the model's weights, or `None`."""
+    return getattr(model, "_device_mesh", None)
+
+
+def tensor_parallel_arguments(plan: dict[str, Any]) -> dict[str, Any]:
+    """`tp_plan` and `tp_size` as `from_pretrained` takes them: in a configuration, in older releases by themselves."""
+    known = [field.name for field in dataclasses.fields(DistributedConfig)]
+    return {"distributed_config": DistributedConfig(**plan)} if "tp_plan" in known else plan
+
+
+def unsplittable_modules(model: PreTrainedModel) -> list[str]:
+    """Classes of modules that must lie on one device."""
+    return list(model._no_split_modules or ())

@@ -1,0 +1,131 @@
+"""accelerate's maps: parts of a model on the CPU, on disk, or both, and the text is the text of plain `generate`."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from hf_specdec.compat import input_device
+from hf_specdec.placement import is_placed, where_it_lies
+from tests.promise.batches import MASK, PADDED
+from tests.support import PROMPT, noisy_copy, plain
+
+CPU = torch.device("cpu")
+PARTS = ("model.embed_tokens", "model.layers.0", "model.layers.1", "model.layers.2", "model.norm", "model.rotary_emb")
+MAPS: dict[str, Any] = {
+    "auto": "auto",
+    "cpu": {"": "cpu"},
+    "disk": {"": "disk"},
+    "embeddings on disk": dict.fromkeys(PARTS, "cpu") | {"model.embed_tokens": "disk", "lm_head": "cpu"},
+    "head on disk": dict.fromkeys(PARTS, "cpu") | {"lm_head": "disk"},
+    "every other layer on disk": dict.fromkeys(PARTS, "disk") | {"model.layers.1": "cpu", "lm_head": "cpu"},
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "plain": {"spec_method": "plain"},
+    "prompt_lookup": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 4}},
+    "lookahead": {"spec_method": "lookahead", "spec_config": [4, 3, 5]},
+    "draft_model": {"spec_method": "draft_model", "spec_config": {"confidence_threshold": 0.0, "num_branches": 2}},
+    "assisted": {"spec_method": "prompt_lookup", "spec_config": {"engine": "assisted"}},
+    "static": {"spec_method": "prompt_lookup", "cache_implementation": "static"},
+    "decode": {"spec_method": "prompt_lookup", "custom_generate": hf_specdec.decode},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target's checkpoint and its draft's."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    model = hf_specdec.disable(copy.deepcopy(zoo("llama")))
+    model.save_pretrained(folder / "target")
+    noisy_copy(model).save_pretrained(folder / "draft")
+    return folder
+
+
+@pytest.fixture(scope="module", params=MAPS)
+def pair(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """Target and draft, loaded with the same map."""
+    load = hf_specdec.AutoModelForCausalLM.from_pretrained
+    target, draft = (
+        load(
+            folder / name,
+            device_map=MAPS[request.param],
+            offload_folder=str(tmp_path_factory.mktemp("offload")),
+        )
+        for name in ("target", "draft")
+    )
+    return target, draft
+
+
+@pytest.fixture
+def methods(pair: tuple[Any, Any]) -> dict[str, dict[str, Any]]:
+    """The methods' arguments, with the draft that lies where the target lies."""
+    return {
+        name: how | ({"assistant_model": pair[1]} if name == "draft_model" else {}) for name, how in METHODS.items()
+    }
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_text_is_plain_s(pair: tuple[Any, Any], methods: Any, method: str, model: Any) -> None:
+    """Greedy and, where the seed counts, sampled."""
+    for do_sample in (False, True) if method != "assisted" else (False,):
+        settings = {"max_new_tokens": 16, "do_sample": do_sample}
+        torch.manual_seed(3)
+        expected = plain(model, PROMPT, **settings)
+        torch.manual_seed(3)
+        assert pair[0].generate(PROMPT, **settings, **methods[method]).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"assisted"}))
+def test_a_batch_is_plain_s(pair: tuple[Any, Any], methods: Any, method: str, model: Any) -> None:
+    settings = {"max_new_tokens": 16, "do_sample": False, "attention_mask": MASK}
+    ours = pair[0].generate(PADDED, **settings, **methods[method])
+    assert ours.tolist() == plain(model, PADDED, **settings).tolist()
+
+
+@pytest.mark.parametrize("method", ["prompt_lookup", "draft_model"])
+def test_many_prompts_are_plain_s(pair: tuple[Any, Any], methods: Any, method: str, model: Any) -> None:
+    prompts = [PROMPT[0, start : start + 12 + start].tolist() for start in range(5)]
+    results = hf_specdec.generate_many(
+        pair[0], prompts, max_batch_size=2, max_new_tokens=10, do_sample=False, **methods[method]
+    )
+    for result in results:
+        ids = torch.tensor([prompts[result.index]])
+        expected = plain(model, ids, max_new_tokens=10, do_sample=False)
+        assert result.token_ids == expected[0, ids.shape[1] :].tolist()
+
+
+def test_the_probe_finds_trees(pair: tuple[Any, Any]) -> None:
+    assert hf_specdec.capability(pair[0]).tier == "tree"
+    assert input_device(pair[0]) == CPU, "also where `model.device` is meta"
+
+
+def test_a_device_list_names_where_the_model_computes(pair: tuple[Any, Any], model: Any) -> None:
+    """Weights on disk are computed with on the CPU: that is where the model is."""
+    assert is_placed(pair[0], [CPU])
+    settings = {"max_new_tokens": 6, "do_sample": False}
+    ours = pair[0].generate(PROMPT, **settings, prompt_lookup_config=[4, 2, ["cpu"]])
+    assert torch.equal(ours, plain(model, PROMPT, **settings))
+
+
+def test_a_draft_of_the_target_s_first_layers(pair: tuple[Any, Any], model: Any) -> None:
+    settings = {"max_new_tokens": 12, "do_sample": False}
+    first = hf_specdec.self_draft(pair[0], layers=1)
+    ours = pair[0].generate(PROMPT, **settings, spec_method="draft_model", assistant_model=first)
+    assert torch.equal(ours, plain(model, PROMPT, **settings))
+
+
+def test_a_memory_limit_sends_layers_to_disk(tmp_path: Path) -> None:
+    """The embedded target, large enough for accelerate to split it; the draft stays whole."""
+    load = hf_specdec.AutoModelForCausalLM.from_pretrained
+    path = hf_specdec.embedded.path("target")
+    limits = {"device_map": "auto", "max_memory": {"cpu": 12_000_000}, "offload_folder": str(tmp_path)}
+    target = load(path, precision="fp32", **limits)
+    draft = load(hf_specdec.embedded.path("draft"), precision="fp32")
+    assert where_it_lies(target) == ["cpu", "disk"]
+    settings = {"max_new_tokens": 16, "do_sample": False}
+    expected = plain(load(path, precision="fp32"), PROMPT, **settings)
+    for how in ({"spec_method": "prompt_lookup"}, {"spec_method": "draft_model", "assistant_model": draft}):
+        assert torch.equal(target.generate(PROMPT, **settings, **how), expected)
