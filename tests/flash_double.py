@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 from transformers import AttentionInterface, PreTrainedModel, modeling_flash_attention_utils
+from transformers.integrations import flash_attention as integration
 
 __all__ = ["deaf_attention", "flash_attention"]
 
@@ -89,7 +90,10 @@ def flash_attention(model: PreTrainedModel, name: str = NAME) -> Iterator[PreTra
     functions = ((flash, flash_varlen, None, *pads), (library._lazy_define_process_function(flash_varlen), dict))
     configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
     before = {key: config._attn_implementation for key, config in configs.items()}
-    with mock.patch.object(library, "lazy_import_flash_attention", lambda *_, **__: functions):
+    with (
+        mock.patch.object(library, "lazy_import_flash_attention", lambda *_, **__: functions),
+        mock.patch.object(integration, "get_target_dtype", lambda *_: None),  # the library takes no fp32, this does
+    ):
         for config in configs.values():
             config._attn_implementation_internal = name
         try:

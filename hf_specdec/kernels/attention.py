@@ -26,6 +26,8 @@ logger = logging.getLogger("hf_specdec")
 
 # Arguments that change the result and that torch's attention refuses or, worse, ignores.
 ONLY_EAGER = ("softcap", "s_aux", "sinks")
+# Keys that a model has chosen by itself: it hides the others in the masks of "sdpa" and "eager", known by name, only.
+CHOSEN_KEYS = ("indices", "block_indices")
 # Arguments that models' own functions name and that are heeded here: the mask carries windows.
 HEEDED = ("position_bias", "sliding_window")
 
@@ -59,19 +61,23 @@ class KernelAttention:
         """Attention of `(B, Hq, M, D)` queries; returns `(B, M, Hq, Dv)` and the weights, where they are computed.
 
         Raises:
-            UnsupportedModelError: the model asks for something that only its own function knows, and it has none.
+            UnsupportedModelError: the model asks for something that only its own function knows, and it has none, or
+                leaves the choice of keys to the attention.
         """
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         hides_future = attention_mask is None and causal and query.shape[2] > 1
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if hides_future and query.shape[2] < key.shape[2]:
+            attention_mask, hides_future = _causal(query, key), False
         if extra := _only_eager(module, kwargs):
             eager = eager_attention_of(module)
-            if eager is None:
+            if eager is None or extra in CHOSEN_KEYS:
+                other = "sdpa" if extra in CHOSEN_KEYS else "eager"
                 raise UnsupportedModelError(
                     f"{type(module).__name__} asks for {extra!r}, which {self.name!r} attention does not know. "
-                    'Use attn_implementation="eager".'
+                    f'Use attn_implementation="{other}".'
                 )
-            mask = _causal(query, key) if hides_future else _for_eager(attention_mask, query.dtype)
+            mask = _for_eager(_causal(query, key) if hides_future else attention_mask, query.dtype)
             output: tuple[torch.Tensor, torch.Tensor | None] = eager(
                 module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs
             )
@@ -127,6 +133,8 @@ def kernel_mask(
     """A mask function in transformers' sense: that of torch's attention, noting how much text all queries see."""
     make = mask_function_of("sdpa")
     assert make is not None
+    if q_length not in (1, kv_length):  # the first forward over a static cache: the last keys are not the text's
+        kwargs["allow_is_causal_skip"] = False
     mask = make(
         q_length=q_length,
         kv_length=kv_length,
@@ -161,8 +169,8 @@ def _reason_against(
 def _only_eager(module: torch.nn.Module, kwargs: dict[str, Any]) -> str | None:
     """An argument that only the model's own function knows, if there is one."""
     given = [name for name, value in kwargs.items() if value is not None]
-    for name in given:
-        if name in ONLY_EAGER:
+    for name in (*CHOSEN_KEYS, *ONLY_EAGER):
+        if name in given:
             return name
     eager = eager_attention_of(module)
     if eager is None:
@@ -184,6 +192,11 @@ def _for_eager(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | 
 
 
 def _causal(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """What torch's attention does by a flag: query i sees the keys up to i. `(1, 1, M, K)`, additive."""
-    shape = (1, 1, query.shape[2], key.shape[2])
-    return additive(torch.ones(shape, dtype=torch.bool, device=query.device).tril(), query.dtype)
+    """What a missing mask means: the queries are the last M of the text, each sees what is before it. `(1, 1, M, K)`.
+
+    torch's flag says the same of as many queries as keys. Of fewer (Gemma 4 drops those whose logits nobody wants) it
+    takes the first keys.
+    """
+    num_queries, num_keys = query.shape[2], key.shape[2]
+    mask = torch.ones((1, 1, num_queries, num_keys), dtype=torch.bool, device=query.device)
+    return mask.tril(num_keys - num_queries)

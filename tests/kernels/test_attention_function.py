@@ -62,11 +62,32 @@ def test_one_token_without_a_mask_sees_everything(attention: KernelAttention) ->
 
 def test_a_prompt_without_a_mask_is_torch_s_causal_kernel(attention: KernelAttention) -> None:
     """It needs no mask and copies no keys; a kernel without a bias would see the future."""
-    for keys in (5, 12):  # 12: an empty static cache
-        given = arguments(keys=keys) | {"attention_mask": None}
-        output = attention(layer_of("qwen2"), **given)[0]
-        assert torch.equal(output, sdpa(layer_of("qwen2"), **given))
+    given = arguments(keys=5) | {"attention_mask": None}
+    output = attention(layer_of("qwen2"), **given)[0]
+    assert torch.equal(output, sdpa(layer_of("qwen2"), **given))
     assert attention.kernel.calls == []  # type: ignore[attr-defined]
+
+
+def test_fewer_queries_than_keys_without_a_mask_are_the_last_ones(attention: KernelAttention) -> None:
+    """Gemma 4 drops the queries whose logits nobody wants, and keeps them for attention that it knows by name."""
+    given = arguments(queries=12, keys=12) | {"attention_mask": None}
+    whole = sdpa(layer_of("qwen2"), **given)
+    given["query"] = given["query"][:, :, -3:]
+    torch.testing.assert_close(attention(layer_of("qwen2"), **given)[0], whole[:, -3:])
+    torch.testing.assert_close(attention(layer_of("gemma2"), **given, softcap=1e6)[0], whole[:, -3:])
+
+
+def test_a_static_cache_s_first_mask_is_made() -> None:
+    """Its last keys are not the text's, so that a missing mask would mean something else."""
+    mask = kernel_mask(batch_size=1, q_length=3, kv_length=8)
+    assert mask[0, 0].tolist() == torch.ones(3, 8).tril().bool().tolist()
+
+
+@pytest.mark.parametrize("name", ["indices", "block_indices"])
+def test_keys_that_the_model_chose_are_not_ignored(attention: KernelAttention, name: str) -> None:
+    """Sparse attention hides the others only in the masks of attention that it knows by name."""
+    with pytest.raises(UnsupportedModelError, match=f"{name!r}.*sdpa"):
+        attention(layer_of("llama"), **arguments(), **{name: torch.zeros(1, 5, 2, dtype=torch.long)})
 
 
 def test_an_encoder_s_queries_see_everything(attention: KernelAttention) -> None:

@@ -22,6 +22,7 @@ from tests.kernels.families import ALL, REFUSED
 from tests.support import PROMPT, plain
 from tests.zoo import FAMILIES, build
 
+pytest.importorskip("xformers")
 SETTINGS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 ASKED = {"str": "xformers", "dict": {"": "xformers"}}
 

@@ -12,7 +12,7 @@ import torch
 import hf_specdec
 from tests.drafters import OracleDrafter, RandomTreeDrafter
 from tests.kernels.families import ATTENTIONS, OFFERED, WITHOUT_KERNEL, family_model, implementation, padded, strict
-from tests.support import PROMPT, plain
+from tests.support import PROMPT, noisy_copy, plain
 
 NEW_TOKENS = 16
 GREEDY: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
@@ -122,3 +122,42 @@ def test_a_padded_batch_is_computed_at_once() -> None:
         strict("strict_long").kernel.calls.clear()
         assert torch.equal(model.generate(**inputs, **GREEDY, spec_method="prompt_lookup"), expected)
         assert all(biased for queries, _, biased in strict("strict_long").kernel.calls if queries > 2)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
+def test_a_static_cache_gives_the_same_text(family: str, attention: str) -> None:
+    """Its buffers go on behind the text, and the mask hides what is not text yet."""
+    model = family_model(family)
+    expected = plain(model, PROMPT, **GREEDY)
+    with implementation(model, attention):
+        assert torch.equal(plain(model, PROMPT, **GREEDY, cache_implementation="static"), expected)
+        for method in ("prompt_lookup", "lookahead"):
+            output = model.generate(PROMPT, **GREEDY, cache_implementation="static", spec_method=method)
+            assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gemma2"])
+def test_many_prompts_are_each_alone(family: str, attention: str) -> None:
+    """Rows of different lengths come and go; how much text all of them see changes with each."""
+    model = family_model(family)
+    prompts = [PROMPT[0, : 30 - 4 * row].tolist() for row in range(5)]
+    expected = [plain(model, torch.tensor([prompt]), **GREEDY)[0].tolist() for prompt in prompts]
+    with implementation(model, attention):
+        many = hf_specdec.generate_many(model, prompts, max_batch_size=2, spec_method="prompt_lookup", **GREEDY)
+        for result in many:
+            assert [*result.prompt, *result.token_ids] == expected[result.index]
+
+
+def test_a_draft_model_may_have_it_too() -> None:
+    model, draft = family_model("llama"), noisy_copy(family_model("llama"))
+    expected = plain(model, PROMPT, **GREEDY)
+    hf_specdec.enable(draft)
+    config = {"confidence_threshold": 0.0, "num_branches": 3}
+    with implementation(model, "strict_long"), implementation(draft, "strict"):
+        output = model.generate(
+            PROMPT, **GREEDY, assistant_model=draft, draft_model_config=config, return_dict_in_generate=True
+        )
+    assert torch.equal(output.sequences, expected)
+    assert output.spec_stats.num_accepted_tokens > 0

@@ -1,0 +1,115 @@
+"""What reaches xformers, by its own checks of the operators that a GPU would run, and what is refused before."""
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from hf_specdec.kernels.layout import attend, fold_queries
+from hf_specdec.kernels.masks import mark_open
+from hf_specdec.kernels.xformers import XformersKernel
+from tests.kernels.test_layout import DTYPES, HEADS, expected, tensors, tree_mask
+from tests.strict_kernel import StrictKernel
+
+pytest.importorskip("xformers")
+OF_THIS_MACHINE = ("device=cpu", "bf16 is only supported", "operator wasn't built", "xFormers wasn't build")
+
+
+class Asking(StrictKernel):
+    """Asks xformers about everything that it computes."""
+
+    def check(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None) -> None:
+        assert not reasons(query, key, value, bias)
+
+
+def reasons(*tensors: Any) -> list[str]:
+    """Why the CUTLASS operator would not take these on a GPU of compute capability 8 or 9."""
+    from xformers.ops.fmha import common, cutlass
+
+    inputs = common.Inputs(*tensors, scale=0.3)
+    inputs.validate_inputs()
+    step = 16 // tensors[0].dtype.itemsize
+    with mock.patch.object(cutlass, "_minimum_gemm_alignment", lambda _: step):
+        found = cutlass.FwOp.not_supported_reasons(inputs)
+    return [reason for reason in found if not reason.startswith(OF_THIS_MACHINE)]
+
+
+@pytest.mark.parametrize("text", [0, 13])
+@pytest.mark.parametrize("queries", [1, 5, 64])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS)
+def test_xformers_takes_what_it_is_given(heads: str, dtype: str, queries: int, text: int) -> None:
+    query, key, value = tensors(heads, dtype, queries=queries, keys=queries + 14)
+    mask = tree_mask(2, queries, queries + 14, text=text)
+    mark_open(mask, text)
+    kernel = Asking()
+    output = attend(kernel, query, key, value, mask, 0.3, 4)
+    torch.testing.assert_close(output.float(), expected(query, key, value, mask), atol=2e-2, rtol=2e-2)
+    assert len(kernel.calls) == (2 if text else 1)
+
+
+def test_xformers_refuses_a_bias_that_is_not_padded() -> None:
+    """So the checks above are about something."""
+    query, key, value = tensors("gqa", "bf16", keys=23)
+    folded, key, value = fold_queries(query, 2), key.transpose(1, 2), value.transpose(1, 2)
+    bias = torch.zeros(2, 2, 20, 23, dtype=torch.bfloat16)
+    assert any("attn_bias.stride" in reason for reason in reasons(folded, key, value, bias))
+    with pytest.raises(ValueError, match="Invalid shape for attention bias"):
+        reasons(folded, key, value, bias[:, :1])
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "cpu": ({}, "xformers has no kernel for cpu"),
+    "fp64": ({"dtype": torch.float64}, "xformers has no kernel for float64"),
+    "half": ({"dtype": torch.bfloat16, "size": 12}, "multiples of 8, not 12"),
+    "single": ({"size": 10}, "multiples of 4, not 10"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_kernel_takes_is_known_without_asking(case: str) -> None:
+    given, reason = REFUSED[case]
+    tensor = torch.zeros(1, 2, 3, given.get("size", 16), dtype=given.get("dtype", torch.float32))
+    if case != "cpu":
+        tensor = OnCuda(tensor)
+    found = XformersKernel().reason_against(tensor, tensor, tensor)
+    assert found is not None and reason in found
+    assert XformersKernel().reason_against(*[OnCuda(torch.zeros(1, 2, 3, 16))] * 3) is None
+
+
+class OnCuda(torch.Tensor):
+    """A tensor that says it lies on a GPU."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda:0")
+
+
+def test_the_operators_are_called_as_xformers_declares_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a torch of another CUDA version than the wheel's they are not refused; the log-sum-exp loses its padding."""
+    from xformers.ops import fmha
+
+    given: list[Any] = []
+
+    def apply(inputs: Any, needs_gradient: bool) -> Any:
+        given.append((inputs.attn_bias, inputs.scale, needs_gradient))
+        scores = torch.einsum("bmhd,bkhd->bhmk", inputs.query, inputs.key) * inputs.scale
+        scores = scores if inputs.attn_bias is None else scores + inputs.attn_bias
+        lse = torch.nn.functional.pad(scores.logsumexp(-1), (0, -scores.shape[2] % 32), value=torch.inf)
+        output = torch.einsum("bhmk,bkhd->bmhd", scores.softmax(-1), inputs.value)
+        return output, fmha.Context(out=output, lse=lse)
+
+    monkeypatch.setattr(fmha.common, "_built_with_cuda", False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(fmha, "_dispatch_fw", lambda inputs, needs_gradient: mock.Mock(apply=apply))
+    query, key, value = tensors("gqa", "fp32")
+    mask = tree_mask(2, 5, 23, text=9)
+    mark_open(mask, 9)
+    output = attend(XformersKernel(), query, key, value, mask, 0.3, 4)
+    torch.testing.assert_close(output, expected(query, key, value, mask), atol=1e-5, rtol=1e-5)
+    assert fmha.common._built_with_cuda is True
+    assert [(bias is None, scale, wants_lse) for bias, scale, wants_lse in given] == [
+        (False, 0.3, True),
+        (True, 0.3, True),
+    ]
