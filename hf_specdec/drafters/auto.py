@@ -15,7 +15,6 @@ import torch
 
 from hf_specdec.config import AutoSpecConfig
 from hf_specdec.drafters.ngram_index import NgramIndex
-from hf_specdec.drafters.ngram_pool import NgramPool
 from hf_specdec.drafters.predictor import Context, Guess, Predictor
 from hf_specdec.drafters.recycled import MAX_KEY, Entry, best_tokens
 from hf_specdec.drafters.scorer import DraftRound, DraftScorer, RoundDrafter
@@ -82,7 +81,9 @@ class AutoDrafter(RoundDrafter):
         self.config, self.takes_trees = config, takes_trees
         self.remembers = memory is not None
         self.memory = SpecMemory(1, config.max_recycled) if memory is None else memory
-        self.predictor = Predictor(self.memory, is_sampled=is_sampled, uses_recycled=config.use_recycled)
+        self.predictor = Predictor(
+            self.memory, is_sampled=is_sampled, uses_texts=memory is not None, uses_recycled=config.use_recycled
+        )
         self.index = NgramIndex(MAX_NGRAM)
         self._root: _Node | None = None
         self._skipped = 0
@@ -111,7 +112,7 @@ class AutoDrafter(RoundDrafter):
         if budget < 1 or self.rests:
             self._root = None
             return DraftTree.chain(self.index.tokens[-1])
-        root = self._root = _Node(self.index.tokens[-1], Context.of_text(self.index, self._pool))
+        root = self._root = _Node(self.index.tokens[-1], self.predictor.text_of(self.index))
         nodes = self._likeliest(root, budget)
         if self.scorer is None:
             return _tree_of(root, nodes)
@@ -145,10 +146,6 @@ class AutoDrafter(RoundDrafter):
         if self.remembers and len(self.index):
             self.memory.pool.add(self.index.tokens)
             self.index = NgramIndex(MAX_NGRAM)
-
-    @property
-    def _pool(self) -> NgramPool | None:
-        return self.memory.pool if self.remembers else None
 
     def _likeliest(self, root: _Node, budget: int) -> list[_Node]:
         """At most `budget` nodes in the order of their probabilities, each behind its parent."""

@@ -42,14 +42,7 @@ class Mixer:
     def probabilities(self, kind: int, evidence: Sequence[Sequence[float]]) -> list[float]:
         """Of each candidate, that it is the next token. They need not add up to one."""
         bias, *weights = self.weights[kind]
-        if len(weights) == 6:  # written out: this runs for every node of every tree
-            w0, w1, w2, w3, w4, w5 = weights
-            exp = math.exp
-            return [
-                1.0 / (1.0 + exp(-bias - w0 * a - w1 * b - w2 * c - w3 * d - w4 * e - w5 * f))
-                for a, b, c, d, e, f in evidence
-            ]
-        sums = [bias + sum(map(float.__mul__, weights, map(float, row))) for row in evidence]
+        sums = [bias + sum([weight * value for weight, value in zip(weights, row, strict=True)]) for row in evidence]
         return [1.0 / (1.0 + math.exp(-total)) for total in sums]
 
     def learn(self, kind: int, evidence: Sequence[Sequence[float]], right: int | None) -> None:

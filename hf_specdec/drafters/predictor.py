@@ -1,14 +1,15 @@
 """What the next token may be, by everything that is known without a model: one probability a candidate.
 
 Sources, from long contexts to short ones: where the context stood before in this text and in earlier ones, and the
-target's recycled logits behind the last three, two and one tokens; a draft model's tokens join where it has been
-asked. A `Mixer` blends them, a `Calibration` corrects what it says by what was accepted. Both learn from every token
-of the text, drafted or not, so a text that cannot be drafted costs no trials to find out.
+target's recycled logits behind the last three, two and one tokens; where there are none, the text's commonest tokens;
+and what a draft model says, where it has been asked. A `Mixer` blends them, a `Calibration` corrects what it says by
+what was accepted. Both learn from every token of the text, drafted or not, so it takes no trials to find out that a
+text cannot be drafted.
 
-    predictor = Predictor(memory, index, is_sampled=False)
-    guess = predictor.guess(Context.of_text(index, memory.pool))
-    guess.tokens, guess.probabilities          # likeliest first
-    predictor.learn(guess, token)
+    predictor = Predictor(memory, is_sampled=False)
+    guess = predictor.guess(predictor.text_of(index))
+    guess.tokens, guess.probabilities
+    predictor.learn(guess, token, drafted=[])
 """
 
 import math
@@ -18,15 +19,16 @@ from dataclasses import dataclass
 from hf_specdec.drafters.experience import Experience
 from hf_specdec.drafters.matches import Matches, Votes
 from hf_specdec.drafters.ngram_index import NgramIndex
-from hf_specdec.drafters.ngram_pool import NgramPool
 from hf_specdec.drafters.recycled import FLOOR, MAX_KEY, Entry
 from hf_specdec.drafters.spec_memory import SpecMemory
 
 __all__ = ["Context", "Guess", "Predictor"]
 
+NUM_COMMON = 16  # commonest tokens looked at
 DOUBT = 4.0  # votes that stand for tokens never seen behind the context
-OWN, POOLED, RECYCLED, DRAFT = 0, 1, 2, 2 + MAX_KEY  # places of the sources in a row of evidence
-NOTHING = (0.0,) * (DRAFT + 1)
+OWN, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
+COMMON, DRAFT = RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 1
+NUM_SOURCES = DRAFT + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,6 @@ class Context:
     tail: tuple[int, ...]
     matches: Matches
 
-    @classmethod
-    def of_text(cls, index: NgramIndex, pool: NgramPool | None) -> "Context":
-        """The end of the text."""
-        return cls(tuple(index.tokens[-MAX_KEY:]), Matches.of_text(index, pool))
-
     def after(self, token: int) -> "Context":
         """The same with `token` behind it."""
         return Context((*self.tail, token)[-MAX_KEY:], self.matches.after(token))
@@ -56,16 +53,16 @@ class Guess:
     """Candidates for the token behind one context.
 
     Attributes:
-        kind (`int`): kind of the context, see `Mixer`.
+        context: where.
+        drafted: the draft model's entry that took part.
         tokens (`list[int]`): the candidates.
-        evidence (`list[Sequence[float]]`): for each its evidence by source.
-        raw (`list[float]`): its probability before the correction.
+        raw (`list[float]`): the probability of each before the correction.
         probabilities (`list[float]`): its probability; together they are at most 1.
     """
 
-    kind: int
+    context: Context
+    drafted: Entry | None
     tokens: list[int]
-    evidence: list[list[float]]
     raw: list[float]
     probabilities: list[float]
 
@@ -76,59 +73,74 @@ class Predictor:
     Args:
         memory: recycled logits and what was learned about the sources, this text's alone or shared.
         is_sampled: whether tokens are drawn: other weights, since unlikely tokens come true more often.
-        uses_recycled: whether recycled logits take part.
+        uses_texts, uses_recycled: whether earlier texts and recycled logits take part.
     """
 
-    def __init__(self, memory: SpecMemory, *, is_sampled: bool, uses_recycled: bool = True) -> None:
+    def __init__(
+        self, memory: SpecMemory, *, is_sampled: bool, uses_texts: bool = True, uses_recycled: bool = True
+    ) -> None:
         self.memory, self.uses_recycled = memory, uses_recycled
+        self.pool = memory.pool if uses_texts else None
         self.experience: Experience = memory.experience(is_sampled)
+        self._common: Entry = ((), ())
+
+    def text_of(self, index: NgramIndex) -> Context:
+        """The end of the text, once a step: its commonest tokens are the last resort behind unknown contexts."""
+        shares = list(index.common.shares().items())[:NUM_COMMON]
+        evidence = [max(0.0, FLOOR + math.log(share / (1.0 - share))) for _, share in shares]
+        self._common = tuple([token for token, _ in shares]), tuple(evidence)
+        return Context(tuple(index.tokens[-MAX_KEY:]), Matches.of_text(index, self.pool))
 
     def guess(self, context: Context, drafted: Entry | None = None) -> Guess:
         """Candidates behind `context`; `drafted` is a draft model's entry for it, if it was asked."""
-        rows: dict[int, list[float]] = {}
-        longest = self._count(rows, OWN, context.matches.own_votes())
-        self._count(rows, POOLED, context.matches.pooled_votes())
-        level = 0
+        kind, sources = self._sources(context, drafted)
+        bias, *weights = self.experience.mixer.weights[kind]
+        sums: dict[int, float] = {}
+        for source, (tokens, evidence) in sources:
+            weight = weights[source]
+            for token, value in zip(tokens, evidence, strict=True):
+                sums[token] = sums.get(token, bias) + weight * value
+        exp, corrected = math.exp, self.experience.calibration.corrected
+        raw = [1.0 / (1.0 + exp(-total)) for total in sums.values()]
+        probabilities = [corrected(probability) for probability in raw]
+        total = sum(probabilities)
+        if total > 1.0:
+            probabilities = [probability / total for probability in probabilities]
+        return Guess(context, drafted, list(sums), raw, probabilities)
+
+    def learn(self, guess: Guess, token: int, drafted: Sequence[int]) -> None:
+        """The token behind the context was `token`; `drafted` are the candidates that were verified there."""
+        kind, sources = self._sources(guess.context, guess.drafted)
+        places = {candidate: place for place, candidate in enumerate(guess.tokens)}
+        evidence = [[0.0] * NUM_SOURCES for _ in places]
+        for source, entry in sources:
+            for candidate, value in zip(*entry, strict=True):
+                if candidate in places:  # another thread may have changed the memory in between
+                    evidence[places[candidate]][source] = value
+        self.experience.mixer.learn(kind, evidence, places.get(token))
+        if drafted:
+            self.experience.calibration.record([(guess.raw[places[one]], one == token) for one in drafted])
+
+    def _sources(self, context: Context, drafted: Entry | None) -> tuple[int, list[tuple[int, Entry]]]:
+        """Kind of the context, and what each source that knows it says."""
+        own, longest = _counted(context.matches.own_votes())
+        pooled, _ = _counted(context.matches.pooled_votes())
+        sources, level = [(OWN, own), (POOLED, pooled)], 0
         if self.uses_recycled:
             for size in range(len(context.tail), 0, -1):
                 entry = self.memory.recycled.get(context.tail[-size:])
                 if entry is not None:
                     level = level or size
-                    _note(rows, RECYCLED + MAX_KEY - size, entry)
+                    sources.append((RECYCLED + MAX_KEY - size, entry))
+        if not level:
+            sources.append((COMMON, self._common))
         if drafted is not None:
-            _note(rows, DRAFT, drafted)
-        kind = Experience.kind(longest, level, drafted is not None)
-        evidence = list(rows.values())
-        raw = self.experience.mixer.probabilities(kind, evidence)
-        corrected = list(map(self.experience.calibration.corrected, raw))
-        total = sum(corrected)
-        if total > 1.0:
-            corrected = [probability / total for probability in corrected]
-        return Guess(kind, list(rows), evidence, raw, corrected)
-
-    def learn(self, guess: Guess, token: int, drafted: Sequence[int]) -> None:
-        """The token behind the context was `token`; `drafted` are the candidates that were verified there."""
-        right = guess.tokens.index(token) if token in guess.tokens else None
-        self.experience.mixer.learn(guess.kind, guess.evidence, right)
-        if drafted:
-            outcomes = [(guess.raw[guess.tokens.index(one)], one == token) for one in drafted]
-            self.experience.calibration.record(outcomes)
-
-    @staticmethod
-    def _count(rows: dict[int, list[float]], source: int, votes: Votes) -> int:
-        """Note the votes as evidence; returns the longest match."""
-        total = votes.total + DOUBT
-        for token, count in votes.by_token.items():
-            row = rows.get(token)
-            if row is None:
-                row = rows[token] = [*NOTHING]
-            row[source] = max(0.0, FLOOR + math.log(count / (total - count)))
-        return votes.longest
+            sources.append((DRAFT, drafted))
+        return Experience.kind(longest, level, drafted is not None), sources
 
 
-def _note(rows: dict[int, list[float]], source: int, entry: Entry) -> None:
-    for token, evidence in zip(*entry, strict=True):
-        row = rows.get(token)
-        if row is None:
-            row = rows[token] = [*NOTHING]
-        row[source] = evidence
+def _counted(votes: Votes) -> tuple[Entry, int]:
+    """Votes as evidence, and the longest match."""
+    total = votes.total + DOUBT
+    evidence = [max(0.0, FLOOR + math.log(count / (total - count))) for count in votes.by_token.values()]
+    return (tuple(votes.by_token), tuple(evidence)), votes.longest
