@@ -83,6 +83,7 @@ __all__ = [
     "has_own_input_preparation",
     "has_own_masks",
     "holds_states",
+    "ignores_positions",
     "input_device",
     "is_compiled",
     "is_dispatched",
@@ -175,8 +176,14 @@ def private_config(config: Any) -> Any:
 
 def max_positions(config: Any) -> int | None:
     """Positions that a model has, where it has an end; some configurations say -1 for none."""
-    positions = getattr(text_config(config), "max_position_embeddings", None)
+    text = text_config(config)
+    positions = getattr(text, "max_position_embeddings", getattr(text, "max_seq_len", None))
     return positions if isinstance(positions, int) and positions > 0 else None
+
+
+def ignores_positions(config: Any) -> bool:
+    """Whether a model makes ALiBi's bias from its columns although its forward takes positions, as Falcon's does."""
+    return getattr(text_config(config), "alibi", False) is True
 
 
 def attends_only(model: PreTrainedModel) -> bool:

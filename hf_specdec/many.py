@@ -22,7 +22,7 @@ from hf_specdec.engine.stream import Guest, SpecStream
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from hf_specdec.prepare import settings_of
 from hf_specdec.progress import with_bar
-from hf_specdec.request import Request, read_request
+from hf_specdec.request import Request, own_arguments, read_request
 from hf_specdec.state import state_of
 from hf_specdec.stats import SpecStats
 
@@ -118,6 +118,7 @@ class _Job:
     def __init__(self, model: Any, tokenizer: Any, seed: int | None, kwargs: dict[str, Any]) -> None:
         self.model, self.tokenizer, self.seed, self.kwargs = model, tokenizer, seed, kwargs
         self._prompts: dict[int, Any] = {}  # of the rows that are being decoded
+        self._seeds: dict[int, int] = {}  # of the prompts that are being sampled
         self._ready: list[ManyResult] = []
 
     def run(self, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int) -> Iterator[ManyResult]:
@@ -166,7 +167,11 @@ class _Job:
         """Prompts ready to be seated; what cannot share a batch is decoded alone on the way."""
         for index, prompt in prompts:
             try:
-                call, request = prepared_call(self.model, {**self.kwargs, **self._inputs(prompt)})
+                inputs = self._inputs(prompt)
+                if _asks_for_none(inputs):
+                    self._ready.append(self._alone(index, prompt))
+                    continue
+                call, request = prepared_call(self.model, {**self.kwargs, **inputs})
                 if not _can_share(call):
                     self._ready.append(self._alone(index, prompt))
                     continue
@@ -174,11 +179,13 @@ class _Job:
                 if draft_model is not None and not draft_model.reads_prompt:
                     self._ready.append(self._alone(index, prompt))
                     continue
-                generator = self._generator(index, call)
+                seed = self._seed_of(index, inputs)
+                generator = None if seed is None else torch.Generator(call.input_ids.device).manual_seed(seed)
                 agreement.check(lambda: fields_of(call, request, prompt=index))  # noqa: B023 - called at once
                 drafter = make_drafter(0, generator)
                 guest = guest_of(call, request.budget, drafter, index, generator, draft_model, agreement)
                 guest.row.stats.method = request.name or guest.row.stats.method
+                guest.row.stats.seeds = None if seed is None else [seed]
             except Exception as error:
                 if not _is_the_prompts_own(error) or not agreement.intact:
                     raise
@@ -193,15 +200,18 @@ class _Job:
             inputs = self._inputs(prompt)
             if (observer := self.kwargs.get("spec_observer")) is not None:
                 inputs["spec_observer"] = lambda step: observer(dataclasses.replace(step, row=index))
-            with torch.random.fork_rng(enabled=self.seed is not None):
-                if self.seed is not None:
-                    torch.manual_seed(self.seed + index)
-                output = self.model.generate(**{**self.kwargs, **inputs, "return_dict_in_generate": True})
+            seed = self._seed_of(index, inputs)
+            with torch.random.fork_rng(enabled=seed is not None):
+                if seed is not None:
+                    torch.manual_seed(seed)
+                kwargs = {**self.kwargs, **inputs, "return_dict_in_generate": True}
+                output = self.model.generate(**(_without_drafts(kwargs) if _asks_for_none(inputs) else kwargs))
         except Exception as error:
             if not _is_the_prompts_own(error):
                 raise
             return self._result(index, prompt, [], error, SpecStats())
         stats: SpecStats = output.spec_stats
+        stats.seeds = None if seed is None else [seed]
         new_tokens = output.sequences[0, output.sequences.shape[1] - stats.num_tokens :].tolist()
         return self._result(index, prompt, new_tokens, None, stats)
 
@@ -209,8 +219,7 @@ class _Job:
         self, index: int, prompt: Any, token_ids: list[int], error: Exception | None, stats: SpecStats
     ) -> ManyResult:
         text = None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)
-        seed = None if self.seed is None else self.seed + index
-        return ManyResult(index, prompt, token_ids, text, seed, error, stats)
+        return ManyResult(index, prompt, token_ids, text, self._seeds.pop(index, None), error, stats)
 
     def _inputs(self, prompt: Any) -> dict[str, Any]:
         """`generate`'s inputs for one sequence, on the model's device."""
@@ -237,10 +246,26 @@ class _Job:
         device = compat.input_device(self.model)
         return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
 
-    def _generator(self, index: int, call: Call) -> torch.Generator | None:
-        if self.seed is None or not call.generation_config.do_sample:
+    def _seed_of(self, index: int, inputs: dict[str, Any]) -> int | None:
+        """What one prompt draws from, if it samples; a job that does not draws its seed when the first prompt does."""
+        kwargs = {**self.kwargs, **inputs}
+        if not settings_of(kwargs, _configs(self.model, kwargs))("do_sample"):
             return None
-        return torch.Generator(call.input_ids.device).manual_seed(self.seed + index)
+        if self.seed is None:
+            self.seed = agreement_of(self.model).decide_now(lambda: int(torch.randint(1 << 62, ())))
+        self._seeds[index] = self.seed + index
+        return self._seeds[index]
+
+
+def _asks_for_none(inputs: Mapping[str, Any]) -> bool:
+    """Whether a prompt wants no speculation, whatever the job does."""
+    return "spec_method" in inputs and inputs["spec_method"] is None
+
+
+def _without_drafts(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `generate` without those of a method."""
+    names = {*own_arguments(), "assistant_model"} - {"spec_observer"}
+    return {**{name: value for name, value in kwargs.items() if name not in names}, "spec_method": "plain"}
 
 
 def _configs(model: Any, kwargs: Mapping[str, Any]) -> list[Any]:

@@ -40,6 +40,7 @@ LOCAL: dict[str, Any] = {
     "attention_types": [[["global", "local", "global"], 1]],
     "window_size": WINDOW,
 }
+ALIBI: dict[str, Any] = {name: value for name, value in BASE.items() if name != "max_position_embeddings"}
 CONVOLUTIONS: dict[str, Any] = {"layer_types": ["conv", "full_attention", "conv"]}
 RECURRENT: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -132,6 +133,8 @@ FAMILIES: dict[str, Family] = dict(
         family("mixtral", "MixtralConfig", DECODER | EXPERTS),
         family("deepseek_v3", "DeepseekV3Config", DECODER | LATENT, scale=0.12, seed=1),
         family("bloom", "BloomConfig", BASE, scale=0.22, seed=5),
+        family("falcon", "FalconConfig", ALIBI | {"alibi": True}, scale=0.18, seed=1),
+        family("mpt", "MptConfig", ALIBI | {"max_seq_len": 512, "use_cache": True}, scale=0.18, seed=5),
         family("gpt_neo", "GPTNeoConfig", BASE | LOCAL, tier="chain", scale=0.12, seed=4),
         family("lfm2", "Lfm2Config", DECODER | CONVOLUTIONS, tier="chain", scale=0.12, seed=6),
         family("qwen3_next", "Qwen3NextConfig", DECODER | RECURRENT, tier="chain", scale=0.06, seed=1),

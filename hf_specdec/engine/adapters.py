@@ -115,9 +115,9 @@ class TreeAdapter:
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
-    """Whether the forward has an argument for the positions of the tokens it decodes."""
+    """Whether the forward has an argument for the positions of the tokens it decodes, and goes by it."""
     prefix = "decoder_" if model.config.is_encoder_decoder else ""
-    return f"{prefix}position_ids" in _parameters_of(type(model).forward)
+    return f"{prefix}position_ids" in _parameters_of(type(model).forward) and not compat.ignores_positions(model.config)
 
 
 def works_by_hooks(model: PreTrainedModel) -> bool:
@@ -143,6 +143,9 @@ def adapter_of(model: PreTrainedModel) -> TreeAdapter | None:
         elif {"alibi", "attention_mask"} <= parameters.keys() and not name.startswith(f"{outer}."):
             before.append((module, _replace_alibi))
             outer = name
+        elif _takes_bias(parameters) and not name.startswith(f"{outer}."):
+            before.append((module, _replace_bias))
+            outer = name
         elif _has_relative_bias(module):
             if "position_bias" in parameters:
                 before.append((module, _set_bias))
@@ -162,6 +165,12 @@ def _named_arguments(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """What a module's forward is called with, by name."""
     names = [name for name in _parameters_of(type(module).forward) if name != "self"]
     return dict(zip(names, args, strict=False)) | kwargs
+
+
+def _takes_bias(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether a module always gets a bias of all distances, of which it takes the last ones: as many as columns."""
+    bias = parameters.get("position_bias")
+    return bias is not None and bias.default is bias.empty and "attention_mask" in parameters
 
 
 def _has_relative_bias(module: Any) -> bool:
@@ -228,13 +237,65 @@ def _skips_padding(module: Any) -> bool:
 
 
 def _replace_alibi(forward: _Forward, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """A bias that grows with the key's position: the columns' own; and the tree's mask beside it."""
-    alibi, mask = kwargs["alibi"], forward.positions.mask
+    """A bias that grows with the key's position: the columns' own; and the tree's mask beside it.
+
+    It is `(batch * heads, 1, columns)`; where it is `(batch, heads, 1, columns)`, the mask holds a multiple of it too.
+    """
+    alibi, given = kwargs["alibi"], kwargs["attention_mask"]
     if forward.memo[0] is not alibi:
+        mask = forward.positions.mask.to(alibi.device)
         keys = forward.positions.keys(alibi.shape[-1]).to(alibi.device)
-        keys = keys.repeat_interleave(len(alibi) // len(keys), dim=0)[:, None]
-        forward.memo = (alibi, alibi.gather(2, keys))
-    return args, {**kwargs, "alibi": forward.memo[1], "attention_mask": mask.to(alibi.device)}
+        if alibi.ndim == given.ndim:
+            of_last = _at_keys(given[:, :, -1:], keys)  # which sees every column but padding
+            hidden = ~mask if mask.dtype == torch.bool else mask < 0
+            mask = of_last.masked_fill(hidden, torch.finfo(given.dtype).min)
+        forward.memo = (alibi, (_at_keys(alibi, keys), mask))
+    found, mask = forward.memo[1]
+    return args, {**kwargs, "alibi": found, "attention_mask": mask}
+
+
+def _at_keys(bias: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """A bias by position, rows first and `columns` last, gathered at each row's `keys`, `(batch, columns)`."""
+    by_row = bias.reshape(len(keys), -1, bias.shape[-1])
+    return by_row.gather(2, keys[:, None].expand(by_row.shape)).view(bias.shape)
+
+
+class _BiasByRow:
+    """A bias of `(batch, heads, 1, columns)` in the place of one that all rows share, `(heads, 1, columns)`.
+
+    Modules look at the shape, take the last columns, of which there are no more, and add it to their scores.
+    """
+
+    def __init__(self, bias: torch.Tensor) -> None:
+        self.bias = bias
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.bias.shape[1:]
+
+    def size(self, dim: int) -> int:
+        return self.shape[dim]
+
+    def __getitem__(self, index: Any) -> "_BiasByRow":
+        if any(part.start or part.stop is not None or part.step is not None for part in index):
+            raise UnsupportedModelError("its bias is cut otherwise than expected")
+        return self
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        return function(*[arg.bias if isinstance(arg, cls) else arg for arg in args], **(kwargs or {}))
+
+
+def _replace_bias(forward: _Forward, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """A bias of `(heads, 1, distances)`, the last one's distance being 0: those of the columns from each row's end."""
+    bias = kwargs["position_bias"]
+    if forward.memo[0] is not bias:
+        keys = forward.positions.keys(kwargs["attention_mask"].shape[-1])
+        distance = forward.positions.queries.max(dim=1, keepdim=True).values - keys  # (batch, columns)
+        index = (bias.shape[-1] - 1 - distance).clamp(0, bias.shape[-1] - 1).to(bias.device)
+        found = bias[:, :, index].permute(2, 0, 1, 3)
+        forward.memo = (bias, found[0] if len(found) == 1 else _BiasByRow(found))
+    return args, {**kwargs, "position_bias": forward.memo[1]}
 
 
 def _relative_bias(forward: _Forward, module: Any) -> torch.Tensor:

@@ -47,10 +47,12 @@ class Agreement:
     """Of a process that is alone: whatever is decided holds.
 
     Attributes:
+        is_alone (`bool`): whether there is no other process.
         leads (`bool`): whether this process decides.
         intact (`bool`): whether the processes can go on together after an error.
     """
 
+    is_alone = True
     leads = True
     intact = True
 
@@ -109,6 +111,8 @@ class Agreement:
 
 class _Together(Agreement):
     """What the first process and the others have in common."""
+
+    is_alone = False
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire

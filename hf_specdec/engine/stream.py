@@ -14,6 +14,7 @@ import torch
 
 from hf_specdec.engine.agreement import Agreement
 from hf_specdec.engine.budget import Budget
+from hf_specdec.engine.guarded import GuardedDrafter
 from hf_specdec.engine.loop import Limits, SpecLoop
 from hf_specdec.engine.row import Row
 from hf_specdec.engine.scorer import DraftModel
@@ -147,6 +148,8 @@ class SpecStream(SpecLoop):
             row.chooser.load(logits, row.tree)
             row.emit(0, self._heard)
             self._begin(row, 0, logits, guest.draft_model)
+            if self.agreement.is_alone and guest.draft_model is None:
+                row.drafter = GuardedDrafter(row)
         except Exception as error:
             if not self.agreement.intact:
                 raise

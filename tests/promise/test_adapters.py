@@ -16,7 +16,7 @@ from tests.promise.test_threads import CALLS, PROMPTS, expected_texts, job, run_
 from tests.support import DRAFTS, PROMPT, plain, speculative
 from tests.zoo import FAMILIES, build
 
-ADAPTED = ("bloom", "t5", "bart", "m2m_100")
+ADAPTED = ("bloom", "falcon", "mpt", "t5", "bart", "m2m_100")
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ def test_padding_tokens_in_the_text_count_as_they_do_alone(zoo: Callable[[str], 
     assert draft != "oracle" or output.spec_stats.num_accepted_tokens > 4
 
 
-@pytest.mark.parametrize("family", ["bart", "bloom"])
+@pytest.mark.parametrize("family", ["bart", "bloom", "falcon"])
 def test_a_compiled_model_drafts_chains(family: str) -> None:
     """Compiled code may run without hooks, so it is not trusted with a tree, whenever it was compiled."""
     model = hf_specdec.enable(build(FAMILIES[family]))

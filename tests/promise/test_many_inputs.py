@@ -1,6 +1,6 @@
 """`generate_many` with prompts and settings of every kind: each result is plain `generate` of its prompt alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -98,6 +98,74 @@ def test_a_generation_configuration_may_sample(pair: tuple[Any, Any]) -> None:
         assert result.seed is not None
         torch.manual_seed(result.seed)
         assert result.token_ids == alone(pair[0], result.prompt, generation_config=config)
+
+
+def test_a_prompt_that_samples_draws_alike_wherever_it_stands(pair: tuple[Any, Any]) -> None:
+    """Its result says the seed that gives it again; greedy prompts have none."""
+    sampled = {"do_sample": True, "temperature": 1.5}
+    prompts: list[Any] = [{"input_ids": torch.tensor([p]), **(sampled if i % 2 else {})} for i, p in enumerate(PROMPTS)]
+    found = []
+    for order in (range(6), (5, 3, 0, 1, 4, 2)):
+        torch.manual_seed(3)
+        ordered = [prompts[i] for i in order]
+        results = hf_specdec.generate_many(pair[0], ordered, indices=order, max_batch_size=3, **OPTIONS)
+        found.append({result.index: result for result in results})
+    for index, result in found[0].items():
+        assert result.token_ids == found[1][index].token_ids
+        assert result.seed == found[1][index].seed
+        assert result.stats.seeds == (None if result.seed is None else [result.seed])
+        assert (result.seed is not None) == bool(index % 2)
+        torch.manual_seed(result.seed or 0)
+        assert result.token_ids == alone(pair[0], result.prompt, **OPTIONS)
+
+
+@pytest.mark.parametrize("method", ["prompt_lookup", "draft_model"])
+def test_a_prompt_may_want_no_speculation(pair: tuple[Any, Any], method: str) -> None:
+    model, draft = pair
+    prompts: list[Any] = [PROMPTS[1], {"input_ids": torch.tensor([PROMPTS[3]]), "spec_method": None}, PROMPTS[0]]
+    options = OPTIONS | {"spec_config": {"num_branches": 2}} | method_of(method, draft)
+    results = {result.index: result for result in hf_specdec.generate_many(model, prompts, **options)}
+    for index, result in results.items():
+        assert result.error is None
+        assert result.token_ids == alone(model, PROMPTS[(1, 3, 0)[index]], **OPTIONS)
+    assert [results[index].stats.num_draft_tokens > 0 for index in range(3)] == [True, False, True]
+
+
+class Fragile(hf_specdec.Drafter):
+    """Fails at `where` on the text that begins with 7."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        self.last, self.is_bad, self.steps = prompt_ids[-1], prompt_ids[0] == 7, 0
+        self.fail("begin")
+
+    def propose(self, budget: int) -> hf_specdec.DraftTree:
+        self.steps += 1
+        self.fail("propose")
+        root = 1 if self.is_bad and self.where == "root" and self.steps > 3 else self.last
+        return hf_specdec.DraftTree.chain(root, [self.last])
+
+    def observe(self, tree: hf_specdec.DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+        self.last = accepted[-1]
+        self.fail("observe")
+
+    def fail(self, where: str) -> None:
+        if self.is_bad and self.where == where and (where == "begin" or self.steps > 3):
+            raise RuntimeError("no idea")
+
+
+@pytest.mark.parametrize("where", ["begin", "propose", "root", "observe"])
+def test_a_drafter_that_fails_on_one_text_ends_that_text_alone(pair: tuple[Any, Any], where: str) -> None:
+    options: dict[str, Any] = OPTIONS | {"spec_method": lambda: Fragile(where), "max_batch_size": 3}
+    results = {result.index: result for result in hf_specdec.generate_many(pair[0], PROMPTS, **options)}
+    for index, result in results.items():
+        expected = alone(pair[0], PROMPTS[index], **OPTIONS)
+        assert (result.error is not None) == (index == 3)
+        assert result.token_ids == (expected[: len(result.token_ids)] if index == 3 else expected)
+    assert ("tokens[0]" if where == "root" else "no idea") in str(results[3].error)
+    assert 0 < len(results[3].token_ids) < OPTIONS["max_new_tokens"]
 
 
 def test_a_generation_configuration_may_not_ask_for_several_answers(pair: tuple[Any, Any]) -> None:
