@@ -18,6 +18,7 @@ from hf_specdec.compat_placement import device_mesh
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.engine.agreement import agreement_of, digest
 from hf_specdec.engine.batches import reason_against_rows
+from hf_specdec.engine.cost_facts import other_threads
 from hf_specdec.engine.costs import StepCosts
 from hf_specdec.engine.fixed import reason_against_static
 from hf_specdec.engine.inputs import rows_of
@@ -125,7 +126,12 @@ def costs_of(model: PreTrainedModel, request: Request, device: torch.device) -> 
     if request.method is None or not request.method.fits_costs(request.config):
         return None
     path = getattr(request.config, "costs", None)
-    return state_of(model).step_costs(model, device, path)
+    state = state_of(model)
+    costs = state.step_costs(model, device, path)
+    doubt = other_threads(costs.facts, device)
+    if doubt is not None and state.first_time(doubt):
+        logger.warning("%s: %s", type(model).__name__, doubt)
+    return costs
 
 
 def _reason_for_plain(call: Call, request: Request, found: Capability) -> str | None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from hf_specdec.compat import attention_implementation
 from hf_specdec.config import SpecConfig
 from hf_specdec.engine.adapters import works_by_hooks
+from hf_specdec.engine.cost_facts import check_facts
 from hf_specdec.engine.costs import StepCosts
 from hf_specdec.engine.probe import Capability, probe
 from hf_specdec.engine.probe_rows import probe_rows
@@ -69,6 +70,7 @@ class ModelState:
                 costs = StepCosts.of_device(device)
                 if path is not None:
                     costs.load(path)
+                    check_facts(costs.facts, model, device, path)
                 self.costs[key] = costs
             return self.costs[key]
 

@@ -5,6 +5,7 @@ Data goes to stdout, logs to stderr, `--json` prints one JSON document. A user's
     hf-specdec generate "def fib(n):" --compare
     hf-specdec bench --limit 6
     hf-specdec info --model path/to/model
+    hf-specdec tune path/to/model --out costs.json
 """
 
 import typer
@@ -12,6 +13,7 @@ import typer
 from hf_specdec.cli.bench import bench
 from hf_specdec.cli.generate import generate
 from hf_specdec.cli.info import info
+from hf_specdec.cli.tune import tune
 
 __all__ = ["app"]
 
@@ -19,6 +21,7 @@ app = typer.Typer(name="hf-specdec", no_args_is_help=True, add_completion=False,
 app.command()(bench)
 app.command()(generate)
 app.command()(info)
+app.command()(tune)
 
 
 @app.callback()

@@ -14,6 +14,7 @@ from hf_specdec.cli import options
 from hf_specdec.cli.compare import compare_methods
 from hf_specdec.cli.inputs import encode, load, load_draft, read_prompt, read_sampling, set_threads
 from hf_specdec.cli.job import Job, Result
+from hf_specdec.cli.memory import remembering
 from hf_specdec.cli.method import DRAFT_METHODS, check_draft_options, read_method
 from hf_specdec.cli.prompts import PROMPTS
 from hf_specdec.cli.prompts_file import ManyJob, check_many_options, own_device, run_many
@@ -36,9 +37,11 @@ def generate(
     prompt_lookup_config: options.PromptLookup = None,
     lookahead_config: options.LookaheadList = None,
     draft_model_config: options.DraftModelList = None,
+    auto_config: options.AutoConfig = None,
     spec_config: options.SpecConfigText = None,
     draft_model: options.DraftModelPath = None,
     engine: options.EngineName = None,
+    spec_memory: options.SpecMemoryFile = None,
     max_new_tokens: options.MaxNewTokens = 128,
     do_sample: options.DoSample = False,
     temperature: options.Temperature = None,
@@ -66,9 +69,9 @@ def generate(
     """
     check_many_options(prompts_file, out, prompt=prompt, compare=compare)
     forms = {"prompt_lookup_config": prompt_lookup_config, "lookahead_config": lookahead_config}
-    forms["draft_model_config"] = draft_model_config
+    forms |= {"draft_model_config": draft_model_config, "auto_config": auto_config}
     given = {"spec_config": spec_config, "engine": engine, "draft_model": draft_model}
-    method, config = read_method(spec_method, list_forms=forms, **given)
+    method, config = read_method(spec_method, list_forms=forms, memory=spec_memory, **given)
     check_draft_options(method, model=model, draft_model=draft_model, draft_dtype=draft_dtype)
     sampling = read_sampling(do_sample, temperature=temperature, top_p=top_p, top_k=top_k)
     text = read_prompt(prompt) if prompts_file is None else None
@@ -78,10 +81,10 @@ def generate(
     where = read_where(**place, tensor_parallel=tensor_parallel, config=config, device=device)
     loaded, tokenizer = load(model, dtype, config, where)
     how: dict[str, Any] = {} if method is None else {"spec_method": method, "spec_config": config}
-    if method in DRAFT_METHODS:
+    if method in DRAFT_METHODS or draft_model is not None:
         how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, where.beside(loaded))
     job = Job(loaded, tokenizer, {"max_new_tokens": max_new_tokens, **sampling}, seed)
-    with where.together():
+    with where.together(), remembering(loaded, spec_memory):
         if prompts_file is not None and out is not None:
             _many(job, how, prompts_file, out, batch_size, tensor_parallel, json)
         else:

@@ -7,16 +7,19 @@ check_draft_options(method, model=None, draft_model="path/to/draft", draft_dtype
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from hf_specdec.config import SpecConfig
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods import METHODS, Method, config_arguments, resolve
 
-__all__ = ["DEFAULT_METHOD", "check_draft_options", "describe_methods", "read_method"]
+__all__ = ["AUTO", "DEFAULT_METHOD", "check_draft_options", "describe_methods", "read_method"]
 
 DEFAULT_METHOD = "prompt_lookup"
 DRAFT_METHODS = [method.name for method in METHODS.values() if method.needs_draft_model]
+WITH_DRAFT = [method.name for method in METHODS.values() if method.takes_draft_model]
+AUTO = "auto"
 
 
 def describe_methods() -> str:
@@ -31,6 +34,7 @@ def read_method(
     spec_config: str | None,
     engine: str | None,
     draft_model: str | None = None,
+    memory: Path | None = None,
 ) -> tuple[str | None, SpecConfig | None]:
     """The method's own name and its configuration; `(None, None)` for transformers' own loop.
 
@@ -38,6 +42,7 @@ def read_method(
         name: what `--spec-method` says; without it, the method of the other options, else prompt lookup.
         list_forms: what was given to the options named after arguments of `generate`, such as `lookahead_config`.
         draft_model: `--draft-model`, which chooses a method like a list form.
+        memory: `--spec-memory`, which chooses `auto`.
 
     Raises:
         ConfigError: an unknown name or key, or options that contradict each other.
@@ -45,9 +50,13 @@ def read_method(
     forms = {argument: text for argument, text in list_forms.items() if text is not None}
     if name == "none":
         own = {_option(argument): text for argument, text in forms.items()}
-        _check_absent({"--spec-config": spec_config, **own, "--engine": engine})
+        given = None if memory is None else str(memory)
+        _check_absent({"--spec-config": spec_config, **own, "--engine": engine, "--spec-memory": given})
         return None, None
-    method = resolve(name) if name is not None else _method_of(forms, draft_model)
+    method = resolve(name) if name is not None else _method_of(forms, draft_model, memory)
+    if memory is not None and method.name != AUTO:
+        rule = f"must come with --spec-method {AUTO}"
+        raise ConfigError("--spec-memory", rule, str(memory), "Other methods keep no such memory.")
     config = _config(method, forms, spec_config)
     if engine is not None:
         config = dataclasses.replace(config, engine=engine)  # type: ignore[arg-type]  # checked by the dataclass
@@ -66,15 +75,17 @@ def check_draft_options(
         rule = f"must be given with --model and --spec-method {method}"
         raise ConfigError("--draft-model", rule, None, "Name a smaller model of the same vocabulary.")
     for option, value in {"--draft-model": draft_model, "--draft-dtype": draft_dtype}.items():
-        if value is not None and method not in DRAFT_METHODS:
-            wanted = " or ".join(f"--spec-method {name}" for name in DRAFT_METHODS)
+        if value is not None and method not in WITH_DRAFT:
+            wanted = " or ".join(f"--spec-method {name}" for name in WITH_DRAFT)
             raise ConfigError(option, f"must come with {wanted}", value, "Other methods need no second model.")
 
 
-def _method_of(forms: Mapping[str, str], draft_model: str | None) -> Method:
+def _method_of(forms: Mapping[str, str], draft_model: str | None, memory: Path | None) -> Method:
     """The method that is meant where none is named."""
     if forms:
         return config_arguments()[next(iter(forms))]
+    if memory is not None:
+        return resolve(AUTO)
     return resolve(DRAFT_METHODS[0] if draft_model is not None else DEFAULT_METHOD)
 
 
@@ -89,7 +100,7 @@ def _config(method: Method, forms: Mapping[str, str], spec_config: str | None) -
             raise ConfigError(_option(argument), f"must not come with {other}", text, "Give only one of the two.")
         other = _option(argument)
     for argument, text in forms.items():
-        return method.config_class.parse(text, argument)
+        return method.config_class.parse(_from_json(text), argument)
     return method.config_class.parse(_from_json(spec_config), "spec_config")
 
 

@@ -9,6 +9,7 @@ from hf_specdec.cli.method import describe_methods
 
 __all__ = [
     "AttnImplementation",
+    "AutoConfig",
     "BatchSize",
     "Compare",
     "DeviceMap",
@@ -31,6 +32,7 @@ __all__ = [
     "Rounds",
     "Seed",
     "SpecConfigText",
+    "SpecMemoryFile",
     "SpecMethod",
     "Temperature",
     "TensorParallel",
@@ -127,6 +129,21 @@ DraftModelPath = Annotated[
 ]
 DraftDtype = Annotated[
     str | None, typer.Option("--draft-dtype", help="Precision of the draft model. Default: as --dtype.")
+]
+AutoConfig = Annotated[
+    str | None,
+    typer.Option(
+        "--auto-config",
+        help='Auto\'s parameters, as JSON or Python: \'{"costs": "costs.json"}\' takes what hf-specdec tune wrote.',
+    ),
+]
+SpecMemoryFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--spec-memory",
+        help="With auto: what it remembers, loaded from this file if it is there and saved to it at the end, also of "
+        "an interrupted run. It holds the texts' tokens. Of several processes, the first one saves.",
+    ),
 ]
 EngineName = Annotated[
     str | None,

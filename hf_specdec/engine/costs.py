@@ -98,11 +98,16 @@ class CostCurve:
 
 
 class StepCosts:
-    """The curves of one model on one device, by the number of rows."""
+    """The curves of one model on one device, by the number of rows.
+
+    Attributes:
+        facts (`dict[str, Any]`): where loaded curves come from, as `save` was told.
+    """
 
     def __init__(self, slope: float) -> None:
         self._slope = slope
         self._curves: dict[int, CostCurve] = {}
+        self.facts: dict[str, Any] = {}
 
     @classmethod
     def of_device(cls, device: torch.device) -> "StepCosts":
@@ -141,9 +146,12 @@ class StepCosts:
         try:
             if document["format"] != FORMAT:
                 raise ValueError(document["format"])
+            self.facts = dict(document["facts"])
             for rows, saved in document["curves"].items():
-                curve = self.curve(int(rows))
-                curve.set(dict(zip(map(int, saved["sizes"]), map(float, saved["ratios"]), strict=True)))
+                ratios = dict(zip(map(int, saved["sizes"]), map(float, saved["ratios"]), strict=True))
+                if not all(0.0 < ratio < math.inf for ratio in ratios.values()):
+                    raise ValueError(ratios)
+                self.curve(int(rows)).set(ratios)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError("costs", f"must be of format {FORMAT!r}", os.fspath(path), remedy) from error
 
@@ -156,8 +164,9 @@ def measure(
     vocab_size: int,
     largest: int = ORDER[4],
     seconds: float = SECONDS,
+    rounds: int = ROUNDS,
     agreement: Agreement | None = None,
-) -> None:
+) -> dict[int, float]:
     """Time forwards of different sizes behind the target's cached texts; the cache is left as it was.
 
     Args:
@@ -165,11 +174,15 @@ def measure(
         roots: the last token of each row's text.
         largest: most columns a row.
         seconds: when to stop; no forward begins that would end later.
+        rounds: times that each size is tried, where there is time.
         agreement: of the processes that compute the forwards together; the first one's clock decides.
+
+    Returns:
+        The median seconds of each size.
     """
     agreement = agreement or Agreement()
     times: dict[int, list[float]] = {}
-    waiting = [size for size in ORDER if size <= largest] * ROUNDS
+    waiting = [size for size in ORDER if size <= largest] * rounds
     begun = time.perf_counter()
 
     def following() -> int:
@@ -189,9 +202,11 @@ def measure(
             float(rows[0][-1, 0])  # waits for a device that computes on its own
         target.commit([[] for _ in roots])
         times.setdefault(size, []).append(time.perf_counter() - start)
-    if len(times) > 1 and 1 in times:
-        curve.set({size: median(found) for size, found in times.items()})
+    found = {size: median(tries) for size, tries in sorted(times.items())}
+    if len(found) > 1 and 1 in found:
+        curve.set(found)
     curve.is_measured = True
+    return found
 
 
 def _of_size(root: int, size: int, vocab_size: int, takes_trees: bool) -> DraftTree:

@@ -10,7 +10,7 @@ from tests.house.source import PACKAGE, ROOT, imported_names, module_name, pytho
 # A room may import its own layer and those below it.
 LAYERS = (
     {"cli", "bench", "demos", "__main__"},
-    {"api", "decoding", "loading", "many", "pair", "placement", "prepare", "request", "self_draft", "state"},
+    {"api", "decoding", "loading", "many", "pair", "placement", "prepare", "request", "self_draft", "state", "tuning"},
     {"engine", "methods", "capability", "weights"},
     {"drafters", "verify", "cache", "static_cache", "attention", "kernels"},
     {"tree", "compat", "compat_attention", "compat_placement"},

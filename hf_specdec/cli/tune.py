@@ -1,0 +1,85 @@
+"""`hf-specdec tune`: measure what forwards cost on this machine, for `spec_method="auto"` to begin with."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from hf_specdec.cli import options
+from hf_specdec.cli.inputs import load, set_threads
+from hf_specdec.cli.report import note, print_json, reports_errors, stdout_console
+from hf_specdec.cli.where import read_where
+from hf_specdec.errors import ConfigError
+from hf_specdec.tuning import Tuned, measure_costs
+
+__all__ = ["tune"]
+
+ModelArgument = Annotated[str | None, typer.Argument(help="Folder or hub name. Default: the embedded target.")]
+Costs = Annotated[Path, typer.Option("--out", help='The file to write, for auto_config={"costs": FILE}.')]
+BatchSizes = Annotated[
+    list[int] | None, typer.Option("--batch-size", min=1, help="Rows decoded together; repeat for more. Default: 1.")
+]
+ContextLength = Annotated[int, typer.Option("--context-length", min=1, help="Tokens in the cache.")]
+Seconds = Annotated[float, typer.Option("--seconds", min=0.0, help="Most time to measure, for each batch size.")]
+
+
+@reports_errors
+def tune(
+    out: Costs,
+    model: ModelArgument = None,
+    dtype: options.Dtype = "auto",
+    attn_implementation: options.AttnImplementation = None,
+    device_map: options.DeviceMap = None,
+    threads: options.Threads = None,
+    batch_size: BatchSizes = None,
+    context_length: ContextLength = 256,
+    seconds: Seconds = 20.0,
+    json: options.Json = False,
+) -> None:
+    """Measure what a forward of T tokens costs, and keep it in a file for `auto`.
+
+    Without such a file, `auto` measures for less than half a second at the first call on a model.
+    """
+    if not out.absolute().parent.is_dir():
+        raise ConfigError("--out", "must lie in an existing folder", str(out), "Make the folder first.")
+    set_threads(model, threads)
+    where = read_where(device_map=device_map, max_memory=None, offload_folder=None, tensor_parallel=False)
+    loaded, _ = load(model, dtype, None, where, attn_implementation=attn_implementation)
+    tuned = measure_costs(loaded, batch_sizes=batch_size or (1,), context_length=context_length, seconds=seconds)
+    tuned.costs.save(out, tuned.facts)
+    if json:
+        print_json({"out": str(out), "facts": tuned.facts, "curves": _curves(tuned)})
+    else:
+        _print_table(tuned)
+    note(f"wrote {out}", "dim")
+
+
+def _curves(tuned: Tuned) -> list[dict[str, Any]]:
+    """Seconds and ratios by batch size and tokens a row."""
+    return [
+        {
+            "batch_size": rows,
+            "points": [
+                {"num_tokens": size, "seconds": found, "ratio": found / seconds[1]} for size, found in seconds.items()
+            ],
+        }
+        for rows, seconds in tuned.seconds.items()
+    ]
+
+
+def _print_table(tuned: Tuned) -> None:
+    facts = tuned.facts
+    names = ("class", "dtype", "attention", "device", "threads", "context_length")
+    table = Table(caption=", ".join(f"{name} {facts[name]}" for name in names), caption_justify="left")
+    table.add_column("tokens\na row", justify="right")
+    for curve in _curves(tuned):
+        table.add_column(f"batch {curve['batch_size']}\nms", justify="right")
+        table.add_column("x one\ntoken", justify="right")
+    for size in sorted({size for seconds in tuned.seconds.values() for size in seconds}):
+        cells = []
+        for seconds in tuned.seconds.values():
+            measured = size in seconds
+            cells += [f"{1e3 * seconds[size]:.2f}", f"{seconds[size] / seconds[1]:.2f}"] if measured else ["-", "-"]
+        table.add_row(str(size), *cells)
+    stdout_console().print(table)

@@ -1,0 +1,182 @@
+"""`auto` that weighs costs: the first call measures while it decodes, and gives the tokens of plain generate."""
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import StaticCache
+
+import hf_specdec
+from hf_specdec import ConfigError
+from hf_specdec.engine import budget
+from hf_specdec.state import state_of
+from tests.support import PROMPT, plain, speculative
+from tests.zoo import BASE, FAMILIES, Family, build
+
+MAMBA2 = BASE | {"hidden_size": 64, "num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 1, "chunk_size": 16}
+KEPT = Family(name="mamba2", config="Mamba2Config", options=MAMBA2, tier="chain", seed=3)
+SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 30}
+BATCH = {
+    "input_ids": torch.cat([PROMPT, PROMPT.roll(4, dims=1), PROMPT.roll(9, dims=1)]),
+    "attention_mask": torch.ones(3, 30, dtype=torch.long),
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, sampled": ("llama", SAMPLED),
+    "llama, batch of 3": ("llama", BATCH),
+    "llama, static cache": ("llama", {"cache_implementation": "static"}),
+    "gemma3, window": ("gemma3", {}),
+    "t5": ("t5", {}),
+    "t5, batch of 3": ("t5", BATCH),
+    "mamba2, kept state": ("mamba2", {}),
+    "mamba2, sampled": ("mamba2", SAMPLED),
+    "mamba2, batch of 3": ("mamba2", BATCH),
+}
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, float]]:
+    """What `measure` found, call by call."""
+    found: list[dict[int, float]] = []
+    real = budget.measure
+
+    def watched(*args: Any, **kwargs: Any) -> dict[int, float]:
+        found.append(real(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(budget, "measure", watched)
+    return found
+
+
+def fresh(family: str) -> Any:
+    """An enabled model that nothing was measured on."""
+    return hf_specdec.enable(build(KEPT if family == "mamba2" else FAMILIES[family]))
+
+
+def generate(model: Any, make: Callable[..., Any] = speculative, **kwargs: Any) -> Any:
+    torch.manual_seed(11)
+    given = {"input_ids": PROMPT, "max_new_tokens": 40, "do_sample": False, "return_dict_in_generate": True}
+    return make(model, **{**given, **kwargs})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_call_that_measures_gives_plain_generates_tokens(name: str, measured: list[dict[int, float]]) -> None:
+    family, how = CASES[name]
+    model = fresh(family)
+    reference = generate(model, plain, **how).sequences
+    ours = generate(model, spec_method="auto", **how)
+    assert ours.sequences.tolist() == reference.tolist()
+    assert ours.spec_stats.plain_reason is None
+    assert ours.spec_stats.measure_seconds > 0.0
+    assert measured
+    assert len(measured[0]) > 2
+    assert measured[0].keys() >= {1, 8}
+    assert generate(model, spec_method="auto", **how).sequences.tolist() == reference.tolist()
+
+
+def test_the_cache_that_comes_out_is_plain_generates(measured: list[dict[int, float]]) -> None:
+    """Chat turns: both caches lead to the same next turn."""
+    model = fresh("llama")
+    ours, reference = generate(model, spec_method="auto"), generate(model, plain)
+    assert measured
+    turns = [
+        generate(
+            model,
+            plain,
+            input_ids=torch.cat([output.sequences, PROMPT[:, :5]], 1),
+            past_key_values=output.past_key_values,
+        ).sequences.tolist()
+        for output in (ours, reference)
+    ]
+    assert turns[0] == turns[1]
+
+
+def test_a_static_cache_of_the_caller_s_is_measured_on_too(measured: list[dict[int, float]]) -> None:
+    model = fresh("llama")
+    caches = [StaticCache(config=model.config, max_cache_len=160) for _ in range(2)]
+    reference = generate(model, plain, past_key_values=caches[0]).sequences
+    assert generate(model, spec_method="auto", past_key_values=caches[1]).sequences.tolist() == reference.tolist()
+    assert measured
+
+
+def test_measuring_happens_once_for_a_number_of_rows(measured: list[dict[int, float]]) -> None:
+    model = fresh("llama")
+    for how in ({}, {}, BATCH, BATCH):
+        generate(model, spec_method="auto", **how)
+    assert len(measured) in (2, 3)  # one row, four, and two where a row ends before the others
+    before = len(measured)
+    generate(model, spec_method="auto")
+    assert len(measured) == before
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_keep_what_was_measured(duplicate: Callable[..., Any], measured: list[dict[int, float]]) -> None:
+    model = fresh("llama")
+    reference = generate(model, spec_method="auto").sequences
+    other = duplicate(model)
+    assert generate(other, spec_method="auto").sequences.tolist() == reference.tolist()
+    assert len(measured) == 1
+    (mine,), (theirs,) = (state_of(one).costs.values() for one in (model, other))
+    assert theirs is not mine
+
+
+def test_disabling_drops_what_was_measured(measured: list[dict[int, float]]) -> None:
+    model = fresh("llama")
+    generate(model, spec_method="auto")
+    generate(hf_specdec.enable(hf_specdec.disable(model)), spec_method="auto")
+    assert len(measured) == 2
+
+
+def tuned_file(model: Any, path: Path, **changed: Any) -> str:
+    """A file of costs for `model`, with some facts changed."""
+    from hf_specdec.tuning import measure_costs
+
+    tuned = measure_costs(model, context_length=20, seconds=0.2)
+    tuned.costs.save(path, {**tuned.facts, **changed})
+    return str(path)
+
+
+def test_costs_from_a_file_spare_the_measuring(tmp_path: Path, measured: list[dict[int, float]]) -> None:
+    model = fresh("llama")
+    path = tuned_file(model, tmp_path / "costs.json")
+    reference = generate(model, plain).sequences
+    ours = generate(model, spec_method="auto", auto_config={"costs": path})
+    assert ours.sequences.tolist() == reference.tolist()
+    assert not measured
+
+
+@pytest.mark.parametrize(
+    "fact", [{"class": "GPT2LMHeadModel"}, {"num_parameters": 5}, {"dtype": "bfloat16"}, {"device": "NVIDIA H200"}]
+)
+def test_costs_of_something_else_are_refused_by_the_difference(tmp_path: Path, fact: dict[str, Any]) -> None:
+    model = fresh("llama")
+    path = tuned_file(model, tmp_path / "costs.json", **fact)
+    ((name, value),) = fact.items()
+    with pytest.raises(ConfigError, match=rf"`costs`.*its {name} is .* that of the file {value!r}"):
+        generate(model, spec_method="auto", auto_config={"costs": path})
+
+
+def test_costs_of_another_number_of_threads_are_used_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, measured: list[dict[int, float]]
+) -> None:
+    model = fresh("llama")
+    path = tuned_file(model, tmp_path / "costs.json", threads=77)
+    for _ in range(2):
+        generate(model, spec_method="auto", auto_config={"costs": path})
+    assert [record.message.count("77 CPU threads") for record in caplog.records] == [1]
+    assert not measured
+
+
+@pytest.mark.parametrize("family", ["t5", "mamba2"])
+def test_tuning_leaves_a_model_of_any_kind_as_it_was(tmp_path: Path, family: str) -> None:
+    model = fresh(family)
+    reference = generate(model, plain).sequences
+    document = json.loads(Path(tuned_file(model, tmp_path / "costs.json")).read_text())
+    assert document["curves"].keys() == {"1"}
+    assert document["facts"]["class"] == type(model).__name__
+    assert generate(model, spec_method="auto").sequences.tolist() == reference.tolist()

@@ -1,0 +1,108 @@
+"""Matches against a literal reference that compares every place with the context, token by token."""
+
+import itertools
+
+import pytest
+import torch
+
+from hf_specdec.drafters.matches import Matches, Votes
+from hf_specdec.drafters.ngram_index import NgramIndex
+from hf_specdec.drafters.ngram_pool import NgramPool
+
+Places = list[tuple[int, int]]  # place, matching tokens in front of it
+
+
+def text(seed: int, length: int = 40, alphabet: int = 6) -> list[int]:
+    return torch.randint(alphabet, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def indexed(tokens: list[int]) -> NgramIndex:
+    index = NgramIndex(4)
+    index.extend(tokens)
+    return index
+
+
+def agreement(tokens: list[int], place: int, context: list[int]) -> int:
+    """How many of the last 8 tokens of `context` stand in front of `place`."""
+    pairs = zip(reversed(tokens[:place]), reversed(context[-8:]), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def all_places(tokens: list[int], context: list[int]) -> Places:
+    """Every place but the end whose token in front is the context's last."""
+    found = [(place, agreement(tokens, place, context)) for place in range(1, len(tokens))]
+    return [(place, size) for place, size in found if size]
+
+
+def followed(tokens: list[int], path: list[int], places: Places, token: int, *, renews: bool) -> Places:
+    """The places after `token`: those that hold it move on; where fewer than four are left, new ones join."""
+    whole = tokens + path
+    kept = [(place + 1, size + 1) for place, size in places if whole[place] == token]
+    if renews and len(kept) < 4:
+        known = {place for place, _ in kept}
+        kept += [(p, 1) for p in range(1, len(tokens)) if tokens[p - 1] == token and p not in known]
+    return kept
+
+
+def votes(tokens: list[int], places: Places) -> Votes:
+    by_token: dict[int, float] = {}
+    for place, size in places:
+        if tokens[place] >= 0:
+            by_token[tokens[place]] = by_token.get(tokens[place], 0.0) + min(size, 8) ** 2
+    sizes = [size for place, size in places if tokens[place] >= 0]
+    return Votes(by_token, sum(by_token.values()), max(sizes, default=0))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_matches_are_those_found_by_brute_force(seed: int) -> None:
+    tokens = text(seed) + text(seed)[:7] * (seed % 2)
+    matches, places = Matches.of_text(indexed(tokens)), all_places(tokens, tokens)
+    assert matches.own_votes() == votes(tokens, places)
+    path: list[int] = []
+    for token in text(seed + 100, 6):
+        matches, places = matches.after(token), followed(tokens, path, places, token, renews=True)
+        path.append(token)
+        assert matches.own_votes() == votes(tokens + path, places)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_matches_in_earlier_texts_are_those_found_by_brute_force(seed: int) -> None:
+    earlier = [text(seed + 10, 15), text(seed + 20, 15)]
+    pool = NgramPool(1_000)
+    for one in earlier:
+        pool.add(one)
+    joined = [*earlier[0], -1, *earlier[1], -1]
+    tokens = text(seed, 12)
+    matches = Matches.of_text(indexed(tokens), pool)
+    places = [(place, size) for place, size in all_places(joined, tokens) if joined[place] != -1]
+    assert matches.pooled_votes() == votes(joined, places)
+    for token in text(seed + 100, 4):
+        matches, places = matches.after(token), followed(joined, [], places, token, renews=False)
+        assert matches.pooled_votes() == votes(joined, places)
+
+
+def test_a_match_runs_on_into_the_draft_itself() -> None:
+    """A text that repeats with period two is continued far beyond its end."""
+    matches = Matches.of_text(indexed([1, 2, 1, 2, 1]))
+    for token in (2, 1, 2, 1, 2, 1, 2):
+        assert matches.own_votes().by_token.keys() == {token}
+        matches = matches.after(token)
+
+
+def test_long_matches_outvote_many_short_ones() -> None:
+    tokens = [9, 5, 8, 9, 5, 8, 9, 5, 8, 1, 2, 3, 4, 5, 7, 1, 2, 3, 4, 5]
+    found = Matches.of_text(indexed(tokens)).own_votes()
+    assert found.by_token == {8: 3.0, 7: 25.0}
+    assert found.longest == 5
+
+
+def test_siblings_do_not_disturb_one_another() -> None:
+    matches = Matches.of_text(indexed([1, 2, 3, 1, 2, 4, 1, 2]))
+    three = matches.after(3).own_votes()
+    matches.after(4)
+    assert matches.after(3).own_votes() == three
+
+
+@pytest.mark.parametrize("tokens", [[], [5]])
+def test_a_text_without_a_past_has_no_matches(tokens: list[int]) -> None:
+    assert Matches.of_text(indexed(tokens)).own_votes() == Votes({}, 0.0, 0)
