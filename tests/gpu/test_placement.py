@@ -98,3 +98,18 @@ def test_a_model_is_spread_over_two_gpus() -> None:
     assert torch.equal(ours, plain(model, PROMPT.to(ours.device), **SETTINGS))
     with pytest.raises(ConfigError, match="was dispatched to"):
         model.generate(PROMPT, **SETTINGS, prompt_lookup_config=[10, 2, [0]])
+
+
+@pytest.mark.parametrize("places", [{0: "12MB", "cpu": "1GB"}, {"cpu": "12MB"}], ids=str)
+def test_weights_offloaded_from_the_gpu(places: dict[Any, str], tmp_path: Any) -> None:
+    """Parts in the CPU's memory, or on disk: computed where accelerate says, prompts and all."""
+    load = hf_specdec.AutoModelForCausalLM.from_pretrained
+    path = hf_specdec.embedded.path("target")
+    limits = {"device_map": "auto", "max_memory": places, "offload_folder": str(tmp_path)}
+    model = load(path, precision="fp32", **limits)
+    draft = load(hf_specdec.embedded.path("draft"), precision="fp32", device_map={"": 0})
+    expected = plain(model, PROMPT, **SETTINGS).cpu()
+    for how in ({"spec_method": "prompt_lookup"}, {"spec_method": "draft_model", "assistant_model": draft}):
+        assert torch.equal(model.generate(PROMPT, **SETTINGS, **how).cpu(), expected)
+    many = hf_specdec.generate_many(model, [PROMPT[0].tolist()] * 2, **SETTINGS, spec_method="prompt_lookup")
+    assert all(result.token_ids == expected[0, PROMPT.shape[1] :].tolist() for result in many)

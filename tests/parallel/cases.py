@@ -20,9 +20,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "lookahead": {"spec_method": "lookahead", "spec_config": [4, 3, 5]},
     "draft_model": {"spec_method": "draft_model", "spec_config": {"num_branches": 2, "confidence_threshold": 0.0}},
     "use_logits": {"spec_method": "draft_model", "spec_config": {"use_logits": True, "confidence_threshold": 0.0}},
+    "auto": {"spec_method": "auto", "spec_config": {"pool": "request"}},
     "plain": {"spec_method": "plain"},
     "assisted": {"spec_method": "prompt_lookup", "spec_config": {"engine": "assisted"}},
     "static": {"spec_method": "prompt_lookup", "cache_implementation": "static"},
+}
+PLACES = {
+    "draft_model": ("whole", "shared"),
+    "use_logits": ("whole", "shared"),
+    "auto": ("none", "shared"),
 }
 # (family, method, batch, sampled, where the draft model is)
 GRID = [
@@ -30,7 +36,7 @@ GRID = [
     for method in METHODS
     for batch in (1, 3)
     for sampled in (False, True)
-    for place in (("whole", "shared") if method in ("draft_model", "use_logits") else ("none",))
+    for place in PLACES.get(method, ("none",))
     if not (method == "assisted" and batch > 1)
 ] + [
     (family, method, batch, sampled, "shared" if method == "draft_model" else "none")
@@ -57,7 +63,7 @@ class Noise(LogitsProcessor):
         self.generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores + torch.randn(scores.shape, generator=self.generator)
+        return scores + torch.randn(scores.shape, generator=self.generator).to(scores.device)
 
 
 class Raising(LogitsProcessor):

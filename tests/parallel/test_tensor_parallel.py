@@ -55,9 +55,11 @@ def alone(folder: Path) -> Any:
 def test_two_processes_give_one_process_s_text(case: Any, results: Results, alone: Any) -> None:
     """Tokens, steps and the random state afterwards, though every process had a seed of its own."""
     expected = alone(case)
+    untimed = {"heads": None} | ({"steps": None} if case[1] == "auto" else {})  # which drafts as much as pays
     for result in results:
         found = result[repr(case)]
-        assert {**found, "heads": None} == {**expected, "heads": None}
+        assert {**found, **untimed} == {**expected, **untimed}
+        assert found["steps"] == results[0][repr(case)]["steps"]
         assert found["heads"] * 2 == expected["heads"], "each process keeps the keys of its own heads"
 
 
