@@ -113,8 +113,12 @@ class TreeMasks:
         return mask
 
     def _dtype_of_masks(self, cache: SpecCache) -> torch.dtype:
-        """Torch's attention makes a mask of numbers from one of booleans, in every layer anew: it gets it made."""
-        return cache.dtype if self.implementation == "sdpa" and cache.dtype is not None else torch.bool
+        """Torch's attention makes a mask of numbers from one of booleans, in every layer anew: it gets it made.
+
+        Not beside an encoder: T5Gemma2 joins the mask with the encoder's, which is one of booleans.
+        """
+        takes_numbers = self.implementation == "sdpa" and not self.model.config.is_encoder_decoder
+        return cache.dtype if takes_numbers and cache.dtype is not None else torch.bool
 
     def _is_open(self, mask: Any, rows: TreeRows, dtype: torch.dtype) -> bool:
         """Whether every node sees the whole text, now and later: then the model need not be asked at each step."""

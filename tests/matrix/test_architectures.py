@@ -15,7 +15,7 @@ QUICK = (
     "afmoe bamba bart bert bigbird_pegasus bloom codegen cohere2 ctrl deepseek_v2 deepseek_v32 doge exaone4_5 falcon "
     "falcon_h1 falcon_mamba gemma3n_text git glm4_moe gpt_bigcode gpt_neox gptj granitemoehybrid helium inkling_text "
     "kimi_linear lfm3 m2m_100 mamba2 marian minimax moshi mpt nemotron_h olmo_hybrid openai-gpt paligemma pegasus "
-    "qwen2_vl qwen3_5 rwkv t5 umt5 led unlimited_ocr whisper xglm zamba2"
+    "qwen2_vl qwen3_5 rwkv t5 t5gemma2 umt5 led unlimited_ocr whisper xglm zamba2"
 ).split()
 
 
