@@ -3,7 +3,8 @@
 Names                              Why
 `causal_mask_function`             by it alone it is known that a mask hides no text, without looking at its values
 `eager_attention_forward`          of a model's own file: what soft-capping and attention sinks mean for that model
-`_can_set_attn_implementation`     models with attention code of their own take a foreign mask for theirs
+`_can_set_attn_implementation`, `_supports_sdpa`, `_supports_attention_backend`
+                                   models with attention code of their own take a foreign mask for theirs
 `Tensor._version`                  tells a mask that was changed in place from the one that something was made of
 """
 
@@ -15,7 +16,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function
 
-from hf_specdec.compat import mask_function_of
+from hf_specdec.compat import has_own_cache, mask_function_of
 
 __all__ = [
     "attention_function_of",
@@ -52,8 +53,14 @@ def takes_tensor_masks(implementation: str | None) -> bool:
 
 
 def can_set_attention(model: PreTrainedModel) -> bool:
-    """Whether the model's attention asks transformers' interface for its function."""
-    return bool(type(model)._can_set_attn_implementation())
+    """Whether all of the model's attention asks transformers' interface for its function, and masks all of its keys.
+
+    The first flag is true where any of it asks: a part with code of its own may be left. A model that torch's attention
+    is not offered for, and that keeps more than keys and values, extends masks of its own kind only.
+    """
+    cls: Any = type(model)
+    by_interface = cls._supports_sdpa or (cls._supports_attention_backend and not has_own_cache(model))
+    return bool(cls._can_set_attn_implementation() and by_interface)
 
 
 def eager_attention_of(module: torch.nn.Module) -> Callable[..., Any] | None:

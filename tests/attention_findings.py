@@ -35,13 +35,14 @@ SETTINGS: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
 SECONDS = 240  # for one model
 # The families that people use most, and one for each kind of attention there is.
 MODELS = (
-    "apertus arcee axk2 bamba bart biogpt bloom codegen cohere cohere2 deepseek_v2 deepseek_v3 deepseek_v32 "
-    "diffllama doge ernie4_5 exaone4 falcon falcon_h1 gemma gemma2 gemma3 gemma3_text gemma3n_text gemma4 "
-    "gemma4_text glm glm4 glm4_moe glm_moe_dsa gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite granite_swa "
-    "granitemoe helium hunyuan_v1_dense hy_v4 inkling_text internvl lfm2 llama llama4_text llava m2m_100 mamba2 "
-    "marian minimax minimax_m3_vl ministral mistral mixtral mllama modernbert-decoder mpt mt5 nemotron nemotron_h "
-    "olmo olmo2 olmo3 olmoe opt paligemma pegasus phi phi3 phimoe qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 "
-    "qwen3_moe qwen3_next qwen3_vl rwkv seed_oss smollm3 stablelm starcoder2 t5 whisper xglm zamba2"
+    "apertus arcee axk2 bamba bart bigbird_pegasus biogpt bloom codegen cohere cohere2 deepseek_v2 deepseek_v3 "
+    "deepseek_v32 deepseek_v4 diffllama doge ernie4_5 exaone4 falcon falcon_h1 gemma gemma2 gemma3 gemma3_text "
+    "gemma3n_text gemma4 gemma4_text git glm glm4 glm4_moe glm_moe_dsa gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss "
+    "gptj granite granite_swa granitemoe helium hunyuan_v1_dense hy_v4 inkling_text internvl lfm2 llama "
+    "llama4_text llava m2m_100 mamba2 marian minimax minimax_m3_vl ministral mistral mixtral mllama modernbert- "
+    "decoder mpt mt5 nemotron nemotron_h olmo olmo2 olmo3 olmoe opt paligemma pegasus phi phi3 phimoe qwen2 "
+    "qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_next qwen3_vl rwkv seed_oss smollm3 stablelm starcoder2 "
+    "t5 whisper xglm zamba2"
 ).split()
 HEAD = """# Attention
 
@@ -56,10 +57,10 @@ under the attention that the class is loaded with.
   xformers' operators refuse. *kernel*: layers computed by it. *own*: everything by the model's own function, because of
   soft-capping or sinks. *torch*: everything by torch's attention, because each layer has a position bias.
   *refused*: an error, because the class has attention code of its own, or hides keys that it has chosen from `"sdpa"`
-  and `"eager"` only. *none*: no layer of this kind.
+  and `"eager"` only.
 - **FlashAttention**: transformers' own code for it, on a stand-in for its library in plain torch. It takes no mask of a
   tree, so chains are verified. *not offered*: by transformers, for this class.
-- **eager**: the model's own attention function. *own code*: the class has no other.
+- **eager**: the model's own attention function. *own code*: where xformers is refused.
 - **equal**: whether every text was plain generation's under the same attention, and xformers' that of the class's own.
   *another text*: transformers' plain generation under this attention differs from the one it loads the class with.
 

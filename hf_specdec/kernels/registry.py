@@ -47,7 +47,7 @@ def check_model(model: PreTrainedModel) -> None:
     """
     check_installed()
     if not can_set_attention(model):
-        rule = f"must be one that {type(model).__name__} has: its attention is its own code, which takes no other"
+        rule = f"must be one that {type(model).__name__} has: its attention, or a part of it, is its own code"
         raise ConfigError("attn_implementation", rule, NAME, "Leave it out for this model.")
 
 

@@ -14,7 +14,7 @@ import torch
 
 import hf_specdec
 from tests.strict_kernel import strict_attention
-from tests.zoo import BASE, DECODER, EXPERTS, FAMILIES, MIXED, Family, build
+from tests.zoo import BASE, DECODER, EXPERTS, FAMILIES, MIXED, SEQ2SEQ, Family, build
 
 __all__ = ["ATTENTIONS", "OFFERED", "REFUSED", "WITHOUT_KERNEL", "family_model", "implementation", "padded", "strict"]
 
@@ -36,6 +36,7 @@ REFUSED = {
     "falcon": ("FalconConfig", BASE),
     "gptj": ("GPTJConfig", BASE | {"rotary_dim": 8}),
     "gpt_neo": ("GPTNeoConfig", dict(FAMILIES["gpt_neo"].options)),
+    "bigbird_pegasus": ("BigBirdPegasusConfig", SEQ2SEQ | {"attention_type": "original_full"}),
 }
 ALL = FAMILIES | {
     name: Family(name=name, config=config, options=options) for name, (config, options) in (MORE | REFUSED).items()

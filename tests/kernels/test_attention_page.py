@@ -5,7 +5,19 @@ import pytest
 from tests.attention_findings import MODELS, examine, listed
 from tests.zoo_wide import all_models
 
-QUICK = ("arcee", "bloom", "deepseek_v32", "gemma2", "gpt_oss", "gemma3_text", "mistral", "qwen2_vl", "t5")
+QUICK = (
+    "arcee",
+    "bloom",
+    "deepseek_v32",
+    "deepseek_v4",
+    "git",
+    "gemma2",
+    "gpt_oss",
+    "gemma3_text",
+    "mistral",
+    "qwen2_vl",
+    "t5",
+)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -90,8 +90,9 @@ def test_a_model_with_attention_code_of_its_own_is_refused(family: str, tmp_path
         model.set_attn_implementation("xformers")
     assert attention_of(model) == before
     hf_specdec.disable(model).save_pretrained(tmp_path)
+    auto = hf_specdec.AutoModelForSeq2SeqLM if ALL[family].is_seq2seq else hf_specdec.AutoModelForCausalLM
     with pytest.raises(ConfigError, match="attn_implementation.*own code.*Leave it out"):
-        hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="xformers")
+        auto.from_pretrained(tmp_path, attn_implementation="xformers")
 
 
 def test_a_model_that_was_loaded_with_it_by_transformers_is_refused_too(tmp_path: Path) -> None:
