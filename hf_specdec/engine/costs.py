@@ -182,6 +182,7 @@ def measure(
     """
     agreement = agreement or Agreement()
     times: dict[int, list[float]] = {}
+    largest = min(largest, 2 * vocab_size) if target.tier == "tree" else largest
     waiting = [size for size in ORDER if size <= largest] * rounds
     begun = time.perf_counter()
 
@@ -210,16 +211,14 @@ def measure(
 
 
 def _of_size(root: int, size: int, vocab_size: int, takes_trees: bool) -> DraftTree:
-    """A tree of branches two tokens long, or a chain."""
+    """A tree of branches two tokens long, of at most 2 * `vocab_size` nodes, or a chain."""
     if not takes_trees or size == 1:
         return DraftTree.chain(root, [place % vocab_size for place in range(size - 1)])
     builder = TreeBuilder(root)
     place = 0
     while len(builder) < size:
-        node = builder.add(0, place % vocab_size)
+        node = builder.add(0, place)
         if len(builder) < size:
             builder.add(node, math.ceil(place / 2) % vocab_size)
         place += 1
-        if place >= vocab_size:
-            break
     return builder.build()

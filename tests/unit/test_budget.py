@@ -1,0 +1,153 @@
+"""The budget: as many nodes as bring more tokens than their time, by known curves and times."""
+
+import math
+
+import pytest
+import torch
+
+from hf_specdec.drafters.base import Worth
+from hf_specdec.engine.budget import LONGEST_REST, RETRY, RETRY_SIZE, SHORTEST_REST, TRIAL, Budget
+from hf_specdec.engine.costs import StepCosts
+from hf_specdec.tree import DraftTree
+
+ONE = 0.01  # seconds of a step with one token
+FLAT, STEEP = 0.0, 1.0  # what a token more costs, in steps of one
+
+
+def budget_of(slope: float, *, rows: int = 1, max_nodes: int = 64) -> Budget:
+    costs = StepCosts(0.3)
+    curve = costs.curve(rows)
+    curve.set({1: ONE, 128: ONE * (1.0 + 127 * slope)})
+    curve.seconds_of_one = ONE
+    return Budget(costs, max_nodes=max_nodes, vocab_size=100)
+
+
+def chain(*probabilities: float) -> DraftTree:
+    return DraftTree.chain(1, range(2, 2 + len(probabilities))).with_probabilities((1.0, *probabilities))
+
+
+def step(budget: Budget, probability: float, *, num_tokens: int, drafting: float) -> list[DraftTree] | None:
+    """One step of one row; `None` where the drafter rested."""
+    if budget.worth(1).of_node == math.inf:
+        budget.record([DraftTree.chain(1)], num_tokens=1, seconds=ONE, draft_seconds=0.0)
+        return None
+    trees = budget.cut([chain(*[probability ** (depth + 1) for depth in range(8)])])
+    seconds = ONE * budget.costs.curve(1).ratio(len(trees[0]))
+    budget.record(trees, num_tokens=num_tokens, seconds=seconds, draft_seconds=drafting)
+    return trees
+
+
+def test_where_a_token_more_costs_nothing_all_nodes_are_taken() -> None:
+    (tree,) = budget_of(FLAT).cut([chain(0.5, 0.1, 0.01, 0.001)])
+    assert len(tree) == 5
+
+
+def test_where_a_token_more_costs_a_step_none_is_taken() -> None:
+    (tree,) = budget_of(STEEP).cut([chain(0.99, 0.9, 0.9)])
+    assert tree.tokens == (1,)
+
+
+@pytest.mark.parametrize(("slope", "expected"), [(0.05, 4), (0.15, 3), (0.35, 2), (0.7, 1)])
+def test_nodes_are_taken_as_long_as_they_are_worth_their_time(slope: float, expected: int) -> None:
+    (tree,) = budget_of(slope).cut([chain(0.6, 0.3, 0.1, 0.01)])
+    assert len(tree) == expected
+
+
+def test_a_jump_in_the_curve_is_taken_where_what_lies_behind_it_pays() -> None:
+    """The second token costs a lot, the six behind it nothing: all or none."""
+    budget = budget_of(FLAT)
+    budget.costs.curve(1).set({1: ONE, 2: 1.8 * ONE, 8: 1.8 * ONE, 128: 9 * ONE})
+    assert len(budget.cut([chain(0.7, 0.1)])[0]) == 1
+    assert len(budget.cut([chain(0.7, 0.1, 0.05)])[0]) == 4
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_are_weighed_together_as_brute_force_would(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    budget = budget_of(0.02 + 0.02 * seed, rows=4)
+    rows = [
+        sorted(torch.rand(5 + 3 * row, generator=generator).tolist(), reverse=True)[: 4 + 3 * row] for row in range(4)
+    ]
+    curve = budget.costs.curve(4)
+    values = [
+        sum(sum(row[: size - 1]) for row in rows) - 4 * budget.rate * (curve.ratio(size) - 1.0) for size in range(1, 15)
+    ]
+    best = 1 + max(range(len(values)), key=values.__getitem__)
+    assert [len(tree) for tree in budget.cut([chain(*row) for row in rows])] == [min(best, 1 + len(r)) for r in rows]
+
+
+def test_a_row_that_cannot_be_drafted_does_not_stop_one_that_can() -> None:
+    """Its forward is paid for by both: one sure row among four is not enough where a token costs much."""
+    sure, vain = chain(0.95, 0.9, 0.85), chain(0.02, 0.01)
+    assert len(budget_of(0.3, rows=2).cut([sure, vain])[0]) == 4
+    assert len(budget_of(0.3, rows=4).cut([sure, vain, vain, vain])[0]) == 1
+
+
+def test_never_more_nodes_than_the_most() -> None:
+    (tree,) = budget_of(FLAT, max_nodes=2).cut([chain(0.9, 0.9, 0.9, 0.9)])
+    assert len(tree) == 3
+
+
+def test_a_good_rate_makes_nodes_dearer() -> None:
+    """Where drafts bring three tokens a step anyway, unlikely nodes are not worth their time any more."""
+    budget = budget_of(0.1)
+    before = len(budget.cut([chain(0.9, 0.8, 0.25, 0.15)])[0])
+    for _ in range(100):
+        budget.record([chain(0.9, 0.8)], num_tokens=3, seconds=1.2 * ONE, draft_seconds=0.0)
+    assert budget.rate == pytest.approx(2.5, rel=0.1)
+    assert len(budget.cut([chain(0.9, 0.8, 0.24, 0.15)])[0]) == 3 < before
+
+
+def test_plain_decoding_is_the_least_rate() -> None:
+    budget = budget_of(FLAT)
+    for _ in range(50):
+        budget.record([DraftTree.chain(1)], num_tokens=1, seconds=ONE, draft_seconds=ONE)
+    assert budget.rate == 1.0
+
+
+def test_now_and_then_a_small_tree_is_tried_where_none_pays() -> None:
+    budget = budget_of(STEEP)
+    sizes = [len(budget.cut([chain(0.9, 0.8, 0.7, 0.6)])[0]) for _ in range(2 * RETRY)]
+    assert [place for place, size in enumerate(sizes, 1) if size > 1] == [RETRY, 2 * RETRY]
+    assert max(sizes) == RETRY_SIZE
+
+
+def test_drafters_hear_what_a_node_has_to_bring() -> None:
+    assert budget_of(0.1).worth(1) == Worth(of_node=pytest.approx(0.1), of_forward=1.0)
+
+
+def rests(budget: Budget, steps: int, **how: float) -> list[int]:
+    """Lengths of the rests in so many steps."""
+    found, length = [], 0
+    for _ in range(steps):
+        if step(budget, how["probability"], num_tokens=1, drafting=how["drafting"]) is None:
+            length += 1
+        elif length:
+            found.append(length)
+            length = 0
+    return found
+
+
+def test_drafters_rest_where_drafting_costs_more_than_it_brings_and_ever_longer() -> None:
+    found = rests(budget_of(0.5), 1_500, probability=0.05, drafting=0.2 * ONE)
+    assert found[:3] == [SHORTEST_REST, 2 * SHORTEST_REST, 4 * SHORTEST_REST]
+    assert max(found) == LONGEST_REST
+
+
+def test_nobody_rests_before_the_trial_is_over() -> None:
+    budget = budget_of(0.5)
+    assert None not in [step(budget, 0.05, num_tokens=1, drafting=0.2 * ONE) for _ in range(TRIAL)]
+
+
+def test_drafting_that_pays_goes_on() -> None:
+    budget = budget_of(0.02)
+    assert None not in [step(budget, 0.8, num_tokens=3, drafting=0.05 * ONE) for _ in range(300)]
+
+
+def test_after_a_rest_a_text_that_can_be_drafted_again_is() -> None:
+    budget = budget_of(0.02)
+    assert rests(budget, 600, probability=0.01, drafting=0.3 * ONE)
+    later = [step(budget, 0.9, num_tokens=4, drafting=0.05 * ONE) for _ in range(600)]
+    assert None not in later[LONGEST_REST:]
+    worse = rests(budget, 400, probability=0.01, drafting=0.3 * ONE)
+    assert worse[0] == SHORTEST_REST

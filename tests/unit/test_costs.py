@@ -1,0 +1,209 @@
+"""What forwards cost: curves by points, corrected by what is seen, kept in files, measured by the clock."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_specdec import ConfigError, DraftTree
+from hf_specdec.engine import costs as module
+from hf_specdec.engine.costs import CostCurve, StepCosts, measure
+
+
+def linear(slope: float = 0.1) -> CostCurve:
+    return CostCurve(slope)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 11, 64, 100, 128, 200])
+def test_between_and_beyond_its_points_a_curve_is_made_of_lines(size: int) -> None:
+    assert linear(0.25).ratio(size) == pytest.approx(1.0 + 0.25 * (size - 1))
+
+
+def test_measured_times_become_ratios_with_lines_between_them() -> None:
+    curve = linear()
+    curve.set({1: 0.02, 8: 0.03, 64: 0.058})
+    assert curve.is_measured
+    assert [curve.ratio(size) for size in (1, 8, 64)] == pytest.approx([1.0, 1.5, 2.9])
+    assert curve.ratio(4) == pytest.approx(1.0 + 0.5 * 3 / 7)
+    assert curve.ratio(32) == pytest.approx(1.5 + 1.4 * 24 / 56)
+    assert curve.ratio(128) == pytest.approx(2.9 + 1.4 * 64 / 56)
+
+
+def test_noise_in_a_measurement_makes_no_forward_free() -> None:
+    curve = linear()
+    curve.set({1: 0.02, 2: 0.001, 8: 0.03})
+    assert curve.ratio(2) == 0.5
+    assert curve.ratio(1) == 1.0
+
+
+def test_the_slope_is_the_least_that_a_token_costs() -> None:
+    curve = linear()
+    curve.set({1: 1.0, 8: 1.7, 64: 1.63})
+    assert curve.slope(65) == pytest.approx(0.63 / 63)
+    assert curve.slope(8) == pytest.approx(0.1)
+    curve.set({1: 1.0, 64: 0.9})
+    assert curve.slope(65) == 0.0
+
+
+def test_what_is_seen_moves_the_curve_towards_it() -> None:
+    curve = linear(0.1)
+    curve.observe(1, 0.01)
+    assert curve.seconds_of_one == 0.01
+    before = curve.ratio(8)
+    curve.observe(8, 0.01 * before * 1.5)
+    assert before < curve.ratio(8) < 1.1 * before
+    assert curve.ratio(32) == linear(0.1).ratio(32)
+    for _ in range(400):
+        curve.observe(1, 0.01)
+        curve.observe(8, 0.04)
+    assert curve.seconds_of_one * curve.ratio(8) == pytest.approx(0.04, rel=0.03)
+    assert curve.seconds_of_one == pytest.approx(0.01, rel=0.03)
+
+
+def test_a_machine_that_turns_slow_costs_more_by_the_token_not_by_the_shape() -> None:
+    curve = linear(0.1)
+    curve.observe(1, 0.01)
+    for _ in range(100):
+        curve.observe(1, 0.03)
+        curve.observe(8, 0.03 * 1.7)
+    assert curve.seconds_of_one == pytest.approx(0.03, rel=0.1)
+    assert curve.ratio(8) == pytest.approx(1.7, rel=0.15)
+
+
+def test_a_step_that_was_disturbed_counts_as_twice_as_long_at_most() -> None:
+    disturbed, twice = linear(), linear()
+    for curve, seconds in ((disturbed, 100.0), (twice, 2 * 0.01 * linear().ratio(8))):
+        curve.observe(1, 0.01)
+        curve.observe(8, seconds)
+    assert disturbed.ratio(8) == pytest.approx(twice.ratio(8))
+    assert disturbed.seconds_of_one == pytest.approx(twice.seconds_of_one)
+
+
+def test_rows_share_the_curve_of_the_next_power_of_two() -> None:
+    costs = StepCosts(0.1)
+    assert costs.curve(3) is costs.curve(4)
+    assert len({id(costs.curve(rows)) for rows in (1, 2, 3, 5)}) == 4
+
+
+def test_a_cpu_is_assumed_to_charge_more_by_the_token_than_an_accelerator() -> None:
+    cpu, gpu = (StepCosts.of_device(torch.device(name)).curve(1) for name in ("cpu", "cuda"))
+    assert cpu.ratio(32) > gpu.ratio(32) > 1.0
+    assert not cpu.is_measured
+
+
+def test_a_file_gives_back_what_was_measured(tmp_path: Path) -> None:
+    costs, other = StepCosts(0.1), StepCosts(0.5)
+    costs.curve(1).set({1: 0.02, 8: 0.03, 64: 0.058})
+    costs.curve(5)  # never measured: not written
+    costs.save(tmp_path / "costs.json", {"dtype": "bfloat16"})
+    other.load(tmp_path / "costs.json")
+    assert [other.curve(1).ratio(size) for size in (2, 8, 30, 128)] == pytest.approx(
+        [costs.curve(1).ratio(size) for size in (2, 8, 30, 128)]
+    )
+    assert other.curve(1).is_measured
+    assert not other.curve(8).is_measured
+    assert other.facts == {"dtype": "bfloat16"}
+
+
+POINTS: dict[str, Any] = {"sizes": [1, 8], "ratios": [1.0, 1.5]}
+FILES: dict[str, Any] = {
+    "no JSON": "ratio = 3",
+    "a list": [],
+    "another format": {"format": "costs 9", "facts": {}, "curves": {}},
+    "no curves": {"format": module.FORMAT, "facts": {}},
+    "rows that are no number": {"format": module.FORMAT, "facts": {}, "curves": {"all": POINTS}},
+    "lists of two lengths": {"format": module.FORMAT, "facts": {}, "curves": {"1": POINTS | {"ratios": [1.0]}}},
+    "no time of one": {"format": module.FORMAT, "facts": {}, "curves": {"1": POINTS | {"sizes": [2, 8]}}},
+    "a negative ratio": {"format": module.FORMAT, "facts": {}, "curves": {"1": POINTS | {"ratios": [1.0, -2]}}},
+    "no number": {"format": module.FORMAT, "facts": {}, "curves": {"1": POINTS | {"ratios": [1.0, float("nan")]}}},
+}
+
+
+@pytest.mark.parametrize("content", FILES.values(), ids=FILES)
+def test_another_file_is_an_error_that_names_it(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ConfigError) as error:
+        StepCosts(0.1).load(path)
+    assert (error.value.field, error.value.value) == ("costs", str(path))
+    assert "hf-specdec tune" in error.value.remedy
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can be read"):
+        StepCosts(0.1).load(tmp_path / "costs.json")
+
+
+class Clocked:
+    """A target whose forwards take the time that `cost` says, on a clock of their own."""
+
+    def __init__(self, cost: Any, tier: str = "tree") -> None:
+        self.cost, self.tier, self.now = cost, tier, 0.0
+        self.sizes: list[int] = []
+        self.trees: list[DraftTree] = []
+        self.committed: list[list[list[int]]] = []
+
+    def forward(self, trees: list[DraftTree]) -> list[torch.Tensor]:
+        size = max(map(len, trees))
+        self.sizes.append(size)
+        self.trees += trees
+        self.now += self.cost(size)
+        return [torch.zeros(size, 5) for _ in trees]
+
+    def commit(self, paths: list[list[int]]) -> None:
+        self.committed.append(paths)
+
+
+@pytest.fixture
+def clocked(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def make(cost: Any, tier: str = "tree") -> Clocked:
+        target = Clocked(cost, tier)
+        monkeypatch.setattr(module.time, "perf_counter", lambda: target.now)
+        return target
+
+    return make
+
+
+@pytest.mark.parametrize("tier", ["tree", "chain"])
+def test_measuring_finds_what_forwards_take_and_keeps_no_token(clocked: Any, tier: str) -> None:
+    target, curve = clocked(lambda size: 1e-3 * (1.0 + 0.02 * size), tier), linear()
+    found = measure(target, curve, [3, 4], vocab_size=40)
+    assert found[8] == pytest.approx(1e-3 * 1.16)
+    assert curve.ratio(48) == pytest.approx((1.0 + 0.02 * 48) / 1.02)
+    assert set(target.sizes) == set(module.ORDER)
+    assert target.committed == [[[], []]] * len(target.sizes)
+    assert [tree.tokens[0] for tree in target.trees[:2]] == [3, 4]
+    assert all(0 <= token < 40 for tree in target.trees for token in tree.tokens)
+    assert all(tree.is_chain for tree in target.trees if len(tree) > 2) == (tier == "chain")
+
+
+def test_measuring_ends_in_time(clocked: Any) -> None:
+    target, curve = clocked(lambda size: 0.1), linear(0.0)
+    curve.observe(1, 0.1)
+    measure(target, curve, [3], vocab_size=40, seconds=0.35)
+    assert target.sizes == [1, 8, 32]
+    assert curve.is_measured
+
+
+def test_a_forward_too_slow_to_be_measured_is_not_tried_again_and_again(clocked: Any) -> None:
+    target, curve = clocked(lambda size: 3.0), linear(0.1)
+    curve.observe(1, 3.0)
+    measure(target, curve, [3], vocab_size=5)
+    assert target.sizes == []
+    assert curve.is_measured
+    assert curve.ratio(8) == pytest.approx(1.7)
+
+
+def test_measuring_stays_within_the_room_there_is(clocked: Any) -> None:
+    target = clocked(lambda size: 1e-3)
+    measure(target, linear(), [3], vocab_size=50, largest=10)
+    assert set(target.sizes) == {1, 2, 4, 8}
+
+
+def test_a_vocabulary_too_small_for_a_tree_of_a_size_is_not_timed_at_it(clocked: Any) -> None:
+    """A smaller tree's time must not be taken for that of the size that was wanted."""
+    target = clocked(lambda size: 1e-3 * size)
+    found = measure(target, linear(), [3], vocab_size=5)
+    assert set(target.sizes) == set(found) == {1, 2, 4, 8}
