@@ -10,7 +10,7 @@ import torch
 import hf_specdec
 from tests.parallel.cases import GRID, arguments, seed_of
 from tests.parallel.launch import launch
-from tests.parallel.worker import many, outcome
+from tests.parallel.worker import many, outcome, stopped, turns
 from tests.support import noisy_copy
 from tests.zoo import FAMILIES, build
 
@@ -115,3 +115,18 @@ def test_many_prompts(results: Results, folder: Path) -> None:
     assert sum(not is_good for *_, is_good in expected) == 2
     torch.manual_seed(seed_of(1))
     assert many(model, 1) != expected, "other seeds would have shown"
+
+
+def test_a_job_that_is_left_early_leaves_nobody_waiting(results: Results, folder: Path) -> None:
+    expected = stopped(hf_specdec.AutoModelForCausalLM.from_pretrained(folder / "llama"))
+    assert [result["stopped"] for result in results] == [expected, expected]
+
+
+def test_a_cache_serves_the_next_turn(results: Results, folder: Path) -> None:
+    """Each process keeps its own heads of it."""
+    expected = turns(hf_specdec.AutoModelForCausalLM.from_pretrained(folder / "llama"))
+    assert [result["turns"] for result in results] == [expected, expected]
+
+
+def test_models_that_several_processes_share_are_not_moved_or_mixed(results: Results) -> None:
+    assert [result["refused"] for result in results] == [["device_list", "assistant_model"]] * 2

@@ -42,6 +42,9 @@ def main(folder: Path) -> None:
             kwargs["assistant_model"] = model(f"{family}_draft", draft == "shared")
         results[repr(case)] = outcome(model(family), rank, kwargs)
     results["many"] = many(model("llama"), rank)
+    results["stopped"] = stopped(model("llama"))
+    results["turns"] = turns(model("llama"))
+    results["refused"] = refused(model("llama"), model("llama", False), model("llama_draft"))
     (folder / f"{rank}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
@@ -83,6 +86,42 @@ def many(model: Any, rank: int) -> list[Any]:
             model, prompts, max_batch_size=3, max_new_tokens=12, do_sample=sampled, spec_method="prompt_lookup"
         )
     ]
+
+
+def stopped(model: Any) -> list[int]:
+    """A text after a job of many prompts that nobody reads to its end."""
+    prompts = [PROMPT[0, start : start + 12].tolist() for start in range(6)]
+    for _ in hf_specdec.generate_many(model, prompts, max_batch_size=2, max_new_tokens=8, spec_method="prompt_lookup"):
+        break
+    ids: list[int] = model.generate(PROMPT.to(model.device), max_new_tokens=12, spec_method="lookahead")[0].tolist()
+    return ids
+
+
+def turns(model: Any) -> list[int]:
+    """Two turns of a conversation over one cache."""
+    ids, cache = PROMPT.to(model.device), tf.DynamicCache(config=model.config)
+    for _ in range(2):
+        output = model.generate(
+            ids, max_new_tokens=8, past_key_values=cache, return_dict_in_generate=True, spec_method="prompt_lookup"
+        )
+        ids, cache = torch.cat([output.sequences, ids[:, :5]], dim=1), output.past_key_values
+    found: list[int] = ids[0].tolist()
+    return found
+
+
+def refused(model: Any, whole: Any, draft: Any) -> list[str]:
+    """What is wrong with device lists of a shared model, and with a shared draft of a model that is not."""
+    calls = (
+        lambda: model.generate(PROMPT, max_new_tokens=4, prompt_lookup_config=[4, 2, ["cpu"]]),
+        lambda: whole.generate(PROMPT, max_new_tokens=4, spec_method="draft_model", assistant_model=draft),
+    )
+    found = []
+    for call in calls:
+        try:
+            call()
+        except hf_specdec.ConfigError as error:
+            found.append(error.field)
+    return found
 
 
 if __name__ == "__main__":
