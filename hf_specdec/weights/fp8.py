@@ -120,6 +120,7 @@ class Fp8Quantizer(compat.HfQuantizer):
         for module in model.modules():
             if isinstance(module, Fp8Linear):
                 module.requires_grad_(False)
+                module.only_normal = None if self.pre_quantized else True  # `quantize_rows` makes no subnormal codes
         return model
 
 

@@ -42,14 +42,16 @@ def test_quantised_rows_are_within_half_a_step(dtype: torch.dtype) -> None:
     codes, scale = quantize_rows(weight)
     error = (codes.to(torch.float32) * scale - weight.to(torch.float32)).abs()
     size = weight.to(torch.float32).abs()
-    assert (error <= torch.maximum(size / 16, size.amax(1, keepdim=True) * 1.8e-5) * 1.01).all()
+    assert (error <= torch.maximum(size / 16, size.amax(1, keepdim=True) * 2e-5) * 1.01).all()
 
 
 def test_no_code_is_subnormal() -> None:
     """Numbers of every size down to nothing beside a large one."""
     weight = torch.cat([torch.ones(1), torch.logspace(-9, 0, 4000), -torch.logspace(-9, 0, 4000)])[None]
-    codes, _ = quantize_rows(weight)
+    codes, scale = quantize_rows(weight)
     assert not has_subnormals(codes)
+    error = (codes.to(torch.float32) * scale - weight).abs()
+    assert (error <= torch.maximum(weight.abs() / 16, torch.tensor(2e-5)) * 1.01).all()
     assert (codes.to(torch.float32) == 0).any()
 
 
@@ -72,7 +74,7 @@ def test_rows_of_zeros_and_large_numbers() -> None:
 def test_large_weights_are_made_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(10, 8)
     expected = quantize_rows(weight)
-    monkeypatch.setattr("hf_specdec.weights.e4m3.ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("hf_specdec.weights.e4m3.AT_ONCE", 3 * 8)
     codes, scale = quantize_rows(weight)
     assert torch.equal(codes.view(torch.int8), expected[0].view(torch.int8))
     assert torch.equal(scale, expected[1])

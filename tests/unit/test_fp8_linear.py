@@ -55,6 +55,22 @@ def test_pieces_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.allclose(layer(x).float(), whole.float(), rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize("code", [0x01, 0x87, 0x08, 0x00])
+def test_weights_are_multiplied_as_moved_bits_only_without_subnormal_codes(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Whether or not this machine's hardware takes subnormal numbers for zero."""
+    seen: list[bool] = []
+    real = widened_linear
+    monkeypatch.setattr(
+        fp8_linear, "widened_linear", lambda *args, **kw: seen.append(kw["only_normal"]) or real(*args, **kw)
+    )
+    layer = layer_of(16, 8)
+    layer.weight.data.view(torch.uint8)[3, 5] = code
+    layer(torch.ones(1, 8, dtype=torch.bfloat16))
+    assert seen == [code in (0x08, 0x00)]
+
+
 def test_a_foreign_weight_with_subnormal_codes_is_exact_too() -> None:
     """Hardware that takes subnormal bfloat16 for zero must not see them."""
     layer = Fp8Linear(7, 2, bias=False, dtype=torch.bfloat16)
