@@ -207,3 +207,11 @@ def test_a_vocabulary_too_small_for_a_tree_of_a_size_is_not_timed_at_it(clocked:
     target = clocked(lambda size: 1e-3 * size)
     found = measure(target, linear(), [3], vocab_size=5)
     assert set(target.sizes) == set(found) == {1, 2, 4, 8}
+
+
+def test_a_single_token_that_takes_longer_makes_the_other_sizes_cheaper_by_comparison() -> None:
+    curve = linear(0.1)
+    curve.observe(1, 0.01)
+    before = curve.ratio(8)
+    curve.observe(1, 0.015)
+    assert 0.9 * before < curve.ratio(8) < before
