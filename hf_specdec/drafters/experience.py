@@ -26,7 +26,7 @@ def _prior() -> list[tuple[float, ...]]:
     own = (0.0, 0.1, 0.2, 0.35, 0.6, 0.9)  # by the kind of match
     recycled = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.7), (0.0, 0.6, 0.35), (0.45, 0.25, 0.2))  # by the longest key found
     return [
-        (-6.8, own[match], 0.15, *(share * (0.4 if drafted else 1.0) for share in shares), 0.8, 0.8 * drafted)
+        (-6.8, *[weight * (0.3 if drafted else 1.0) for weight in (own[match], 0.15, *shares)], 0.8, 1.0 * drafted)
         for drafted in (0, 1)
         for match in range(NUM_MATCH_KINDS)
         for shares in recycled

@@ -21,7 +21,11 @@ class GuardedDrafter(Drafter):
 
     def __init__(self, row: Row) -> None:
         self.row, self.drafter = row, row.drafter
-        self.needs_logits = self.drafter.needs_logits
+
+    @property
+    def needs_logits(self) -> bool:  # type: ignore[override]
+        """See `Drafter`; it may change from step to step."""
+        return self.drafter.needs_logits
 
     @property
     def view(self) -> Any:
