@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from hf_specdec.drafters.ngram_index import NgramIndex
-from hf_specdec.drafters.predictor import Context, Guess, Predictor
+from hf_specdec.drafters.predictor import Guess, Predictor
 from hf_specdec.drafters.recycled import Entry
 from hf_specdec.drafters.spec_memory import SpecMemory
 
 LIKELY: Entry = ((30, 31), (12.0, 5.0))
 
 
-def context(tokens: list[int], memory: SpecMemory | None = None) -> Context:
+def ask(predictor: Predictor, tokens: list[int], drafted: Entry | None = None) -> Guess:
     index = NgramIndex(4)
     index.extend(tokens)
-    return Context.of_text(index, None if memory is None else memory.pool)
+    return predictor.guess(predictor.text_of(index), drafted)
 
 
 def by_token(guess: Guess) -> dict[int, float]:
@@ -37,7 +37,7 @@ def test_probabilities_are_at_most_one_together(seed: int, memory: SpecMemory, p
     tokens = torch.randint(5, (60,), generator=generator).tolist()
     memory.pool.add(tokens[::-1])
     memory.recycled.put(tuple(tokens[-3:]), (tuple(range(8)), (14.0,) * 8))
-    guess = predictor.guess(context(tokens, memory), (tuple(range(8)), (14.0,) * 8))
+    guess = ask(predictor, tokens, (tuple(range(8)), (14.0,) * 8))
     assert len(guess.tokens) == 8
     assert sum(guess.probabilities) <= 1.0 + 1e-9
     assert all(0.0 < probability < 1.0 for probability in guess.probabilities)
@@ -46,31 +46,40 @@ def test_probabilities_are_at_most_one_together(seed: int, memory: SpecMemory, p
 def test_every_source_names_candidates(memory: SpecMemory, predictor: Predictor) -> None:
     memory.pool.add([6, 7, 20])
     memory.recycled.put((5, 6, 7), LIKELY)
-    guess = predictor.guess(context([6, 7, 10, 6, 7], memory), ((40,), (13.0,)))
+    guess = ask(predictor, [6, 7, 10, 6, 7], ((40,), (13.0,)))
     assert by_token(guess).keys() == {10, 20, 30, 31, 40}
 
 
 def test_without_a_pool_or_recycled_logits_the_text_alone_speaks(memory: SpecMemory) -> None:
     memory.pool.add([6, 7, 20])
     memory.recycled.put((7,), LIKELY)
-    predictor = Predictor(memory, is_sampled=False, uses_recycled=False)
-    assert predictor.guess(context([6, 7, 10, 6, 7])).tokens == [10]
+    predictor = Predictor(memory, is_sampled=False, uses_texts=False, uses_recycled=False)
+    found = by_token(ask(predictor, [6, 7, 10, 6, 7]))
+    assert found.keys() == {6, 7, 10}
+    assert found[10] == max(found.values())
+
+
+def test_common_tokens_stand_in_only_where_nothing_is_recycled(memory: SpecMemory, predictor: Predictor) -> None:
+    tokens = [4, 5, 6, 5, 7, 5, 8, 5, 9]
+    assert 5 in by_token(ask(predictor, tokens))
+    memory.recycled.put((9,), LIKELY)
+    assert by_token(ask(predictor, tokens)).keys() == {30, 31}
 
 
 def test_what_follows_a_longer_match_is_likelier(predictor: Predictor) -> None:
-    found = by_token(predictor.guess(context([1, 2, 3, 4, 50, 9, 4, 60, 1, 2, 3, 4])))
+    found = by_token(ask(predictor, [1, 2, 3, 4, 50, 9, 4, 60, 1, 2, 3, 4]))
     assert found[50] > 2 * found[60]
 
 
 def test_likelier_recycled_tokens_are_likelier(memory: SpecMemory, predictor: Predictor) -> None:
     memory.recycled.put((5, 6, 7), LIKELY)
-    found = by_token(predictor.guess(context([5, 6, 7])))
+    found = by_token(ask(predictor, [5, 6, 7]))
     assert found[30] > 5 * found[31]
 
 
 def test_a_draft_model_is_believed_more_than_what_is_recycled(memory: SpecMemory, predictor: Predictor) -> None:
     memory.recycled.put((5, 6, 7), LIKELY)
-    found = by_token(predictor.guess(context([5, 6, 7]), ((40,), (12.0,))))
+    found = by_token(ask(predictor, [5, 6, 7], ((40,), (12.0,))))
     assert found[40] > found[30]
 
 
@@ -79,16 +88,16 @@ def test_it_learns_from_what_comes_drafted_or_not(
     token: int, rises: bool, memory: SpecMemory, predictor: Predictor
 ) -> None:
     memory.recycled.put((5, 6, 7), LIKELY)
-    before = by_token(predictor.guess(context([5, 6, 7])))[30]
+    before = by_token(ask(predictor, [5, 6, 7]))[30]
     for _ in range(60):
-        predictor.learn(predictor.guess(context([5, 6, 7])), token, [])
-    assert (by_token(predictor.guess(context([5, 6, 7])))[30] > before) == rises
+        predictor.learn(ask(predictor, [5, 6, 7]), token, [])
+    assert (by_token(ask(predictor, [5, 6, 7]))[30] > before) == rises
     assert memory.greedy.calibration.counts() == ([0.0] * 20, [0.0] * 20)
 
 
 def test_only_verified_candidates_are_counted_for_the_correction(memory: SpecMemory, predictor: Predictor) -> None:
     memory.recycled.put((5, 6, 7), LIKELY)
-    guess = predictor.guess(context([5, 6, 7]))
+    guess = ask(predictor, [5, 6, 7])
     predictor.learn(guess, 30, [30])
     expected, accepted = memory.greedy.calibration.counts()
     assert sum(expected) == pytest.approx(guess.raw[guess.tokens.index(30)])
@@ -98,12 +107,12 @@ def test_only_verified_candidates_are_counted_for_the_correction(memory: SpecMem
 def test_greedy_and_sampled_texts_teach_apart(memory: SpecMemory) -> None:
     memory.recycled.put((5, 6, 7), LIKELY)
     sampled = Predictor(memory, is_sampled=True)
-    sampled.learn(sampled.guess(context([5, 6, 7])), 99, [30])
+    sampled.learn(ask(sampled, [5, 6, 7]), 99, [30])
     assert sum(memory.sampled.mixer.seen) == 1
     assert sum(memory.greedy.mixer.seen) == 0
 
 
 def test_nothing_known_is_no_candidate(predictor: Predictor) -> None:
-    guess = predictor.guess(context([5, 6, 7]))
+    guess = ask(predictor, [5])
     assert guess.tokens == guess.probabilities == []
     predictor.learn(guess, 4, [])
