@@ -24,8 +24,12 @@ class CountedCandidates(CandidateGenerator):
         self.begun = False
 
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> tuple[torch.LongTensor, Any]:
-        """The text and a drafted chain behind it."""
+        """The text and a drafted chain behind it, as the drafter gives them; where processes agree, the first's."""
         self.begun = self.agreement.leads
+        if type(self.agreement) is Agreement:
+            candidates, logits = self.drafter.get_candidates(input_ids, **kwargs)
+            self._drafted = candidates.shape[1] - input_ids.shape[1]
+            return candidates, logits
         (tree,) = self.agreement.trees(lambda: [self._drafted_behind(input_ids)], None)
         self._drafted = tree.num_draft_tokens
         drafted = input_ids.new_tensor(tree.tokens[1:]).unsqueeze(0)

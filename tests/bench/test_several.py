@@ -29,13 +29,18 @@ SETTINGS = BenchSettings(max_new_tokens=6, rounds=1)
 ROWS = ("default",)
 TIMES = {"seconds", "cpu_seconds", "draft_seconds", "first_token_seconds", "peak_memory_bytes"}
 LEARNING = {"draft_model"}  # drafts by what was accepted since the round began; an interrupt makes it begin anew
+CLOCKED = {"auto"}  # drafts as much as pays, by the clock
+COUNTS = {False: set[str](), True: {"blocks", "drafted", "predictions", "reliability"}}
 CALLS = ("probed_call", "timed_call")
 
 
 def untimed(entry: dict[str, Any]) -> dict[str, Any]:
     """An entry without what differs from run to run."""
     records = {
-        part: [{name: value for name, value in record.items() if name not in TIMES} for record in entry[part]]
+        part: [
+            {name: value for name, value in record.items() if name not in (TIMES | COUNTS[record["row"] in CLOCKED])}
+            for record in entry[part]
+        ]
         for part in ("probes", "records")
     }
     return {**{name: entry[name] for name in ("name", "dtype", "model", "rows", "left_out")}, **records}
