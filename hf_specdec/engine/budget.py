@@ -29,6 +29,8 @@ FIRST_STEPS = 4.0  # plain steps that the rate starts with
 RETRY = 64  # steps of one token after which a small tree is tried, so that a changed machine is noticed
 RETRY_SIZE = 4
 TRIAL = 16  # steps of drafting before it may rest
+FIRST_TRIAL = 48  # the same at the start, when nothing is known yet
+NEGLIGIBLE = 0.015  # loss of tokens a step that is no reason to rest: who rests learns nothing
 SHORTEST_REST, LONGEST_REST = 16, 256  # steps
 MEMORY_OF_GAIN = 0.1  # weight of a step in what drafting gains
 MEASURE_AFTER = 2  # steps that show whether a forward is quick enough to be measured
@@ -50,7 +52,7 @@ class Budget:
         self._num_plain = self._num_steps = 0
         self._gain = 0.0  # tokens that drafting brings a step and row beyond what its time would bring otherwise
         self._expected = 0.0  # the same of this step, without the time of drafting
-        self._trial, self._resting, self._next_rest = TRIAL, 0, SHORTEST_REST
+        self._trial, self._resting, self._next_rest = FIRST_TRIAL, 0, SHORTEST_REST
 
     @property
     def rate(self) -> float:
@@ -122,7 +124,7 @@ class Budget:
             return
         self._gain += MEMORY_OF_GAIN * (gain - self._gain)
         self._trial = max(0, self._trial - 1)
-        if self._gain > 0.0:
+        if self._gain > -NEGLIGIBLE:
             self._next_rest = SHORTEST_REST
         elif not self._trial:
             self._resting, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
