@@ -41,7 +41,7 @@ PROMPT = torch.tensor(
 DRAFTS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "prompt_lookup": lambda _: {"spec_method": "prompt_lookup"},
     "lookahead": lambda _: {"spec_method": "lookahead"},
-    "auto": lambda _: {"spec_method": "auto", "spec_config": {"num_nodes": 9}},
+    "auto": lambda _: {"spec_method": "auto", "spec_config": {"num_nodes": 9, "pool": "request"}},
     "oracle": lambda expected: {"spec_method": lambda: OracleDrafter(expected)},
     "random_trees": lambda expected: {"spec_method": lambda: RandomTreeDrafter(expected)},
 }
