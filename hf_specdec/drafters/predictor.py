@@ -25,6 +25,8 @@ from hf_specdec.drafters.spec_memory import SpecMemory
 __all__ = ["Context", "Guess", "Predictor"]
 
 NUM_COMMON = 16  # commonest tokens looked at
+TRUST = 2.0  # accepted tokens as which an unknown text counts
+FADE = 0.97  # of what was accepted and expected, a token
 DOUBT = 4.0  # votes that stand for tokens never seen behind the context
 OWN, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
 COMMON, DRAFT = RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 1
@@ -83,6 +85,15 @@ class Predictor:
         self.pool = memory.pool if uses_texts else None
         self.experience: Experience = memory.experience(is_sampled)
         self._common: Entry = ((), ())
+        self._expected = self._accepted = TRUST
+
+    @property
+    def trust(self) -> float:
+        """How far this text is as it was expected: accepted tokens over those expected, at most 1.
+
+        What was learned from other texts says little of one that is drawn at another temperature.
+        """
+        return min(1.0, (self._accepted + TRUST) / (self._expected + TRUST))
 
     def text_of(self, index: NgramIndex) -> Context:
         """The end of the text, once a step: its commonest tokens are the last resort behind unknown contexts."""
@@ -102,7 +113,7 @@ class Predictor:
                 sums[token] = sums.get(token, bias) + weight * value
         exp, corrected = math.exp, self.experience.calibration.corrected
         raw = [1.0 / (1.0 + exp(-total)) for total in sums.values()]
-        probabilities = [corrected(probability) for probability in raw]
+        probabilities = [corrected(probability) * self.trust for probability in raw]
         total = sum(probabilities)
         if total > 1.0:
             probabilities = [probability / total for probability in probabilities]
@@ -119,7 +130,11 @@ class Predictor:
                     evidence[places[candidate]][source] = value
         self.experience.mixer.learn(kind, evidence, places.get(token))
         if drafted:
-            self.experience.calibration.record([(guess.raw[places[one]], one == token) for one in drafted])
+            raw = [guess.raw[places[one]] for one in drafted]
+            self._expected = FADE * self._expected + sum(map(self.experience.calibration.corrected, raw))
+            self._accepted = FADE * self._accepted + (token in drafted)
+            outcomes = zip(raw, [one == token for one in drafted], strict=True)
+            self.experience.calibration.record(outcomes)
 
     def _sources(self, context: Context, drafted: Entry | None) -> tuple[int, list[tuple[int, Entry]]]:
         """Kind of the context, and what each source that knows it says."""

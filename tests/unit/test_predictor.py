@@ -116,3 +116,18 @@ def test_nothing_known_is_no_candidate(predictor: Predictor) -> None:
     guess = ask(predictor, [5])
     assert guess.tokens == guess.probabilities == []
     predictor.learn(guess, 4, [])
+
+
+def test_a_text_unlike_the_others_is_trusted_less(memory: SpecMemory) -> None:
+    """Of one text alone: another that begins afterwards starts with full trust."""
+    memory.recycled.put((5, 6, 7), LIKELY)
+    predictor = Predictor(memory, is_sampled=True)
+    before = by_token(ask(predictor, [5, 6, 7]))[30]
+    for _ in range(20):
+        predictor.learn(ask(predictor, [5, 6, 7]), 99, [30])
+    assert predictor.trust < 0.7
+    assert by_token(ask(predictor, [5, 6, 7]))[30] < 0.5 * before
+    assert Predictor(memory, is_sampled=True).trust == 1.0
+    for _ in range(100):
+        predictor.learn(ask(predictor, [5, 6, 7]), 30, [30])
+    assert predictor.trust > 0.9
