@@ -28,8 +28,9 @@ FADE = 0.97  # of what earlier steps brought, a step
 FIRST_STEPS = 4.0  # plain steps that the rate starts with
 RETRY = 64  # steps of one token after which a small tree is tried, so that a changed machine is noticed
 RETRY_SIZE = 4
-TRIAL = 16  # steps of drafting before it may rest
-FIRST_TRIAL = 48  # the same at the start, when nothing is known yet
+FIRST_CREDIT = 1.5  # tokens a row that drafting may lose before it rests, when nothing is known yet
+CREDIT = 0.75  # the same after a rest; as much as it brings is added, up to the first
+GREATEST_LOSS = 0.5  # of one step: more is a disturbance from outside
 NEGLIGIBLE = 0.015  # loss of tokens a step that is no reason to rest: who rests learns nothing
 SHORTEST_REST, LONGEST_REST = 16, 256  # steps
 MEMORY_OF_GAIN = 0.1  # weight of a step in what drafting gains
@@ -52,7 +53,7 @@ class Budget:
         self._num_plain = self._num_steps = 0
         self._gain = 0.0  # tokens that drafting brings a step and row beyond what its time would bring otherwise
         self._expected = 0.0  # the same of this step, without the time of drafting
-        self._trial, self._resting, self._next_rest = FIRST_TRIAL, 0, SHORTEST_REST
+        self._credit, self._resting, self._next_rest = FIRST_CREDIT, 0, SHORTEST_REST
 
     @property
     def rate(self) -> float:
@@ -120,13 +121,14 @@ class Budget:
         """Let the drafters rest where the last steps' drafts brought less than their own time."""
         if self._resting:
             self._resting -= 1
-            self._trial = TRIAL
+            self._credit = CREDIT
             return
+        gain = max(gain, -GREATEST_LOSS)
         self._gain += MEMORY_OF_GAIN * (gain - self._gain)
-        self._trial = max(0, self._trial - 1)
-        if self._gain > -NEGLIGIBLE:
+        self._credit = min(FIRST_CREDIT, self._credit + gain)
+        if self._gain > 0.0:
             self._next_rest = SHORTEST_REST
-        elif not self._trial:
+        elif self._credit < 0.0 and self._gain < -NEGLIGIBLE:
             self._resting, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
             self._gain = 0.0
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_specdec.drafters.base import Worth
-from hf_specdec.engine.budget import LONGEST_REST, RETRY, RETRY_SIZE, SHORTEST_REST, TRIAL, Budget
+from hf_specdec.engine.budget import FIRST_CREDIT, LONGEST_REST, RETRY, RETRY_SIZE, SHORTEST_REST, Budget
 from hf_specdec.engine.costs import StepCosts
 from hf_specdec.tree import DraftTree
 
@@ -134,9 +134,28 @@ def test_drafters_rest_where_drafting_costs_more_than_it_brings_and_ever_longer(
     assert max(found) == LONGEST_REST
 
 
-def test_nobody_rests_before_the_trial_is_over() -> None:
+def test_a_first_rest_comes_when_so_much_is_lost_and_no_sooner() -> None:
+    """Plain decoding's rate is 1, so a step loses what its drafting takes."""
     budget = budget_of(0.5)
-    assert None not in [step(budget, 0.05, num_tokens=1, drafting=0.2 * ONE) for _ in range(TRIAL)]
+    taken = [step(budget, 0.0, num_tokens=1, drafting=0.1 * ONE) for _ in range(40)]
+    assert taken.index(None) == pytest.approx(FIRST_CREDIT / 0.1 + 1, abs=2)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.3])
+def test_rests_grow_whatever_is_lost(share: float) -> None:
+    found = rests(budget_of(0.5), 1_500, probability=0.0, drafting=share * ONE)
+    assert found[:3] == [SHORTEST_REST, 2 * SHORTEST_REST, 4 * SHORTEST_REST]
+
+
+def test_a_small_loss_is_no_reason_to_rest() -> None:
+    budget = budget_of(0.5)
+    assert None not in [step(budget, 0.0, num_tokens=1, drafting=0.01 * ONE) for _ in range(600)]
+
+
+def test_one_long_disturbance_is_no_reason_to_rest() -> None:
+    budget = budget_of(0.02)
+    steps = [(0.8, 3, 0.05)] * 20 + [(0.8, 3, 50.0)] + [(0.8, 3, 0.05)] * 20
+    assert None not in [step(budget, p, num_tokens=count, drafting=share * ONE) for p, count, share in steps]
 
 
 def test_drafting_that_pays_goes_on() -> None:
