@@ -65,7 +65,8 @@ def generate(
     """Continue a prompt with speculative decoding.
 
     The exit code is 1 if, with --compare, the method's text differs from plain generate's in fp32, or if a prompt of
-    --prompts-file failed. Started again after an interruption, a file's job goes on; `accelerate launch` shares it out.
+    --prompts-file failed. Started again after an interruption, a file's job goes on;
+    `accelerate launch` and torchrun share it out.
     """
     check_many_options(prompts_file, out, prompt=prompt, compare=compare)
     forms = {"prompt_lookup_config": prompt_lookup_config, "lookahead_config": lookahead_config}

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from accelerate import PartialState
 from transformers import PreTrainedModel
 
 import hf_specdec
+from hf_specdec.cli.processes import processes
 from hf_specdec.errors import ConfigError
 
 __all__ = ["remembering"]
@@ -34,5 +34,5 @@ def remembering(model: PreTrainedModel, file: Path | None) -> Iterator[None]:
     try:
         yield
     finally:
-        if PartialState().is_main_process:
+        if processes().is_main_process:
             hf_specdec.spec_memory(model).save(file)

@@ -1,4 +1,4 @@
-"""`hf-specdec generate --prompts-file F.jsonl --out G.jsonl`: many prompts, resumable, also under accelerate launch.
+"""`hf-specdec generate --prompts-file F.jsonl --out G.jsonl`: many prompts, resumable, also in several processes.
 
 Each process takes its share of the prompts and appends to the one output; what is done is not done again. Processes
 that share one model (tensor parallel) go through the prompts together.
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase
 
 import hf_specdec
 from hf_specdec.cli.job_file import JobFile
+from hf_specdec.cli.processes import processes
 from hf_specdec.errors import ConfigError
 from hf_specdec.progress import with_bar
 
@@ -81,7 +81,7 @@ def check_many_options(prompts_file: Path | None, out: Path | None, *, prompt: s
 
 def own_device() -> torch.device | None:
     """The device of this process where several share a job; `None` for one process, which takes what there is."""
-    state = PartialState()
+    state = processes()
     return state.device if state.num_processes > 1 else None
 
 
@@ -91,7 +91,7 @@ def run_many(job: ManyJob, prompts_file: Path, out: Path) -> dict[str, int] | No
     Returns:
         How many prompts the output holds and how many of them failed; `None` in all processes but the first.
     """
-    state = PartialState()
+    state = processes()
     prompts = read_prompts(prompts_file)
     content = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
     file = JobFile(out, {**job.settings, "prompts": content, "seed": job.seed})

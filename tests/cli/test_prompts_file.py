@@ -1,10 +1,8 @@
 """Jobs over a file of prompts: every prompt once, whatever happens on the way."""
 
 import json
-import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +14,7 @@ import pytest
 from hf_specdec.cli.job_file import JobFile
 from hf_specdec.errors import ConfigError
 from tests.cli.conftest import Run
+from tests.parallel.launch import launch
 
 OPTIONS = ("--max-new-tokens", "12", "--dtype", "fp32", "--threads", "1", "--spec-method", "prompt_lookup")
 PROMPTS = [f"def f{number}(x, y):\n    return x + {number}\n\ndef g{number}(x" for number in range(24)]
@@ -32,12 +31,6 @@ def prompts_file(tmp_path: Path) -> Path:
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(json.dumps(form) for form in forms) + '\n\n{"nothing": "here"}\n', encoding="utf-8")
     return file
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
@@ -112,22 +105,33 @@ def test_a_killed_job_goes_on_and_ends_the_same(run: Run, prompts_file: Path, tm
 
 
 def test_processes_share_a_job(run: Run, prompts_file: Path, tmp_path: Path) -> None:
-    """As `accelerate launch` starts them: each takes its share, one output, equal to one process's."""
+    """Each takes its share and nothing else, one output, equal to one process's."""
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
-    words = ["generate", "--prompts-file", str(prompts_file), *OPTIONS, "--do-sample", "--seed", "3"]
+    words = ["generate", "--prompts-file", str(prompts_file), *OPTIONS, "--do-sample", "--seed", "3", "--json"]
     run(*words, "--out", str(whole))
-    launch = ["accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
-    port = ["--main_process_port", str(free_port()), "--mixed_precision", "no", "--dynamo_backend", "no"]
-    done = subprocess.run(
-        [sys.executable, "-m", *launch, *port, "-m", "hf_specdec", *words, "--out", str(out)],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    script = tmp_path / "watched.py"
+    script.write_text(
+        f"""
+import os
+from hf_specdec.cli import app
+from hf_specdec.cli.job_file import JobFile
+
+append = JobFile.append
+def watched(self, line):
+    with open({str(tmp_path)!r} + "/of_" + os.environ["RANK"], "a") as file:
+        file.write(str(line["index"]) + " ")
+    append(self, line)
+JobFile.append = watched
+app()
+"""
     )
+    done = launch(str(script), *words, "--out", str(out), timeout=300)
     assert out.exists(), done.stderr
     assert lines_of(out) == lines_of(whole)
+    shares = [set(map(int, (tmp_path / f"of_{rank}").read_text().split())) for rank in range(2)]
+    assert shares == [set(range(0, 25, 2)), set(range(1, 25, 2))]
+    assert json.loads(done.stdout)["num_prompts"] == 25  # one document, of the first process
+    assert "destroy_process_group" not in done.stderr
 
 
 @pytest.mark.parametrize(
