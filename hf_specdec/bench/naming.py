@@ -2,6 +2,7 @@
 
 method, value = split_config('prompt_lookup={"num_branches": 4}')
 method, value = split_config("prompt_lookup:num_branches=4,pool=shared")
+method, wants_draft = split_draft("auto+draft_model")
 factory = imported("my_module:MyDrafter")
 """
 
@@ -17,10 +18,20 @@ from hf_specdec.bench.token_recycling import TOKEN_RECYCLING
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods import METHODS, Method, resolve
 
-__all__ = ["COMPARISONS", "imported", "is_comparison", "is_import", "is_method", "method_called", "split_config"]
+__all__ = [
+    "COMPARISONS",
+    "imported",
+    "is_comparison",
+    "is_import",
+    "is_method",
+    "method_called",
+    "split_config",
+    "split_draft",
+]
 
 COMPARISONS: Mapping[str, Method] = MappingProxyType({TOKEN_RECYCLING.name: TOKEN_RECYCLING})
-KEYS = re.compile(r"(\w+):(.*)", re.DOTALL)
+KEYS = re.compile(r"([\w+]+):(.*)", re.DOTALL)
+WITH_DRAFT = "+draft_model"
 
 
 def is_comparison(method: Method) -> bool:
@@ -30,7 +41,7 @@ def is_comparison(method: Method) -> bool:
 
 def is_method(name: str) -> bool:
     """Whether the row `name` is a method, with or without a configuration."""
-    head = re.split("[:=]", name, maxsplit=1)[0]
+    head, _ = split_draft(re.split("[:=]", name, maxsplit=1)[0])
     return any(head in (method.name, *method.aliases) for method in (*METHODS.values(), *COMPARISONS.values()))
 
 
@@ -41,6 +52,11 @@ def method_called(name: str) -> Method:
         ConfigError: there is none.
     """
     return COMPARISONS.get(name) or resolve(name)
+
+
+def split_draft(name: str) -> tuple[str, bool]:
+    """A method's name, and whether it is to have a draft model beside what it has of its own."""
+    return name.removesuffix(WITH_DRAFT), name.endswith(WITH_DRAFT)
 
 
 def split_config(name: str) -> tuple[str, Any]:

@@ -10,6 +10,7 @@ Knows nothing about timing or statistics. Rows come from names:
     row("prompt_lookup:num_branches=4,pool=shared")     another way to write one
     row("token_recycling")                  a method that only the benchmark knows, for comparison
     row("draft_model=[4]", subject)         drafts with the subject's assistant
+    row("auto+draft_model", subject)        auto with the subject's assistant, which "auto" goes without
     row("my_module:MyDrafter")              a Drafter or a transformers CandidateGenerator of your own
 """
 
@@ -32,6 +33,7 @@ from hf_specdec.bench.naming import (
     is_method,
     method_called,
     split_config,
+    split_draft,
 )
 from hf_specdec.bench.subject import Subject
 from hf_specdec.config import SpecConfig
@@ -128,11 +130,14 @@ def row(name: str, subject: Subject) -> Row:
 
 
 def _method_row(name: str, method_name: str, value: Any, subject: Subject) -> Row:
+    method_name, wants_draft = split_draft(method_name)
     method = method_called(method_name)
+    if wants_draft and not method.takes_draft_model:
+        raise ConfigError("row", "must be a method that takes a draft model", name, f"Write {method_name}.")
     config = method.config_class.parse(value, name)
     described = json.loads(json.dumps(dataclasses.asdict(config), default=str))
     how: dict[str, Any] = {"spec_method": method if is_comparison(method) else method.name, "spec_config": config}
-    if method.needs_draft_model:
+    if method.needs_draft_model or wants_draft:
         how["assistant_model"] = draft = _draft_of(subject, name)
         described |= {"assistant": subject.assistant_name, "assistant_dtype": precision_of(draft)}
     _check_devices(name, config, subject)

@@ -56,6 +56,7 @@ def load_subject(
     assistant: str | None = None,
     assistant_dtype: str | None = None,
     widen_to: tuple[int, int] | None = None,
+    attn_implementation: str | None = None,
 ) -> Subject:
     """Load a model for measuring.
 
@@ -66,10 +67,11 @@ def load_subject(
         assistant: folder or hub name of a draft model with the same vocabulary.
         assistant_dtype: the draft model's precision; the model's by default.
         widen_to: hidden size and number of layers that the model is widened to, its function unchanged.
+        attn_implementation: the model's attention; transformers' choice by default.
 
     Raises:
         CheckpointError: a folder is missing or incomplete.
-        ConfigError: an unknown precision or device, or a model that cannot be widened.
+        ConfigError: an unknown precision or device, a model that cannot be widened, or an attention that is not here.
     """
     precision = dtype or ("fp32" if path is None else "auto")
     own_precision = assistant_dtype or precision
@@ -84,6 +86,8 @@ def load_subject(
         model = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision)
     else:
         model, facts["widening"] = _widened(folder, precision, widen_to)
+    if attn_implementation is not None:
+        _set_attention(model, attn_implementation)
     helper = None if draft is None else hf_specdec.AutoModelForCausalLM.from_pretrained(draft, precision=own_precision)
     return Subject(
         model=model.to(where).eval(),
@@ -93,6 +97,13 @@ def load_subject(
         assistant_name=EMBEDDED_DRAFT if path is None and assistant is None else assistant,
         facts=facts,
     )
+
+
+def _set_attention(model: Any, name: str) -> None:
+    try:
+        model.set_attn_implementation(name)
+    except (ImportError, ValueError) as error:
+        raise ConfigError("attn_implementation", "must be an attention that is here", name, f"{error}.") from error
 
 
 def _widened(folder: str, precision: str, size: tuple[int, int]) -> tuple[Any, dict[str, Any]]:

@@ -42,6 +42,7 @@ def bench(
     widen: given.Widen = None,
     dtype: given.Dtype = None,
     draft_dtype: options.DraftDtype = None,
+    attn_implementation: options.AttnImplementation = None,
     device: given.Device = None,
     threads: given.Threads = None,
     max_new_tokens: options.MaxNewTokens = 128,
@@ -74,9 +75,9 @@ def bench(
     elif replay is not None:
         document = _replayed(replay, row, output)
     else:
-        subjects = load_subjects(
-            model, widen, dtype=dtype, device=device, draft_model=draft_model, draft_dtype=draft_dtype, threads=threads
-        )
+        drafts: dict[str, Any] = {"draft_model": draft_model, "draft_dtype": draft_dtype}
+        how: dict[str, Any] = {"dtype": dtype, "device": device, "attn_implementation": attn_implementation}
+        subjects = load_subjects(model, widen, threads=threads, **drafts, **how)
         if cost:
             document = _measured_cost(subjects, context_length, rounds, seed, output)
         else:

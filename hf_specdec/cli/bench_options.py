@@ -47,8 +47,8 @@ RowNames = Annotated[
     typer.Option(
         "--row",
         help=f"What to measure beside generate: a method ({', '.join(METHODS)}), a method with its configuration "
-        f"(prompt_lookup:num_branches=4), token_recycling, transformers:prompt_lookup, transformers:assistant, "
-        f"module:Class, or default for all there are. Repeat for more. Default: default.",
+        f"(prompt_lookup:num_branches=4), auto+draft_model, token_recycling, transformers:prompt_lookup, "
+        f"transformers:assistant, module:Class, or default for all there are. Repeat for more. Default: default.",
     ),
 ]
 DraftModel = Annotated[
@@ -56,8 +56,8 @@ DraftModel = Annotated[
     typer.Option(
         "--draft-model",
         "--assistant",
-        help="Draft model of the rows draft_model and transformers:assistant. Default: the embedded draft, for the "
-        "embedded target.",
+        help="Draft model of the rows draft_model, auto+draft_model and transformers:assistant. Default: the embedded "
+        "draft, for the embedded target.",
     ),
 ]
 Widen = Annotated[

@@ -28,6 +28,7 @@ def load_subjects(
     device: str | None = None,
     draft_model: str | None = None,
     draft_dtype: str | None = None,
+    attn_implementation: str | None = None,
     threads: int | None = None,
 ) -> list[Subject]:
     """Every model at every size, each once; without paths the embedded target, without sizes each at its own."""
@@ -41,7 +42,13 @@ def load_subjects(
     subjects = []
     for path, size in itertools.product(models, wanted):
         subject = load_subject(
-            path, dtype=dtype, device=where, assistant=draft_model, assistant_dtype=draft_dtype, widen_to=size
+            path,
+            dtype=dtype,
+            device=where,
+            assistant=draft_model,
+            assistant_dtype=draft_dtype,
+            widen_to=size,
+            attn_implementation=attn_implementation,
         )
         if size is not None:
             of = f"{subject.name}: " if len(models) > 1 else ""

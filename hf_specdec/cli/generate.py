@@ -21,7 +21,7 @@ from hf_specdec.cli.prompts_file import ManyJob, check_many_options, own_device,
 from hf_specdec.cli.report import note, print_json, reports_errors
 from hf_specdec.cli.table import print_comparison
 from hf_specdec.cli.where import read_where
-from hf_specdec.compat import input_device
+from hf_specdec.compat import attention_implementation, input_device
 from hf_specdec.config import SpecConfig
 from hf_specdec.errors import ConfigError
 from hf_specdec.weights.report import precision_of
@@ -50,6 +50,7 @@ def generate(
     seed: options.Seed = None,
     dtype: options.Dtype = "auto",
     draft_dtype: options.DraftDtype = None,
+    attn_implementation: options.AttnImplementation = None,
     threads: options.Threads = None,
     device_map: options.DeviceMap = None,
     max_memory: options.MaxMemory = None,
@@ -65,8 +66,7 @@ def generate(
     """Continue a prompt with speculative decoding.
 
     The exit code is 1 if, with --compare, the method's text differs from plain generate's in fp32, or if a prompt of
-    --prompts-file failed. Started again after an interruption, a file's job goes on;
-    `accelerate launch` and torchrun share it out.
+    --prompts-file failed. A file's job goes on if it is started again; `accelerate launch` and torchrun share it out.
     """
     check_many_options(prompts_file, out, prompt=prompt, compare=compare)
     forms = {"prompt_lookup_config": prompt_lookup_config, "lookahead_config": lookahead_config}
@@ -80,7 +80,7 @@ def generate(
     place: dict[str, Any] = {"device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder}
     device = None if prompts_file is None or tensor_parallel else own_device()
     where = read_where(**place, tensor_parallel=tensor_parallel, config=config, device=device)
-    loaded, tokenizer = load(model, dtype, config, where)
+    loaded, tokenizer = load(model, dtype, config, where, attn_implementation=attn_implementation)
     how: dict[str, Any] = {} if method is None else {"spec_method": method, "spec_config": config}
     if method in DRAFT_METHODS or draft_model is not None:
         how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, where.beside(loaded))
@@ -178,6 +178,7 @@ def _model_facts(model: PreTrainedModel) -> dict[str, str]:
         "model": model.config.name_or_path,
         "dtype": precision_of(model),
         "device": str(input_device(model)),
+        "attention": attention_implementation(model.config),
     }
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, get_args
 
-from hf_specdec.config.base import SpecConfig, check_choice, check_devices, check_positive
+from hf_specdec.config.base import SpecConfig, check_at_least, check_choice, check_devices, check_positive
 from hf_specdec.errors import ConfigError
 
 __all__ = ["AutoSpecConfig"]
@@ -30,6 +30,11 @@ class AutoSpecConfig(SpecConfig):
             Bound of the remembered logits, in entries of 8 tokens, about 600 bytes each.
         use_recycled (`bool`, *optional*, defaults to `True`):
             Whether the target's logits of verified nodes are guesses for later.
+        window_size (`int`, *optional*, defaults to `5`):
+            Columns of lookahead's window, which is there while it pays; 0 for none. There is none with `num_nodes`,
+            without `use_recycled`, and where a model verifies chains only.
+        ngram_size (`int`, *optional*, defaults to `4`):
+            Tokens of the window's n-grams.
         draft_len (`int`, *optional*, defaults to `6`):
             Most forwards of the draft model a step, where `assistant_model` is given; fewer where they do not pay.
         costs (`str`, *optional*):
@@ -47,6 +52,8 @@ class AutoSpecConfig(SpecConfig):
     max_pool_tokens: int = 1_000_000
     max_recycled: int = 262_144
     use_recycled: bool = True
+    window_size: int = 5
+    ngram_size: int = 4
     draft_len: int = 6
     costs: str | None = None
     draft_model_device_list: Sequence[int | str] | None = None
@@ -67,6 +74,9 @@ class AutoSpecConfig(SpecConfig):
         check_positive("max_recycled", self.max_recycled, "Use `use_recycled=False` to keep no logits.")
         if not isinstance(self.use_recycled, bool):
             raise ConfigError("use_recycled", "must be True or False", self.use_recycled, "Write True or False.")
+        if isinstance(self.window_size, bool) or self.window_size != 0:
+            check_at_least("window_size", self.window_size, 2, "Use 0 for no window; usual values are 3 to 8.")
+        check_at_least("ngram_size", self.ngram_size, 2, "Usual values are 3 to 5.")
         check_positive("draft_len", self.draft_len, "Usual values are 2 to 8.")
         if self.costs is not None and (not isinstance(self.costs, str) or not self.costs):
             raise ConfigError("costs", "must be the path of a file", self.costs, "hf-specdec tune writes one.")

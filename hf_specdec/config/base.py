@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from hf_specdec.errors import ConfigError, unknown_name
 
-__all__ = ["PlainConfig", "SpecConfig", "check_choice", "check_devices", "check_positive"]
+__all__ = ["PlainConfig", "SpecConfig", "check_at_least", "check_choice", "check_devices", "check_positive"]
 
 Engine = Literal["loop", "assisted"]
 
@@ -108,8 +108,13 @@ class PlainConfig(SpecConfig):
 
 def check_positive(field: str, value: object, remedy: str) -> None:
     """Raise unless `value` is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(field, "must be a whole number of at least 1", value, remedy)
+    check_at_least(field, value, 1, remedy)
+
+
+def check_at_least(field: str, value: object, least: int, remedy: str) -> None:
+    """Raise unless `value` is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(field, f"must be a whole number of at least {least}", value, remedy)
 
 
 def check_choice(field: str, value: object, choices: Sequence[str]) -> None:

@@ -2,7 +2,8 @@
 
 The tree grows best first, by the probability that the target accepts a node and all before it. How many nodes pay is
 not decided here: nodes come in the order of their worth, with their probabilities, and whoever verifies them cuts.
-A draft model is asked where the nodes that it adds are worth its forward, judged by what its forwards added before.
+A draft model is asked where the nodes that it adds are worth its forward, judged by what its forwards added before; so
+is lookahead's window added, where it is worth its columns.
 Knows neither clocks nor models.
 
     drafter = AutoDrafter(AutoSpecConfig(), SpecMemory())
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from hf_specdec.config import AutoSpecConfig
+from hf_specdec.drafters.auto_window import AutoWindow
 from hf_specdec.drafters.ngram_index import NgramIndex
 from hf_specdec.drafters.predictor import Context, Guess, Predictor
 from hf_specdec.drafters.recycled import MAX_KEY, Entry, best_tokens
@@ -85,6 +87,11 @@ class AutoDrafter(RoundDrafter):
             self.memory, is_sampled=is_sampled, uses_texts=memory is not None, uses_recycled=config.use_recycled
         )
         self.index = NgramIndex(MAX_NGRAM)
+        self.window: AutoWindow | None = None
+        if config.window_size and config.num_nodes is None and config.use_recycled and takes_trees:
+            self.window = AutoWindow(config.window_size, config.ngram_size, self.predictor.experience)
+            self.predictor.found = self.window.found
+            self.max_extra_tokens = self.window.num_columns
         self._root: _Node | None = None
         self._skipped = 0
 
@@ -115,7 +122,7 @@ class AutoDrafter(RoundDrafter):
         root = self._root = _Node(self.index.tokens[-1], self.predictor.text_of(self.index))
         nodes = self._likeliest(root, budget)
         if self.scorer is None:
-            return _tree_of(root, nodes)
+            return self._tree_of(root, nodes)
         scored = TreeBuilder(root.token)
         value = self._value(nodes)
         for number in range(self.config.draft_len):
@@ -130,13 +137,15 @@ class AutoDrafter(RoundDrafter):
             nodes = self._likeliest(root, budget)
             before, value = value, self._value(nodes)
             self.predictor.experience.gained(number, value - before)
-        return _tree_of(root, nodes)
+        return self._tree_of(root, nodes)
 
     def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
         """Learn what the sources were worth, keep the logits, index the new tokens."""
         self._learn(tree, accepted)
         if logits is not None:
             self._recycle(tree, logits)
+            if self.window is not None:
+                self.window.observe(tree, logits)
         self.index.extend(accepted)
         if self.scorer is not None:
             self.scorer.keep(tree, accepted)
@@ -171,6 +180,17 @@ class AutoDrafter(RoundDrafter):
             node.probability = -negative
             nodes.append(node)
 
+    def _tree_of(self, root: _Node, nodes: Sequence[_Node]) -> DraftTree:
+        """The tree of these nodes, numbered in their order, with their probabilities; a window beside it."""
+        builder = TreeBuilder(root.token)
+        places = {id(root): 0}
+        for node in nodes:
+            places[id(node)] = builder.add(places[id(node.parent)], node.token)
+        tree = builder.build().with_probabilities((1.0, *[node.probability for node in nodes]))
+        if self.window is None:
+            return tree
+        return tree.with_extra(self.window.beside(self.index.tokens, self.worth.of_node))
+
     def _value(self, nodes: Sequence[_Node]) -> float:
         """Expected accepted tokens of a tree, less those that its forward has to bring."""
         return sum([node.probability - self.worth.of_node for node in nodes])
@@ -200,6 +220,7 @@ class AutoDrafter(RoundDrafter):
     def _learn(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """Let the predictor see the token behind every context that the text went through."""
         node, place = self._root, 0
+        floor, without, gained = max(SMALLEST, self.worth.of_node), 1.0, 0
         for token in accepted:
             if node is None or node.guess is None:
                 break
@@ -207,8 +228,19 @@ class AutoDrafter(RoundDrafter):
             children = [] if place < 0 else [tree.tokens[child] for child in tree.children(place)]
             self.predictor.learn(node.guess, token, [child for child in children if child in known])
             following = tree.child(place, token) if place >= 0 else None
+            if following is not None and self.window is not None:
+                without *= self._share_without_window(node.guess, token)
+                gained += without < floor
             node, place = node.children.get(token), -1 if following is None else following
+        if tree.extra is not None:
+            self.predictor.experience.window_gained(gained)
         self._root = None
+
+    def _share_without_window(self, guess: Guess, token: int) -> float:
+        """The probability that `token` would have had without what the window found."""
+        if guess.is_found:
+            guess = self.predictor.guess(guess.context, guess.drafted, uses_found=False)
+        return dict(zip(guess.tokens, guess.probabilities, strict=True)).get(token, 0.0)
 
     def _recycle(self, tree: DraftTree, logits: torch.Tensor) -> None:
         """Keep what the target thought behind every node, those that were rejected too."""
@@ -225,12 +257,3 @@ class AutoDrafter(RoundDrafter):
 def _scored(node: _Node) -> int:
     assert node.scored_as is not None
     return node.scored_as
-
-
-def _tree_of(root: _Node, nodes: Sequence[_Node]) -> DraftTree:
-    """The tree of these nodes, numbered in their order, with their probabilities."""
-    builder = TreeBuilder(root.token)
-    places = {id(root): 0}
-    for node in nodes:
-        places[id(node)] = builder.add(places[id(node.parent)], node.token)
-    return builder.build().with_probabilities((1.0, *[node.probability for node in nodes]))

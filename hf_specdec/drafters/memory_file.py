@@ -157,6 +157,7 @@ class MemoryFile:
             "expected": expected,
             "accepted": accepted,
             "gains": list(experience.gains),
+            "window_gain": [experience.window_gain],
         }
         for key, values in learned.items():
             self.tensors[f"{name}.{key}"] = torch.tensor(values, dtype=torch.float64)
@@ -170,12 +171,13 @@ class MemoryFile:
         seen = self._tensor(f"{name}.seen", torch.int64, (num_kinds,))
         counts = [self._tensor(f"{name}.{key}", torch.float64, (num_bins,)) for key in ("expected", "accepted")]
         gains = self._tensor(f"{name}.gains", torch.float64, (None,))
-        for tensor in (weights, gains, *counts):
+        window_gain = self._tensor(f"{name}.window_gain", torch.float64, (1,))
+        for tensor in (weights, gains, window_gain, *counts):
             _check(bool(tensor.isfinite().all()), f"{name} holds what is no number")
         _check(all(bool((tensor >= 0).all()) for tensor in (seen, *counts)), f"{name} holds negative counts")
         mixer.weights, mixer.seen = [tuple(row) for row in weights.tolist()], seen.tolist()
         calibration.restore(counts[0].tolist(), counts[1].tolist())
-        experience.gains = gains.tolist()
+        experience.gains, experience.window_gain = gains.tolist(), float(window_gain)
 
     def _tensor(self, name: str, dtype: torch.dtype, shape: tuple[int | None, ...]) -> torch.Tensor:
         """The tensor `name`, if it is of this type and shape; a size of `None` is any."""

@@ -2,9 +2,9 @@
 
 Sources, from long contexts to short ones: where the context stood before in this text and in earlier ones, and the
 target's recycled logits behind the last three, two and one tokens; where there are none, the text's commonest tokens;
-and what a draft model says, where it has been asked. A `Mixer` blends them, a `Calibration` corrects what it says by
-what was accepted. Both learn from every token of the text, drafted or not, so it takes no trials to find out that a
-text cannot be drafted.
+what lookahead's window found; and what a draft model says, where it has been asked. A `Mixer` blends them, a
+`Calibration` corrects what it says by what was accepted. Both learn from every token of the text, drafted or not, so it
+takes no trials to find out that a text cannot be drafted.
 
     predictor = Predictor(memory, is_sampled=False)
     guess = predictor.guess(predictor.text_of(index))
@@ -19,18 +19,19 @@ from dataclasses import dataclass
 from hf_specdec.drafters.experience import Experience
 from hf_specdec.drafters.matches import Matches, Votes
 from hf_specdec.drafters.ngram_index import NgramIndex
-from hf_specdec.drafters.recycled import FLOOR, MAX_KEY, Entry
+from hf_specdec.drafters.recycled import FLOOR, MAX_KEY, Entry, RecycledLogits
 from hf_specdec.drafters.spec_memory import SpecMemory
 
 __all__ = ["Context", "Guess", "Predictor"]
 
 NUM_COMMON = 16  # commonest tokens looked at
-TRUST = 2.0  # accepted tokens as which an unknown text counts
+TRUST = 4.0  # accepted tokens as which an unknown text counts
+MOST_TRUST = 1.3
 FADE = 0.97  # of what was accepted and expected, a token
 DOUBT = 4.0  # votes that stand for tokens never seen behind the context
 OWN, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
-COMMON, DRAFT = RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 1
-NUM_SOURCES = DRAFT + 1
+COMMON, DRAFT, FOUND = range(RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 3)
+NUM_SOURCES = FOUND + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Guess:
         tokens (`list[int]`): the candidates.
         raw (`list[float]`): the probability of each before the correction.
         probabilities (`list[float]`): its probability; together they are at most 1.
+        is_found (`bool`): whether a window took part.
     """
 
     context: Context
@@ -67,6 +69,7 @@ class Guess:
     tokens: list[int]
     raw: list[float]
     probabilities: list[float]
+    is_found: bool = False
 
 
 class Predictor:
@@ -76,7 +79,12 @@ class Predictor:
         memory: recycled logits and what was learned about the sources, this text's alone or shared.
         is_sampled: whether tokens are drawn: other weights, since unlikely tokens come true more often.
         uses_texts, uses_recycled: whether earlier texts and recycled logits take part.
+
+    Attributes:
+        found: what lookahead's window found for this text, if there is one.
     """
+
+    found: RecycledLogits | None = None
 
     def __init__(
         self, memory: SpecMemory, *, is_sampled: bool, uses_texts: bool = True, uses_recycled: bool = True
@@ -89,11 +97,11 @@ class Predictor:
 
     @property
     def trust(self) -> float:
-        """How far this text is as it was expected: accepted tokens over those expected, at most 1.
+        """How far this text is as it was expected: accepted tokens over those expected, at most 1.3.
 
         What was learned from other texts says little of one that is drawn at another temperature.
         """
-        return min(1.0, (self._accepted + TRUST) / (self._expected + TRUST))
+        return min(MOST_TRUST, (self._accepted + TRUST) / (self._expected + TRUST))
 
     def text_of(self, index: NgramIndex) -> Context:
         """The end of the text, once a step: its commonest tokens are the last resort behind unknown contexts."""
@@ -102,9 +110,12 @@ class Predictor:
         self._common = tuple([token for token, _ in shares]), tuple(evidence)
         return Context(tuple(index.tokens[-MAX_KEY:]), Matches.of_text(index, self.pool))
 
-    def guess(self, context: Context, drafted: Entry | None = None) -> Guess:
-        """Candidates behind `context`; `drafted` is a draft model's entry for it, if it was asked."""
-        kind, sources = self._sources(context, drafted)
+    def guess(self, context: Context, drafted: Entry | None = None, *, uses_found: bool = True) -> Guess:
+        """Candidates behind `context`; `drafted` is a draft model's entry for it, if it was asked.
+
+        Without `uses_found`, as if there were no window.
+        """
+        kind, sources = self._sources(context, drafted, uses_found)
         bias, *weights = self.experience.mixer.weights[kind]
         sums: dict[int, float] = {}
         for source, (tokens, evidence) in sources:
@@ -117,11 +128,11 @@ class Predictor:
         total = sum(probabilities)
         if total > 1.0:
             probabilities = [probability / total for probability in probabilities]
-        return Guess(context, drafted, list(sums), raw, probabilities)
+        return Guess(context, drafted, list(sums), raw, probabilities, sources[-1][0] == FOUND)
 
     def learn(self, guess: Guess, token: int, drafted: Sequence[int]) -> None:
         """The token behind the context was `token`; `drafted` are the candidates that were verified there."""
-        kind, sources = self._sources(guess.context, guess.drafted)
+        kind, sources = self._sources(guess.context, guess.drafted, guess.is_found)
         places = {candidate: place for place, candidate in enumerate(guess.tokens)}
         evidence = [[0.0] * NUM_SOURCES for _ in places]
         for source, entry in sources:
@@ -136,7 +147,9 @@ class Predictor:
             outcomes = zip(raw, [one == token for one in drafted], strict=True)
             self.experience.calibration.record(outcomes)
 
-    def _sources(self, context: Context, drafted: Entry | None) -> tuple[int, list[tuple[int, Entry]]]:
+    def _sources(
+        self, context: Context, drafted: Entry | None, uses_found: bool = True
+    ) -> tuple[int, list[tuple[int, Entry]]]:
         """Kind of the context, and what each source that knows it says."""
         own, longest = _counted(context.matches.own_votes())
         pooled, _ = _counted(context.matches.pooled_votes())
@@ -151,7 +164,15 @@ class Predictor:
             sources.append((COMMON, self._common))
         if drafted is not None:
             sources.append((DRAFT, drafted))
+        if uses_found and self.found is not None and (entry := self._found(context.tail)) is not None:
+            sources.append((FOUND, entry))
         return Experience.kind(longest, level, drafted is not None), sources
+
+    def _found(self, tail: tuple[int, ...]) -> Entry | None:
+        """What a window found behind the longest end of `tail`."""
+        assert self.found is not None
+        ends = (self.found.get(tail[-size:]) for size in range(len(tail), 0, -1))
+        return next((entry for entry in ends if entry is not None), None)
 
 
 def _counted(votes: Votes) -> tuple[Entry, int]:

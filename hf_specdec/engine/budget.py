@@ -143,9 +143,12 @@ class Budget:
                 gains[size] += probability
             largest = max(largest, min(len(tree), self.max_nodes + 1))
         price = self.rate * len(trees)
-        best, best_value, value = 1, -price, 0.0
+        extra = max(tree.num_columns - len(tree) for tree in trees)  # drafters weigh these themselves
+        alone = price * curve.ratio(1 + extra)
+        best, best_value, value = 1, 0.0, 0.0
         for size in range(2, largest + 1):
             value += gains[size]
-            if value - price * curve.ratio(size) > best_value:
-                best, best_value = size, value - price * curve.ratio(size)
-        return best, best_value + price
+            worth = value - price * curve.ratio(size + extra) + alone
+            if worth > best_value:
+                best, best_value = size, worth
+        return best, best_value

@@ -36,6 +36,15 @@ def test_the_embedded_target_is_measured_in_fp32_on_one_thread(run: Run) -> None
     assert entry["summary"]["greedy"]["plain"]["share_equal"] == 1.0
 
 
+def test_the_attention_is_the_user_s_choice_widened_or_not(run: Run) -> None:
+    sizes = ("--widen", "native", "--widen", "512x7")
+    document = bench(run, *sizes, "--attn-implementation", "eager")
+    assert [entry["attention"] for entry in document["subjects"]] == ["eager", "eager"]
+    result = run(*BENCH, "--attn-implementation", "flash_attention_2")
+    assert result.exit_code == 2
+    assert "`attn_implementation` must be an attention that is here" in result.stderr
+
+
 def test_without_a_choice_both_modes_and_every_row_are_measured(run: Run) -> None:
     result = run("bench", "--limit", "1", "--max-new-tokens", "4", "--rounds", "1", "--json")
     assert result.exit_code == 0, result.stderr

@@ -44,6 +44,16 @@ def test_a_draft_model_brings_its_rows(helped: Subject) -> None:
     assert ours.is_seed_exact and not row("draft_model=[4,['cpu'],['cpu'],True]", helped).is_seed_exact
 
 
+def test_auto_has_the_draft_model_where_the_row_says_so(helped: Subject) -> None:
+    for name in ("auto+draft_model", "auto+draft_model:num_nodes=6", 'auto+draft_model={"num_nodes": 6}'):
+        ours = row(name, helped)
+        assert ours.arguments(None)["assistant_model"] is helped.assistant
+        assert ours.config is not None
+        assert ours.config["num_nodes"] == (6 if "6" in name else None)
+        assert ours.config["assistant"] == helped.assistant_name
+    assert "assistant_model" not in row("auto", helped).arguments(None)
+
+
 def test_a_draft_of_another_vocabulary_is_left_out(subject: Subject) -> None:
     stranger = dataclasses.replace(subject, assistant=tiny_llama(9000), assistant_name="stranger")
     assert "share the target's tokenizer" in default_rows(stranger)[1]["draft_model"]
@@ -122,6 +132,9 @@ def test_a_class_of_the_user_s_own_is_a_row(subject: Subject) -> None:
         ("transformers:assistant", "--draft-model"),
         ("transformers:magic", "must be one of"),
         ("draft_model", "--draft-model"),
+        ("auto+draft_model", "--draft-model"),
+        ("prompt_lookup+draft_model", "takes a draft model"),
+        ("unheard_of+draft_model", "unheard_of"),
         ("lookahead=[7,5]", "must have 3 entries"),
         ("prompt_lookup:max_draft=1", "max_draft_len"),
         ("prompt_lookup:max_draft_len=0", "at least 1"),

@@ -134,3 +134,16 @@ def test_target_and_draft_have_precisions_of_their_own(run: Run) -> None:
     found = document(run, PROMPT, *words)
     assert (found["dtype"], found["draft"]["dtype"]) == ("fp8", "nf4")
     assert len(found["token_ids"]) == 8
+
+
+def test_the_attention_is_the_user_s_choice(run: Run) -> None:
+    options = ("generate", "x = 1", "--max-new-tokens", "8", "--dtype", "fp32", "--json")
+    ours, usual = (json.loads(run(*options, *more).stdout) for more in (("--attn-implementation", "eager"), ()))
+    assert (ours["attention"], usual["attention"]) == ("eager", "sdpa")
+    assert ours["token_ids"] == usual["token_ids"]
+
+
+def test_an_attention_that_is_not_here_is_an_error(run: Run) -> None:
+    done = run("generate", "x = 1", "--attn-implementation", "flash_attention_2")
+    assert done.exit_code == 2
+    assert "`--attn-implementation` must be installed" in done.stderr

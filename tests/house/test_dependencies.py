@@ -19,6 +19,7 @@ LAYERS = (
 DEPTH = {room: depth for depth, layer in enumerate(LAYERS) for room in layer}
 SHARED_BY_DRAFTERS = {
     "acceptance",
+    "auto_window",
     "base",
     "calibration",
     "candidates",

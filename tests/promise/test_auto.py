@@ -79,6 +79,24 @@ def test_the_call_that_measures_gives_plain_generates_tokens(name: str, measured
     assert generate(model, spec_method="auto", **how).sequences.tolist() == reference.tolist()
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if "kept" not in name and "mamba2" not in name])
+def test_lookahead_s_window_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget.Budget, "_rest_or_try", lambda self, gain: None)
+    family, how = CASES[name]
+    memory = hf_specdec.SpecMemory()
+    memory.greedy.window_gain = memory.sampled.window_gain = 1e9  # whatever it costs
+    model = hf_specdec.enable(build(FAMILIES[family]), spec_memory=memory)
+    reference = generate(model, plain, **how).sequences
+    windows: list[bool] = []
+
+    def watch(step: hf_specdec.SpecStep) -> None:
+        windows.append(step.tree.extra is not None)
+
+    ours = generate(model, spec_method="auto", spec_observer=watch, **how)
+    assert ours.sequences.tolist() == reference.tolist()
+    assert sum(windows) > len(windows) / 2
+
+
 def test_the_cache_that_comes_out_is_plain_generates(measured: list[dict[int, float]]) -> None:
     """Chat turns: both caches lead to the same next turn."""
     model = fresh("llama")

@@ -32,6 +32,13 @@ def drafter_of(memory: SpecMemory | None = None, *, config: dict[str, Any] | Non
     return AutoDrafter(AutoSpecConfig(**(config or {})), memory, **how)
 
 
+def texts_of(tree: DraftTree, tokens: Sequence[int]) -> list[tuple[int, ...]]:
+    """What each column of the forward sees, by positions."""
+    visible, columns = tree.visible(), range(tree.num_columns)
+    seen = [sorted((place for place in columns if row[place]), key=tree.column_depths.__getitem__) for row in visible]
+    return [(*tokens[:-1], *[tree.column_tokens[place] for place in places]) for places in seen]
+
+
 def decode(drafter: AutoDrafter, *, steps: int, budget: int = 16, prompt: Sequence[int] = (1, 2)) -> list[DraftTree]:
     """Verify drafts with the table; returns the trees."""
     tokens, trees = list(prompt), []
@@ -43,8 +50,7 @@ def decode(drafter: AutoDrafter, *, steps: int, budget: int = 16, prompt: Sequen
         while (child := tree.child(node, accepted[-1])) is not None:
             node = child
             accepted.append(following([*tokens, *accepted]))
-        texts = [[*tokens, *[tree.tokens[step] for step in tree.path(place)[1:]]] for place in range(len(tree))]
-        logits = torch.stack([TABLE(tuple(text)) for text in texts]) if drafter.needs_logits else None
+        logits = torch.stack([TABLE(text) for text in texts_of(tree, tokens)]) if drafter.needs_logits else None
         drafter.observe(tree, logits, accepted)
         tokens += accepted
     return trees

@@ -8,7 +8,7 @@ import torch
 from hf_specdec.drafters.base import Worth
 from hf_specdec.engine.budget import FIRST_CREDIT, LONGEST_REST, RETRY, RETRY_SIZE, SHORTEST_REST, Budget
 from hf_specdec.engine.costs import StepCosts
-from hf_specdec.tree import DraftTree
+from hf_specdec.tree import DraftTree, ExtraTokens
 
 ONE = 0.01  # seconds of a step with one token
 FLAT, STEEP = 0.0, 1.0  # what a token more costs, in steps of one
@@ -59,6 +59,18 @@ def test_a_jump_in_the_curve_is_taken_where_what_lies_behind_it_pays() -> None:
     budget.costs.curve(1).set({1: ONE, 2: 1.8 * ONE, 8: 1.8 * ONE, 128: 9 * ONE})
     assert len(budget.cut([chain(0.7, 0.1)])[0]) == 1
     assert len(budget.cut([chain(0.7, 0.1, 0.05)])[0]) == 4
+
+
+def test_a_window_beside_a_tree_moves_it_along_the_curve() -> None:
+    """Behind the window's six columns lies a jump: what pays without the window does not pay with it."""
+    budget = budget_of(FLAT)
+    budget.costs.curve(1).set({1: ONE, 8: 1.1 * ONE, 12: 2.0 * ONE, 128: 9 * ONE})
+    tree = chain(0.2, 0.1)
+    extra = ExtraTokens((5,) * 7, (1,) * 7, torch.eye(8, dtype=torch.bool)[1:])
+    assert len(budget.cut([tree])[0]) == 3
+    (cut,) = budget.cut([tree.with_extra(extra)])
+    assert len(cut) == 1
+    assert cut.extra is extra
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_specdec.drafters.ngram_index import NgramIndex
-from hf_specdec.drafters.predictor import Guess, Predictor
+from hf_specdec.drafters.predictor import MOST_TRUST, Guess, Predictor
 from hf_specdec.drafters.recycled import Entry
 from hf_specdec.drafters.spec_memory import SpecMemory
 
@@ -123,11 +123,22 @@ def test_a_text_unlike_the_others_is_trusted_less(memory: SpecMemory) -> None:
     memory.recycled.put((5, 6, 7), LIKELY)
     predictor = Predictor(memory, is_sampled=True)
     before = by_token(ask(predictor, [5, 6, 7]))[30]
-    for _ in range(20):
+    for _ in range(5):
         predictor.learn(ask(predictor, [5, 6, 7]), 99, [30])
-    assert predictor.trust < 0.7
+    assert predictor.trust < 0.8
     assert by_token(ask(predictor, [5, 6, 7]))[30] < 0.5 * before
     assert Predictor(memory, is_sampled=True).trust == 1.0
     for _ in range(100):
         predictor.learn(ask(predictor, [5, 6, 7]), 30, [30])
     assert predictor.trust > 0.9
+
+
+def test_a_text_that_keeps_more_than_it_promised_is_trusted_more(memory: SpecMemory) -> None:
+    memory.recycled.put((5, 6, 7), LIKELY)
+    predictor = Predictor(memory, is_sampled=True)
+    trusts = []
+    for _ in range(30):
+        predictor.learn(ask(predictor, [5, 6, 7]), 31, [31])  # the one held unlikely
+        trusts.append(predictor.trust)
+    assert 1.1 < max(trusts) <= MOST_TRUST
+    assert sum(ask(predictor, [5, 6, 7]).probabilities) <= 1.0 + 1e-9
