@@ -3,11 +3,13 @@
     python -m hf_specdec.bench.batches --prompts humaneval.jsonl --batch-size 1 --batch-size 8 --json
 
 A batch's ratio is plain's seconds over the method's, both having run one after the other; a row is the median over
-batches. Prompts are cut to the last `--max-prompt` tokens, so that padding does not decide.
+batches. Each method has a memory of its own, empty when a round begins. Prompts are cut to the last `--max-prompt`
+tokens, so that padding does not decide.
 """
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,12 +19,13 @@ import typer
 
 import hf_specdec
 from hf_specdec.bench.header import header, subject_facts
-from hf_specdec.bench.naming import split_config
+from hf_specdec.bench.naming import split_config, split_draft
 from hf_specdec.bench.prompts import load_prompts
 from hf_specdec.bench.statistics import median_with_interval
-from hf_specdec.bench.subject import Subject, load_subject
+from hf_specdec.bench.subject import Subject, load_subject, remembering
 from hf_specdec.bench.widen import read_size
 from hf_specdec.errors import SpecError
+from hf_specdec.methods import Memory
 
 __all__ = ["measure_batches", "measure_many"]
 
@@ -36,14 +39,16 @@ def measure_batches(
     ratios: dict[str, list[float]] = {name: [] for name in methods}
     equal = dict.fromkeys(methods, 0)
     steps: dict[str, list[float]] = {name: [] for name in methods}
+    memories: dict[tuple[str | None, int], Memory] = defaultdict(Memory)
     for start in range(0, len(prompts) - size + 1, size):
         inputs = padded(subject, prompts[start : start + size])
         seconds: dict[str, float] = {}
         for round_ in range(rounds + 1):  # the first warms up
             for name in (None, *methods):
-                started = time.perf_counter()
-                output = subject.model.generate(**inputs, **options, **arguments_of(name, subject))
-                took = time.perf_counter() - started
+                with remembering(subject, memories[name, round_]):
+                    started = time.perf_counter()
+                    output = subject.model.generate(**inputs, **options, **arguments_of(name, subject))
+                    took = time.perf_counter() - started
                 key = name or "plain generate"
                 seconds[key] = took if round_ < 2 else min(took, seconds[key])
                 if name is None:
@@ -80,12 +85,11 @@ def measure_many(
     plain_seconds = time.perf_counter() - started
     started = time.perf_counter()
     own = {name: value for name, value in options.items() if name != "return_dict_in_generate"}
-    found = {
-        result.index: result.token_ids
-        for result in hf_specdec.generate_many(
+    with remembering(subject, Memory()):
+        results = hf_specdec.generate_many(
             subject.model, prompts, max_batch_size=size, **own, **arguments_of(method, subject)
         )
-    }
+        found = {result.index: result.token_ids for result in results}
     seconds = time.perf_counter() - started
     equal = sum(found[index] == tokens[: len(found[index])] for index, tokens in enumerate(expected))
     return {
@@ -103,9 +107,12 @@ def arguments_of(name: str | None, subject: Subject) -> Kwargs:
     """What `generate` gets for a row; nothing for plain."""
     if name is None:
         return {}
-    method, config = split_config(name)
+    spelled, config = split_config(name)
+    method, wants_draft = split_draft(spelled)
     arguments: Kwargs = {"spec_method": method, "spec_config": config}
-    return {**arguments, "assistant_model": subject.assistant} if method == "draft_model" else arguments
+    if wants_draft or method == "draft_model":
+        arguments["assistant_model"] = subject.assistant
+    return arguments
 
 
 def padded(subject: Subject, prompts: Sequence[list[int]]) -> Kwargs:

@@ -11,8 +11,7 @@ prompt. Knows nothing about other models.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,9 +22,8 @@ from hf_specdec.bench.plan import PROBE_ROUND, BenchSettings, Visit
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.rows import REFERENCE, Row
 from hf_specdec.bench.statistics import summarize
-from hf_specdec.bench.subject import Subject
+from hf_specdec.bench.subject import Subject, remembering
 from hf_specdec.methods import Memory
-from hf_specdec.state import state_of
 
 __all__ = ["SubjectRun"]
 
@@ -70,7 +68,7 @@ class SubjectRun:
         for row in list(self.rows):
             options = {"max_new_tokens": WARM_UP_TOKENS, "do_sample": False}
             try:
-                with _memory(self.subject, Memory()):
+                with remembering(self.subject, Memory()):
                     timed_call(self.subject, row, inputs, options, self.settings.seed)
             except ValueError as error:
                 if row.kind != "transformers":
@@ -114,7 +112,7 @@ class SubjectRun:
     def _call(self, visit: Visit, row: Row, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         call = probed_call if visit.round == PROBE_ROUND else timed_call
         seed = self.settings.seed + max(visit.round, 0)
-        with _memory(self.subject, self._memories[row.name]):
+        with remembering(self.subject, self._memories[row.name]):
             outcome = call(self.subject, row, inputs, self.settings.options(visit.mode), seed)
         record = {**visit.key, "row": row.name, **dataclasses.asdict(outcome)}
         if record.get("reliability") is None:
@@ -127,17 +125,6 @@ class SubjectRun:
         answers = [self._records[_key(before.key, REFERENCE)]["token_ids"] for before in earlier]
         texts = [self.subject.tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
         return encode(self.subject, visit.prompt, texts)
-
-
-@contextmanager
-def _memory(subject: Subject, memory: Memory) -> Iterator[None]:
-    """Give the model `memory` for a call, and its own back afterwards."""
-    state = state_of(subject.model)
-    own, state.memory = state.memory, memory
-    try:
-        yield
-    finally:
-        state.memory = own
 
 
 def _key(record: Mapping[str, Any], row: str) -> tuple[Any, ...]:

@@ -1,12 +1,19 @@
 """The batch benchmark times what it says, and notices other tokens."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
+from hf_specdec import AutoSpecConfig
 from hf_specdec.bench import batches
+from hf_specdec.methods import Memory
+
+METHODS = ("prompt_lookup", "draft_model=[2]", "auto+draft_model")
 
 
 def run(*words: str) -> Any:
@@ -18,15 +25,35 @@ def run(*words: str) -> Any:
 
 
 def test_each_size_and_method_has_its_row() -> None:
-    document = run("--batch-size", "1", "--batch-size", "2", "--row", "prompt_lookup", "--row", "draft_model=[2]")
+    document = run("--batch-size", "1", "--batch-size", "2", *[word for name in METHODS for word in ("--row", name)])
     rows = {(row["batch_size"], row["row"]): row for row in document["rows"] if not row.get("many")}
-    assert rows.keys() == {(size, name) for size in (1, 2) for name in ("prompt_lookup", "draft_model=[2]")}
+    assert rows.keys() == {(size, name) for size in (1, 2) for name in METHODS}
     for (size, _), row in rows.items():
         assert row["batches"] == row["equal"] == 4 // size
         assert row["ratio"]["median"] > 0
         assert row["tokens_per_step"] >= 1
     many = [row for row in document["rows"] if row.get("many")]
-    assert [row["equal"] for row in many] == [4, 4]
+    assert [row["equal"] for row in many] == [4, 4, 4]
+
+
+def test_no_method_drafts_from_its_own_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each round a method's memory knows the batches before, and never the one that it is timed on."""
+    known: list[tuple[int, int]] = []
+    real = batches.remembering
+
+    @contextmanager
+    def watched(subject: Any, memory: Memory) -> Iterator[None]:
+        before = len(memory.used_by_auto(AutoSpecConfig()).pool) if "auto" in memory.pools else 0
+        with real(subject, memory):
+            yield
+        known.append((before, len(memory.used_by_auto(AutoSpecConfig()).pool)))
+
+    monkeypatch.setattr(batches, "remembering", watched)
+    run("--batch-size", "2", "--row", "auto")
+    plain, auto = known[0::2][:4], known[1::2][:4]
+    assert plain == [(0, 0)] * 4
+    assert [before for before, _ in auto] == [0, 0, auto[0][1], auto[1][1]]
+    assert known[-1][0] == 0  # generate_many begins with nothing too
 
 
 def test_a_wrong_setting_is_an_error() -> None:
