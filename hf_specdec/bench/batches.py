@@ -3,8 +3,8 @@
     python -m hf_specdec.bench.batches --prompts humaneval.jsonl --batch-size 1 --batch-size 8 --json
 
 A batch's ratio is plain's seconds over the method's, both having run one after the other; a row is the median over
-batches. Each method has a memory of its own, empty when a round begins. Prompts are cut to the last `--max-prompt`
-tokens, so that padding does not decide.
+batches. Each method has a memory of its own, empty when a round begins. What is timed returns no cache, so rows leave
+a batch when their texts end. Prompts are cut to the last `--max-prompt` tokens, so that padding does not decide.
 """
 
 import json
@@ -43,11 +43,12 @@ def measure_batches(
     for start in range(0, len(prompts) - size + 1, size):
         inputs = padded(subject, prompts[start : start + size])
         seconds: dict[str, float] = {}
-        for round_ in range(rounds + 1):  # the first warms up
+        for round_ in range(rounds + 1):  # the first warms up, and shows statistics and tokens
+            asked = options if round_ == 0 else {**options, "return_dict_in_generate": False}
             for name in (None, *methods):
                 with remembering(subject, memories[name, round_]):
                     started = time.perf_counter()
-                    output = subject.model.generate(**inputs, **options, **arguments_of(name, subject))
+                    output = subject.model.generate(**inputs, **asked, **arguments_of(name, subject))
                     took = time.perf_counter() - started
                 key = name or "plain generate"
                 seconds[key] = took if round_ < 2 else min(took, seconds[key])

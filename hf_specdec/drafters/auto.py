@@ -124,7 +124,6 @@ class AutoDrafter(RoundDrafter):
         if self.scorer is None:
             return self._tree_of(root, nodes)
         scored = TreeBuilder(root.token)
-        value = self._value(nodes)
         for number in range(self.config.draft_len):
             wanted = self._worth_scoring(root, nodes)
             if not wanted or not self._pays(number):
@@ -134,9 +133,8 @@ class AutoDrafter(RoundDrafter):
             rows = yield scored.build()
             for node, entry in zip(wanted, best_tokens(rows), strict=True):
                 node.drafted, node.guess = entry, None
-            nodes = self._likeliest(root, budget)
-            before, value = value, self._value(nodes)
-            self.predictor.experience.gained(number, value - before)
+            before, nodes = nodes, self._likeliest(root, budget)
+            self.predictor.experience.gained(number, self._value(nodes) - self._value(before))
         return self._tree_of(root, nodes)
 
     def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
@@ -192,8 +190,15 @@ class AutoDrafter(RoundDrafter):
         return tree.with_extra(self.window.beside(self.index.tokens, self.worth.of_node))
 
     def _value(self, nodes: Sequence[_Node]) -> float:
-        """Expected accepted tokens of a tree, less those that its forward has to bring."""
-        return sum([node.probability - self.worth.of_node for node in nodes])
+        """Expected accepted tokens of a tree by what is known now, less those that its forward has to bring."""
+        probabilities: dict[int, float] = {}
+        for node in nodes:
+            parent = node.parent
+            assert parent is not None
+            if parent.guess is None:
+                parent.guess = self.predictor.guess(parent.context, parent.drafted)
+            probabilities[id(node)] = probabilities.get(id(parent), 1.0) * parent.guess.share(node.token)
+        return sum(probabilities.values()) - len(nodes) * self.worth.of_node
 
     def _worth_scoring(self, root: _Node, nodes: Sequence[_Node]) -> list[_Node]:
         """The likeliest nodes that the draft model has not been asked for and can be."""
@@ -240,7 +245,7 @@ class AutoDrafter(RoundDrafter):
         """The probability that `token` would have had without what the window found."""
         if guess.is_found:
             guess = self.predictor.guess(guess.context, guess.drafted, uses_found=False)
-        return dict(zip(guess.tokens, guess.probabilities, strict=True)).get(token, 0.0)
+        return guess.share(token)
 
     def _recycle(self, tree: DraftTree, logits: torch.Tensor) -> None:
         """Keep what the target thought behind every node, those that were rejected too."""

@@ -71,6 +71,10 @@ class Guess:
     probabilities: list[float]
     is_found: bool = False
 
+    def share(self, token: int) -> float:
+        """The probability of `token`, 0 where it is no candidate."""
+        return self.probabilities[self.tokens.index(token)] if token in self.tokens else 0.0
+
 
 class Predictor:
     """Guesses and learns for one text.
@@ -164,7 +168,7 @@ class Predictor:
             sources.append((COMMON, self._common))
         if drafted is not None:
             sources.append((DRAFT, drafted))
-        if uses_found and self.found is not None and (entry := self._found(context.tail)) is not None:
+        if uses_found and self.found and (entry := self._found(context.tail)) is not None:
             sources.append((FOUND, entry))
         return Experience.kind(longest, level, drafted is not None), sources
 

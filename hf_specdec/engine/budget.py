@@ -3,14 +3,15 @@
 A step's value is the tokens it is expected to add less the tokens that would come about in its time otherwise, by the
 rate of the steps before it (so the rate itself grows as large as it can: Dinkelbach's rule for a ratio). The trees'
 probabilities say what to expect, a `CostCurve` what a forward takes. Rows of a batch share a forward, so they are
-weighed together. Where nothing is worth its time, steps verify one token, as plain decoding does; where drafting itself
-is not worth its time, drafters rest, and try again ever more rarely.
+weighed together; those whose texts have ended and that cannot leave it cost as much, and bring nothing. Where nothing
+is worth its time, steps verify one token, as plain decoding does; where drafting itself is not worth its time, drafters
+rest, and try again ever more rarely.
 
     budget = Budget(costs, max_nodes=64, vocab_size=32000)
     budget.prepare(target, roots, largest=65, agreement=agreement)
-    worth = budget.worth(num_rows)            # for the drafters
-    trees = budget.cut(trees)
-    budget.record(trees, num_tokens=3, seconds=0.04, draft_seconds=0.001)
+    worth = budget.worth(num_rows, num_live)    # for the drafters
+    trees = budget.cut(trees, num_live)
+    budget.record(trees, num_live, num_tokens=3, seconds=0.04, draft_seconds=0.001)
 """
 
 import math
@@ -57,7 +58,7 @@ class Budget:
 
     @property
     def rate(self) -> float:
-        """Tokens a row that come about in the time of a step of one token; plain decoding's is 1."""
+        """Tokens a live row that come about in the time of a step of one token; plain decoding's is 1."""
         return max(1.0, self._tokens / self._cost)
 
     def prepare(self, target: Target, roots: Sequence[int], *, largest: int, agreement: Agreement) -> None:
@@ -72,21 +73,26 @@ class Budget:
         if not curve.is_measured and self._num_steps >= MEASURE_AFTER and curve.seconds_of_one is not None:
             measure(target, curve, roots, vocab_size=self.vocab_size, largest=largest, agreement=agreement)
 
-    def worth(self, num_rows: int) -> Worth:
-        """What drafts of this step have to bring; a node of a resting drafter more than any can."""
+    def worth(self, num_rows: int, num_live: int) -> Worth:
+        """What drafts of this step have to bring; a node of a resting drafter more than any can.
+
+        Args:
+            num_live: rows whose texts go on.
+        """
         if self._resting:
             return Worth(of_node=math.inf, of_forward=math.inf)
         curve = self.costs.curve(num_rows)
         one = curve.seconds_of_one
         drafting = self._seconds_of_node / one if one else 0.0
-        return Worth(of_node=self.rate * (curve.slope(self.max_nodes + 1) + drafting), of_forward=self.rate)
+        widening = curve.slope(self.max_nodes + 1)  # shared with the other rows' nodes, as drafting is not
+        return Worth(of_node=self.rate * (widening + num_live * drafting), of_forward=self.rate)
 
-    def cut(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
+    def cut(self, trees: Sequence[DraftTree], num_live: int) -> list[DraftTree]:
         """The trees without what is not worth its time, each row's first branch in front."""
         if self._resting:
             return list(trees)
         curve = self.costs.curve(len(trees))
-        size, self._expected = self._best_size(trees, curve)
+        size, self._expected = self._best_size(trees, num_live, curve)
         if size == 1:
             self._num_plain += 1
             if self._num_plain % RETRY == 0:
@@ -95,10 +101,13 @@ class Budget:
             self._num_plain = 0
         return [tree.truncated(max_nodes=size - 1).first_branch_first() for tree in trees]
 
-    def record(self, trees: Sequence[DraftTree], *, num_tokens: int, seconds: float, draft_seconds: float) -> None:
+    def record(
+        self, trees: Sequence[DraftTree], num_live: int, *, num_tokens: int, seconds: float, draft_seconds: float
+    ) -> None:
         """After a step: correct costs and rate.
 
         Args:
+            num_live: rows whose texts went on when it began.
             num_tokens: tokens that the step added to all rows.
             seconds: of the step without drafting.
             draft_seconds: of drafting.
@@ -110,12 +119,12 @@ class Budget:
             curve.observe(widest, seconds)
         if curve.seconds_of_one is None:
             return
-        self._tokens = FADE * self._tokens + num_tokens / len(trees)
+        self._tokens = FADE * self._tokens + num_tokens / num_live
         self._cost = FADE * self._cost + curve.ratio(widest) + draft_seconds / curve.seconds_of_one
         num_drafted = sum(tree.num_draft_tokens for tree in trees)
         if num_drafted:
             self._seconds_of_node += 0.1 * (draft_seconds / num_drafted - self._seconds_of_node)
-        self._rest_or_try(self._expected / len(trees) - self.rate * draft_seconds / curve.seconds_of_one)
+        self._rest_or_try(self._expected / num_live - self.rate * draft_seconds / curve.seconds_of_one)
 
     def _rest_or_try(self, gain: float) -> None:
         """Let the drafters rest where the last steps' drafts brought less than their own time."""
@@ -132,7 +141,7 @@ class Budget:
             self._resting, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
             self._gain = 0.0
 
-    def _best_size(self, trees: Sequence[DraftTree], curve: CostCurve) -> tuple[int, float]:
+    def _best_size(self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve) -> tuple[int, float]:
         """The number of columns a row with the greatest value, and how much more that is than one column's."""
         gains = [0.0] * (self.max_nodes + 2)  # by size: what the node that is the last of that size adds, all rows
         largest = 1
@@ -142,7 +151,7 @@ class Budget:
             for size, probability in enumerate(tree.probabilities[1 : self.max_nodes + 1], 2):
                 gains[size] += probability
             largest = max(largest, min(len(tree), self.max_nodes + 1))
-        price = self.rate * len(trees)
+        price = self.rate * num_live
         extra = max(tree.num_columns - len(tree) for tree in trees)  # drafters weigh these themselves
         alone = price * curve.ratio(1 + extra)
         best, best_value, value = 1, 0.0, 0.0

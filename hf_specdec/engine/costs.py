@@ -55,8 +55,8 @@ class CostCurve:
         self.seconds_of_one: float | None = None
         self.is_measured = False
 
-    def ratio(self, num_columns: int) -> float:
-        """t(T)/t(1)."""
+    def ratio(self, num_columns: float) -> float:
+        """t(T)/t(1); below 1 the first line goes on."""
         right = min(max(bisect_left(SIZES, num_columns), 1), len(SIZES) - 1)
         left = right - 1
         share = (num_columns - SIZES[left]) / (SIZES[right] - SIZES[left])
@@ -80,6 +80,14 @@ class CostCurve:
             self.ratios[place] = max(0.5, known[sizes[left]] + steepness * (size - sizes[left]))
         self.ratios[0] = 1.0
         self.is_measured = True
+
+    def of_share(self, share: float) -> "CostCurve":
+        """The curve of a share of the rows, if a forward's time depends on its tokens alone."""
+        curve, one = CostCurve(0.0), max(share, self.ratio(share))
+        curve.ratios = [max(0.5, self.ratio(size * share) / one) for size in SIZES]
+        curve.seconds_of_one = None if self.seconds_of_one is None else self.seconds_of_one * one
+        curve.is_measured = self.is_measured
+        return curve
 
     def observe(self, num_columns: int, seconds: float) -> None:
         """Correct the curve by a step that was taken: the time of one token quickly, the ratios slowly."""
@@ -115,10 +123,15 @@ class StepCosts:
         return cls(SLOPES.get(device.type, SLOPE))
 
     def curve(self, num_rows: int) -> CostCurve:
-        """The curve of as many rows, rounded up to a power of two."""
+        """The curve of as many rows, rounded up to a power of two; at first that of more rows, where one was measured.
+
+        So rows that leave a batch cost no measuring.
+        """
         rows = 1 << max(num_rows - 1, 0).bit_length()
         if rows not in self._curves:
-            self._curves[rows] = CostCurve(self._slope)
+            measured = [known for known, curve in self._curves.items() if curve.is_measured and known > rows]
+            more = min(measured, default=0)
+            self._curves[rows] = self._curves[more].of_share(rows / more) if more else CostCurve(self._slope)
         return self._curves[rows]
 
     def save(self, path: str | os.PathLike[str], facts: dict[str, Any] | None = None) -> None:

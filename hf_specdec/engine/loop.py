@@ -105,6 +105,11 @@ class SpecLoop:
         """Tokens of the longest text."""
         return max(row.length for row in self.rows)
 
+    @property
+    def _num_live(self) -> int:
+        """Rows whose texts go on."""
+        return sum(not row.finished for row in self._active)
+
     def _prompt(self) -> None:
         start = time.perf_counter()
         with self.agreement.forward():
@@ -126,6 +131,7 @@ class SpecLoop:
         began = time.perf_counter()
         trees = self.agreement.trees(self._draft, self.draft_model)
         drafted = time.perf_counter()
+        num_live = self._num_live
         with self.agreement.forward():
             logits = self.target.forward(trees)
         for row, tree, rows in zip(self._active, trees, logits, strict=True):
@@ -148,7 +154,7 @@ class SpecLoop:
             drafting = drafted - began + observed - committed
             num_tokens = sum(len(verdict.tokens) for verdict in verdicts)
             rest = observed - began - drafting
-            self.budget.record(trees, num_tokens=num_tokens, seconds=rest, draft_seconds=drafting)
+            self.budget.record(trees, num_live, num_tokens=num_tokens, seconds=rest, draft_seconds=drafting)
         if self.observer is not None:
             seconds = drafted - began + observed - committed, verified - drafted, committed - verified
             self.agreement.attempt(self._show, trees, verdicts, seconds)
@@ -181,7 +187,7 @@ class SpecLoop:
         roots = [row.text.tokens[-1] for row in self._active]
         budget.prepare(self.target, roots, largest=largest + 1, agreement=self.agreement)
         self.stats.measure_seconds += time.perf_counter() - start
-        worth = budget.worth(len(self._active))
+        worth = budget.worth(len(self._active), self._num_live)
         for row in self._active:
             row.drafter.worth = worth
 
@@ -198,7 +204,7 @@ class SpecLoop:
             DraftTree.chain(row.text.tokens[-1]) if tree is None else self._cut(tree, row, depth)
             for row, tree, depth in zip(self._active, propose_together(wanted, self.draft_model), depths, strict=True)
         ]
-        return trees if self.budget is None else self.budget.cut(trees)
+        return trees if self.budget is None else self.budget.cut(trees, self._num_live)
 
     def _cut(self, tree: DraftTree, row: Row, depth: int) -> DraftTree:
         if tree.tokens[0] != row.text.tokens[-1]:

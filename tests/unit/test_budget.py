@@ -28,28 +28,28 @@ def chain(*probabilities: float) -> DraftTree:
 
 def step(budget: Budget, probability: float, *, num_tokens: int, drafting: float) -> list[DraftTree] | None:
     """One step of one row; `None` where the drafter rested."""
-    if budget.worth(1).of_node == math.inf:
-        budget.record([DraftTree.chain(1)], num_tokens=1, seconds=ONE, draft_seconds=0.0)
+    if budget.worth(1, 1).of_node == math.inf:
+        budget.record([DraftTree.chain(1)], 1, num_tokens=1, seconds=ONE, draft_seconds=0.0)
         return None
-    trees = budget.cut([chain(*[probability ** (depth + 1) for depth in range(8)])])
+    trees = budget.cut([chain(*[probability ** (depth + 1) for depth in range(8)])], 1)
     seconds = ONE * budget.costs.curve(1).ratio(len(trees[0]))
-    budget.record(trees, num_tokens=num_tokens, seconds=seconds, draft_seconds=drafting)
+    budget.record(trees, 1, num_tokens=num_tokens, seconds=seconds, draft_seconds=drafting)
     return trees
 
 
 def test_where_a_token_more_costs_nothing_all_nodes_are_taken() -> None:
-    (tree,) = budget_of(FLAT).cut([chain(0.5, 0.1, 0.01, 0.001)])
+    (tree,) = budget_of(FLAT).cut([chain(0.5, 0.1, 0.01, 0.001)], 1)
     assert len(tree) == 5
 
 
 def test_where_a_token_more_costs_a_step_none_is_taken() -> None:
-    (tree,) = budget_of(STEEP).cut([chain(0.99, 0.9, 0.9)])
+    (tree,) = budget_of(STEEP).cut([chain(0.99, 0.9, 0.9)], 1)
     assert tree.tokens == (1,)
 
 
 @pytest.mark.parametrize(("slope", "expected"), [(0.05, 4), (0.15, 3), (0.35, 2), (0.7, 1)])
 def test_nodes_are_taken_as_long_as_they_are_worth_their_time(slope: float, expected: int) -> None:
-    (tree,) = budget_of(slope).cut([chain(0.6, 0.3, 0.1, 0.01)])
+    (tree,) = budget_of(slope).cut([chain(0.6, 0.3, 0.1, 0.01)], 1)
     assert len(tree) == expected
 
 
@@ -57,8 +57,8 @@ def test_a_jump_in_the_curve_is_taken_where_what_lies_behind_it_pays() -> None:
     """The second token costs a lot, the six behind it nothing: all or none."""
     budget = budget_of(FLAT)
     budget.costs.curve(1).set({1: ONE, 2: 1.8 * ONE, 8: 1.8 * ONE, 128: 9 * ONE})
-    assert len(budget.cut([chain(0.7, 0.1)])[0]) == 1
-    assert len(budget.cut([chain(0.7, 0.1, 0.05)])[0]) == 4
+    assert len(budget.cut([chain(0.7, 0.1)], 1)[0]) == 1
+    assert len(budget.cut([chain(0.7, 0.1, 0.05)], 1)[0]) == 4
 
 
 def test_a_window_beside_a_tree_moves_it_along_the_curve() -> None:
@@ -67,8 +67,8 @@ def test_a_window_beside_a_tree_moves_it_along_the_curve() -> None:
     budget.costs.curve(1).set({1: ONE, 8: 1.1 * ONE, 12: 2.0 * ONE, 128: 9 * ONE})
     tree = chain(0.2, 0.1)
     extra = ExtraTokens((5,) * 7, (1,) * 7, torch.eye(8, dtype=torch.bool)[1:])
-    assert len(budget.cut([tree])[0]) == 3
-    (cut,) = budget.cut([tree.with_extra(extra)])
+    assert len(budget.cut([tree], 1)[0]) == 3
+    (cut,) = budget.cut([tree.with_extra(extra)], 1)
     assert len(cut) == 1
     assert cut.extra is extra
 
@@ -85,47 +85,58 @@ def test_rows_are_weighed_together_as_brute_force_would(seed: int) -> None:
         sum(sum(row[: size - 1]) for row in rows) - 4 * budget.rate * (curve.ratio(size) - 1.0) for size in range(1, 15)
     ]
     best = 1 + max(range(len(values)), key=values.__getitem__)
-    assert [len(tree) for tree in budget.cut([chain(*row) for row in rows])] == [min(best, 1 + len(r)) for r in rows]
+    assert [len(tree) for tree in budget.cut([chain(*row) for row in rows], 4)] == [min(best, 1 + len(r)) for r in rows]
+
+
+def test_rows_that_have_ended_are_no_reason_not_to_draft() -> None:
+    """They cost the same with or without: the one that goes on is drafted as if it were alone."""
+    sure, ended = chain(0.9, 0.8, 0.7), DraftTree.chain(1)
+    budget = budget_of(0.3, rows=4)
+    assert len(budget.cut([sure, ended, ended, ended], 4)[0]) == 1
+    assert len(budget.cut([sure, ended, ended, ended], 1)[0]) == 4
+    for _ in range(100):
+        budget.record([DraftTree.chain(1)] * 4, 1, num_tokens=1, seconds=ONE, draft_seconds=0.0)
+    assert budget.rate == pytest.approx(1.0)
 
 
 def test_a_row_that_cannot_be_drafted_does_not_stop_one_that_can() -> None:
     """Its forward is paid for by both: one sure row among four is not enough where a token costs much."""
     sure, vain = chain(0.95, 0.9, 0.85), chain(0.02, 0.01)
-    assert len(budget_of(0.3, rows=2).cut([sure, vain])[0]) == 4
-    assert len(budget_of(0.3, rows=4).cut([sure, vain, vain, vain])[0]) == 1
+    assert len(budget_of(0.3, rows=2).cut([sure, vain], 2)[0]) == 4
+    assert len(budget_of(0.3, rows=4).cut([sure, vain, vain, vain], 4)[0]) == 1
 
 
 def test_never_more_nodes_than_the_most() -> None:
-    (tree,) = budget_of(FLAT, max_nodes=2).cut([chain(0.9, 0.9, 0.9, 0.9)])
+    (tree,) = budget_of(FLAT, max_nodes=2).cut([chain(0.9, 0.9, 0.9, 0.9)], 1)
     assert len(tree) == 3
 
 
 def test_a_good_rate_makes_nodes_dearer() -> None:
     """Where drafts bring three tokens a step anyway, unlikely nodes are not worth their time any more."""
     budget = budget_of(0.1)
-    before = len(budget.cut([chain(0.9, 0.8, 0.25, 0.15)])[0])
+    before = len(budget.cut([chain(0.9, 0.8, 0.25, 0.15)], 1)[0])
     for _ in range(100):
-        budget.record([chain(0.9, 0.8)], num_tokens=3, seconds=1.2 * ONE, draft_seconds=0.0)
+        budget.record([chain(0.9, 0.8)], 1, num_tokens=3, seconds=1.2 * ONE, draft_seconds=0.0)
     assert budget.rate == pytest.approx(2.5, rel=0.1)
-    assert len(budget.cut([chain(0.9, 0.8, 0.24, 0.15)])[0]) == 3 < before
+    assert len(budget.cut([chain(0.9, 0.8, 0.24, 0.15)], 1)[0]) == 3 < before
 
 
 def test_plain_decoding_is_the_least_rate() -> None:
     budget = budget_of(FLAT)
     for _ in range(50):
-        budget.record([DraftTree.chain(1)], num_tokens=1, seconds=ONE, draft_seconds=ONE)
+        budget.record([DraftTree.chain(1)], 1, num_tokens=1, seconds=ONE, draft_seconds=ONE)
     assert budget.rate == 1.0
 
 
 def test_now_and_then_a_small_tree_is_tried_where_none_pays() -> None:
     budget = budget_of(STEEP)
-    sizes = [len(budget.cut([chain(0.9, 0.8, 0.7, 0.6)])[0]) for _ in range(2 * RETRY)]
+    sizes = [len(budget.cut([chain(0.9, 0.8, 0.7, 0.6)], 1)[0]) for _ in range(2 * RETRY)]
     assert [place for place, size in enumerate(sizes, 1) if size > 1] == [RETRY, 2 * RETRY]
     assert max(sizes) == RETRY_SIZE
 
 
 def test_drafters_hear_what_a_node_has_to_bring() -> None:
-    assert budget_of(0.1).worth(1) == Worth(of_node=pytest.approx(0.1), of_forward=1.0)
+    assert budget_of(0.1).worth(1, 1) == Worth(of_node=pytest.approx(0.1), of_forward=1.0)
 
 
 def rests(budget: Budget, steps: int, **how: float) -> list[int]:

@@ -87,6 +87,32 @@ def test_rows_share_the_curve_of_the_next_power_of_two() -> None:
     assert len({id(costs.curve(rows)) for rows in (1, 2, 3, 5)}) == 4
 
 
+def test_rows_that_leave_a_batch_take_its_curve_along() -> None:
+    """Where time depends on tokens alone, four rows of 8 tokens take what eight rows of 4 take."""
+    costs = StepCosts(0.3)
+    assert costs.curve(2).ratio(2) == pytest.approx(1.3)
+    many = costs.curve(8)
+    many.set({1: 0.02, 2: 0.022, 4: 0.03, 16: 0.08, 128: 0.5})
+    many.seconds_of_one = 0.02
+    few = costs.curve(4)
+    assert few.is_measured
+    assert few.seconds_of_one == pytest.approx(0.02 * 0.95)
+    assert few.ratio(1) == 1.0
+    assert [few.ratio(size) * 0.95 for size in (2, 4, 8)] == pytest.approx([many.ratio(size) for size in (1, 2, 4)])
+    assert not costs.curve(2).is_measured  # it was there before
+    assert not costs.curve(16).is_measured
+    few.observe(4, 0.5)
+    assert many.ratio(2) == pytest.approx(1.1)
+
+
+def test_a_share_of_rows_always_takes_some_time() -> None:
+    costs = StepCosts(0.3)
+    costs.curve(16).set({1: 0.01, 2: 0.09, 128: 1.0})
+    costs.curve(16).seconds_of_one = 0.01
+    assert costs.curve(1).seconds_of_one == pytest.approx(0.01 / 16)
+    assert min(costs.curve(1).ratios) >= 0.5
+
+
 def test_a_cpu_is_assumed_to_charge_more_by_the_token_than_an_accelerator() -> None:
     cpu, gpu = (StepCosts.of_device(torch.device(name)).curve(1) for name in ("cpu", "cuda"))
     assert cpu.ratio(32) > gpu.ratio(32) > 1.0
