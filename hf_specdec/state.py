@@ -21,7 +21,7 @@ from hf_specdec.engine.probe import Capability, probe
 from hf_specdec.engine.probe_rows import probe_rows
 from hf_specdec.methods import Memory
 
-__all__ = ["ATTRIBUTE", "ModelState", "state_of"]
+__all__ = ["ATTRIBUTE", "ModelState", "remembering", "state_of"]
 
 ATTRIBUTE = "_hf_specdec"
 _stance_lock = threading.RLock()  # torch has one stance for the whole process
@@ -106,3 +106,14 @@ def state_of(model: PreTrainedModel) -> ModelState:
     """The model's state, made at first use."""
     state: ModelState = model.__dict__.setdefault(ATTRIBUTE, ModelState())
     return state
+
+
+@contextlib.contextmanager
+def remembering(model: PreTrainedModel, memory: Memory) -> Iterator[None]:
+    """Let the methods remember in `memory` for a while, and in the model's own again afterwards."""
+    state = state_of(model)
+    own, state.memory = state.memory, memory
+    try:
+        yield
+    finally:
+        state.memory = own

@@ -22,10 +22,11 @@ from hf_specdec.bench.header import header, subject_facts
 from hf_specdec.bench.naming import split_config, split_draft
 from hf_specdec.bench.prompts import load_prompts
 from hf_specdec.bench.statistics import median_with_interval
-from hf_specdec.bench.subject import Subject, load_subject, remembering
+from hf_specdec.bench.subject import Subject, load_subject
 from hf_specdec.bench.widen import read_size
 from hf_specdec.errors import SpecError
 from hf_specdec.methods import Memory
+from hf_specdec.state import remembering
 
 __all__ = ["measure_batches", "measure_many"]
 
@@ -46,7 +47,7 @@ def measure_batches(
         for round_ in range(rounds + 1):  # the first warms up, and shows statistics and tokens
             asked = options if round_ == 0 else {**options, "return_dict_in_generate": False}
             for name in (None, *methods):
-                with remembering(subject, memories[name, round_]):
+                with remembering(subject.model, memories[name, round_]):
                     started = time.perf_counter()
                     output = subject.model.generate(**inputs, **asked, **arguments_of(name, subject))
                     took = time.perf_counter() - started
@@ -88,7 +89,7 @@ def measure_many(
     plain_seconds = time.perf_counter() - started
     started = time.perf_counter()
     own = {name: value for name, value in options.items() if name != "return_dict_in_generate"}
-    with remembering(subject, Memory()):
+    with remembering(subject.model, Memory()):
         results = hf_specdec.generate_many(
             subject.model, prompts, max_batch_size=size, **own, **arguments_of(method, subject)
         )

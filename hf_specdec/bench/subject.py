@@ -5,8 +5,7 @@ subject = load_subject("path/to/model", dtype="bf16", device="cuda", widen_to=(7
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +16,9 @@ import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.bench.widen import check_widening, widen
 from hf_specdec.errors import ConfigError, unknown_name
-from hf_specdec.methods import Memory
-from hf_specdec.state import state_of
 from hf_specdec.weights.precision import DTYPES, PRECISIONS
 
-__all__ = ["EMBEDDED", "Subject", "check_subjects", "load_subject", "pick_device", "remembering"]
+__all__ = ["EMBEDDED", "Subject", "check_subjects", "load_subject", "pick_device"]
 
 EMBEDDED = "embedded target"
 EMBEDDED_DRAFT = "embedded draft"
@@ -144,17 +141,6 @@ def check_subjects(subjects: Sequence[Subject]) -> None:
         raise ConfigError("subjects", "must have labels of their own", labels, "Give them names of their own.")
     if len(devices) > 1:
         raise ConfigError("subjects", "must be on one device", sorted(devices), "Measure each device in its own run.")
-
-
-@contextmanager
-def remembering(subject: Subject, memory: Memory) -> Iterator[None]:
-    """Give the model `memory` for a call, and its own back afterwards."""
-    state = state_of(subject.model)
-    own, state.memory = state.memory, memory
-    try:
-        yield
-    finally:
-        state.memory = own
 
 
 def pick_device(name: str | torch.device | None) -> torch.device:

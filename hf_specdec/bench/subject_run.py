@@ -22,8 +22,9 @@ from hf_specdec.bench.plan import PROBE_ROUND, BenchSettings, Visit
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.rows import REFERENCE, Row
 from hf_specdec.bench.statistics import summarize
-from hf_specdec.bench.subject import Subject, remembering
+from hf_specdec.bench.subject import Subject
 from hf_specdec.methods import Memory
+from hf_specdec.state import remembering
 
 __all__ = ["SubjectRun"]
 
@@ -68,7 +69,7 @@ class SubjectRun:
         for row in list(self.rows):
             options = {"max_new_tokens": WARM_UP_TOKENS, "do_sample": False}
             try:
-                with remembering(self.subject, Memory()):
+                with remembering(self.subject.model, Memory()):
                     timed_call(self.subject, row, inputs, options, self.settings.seed)
             except ValueError as error:
                 if row.kind != "transformers":
@@ -112,7 +113,7 @@ class SubjectRun:
     def _call(self, visit: Visit, row: Row, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         call = probed_call if visit.round == PROBE_ROUND else timed_call
         seed = self.settings.seed + max(visit.round, 0)
-        with remembering(self.subject, self._memories[row.name]):
+        with remembering(self.subject.model, self._memories[row.name]):
             outcome = call(self.subject, row, inputs, self.settings.options(visit.mode), seed)
         record = {**visit.key, "row": row.name, **dataclasses.asdict(outcome)}
         if record.get("reliability") is None:

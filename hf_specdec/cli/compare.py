@@ -1,11 +1,13 @@
 """Plain `generate`, transformers' own speculation and one of our methods, in turn on the same prompts.
 
 A machine's speed drifts, so the three take turns within a round and a ratio is the median of the ratios of single
-calls that ran one after the other. Knows nothing about printing.
+calls that ran one after the other. Each round begins with what the model remembered before, so that no call can draft
+from its own answer. Knows nothing about printing.
 
     rows = compare_methods(job, inputs, {"spec_method": "prompt_lookup", "spec_config": config}, rounds=3)
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -16,6 +18,7 @@ import torch
 from hf_specdec.cli.job import Job, Result, count_forwards
 from hf_specdec.cli.report import note
 from hf_specdec.config import PromptLookupConfig
+from hf_specdec.state import remembering, state_of
 from hf_specdec.stats import SpecStats
 
 __all__ = ["ASSISTED", "PLAIN", "TRANSFORMERS", "Row", "compare_methods"]
@@ -62,16 +65,19 @@ def compare_methods(job: Job, prompts: Sequence[Inputs], how: Mapping[str, Any],
             assisted generation with that draft at transformers' own settings; else its prompt lookup.
     """
     ways: dict[str, Mapping[str, Any]] = {PLAIN: {}, **_transformers_way(how), how["spec_method"]: how}
-    warm_ups = {name: _warm_up(job, prompts, name, how) for name, how in ways.items()}
+    known = state_of(job.model).memory
+    with remembering(job.model, copy.deepcopy(known)):
+        warm_ups = {name: _warm_up(job, prompts, name, how) for name, how in ways.items()}
     stats = {name: counted for name, counted in warm_ups.items() if counted is not None}
     names = list(stats)
     results: dict[str, list[list[Result]]] = {name: [] for name in names}  # name -> round -> prompt
     for turn in range(rounds):
         for name in names:
             results[name].append([])
-        for inputs in prompts:
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                results[name][turn].append(job.run(inputs, **ways[name]))
+        with remembering(job.model, copy.deepcopy(known)):
+            for inputs in prompts:
+                for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                    results[name][turn].append(job.run(inputs, **ways[name]))
     return [_row(name, stats[name], results) for name in names]
 
 

@@ -42,9 +42,9 @@ def test_no_method_drafts_from_its_own_answers(monkeypatch: pytest.MonkeyPatch) 
     real = batches.remembering
 
     @contextmanager
-    def watched(subject: Any, memory: Memory) -> Iterator[None]:
+    def watched(model: Any, memory: Memory) -> Iterator[None]:
         before = len(memory.used_by_auto(AutoSpecConfig()).pool) if "auto" in memory.pools else 0
-        with real(subject, memory):
+        with real(model, memory):
             yield
         known.append((before, len(memory.used_by_auto(AutoSpecConfig()).pool)))
 

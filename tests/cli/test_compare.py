@@ -95,6 +95,24 @@ def test_a_model_that_transformers_refuses_leaves_its_row_out(run: Run, monkeypa
     assert "is left out: assisted generation is not supported" in result.stderr
 
 
+def test_no_round_drafts_from_the_answers_of_another(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many drafts a step whatever they cost, every round is the same."""
+    steps: list[float] = []
+    real = Job.run
+
+    def watched(self: Job, inputs: Any, **how: Any) -> Result:
+        result = real(self, inputs, **how)
+        if how.get("spec_method") == "auto":
+            assert result.stats is not None
+            steps.append(result.stats.mean_acceptance_length)
+        return result
+
+    monkeypatch.setattr(Job, "run", watched)
+    rows(run, "--dtype", "fp32", "--auto-config", '{"num_nodes": 12}')
+    assert len(steps) == 3
+    assert steps[0] == steps[1] == steps[2] > 1.0
+
+
 def test_a_ratio_is_the_median_of_the_ratios_of_single_calls() -> None:
     """Calls of 10 tokens on two prompts in two rounds: 2, 4, 5 and 10 times as fast."""
     own = [[Result([0] * 10, seconds, None) for seconds in turn] for turn in ((1.0, 1.0), (2.0, 1.0))]
