@@ -126,9 +126,9 @@ class Predictor:
             weight = weights[source]
             for token, value in zip(tokens, evidence, strict=True):
                 sums[token] = sums.get(token, bias) + weight * value
-        exp, corrected = math.exp, self.experience.calibration.corrected
+        exp, corrected, trust = math.exp, self.experience.calibration.corrected, self.trust
         raw = [1.0 / (1.0 + exp(-total)) for total in sums.values()]
-        probabilities = [corrected(probability) * self.trust for probability in raw]
+        probabilities = [corrected(probability) * trust for probability in raw]
         total = sum(probabilities)
         if total > 1.0:
             probabilities = [probability / total for probability in probabilities]

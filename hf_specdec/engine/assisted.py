@@ -26,7 +26,7 @@ class CountedCandidates(CandidateGenerator):
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> tuple[torch.LongTensor, Any]:
         """The text and a drafted chain behind it, as the drafter gives them; where processes agree, the first's."""
         self.begun = self.agreement.leads
-        if type(self.agreement) is Agreement:
+        if self.agreement.is_alone:
             candidates, logits = self.drafter.get_candidates(input_ids, **kwargs)
             self._drafted = candidates.shape[1] - input_ids.shape[1]
             return candidates, logits
