@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from hf_specdec.config import SpecConfig
-from hf_specdec.methods import METHODS
+from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.registry import METHODS
 
 PAGE = Path(__file__).parent / "reference" / "configuration.md"
 ARGUMENT = re.compile(r"^(\w+) \((.+)\):\n", re.MULTILINE)

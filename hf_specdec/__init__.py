@@ -7,18 +7,7 @@ model.generate(**inputs, spec_method="prompt_lookup")
 
 from hf_specdec import embedded
 from hf_specdec.api import SpecGenerationMixin, capability, decode, disable, enable, spec_memory
-from hf_specdec.config import (
-    AutoSpecConfig,
-    DraftModelConfig,
-    LookaheadConfig,
-    PlainConfig,
-    PromptLookupConfig,
-    SpecConfig,
-    max_draft_len,
-)
-from hf_specdec.drafters.base import Drafter
-from hf_specdec.drafters.spec_memory import SpecMemory
-from hf_specdec.engine.probe import Capability
+from hf_specdec.capabilities.probe import Capability
 from hf_specdec.engine.step import SpecStep
 from hf_specdec.errors import (
     CheckpointError,
@@ -29,8 +18,15 @@ from hf_specdec.errors import (
     UnsupportedModelError,
 )
 from hf_specdec.loading import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-from hf_specdec.many import ManyResult, generate_many
-from hf_specdec.self_draft import self_draft
+from hf_specdec.many_prompts import ManyResult, generate_many
+from hf_specdec.methods.auto.config import AutoSpecConfig
+from hf_specdec.methods.auto.spec_memory import SpecMemory
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.config import PlainConfig, SpecConfig
+from hf_specdec.methods.draft_model.config import DraftModelConfig
+from hf_specdec.methods.draft_model.self_draft import self_draft
+from hf_specdec.methods.lookahead.config import LookaheadConfig, max_draft_len
+from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree, TreeBuilder
 

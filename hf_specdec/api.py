@@ -16,15 +16,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.config import AutoSpecConfig, SpecConfig
-from hf_specdec.decoding import decode_call
-from hf_specdec.drafters.spec_memory import SpecMemory
-from hf_specdec.engine.probe import Capability
-from hf_specdec.engine.run import Call, with_stats
-from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.kernels.registry import checks_attention, unchecked_attention
-from hf_specdec.methods import config_arguments
-from hf_specdec.prepare import (
+from hf_specdec.arguments import (
     bind_stop_strings,
     check_modes,
     check_prompt,
@@ -34,8 +26,17 @@ from hf_specdec.prepare import (
     settings_of,
     unset,
 )
+from hf_specdec.capabilities.probe import Capability
+from hf_specdec.engine.decode import decode_call
+from hf_specdec.engine.model_state import ATTRIBUTE, state_of
+from hf_specdec.engine.run import Call, with_stats
+from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.kernels.registry import checks_attention, unchecked_attention
+from hf_specdec.methods.auto.config import AutoSpecConfig
+from hf_specdec.methods.auto.spec_memory import SpecMemory
+from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.registry import config_arguments
 from hf_specdec.request import Request, own_arguments, read_request
-from hf_specdec.state import ATTRIBUTE, state_of
 from hf_specdec.stats import SpecStats
 
 __all__ = ["SpecGenerationMixin", "capability", "decode", "disable", "enable", "spec_memory"]

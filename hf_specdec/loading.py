@@ -14,14 +14,14 @@ import transformers
 from safetensors import SafetensorError
 
 from hf_specdec.api import enable
+from hf_specdec.distributed.placement import parallel_arguments
 from hf_specdec.errors import CheckpointError, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
-from hf_specdec.placement import parallel_arguments
-from hf_specdec.weights.bnb import prepare
-from hf_specdec.weights.fp8 import check_offloading
-from hf_specdec.weights.precision import PRECISIONS, checkpoint_config, dtype_after_widening, loading_arguments
-from hf_specdec.weights.report import FIXED_TEXT, LoadedWeights, loaded_weights, logit_error, precision_of
+from hf_specdec.quantization.bnb import prepare
+from hf_specdec.quantization.fp8 import check_offloading
+from hf_specdec.quantization.precision import PRECISIONS, checkpoint_config, dtype_after_widening, loading_arguments
+from hf_specdec.quantization.report import FIXED_TEXT, LoadedWeights, loaded_weights, logit_error, precision_of
 
 __all__ = ["PRECISIONS", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "describe_weights"]
 

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 import hf_specdec
 from hf_specdec import UnsupportedModelError
-from hf_specdec.compat_attention import can_set_attention
+from hf_specdec.compat.attention import can_set_attention
 from hf_specdec.kernels.attention import KernelAttention
 from hf_specdec.kernels.registry import register
 from tests.drafters import OracleDrafter, RandomTreeDrafter

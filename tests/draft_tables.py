@@ -10,8 +10,8 @@ from functools import cache
 
 import torch
 
+from hf_specdec.engine.verify import draw_among, walk
 from hf_specdec.tree import DraftTree
-from hf_specdec.verify import draw_among, walk
 
 __all__ = ["Table", "TableScorer", "chi_square", "critical_value", "random_table", "sample", "verify_by_drawing"]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hf_specdec.drafters.base import Drafter
+from hf_specdec.methods.base import Drafter
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["CheckedDrafter", "OracleDrafter", "RandomTreeDrafter"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.compat_attention import attention_function_of
+from hf_specdec.compat.attention import attention_function_of
 from hf_specdec.kernels.attention import KernelAttention
 from hf_specdec.kernels.layout import LONG_TEXT
 from hf_specdec.kernels.registry import register

@@ -24,9 +24,9 @@ from hf_specdec.bench.prompts import load_prompts
 from hf_specdec.bench.statistics import median_with_interval
 from hf_specdec.bench.subject import Subject, load_subject
 from hf_specdec.bench.widen import read_size
+from hf_specdec.engine.model_state import remembering
 from hf_specdec.errors import SpecError
-from hf_specdec.methods import Memory
-from hf_specdec.state import remembering
+from hf_specdec.methods.registry import Memory
 
 __all__ = ["measure_batches", "measure_many"]
 

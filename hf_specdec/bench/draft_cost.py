@@ -17,10 +17,10 @@ import torch
 import typer
 
 from hf_specdec.bench.transformers_lookup import transformers_generator
-from hf_specdec.config import PromptLookupConfig
-from hf_specdec.drafters.base import Drafter
-from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.errors import SpecError
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
+from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 
 __all__ = ["CONTEXT_LENGTHS", "draft_cost", "made_up_text"]
 

@@ -18,7 +18,7 @@ import hf_specdec
 from hf_specdec.bench.memory import how_measured
 from hf_specdec.bench.subject import Subject
 from hf_specdec.compat import attention_implementation
-from hf_specdec.weights.report import num_parameters, precision_of
+from hf_specdec.quantization.report import num_parameters, precision_of
 
 __all__ = ["header", "subject_facts"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from hf_specdec.bench.token_recycling import TOKEN_RECYCLING
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods import METHODS, Method, resolve
+from hf_specdec.methods.registry import METHODS, Method, resolve
 
 __all__ = [
     "COMPARISONS",

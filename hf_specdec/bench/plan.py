@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_specdec.bench.prompts import Prompt
-from hf_specdec.config.base import check_positive
 from hf_specdec.errors import ConfigError
+from hf_specdec.methods.config import check_positive
 
 __all__ = ["PROBE_ROUND", "BenchSettings", "Visit", "visits"]
 

@@ -23,8 +23,8 @@ from hf_specdec.bench.prompts import load_prompts
 from hf_specdec.bench.subject import Subject, load_subject
 from hf_specdec.bench.widen import read_size
 from hf_specdec.errors import SpecError
-from hf_specdec.weights.precision import PRECISIONS
-from hf_specdec.weights.report import FIXED_TEXT, loaded_weights, logit_error
+from hf_specdec.quantization.precision import PRECISIONS
+from hf_specdec.quantization.report import FIXED_TEXT, loaded_weights, logit_error
 
 __all__ = ["compare_tokens", "measure_precisions", "step_seconds"]
 

@@ -25,10 +25,10 @@ import typer
 from hf_specdec.bench.document import FORMAT, REPLAY
 from hf_specdec.bench.header import header
 from hf_specdec.bench.transformers_lookup import TransformersPromptLookup
-from hf_specdec.config import PromptLookupConfig
-from hf_specdec.drafters.base import Drafter
 from hf_specdec.errors import ConfigError, SpecError
-from hf_specdec.methods import Memory, resolve
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
+from hf_specdec.methods.registry import Memory, resolve
 from hf_specdec.tree import DraftTree
 
 __all__ = ["Record", "ReplayResult", "read_records", "replay", "replay_document"]

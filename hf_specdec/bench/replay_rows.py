@@ -15,10 +15,10 @@ from typing import Any
 
 from hf_specdec.bench.naming import imported, is_import, method_called, split_config
 from hf_specdec.bench.replay import Record, replay, replay_document
-from hf_specdec.config import PromptLookupConfig
-from hf_specdec.drafters.base import Drafter
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods import METHODS, Memory, Setup
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
+from hf_specdec.methods.registry import METHODS, Memory, Setup
 
 __all__ = ["replay_rows"]
 

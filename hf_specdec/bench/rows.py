@@ -36,13 +36,13 @@ from hf_specdec.bench.naming import (
     split_draft,
 )
 from hf_specdec.bench.subject import Subject
-from hf_specdec.config import SpecConfig
-from hf_specdec.drafters.base import Drafter
+from hf_specdec.distributed.placement import is_placed, read_devices
+from hf_specdec.engine.draft_pairing import draft_capability
 from hf_specdec.errors import ConfigError, UnsupportedModelError, unknown_name
-from hf_specdec.methods import METHODS
-from hf_specdec.pair import draft_capability
-from hf_specdec.placement import is_placed, read_devices
-from hf_specdec.weights.report import precision_of
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.registry import METHODS
+from hf_specdec.quantization.report import precision_of
 
 __all__ = ["DEFAULT", "REFERENCE", "Row", "default_rows", "named_rows", "reference", "row"]
 

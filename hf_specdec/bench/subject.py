@@ -16,7 +16,7 @@ import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.bench.widen import check_widening, widen
 from hf_specdec.errors import ConfigError, unknown_name
-from hf_specdec.weights.precision import DTYPES, PRECISIONS
+from hf_specdec.quantization.precision import DTYPES, PRECISIONS
 
 __all__ = ["EMBEDDED", "Subject", "check_subjects", "load_subject", "pick_device"]
 

@@ -23,8 +23,8 @@ from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.rows import REFERENCE, Row
 from hf_specdec.bench.statistics import summarize
 from hf_specdec.bench.subject import Subject
-from hf_specdec.methods import Memory
-from hf_specdec.state import remembering
+from hf_specdec.engine.model_state import remembering
+from hf_specdec.methods.registry import Memory
 
 __all__ = ["SubjectRun"]
 

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 import torch
 
-from hf_specdec.config import SpecConfig
-from hf_specdec.drafters.base import Drafter
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods import Method, Setup
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.registry import Method, Setup
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["STATIC_TREE", "TOKEN_RECYCLING", "AdjacencyMatrix", "TokenRecyclingConfig", "TokenRecyclingDrafter"]

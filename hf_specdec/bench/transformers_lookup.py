@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from transformers.generation import PromptLookupCandidateGenerator
 
-from hf_specdec.drafters.base import Drafter
+from hf_specdec.methods.base import Drafter
 from hf_specdec.tree import DraftTree
 
 __all__ = ["TransformersPromptLookup", "transformers_generator"]

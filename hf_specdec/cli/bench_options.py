@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hf_specdec.methods import METHODS
+from hf_specdec.methods.registry import METHODS
 
 __all__ = [
     "Against",

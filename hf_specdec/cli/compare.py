@@ -17,8 +17,8 @@ import torch
 
 from hf_specdec.cli.job import Job, Result, count_forwards
 from hf_specdec.cli.report import note
-from hf_specdec.config import PromptLookupConfig
-from hf_specdec.state import remembering, state_of
+from hf_specdec.engine.model_state import remembering, state_of
+from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.stats import SpecStats
 
 __all__ = ["ASSISTED", "PLAIN", "TRANSFORMERS", "Row", "compare_methods"]

@@ -22,9 +22,9 @@ from hf_specdec.cli.report import note, print_json, reports_errors
 from hf_specdec.cli.table import print_comparison
 from hf_specdec.cli.where import read_where
 from hf_specdec.compat import attention_implementation, input_device
-from hf_specdec.config import SpecConfig
 from hf_specdec.errors import ConfigError
-from hf_specdec.weights.report import precision_of
+from hf_specdec.methods.config import SpecConfig
+from hf_specdec.quantization.report import precision_of
 
 __all__ = ["generate"]
 

@@ -15,13 +15,13 @@ from hf_specdec.cli.table import print_facts
 from hf_specdec.cli.weights import support_text, weights_facts
 from hf_specdec.cli.where import read_where
 from hf_specdec.compat import attention_implementation
+from hf_specdec.distributed.placement import where_it_lies
+from hf_specdec.engine.draft_pairing import draft_capability, vocab_sizes
 from hf_specdec.errors import SpecError
 from hf_specdec.loading import describe_weights
-from hf_specdec.methods import METHODS
-from hf_specdec.pair import draft_capability, vocab_sizes
-from hf_specdec.placement import where_it_lies
-from hf_specdec.weights.precision import machine_support
-from hf_specdec.weights.report import num_parameters, precision_of
+from hf_specdec.methods.registry import METHODS
+from hf_specdec.quantization.precision import machine_support
+from hf_specdec.quantization.report import num_parameters, precision_of
 
 __all__ = ["info"]
 

@@ -14,9 +14,9 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.cli.where import Where
-from hf_specdec.config import SpecConfig
+from hf_specdec.distributed.placement import place
 from hf_specdec.errors import ConfigError, MissingExtraError
-from hf_specdec.placement import place
+from hf_specdec.methods.config import SpecConfig
 
 __all__ = ["encode", "load", "load_draft", "read_prompt", "read_sampling", "set_threads"]
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_specdec.config import SpecConfig
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods import METHODS, Method, config_arguments, resolve
+from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.registry import METHODS, Method, config_arguments, resolve
 
 __all__ = ["AUTO", "DEFAULT_METHOD", "check_draft_options", "describe_methods", "read_method"]
 

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from hf_specdec.bench.tuning import Tuned, measure_costs
 from hf_specdec.cli import options
 from hf_specdec.cli.inputs import load, set_threads
 from hf_specdec.cli.report import note, print_json, reports_errors, stdout_console
 from hf_specdec.cli.where import read_where
 from hf_specdec.errors import ConfigError
-from hf_specdec.tuning import Tuned, measure_costs
 
 __all__ = ["tune"]
 

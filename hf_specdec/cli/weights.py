@@ -6,8 +6,8 @@ print_facts([("weights", weights_facts(describe_weights(model)))])
 import re
 from typing import Any
 
-from hf_specdec.weights.precision import Support
-from hf_specdec.weights.report import LoadedWeights
+from hf_specdec.quantization.precision import Support
+from hf_specdec.quantization.report import LoadedWeights
 
 __all__ = ["support_text", "weights_facts"]
 

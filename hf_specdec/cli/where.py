@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from hf_specdec.config import SpecConfig
 from hf_specdec.errors import ConfigError
+from hf_specdec.methods.config import SpecConfig
 
 __all__ = ["Where", "read_where"]
 

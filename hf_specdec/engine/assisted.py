@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from transformers.generation import CandidateGenerator
 
-from hf_specdec.drafters.base import Drafter
-from hf_specdec.engine.agreement import Agreement
+from hf_specdec.distributed.rank_sync import Agreement
+from hf_specdec.methods.base import Drafter
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree
 

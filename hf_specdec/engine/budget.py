@@ -17,10 +17,10 @@ rest, and try again ever more rarely.
 import math
 from collections.abc import Sequence
 
-from hf_specdec.drafters.base import Worth
-from hf_specdec.engine.agreement import Agreement
-from hf_specdec.engine.costs import CostCurve, StepCosts, measure
-from hf_specdec.engine.target import Target
+from hf_specdec.distributed.rank_sync import Agreement
+from hf_specdec.engine.cost_model import CostCurve, StepCosts, measure
+from hf_specdec.forward.model_runner import Target
+from hf_specdec.methods.base import Worth
 from hf_specdec.tree import DraftTree
 
 __all__ = ["Budget"]

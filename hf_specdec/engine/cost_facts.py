@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.compat import attention_implementation
 from hf_specdec.errors import ConfigError
-from hf_specdec.weights.report import num_parameters, precision_of
+from hf_specdec.quantization.report import num_parameters, precision_of
 
 __all__ = ["check_facts", "facts_of", "other_threads"]
 

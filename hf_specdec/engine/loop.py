@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from hf_specdec.engine.agreement import Agreement
+from hf_specdec.distributed.rank_sync import Agreement
 from hf_specdec.engine.budget import Budget
-from hf_specdec.engine.row import Row
-from hf_specdec.engine.scorer import DraftModel, propose_together
+from hf_specdec.engine.sequence import Row
 from hf_specdec.engine.step import SpecStep
-from hf_specdec.engine.target import Target
+from hf_specdec.engine.verify import Verdict
 from hf_specdec.errors import ConfigError
+from hf_specdec.forward.draft_runner import DraftModel, propose_together
+from hf_specdec.forward.model_runner import Target
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree, ExtraTokens
-from hf_specdec.verify import Verdict
 
 __all__ = ["Limits", "SpecLoop"]
 

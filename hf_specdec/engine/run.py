@@ -14,22 +14,22 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from hf_specdec import compat
-from hf_specdec.drafters.base import Drafter
-from hf_specdec.engine.agreement import Agreement
+from hf_specdec.distributed.rank_sync import Agreement
 from hf_specdec.engine.assisted import CountedCandidates
-from hf_specdec.engine.batches import processors_of_row
+from hf_specdec.engine.batch_rules import processors_of_row
 from hf_specdec.engine.budget import Budget
-from hf_specdec.engine.choose import Chooser, StopCheck, agreed_criteria
-from hf_specdec.engine.costs import StepCosts
-from hf_specdec.engine.fixed import check_cache, fixed_shapes
+from hf_specdec.engine.continuous_batching import Guest
+from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.engine.loop import Limits, SpecLoop
-from hf_specdec.engine.row import Row
-from hf_specdec.engine.scorer import DraftModel, used_by
+from hf_specdec.engine.sampling import Chooser, StopCheck, agreed_criteria
+from hf_specdec.engine.sequence import Row
+from hf_specdec.engine.static_shapes import check_cache, fixed_shapes
 from hf_specdec.engine.step import SpecStep
-from hf_specdec.engine.stream import Guest
-from hf_specdec.engine.target import MAX_DRAFT, Target, Tier
-from hf_specdec.engine.text import Text
 from hf_specdec.errors import ConfigError
+from hf_specdec.forward.draft_runner import DraftModel, used_by
+from hf_specdec.forward.model_runner import MAX_DRAFT, Target, Tier
+from hf_specdec.forward.token_buffer import Text
+from hf_specdec.methods.base import Drafter
 from hf_specdec.stats import SpecStats
 
 MakeDrafter = Callable[[int, torch.Generator | None], Drafter]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hf_specdec.compat import mask_function_of
-from hf_specdec.compat_attention import attention_function_of, causal_mask_function, eager_attention_of
+from hf_specdec.compat.attention import attention_function_of, causal_mask_function, eager_attention_of
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.kernels.layout import LONG_TEXT, Kernel, attend, fits
 from hf_specdec.kernels.masks import additive, mark_open, prepared

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hf_specdec.compat_attention import version_of
+from hf_specdec.compat.attention import version_of
 
 __all__ = ["additive", "mark_open", "open_columns", "prepared"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_specdec.compat import attention_implementation, mask_function_of, register_mask_function
-from hf_specdec.compat_attention import attention_function_of, can_set_attention, register_attention
+from hf_specdec.compat.attention import attention_function_of, can_set_attention, register_attention
 from hf_specdec.errors import ConfigError
 from hf_specdec.kernels.attention import KernelAttention, kernel_mask
 from hf_specdec.kernels.xformers import XformersKernel, check_installed

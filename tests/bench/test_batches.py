@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hf_specdec import AutoSpecConfig
 from hf_specdec.bench import batches
-from hf_specdec.methods import Memory
+from hf_specdec.methods.registry import Memory
 
 METHODS = ("prompt_lookup", "draft_model=[2]", "auto+draft_model")
 

@@ -22,7 +22,7 @@ from hf_specdec.bench.rows import REFERENCE
 from hf_specdec.bench.subject import Subject
 from hf_specdec.bench.tables import markdown, tables
 from hf_specdec.errors import ConfigError, MissingExtraError
-from hf_specdec.methods import METHODS
+from hf_specdec.methods.registry import METHODS
 from tests.bench.conftest import ROWS
 
 HEADER = {"date", "hardware", "device", "threads", "versions", "commit", "load_average"}
@@ -216,7 +216,7 @@ def test_a_replay_has_a_curve_over_the_nodes(replayed: dict[str, Any]) -> None:
 
 def test_a_replay_takes_rows_by_name() -> None:
     records = [Record([5, 6, 5, 6], [5, 6, 5, 6])]
-    names = ["prompt_lookup=[4]", "hf_specdec.drafters.plain:PlainDrafter"]
+    names = ["prompt_lookup=[4]", "hf_specdec.methods.plain.drafter:PlainDrafter"]
     drafters = replay_rows(records, names)["drafters"]
     assert list(drafters)[1:] == names
     assert drafters[names[1]][0]["tokens_per_step"] == 1.0

@@ -9,9 +9,10 @@ from hf_specdec.bench import naming as naming_module
 from hf_specdec.bench import rows as rows_module
 from hf_specdec.bench.rows import REFERENCE, default_rows, named_rows, row
 from hf_specdec.bench.subject import Subject
-from hf_specdec.config import LookaheadConfig, PromptLookupConfig
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods import METHODS
+from hf_specdec.methods.lookahead.config import LookaheadConfig
+from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
+from hf_specdec.methods.registry import METHODS
 from tests.bench.conftest import tiny_llama
 
 
@@ -113,7 +114,7 @@ def test_the_assisted_engine_promises_no_seeds(subject: Subject) -> None:
 
 
 def test_a_class_of_the_user_s_own_is_a_row(subject: Subject) -> None:
-    drafter = row("hf_specdec.drafters.plain:PlainDrafter", subject)
+    drafter = row("hf_specdec.methods.plain.drafter:PlainDrafter", subject)
     assert drafter.kind == "drafter" and drafter.is_seed_exact
     one, other = (drafter.arguments(None)["spec_method"]() for _ in range(2))
     assert one is not other

@@ -15,10 +15,10 @@ from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.rows import REFERENCE
 from hf_specdec.bench.run import Bench
 from hf_specdec.bench.subject import Subject
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.verify import Verdict
 from hf_specdec.errors import ConfigError
-from hf_specdec.state import state_of
 from hf_specdec.tree import DraftTree
-from hf_specdec.verify import Verdict
 from tests.bench.conftest import PROMPTS, ROWS, SETTINGS
 
 NUM_TURNS = sum(len(prompt.turns) for prompt in PROMPTS)
@@ -183,7 +183,7 @@ def test_an_engine_whose_verification_is_broken_is_flagged(subject: Subject, mon
             node = children[0]
             path.append(node)
 
-    monkeypatch.setattr(hf_specdec.engine.row, "walk", gullible)
+    monkeypatch.setattr(hf_specdec.engine.sequence, "walk", gullible)
     guesses = "tests.bench.wrong_rows:GuessingDrafter"
     found = {(mode, row) for mode, row, _ in flags(bench(subject, "plain", guesses, settings=ONE_ROUND).run())}
     assert found == {("greedy", guesses), ("sampled", guesses)}

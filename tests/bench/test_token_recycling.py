@@ -16,8 +16,8 @@ from hf_specdec.bench.token_recycling import (
     TokenRecyclingConfig,
     TokenRecyclingDrafter,
 )
-from hf_specdec.methods import Memory, Setup
-from hf_specdec.state import state_of
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.methods.registry import Memory, Setup
 from hf_specdec.tree import DraftTree
 from tests.bench.conftest import PROMPTS
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers.generation import CandidateGenerator
 
-from hf_specdec.drafters.plain import PlainDrafter
+from hf_specdec.methods.plain.drafter import PlainDrafter
 from hf_specdec.tree import DraftTree
 
 

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from hf_specdec import embedded
 from hf_specdec.cli import extras
-from hf_specdec.methods import METHODS
+from hf_specdec.methods.registry import METHODS
 from tests.bench.conftest import tiny_llama
 from tests.cli.conftest import Run
 from tests.flash_double import deaf_attention

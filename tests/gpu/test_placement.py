@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.distributed.placement import available_devices, is_placed, place
 from hf_specdec.errors import ConfigError
-from hf_specdec.placement import available_devices, is_placed, place
 from tests.support import PROMPT, noisy_copy, plain
 
 pytestmark = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.compat_attention import attention_function_of
+from hf_specdec.compat.attention import attention_function_of
 from hf_specdec.kernels.layout import LONG_TEXT, attend, fold_queries
 from hf_specdec.kernels.masks import mark_open
 from hf_specdec.kernels.xformers import XformersKernel

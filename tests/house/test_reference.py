@@ -4,7 +4,7 @@ import dataclasses
 import runpy
 from pathlib import Path
 
-from hf_specdec.methods import METHODS
+from hf_specdec.methods.registry import METHODS
 
 DOCS = Path(__file__).parents[2] / "docs"
 

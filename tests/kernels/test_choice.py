@@ -16,7 +16,7 @@ import transformers as tf
 import hf_specdec
 from hf_specdec import ConfigError, MissingExtraError, embedded
 from hf_specdec.compat import mask_function_of
-from hf_specdec.compat_attention import attention_function_of
+from hf_specdec.compat.attention import attention_function_of
 from hf_specdec.kernels.attention import kernel_mask
 from tests.kernels.families import ALL, REFUSED
 from tests.support import PROMPT, plain

@@ -128,7 +128,7 @@ def test_results_come_as_they_finish_and_prompts_are_read_as_rows_get_free(
 def test_the_bound_on_the_cache_only_makes_batches_smaller(
     alone: Callable[[str, str], Alone], bound: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_specdec.engine.target import Target
+    from hf_specdec.forward.model_runner import Target
 
     widths: list[tuple[int, int]] = []
     forward = Target.forward
@@ -151,7 +151,7 @@ def test_a_shared_beginning_is_computed_once(
     alone: Callable[[str, str], Alone], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its columns are copied, and the texts stay the same."""
-    from hf_specdec.engine import stream
+    from hf_specdec.engine import continuous_batching as stream
 
     streams = []
 
@@ -160,7 +160,7 @@ def test_a_shared_beginning_is_computed_once(
             super().__init__(**kwargs)
             streams.append(self)
 
-    monkeypatch.setattr("hf_specdec.many.SpecStream", Spied)
+    monkeypatch.setattr("hf_specdec.many_prompts.SpecStream", Spied)
     for family in ("llama", "mistral", "gemma3", "deepseek_v3"):
         reference = alone(family, "greedy")
         results = list(reference.many("prompt_lookup", max_batch_size=len(PROMPTS)))

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import transformers as tf
 
 import hf_specdec
-from hf_specdec.state import state_of
+from hf_specdec.engine.model_state import state_of
 from tests.parallel.cases import CASES, arguments, seed_of
 from tests.support import PROMPT
 

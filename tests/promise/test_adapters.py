@@ -10,8 +10,8 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_specdec
-from hf_specdec.engine.adapters import adapter_of
 from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.adapters import adapter_of
 from tests.promise.test_threads import CALLS, PROMPTS, expected_texts, job, run_threads
 from tests.support import DRAFTS, PROMPT, plain, speculative
 from tests.zoo import FAMILIES, build

@@ -14,7 +14,7 @@ from transformers import StaticCache
 import hf_specdec
 from hf_specdec import ConfigError
 from hf_specdec.engine import budget
-from hf_specdec.state import state_of
+from hf_specdec.engine.model_state import state_of
 from tests.support import PROMPT, plain, speculative
 from tests.zoo import BASE, FAMILIES, Family, build
 
@@ -152,7 +152,7 @@ def test_disabling_drops_what_was_measured(measured: list[dict[int, float]]) -> 
 
 def tuned_file(model: Any, path: Path, **changed: Any) -> str:
     """A file of costs for `model`, with some facts changed."""
-    from hf_specdec.tuning import measure_costs
+    from hf_specdec.bench.tuning import measure_costs
 
     tuned = measure_costs(model, context_length=20, seconds=0.2)
     tuned.costs.save(path, {**tuned.facts, **changed})

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 import hf_specdec
-from hf_specdec.config import PromptLookupConfig
+from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from tests.support import PROMPT, plain
 from tests.zoo import FAMILIES, build
 

@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import hf_specdec
 from hf_specdec import ConfigError, UnsupportedModelError
-from hf_specdec.drafters import draft_model as drafters
+from hf_specdec.methods.draft_model import drafter as drafters
 from tests.support import PROMPT, noisy_copy, plain
 from tests.zoo import BASE, DECODER, FAMILIES, VOCAB_SIZE, build
 

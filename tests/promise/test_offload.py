@@ -9,7 +9,7 @@ import torch
 
 import hf_specdec
 from hf_specdec.compat import input_device
-from hf_specdec.placement import is_placed, where_it_lies
+from hf_specdec.distributed.placement import is_placed, where_it_lies
 from tests.promise.batches import MASK, PADDED
 from tests.support import PROMPT, noisy_copy, plain
 

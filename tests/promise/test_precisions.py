@@ -15,11 +15,11 @@ import transformers as tf
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.weights.bnb import bnb_config
-from hf_specdec.weights.e4m3 import CODES
-from hf_specdec.weights.fp8 import fp8_config
-from hf_specdec.weights.fp8_linear import Fp8Linear
-from hf_specdec.weights.report import precision_of
+from hf_specdec.quantization.bnb import bnb_config
+from hf_specdec.quantization.e4m3 import CODES
+from hf_specdec.quantization.fp8 import fp8_config
+from hf_specdec.quantization.fp8_linear import Fp8Linear
+from hf_specdec.quantization.report import precision_of
 from tests.support import DRAFTS, PROMPT, noisy_copy, plain
 from tests.zoo import FAMILIES, build
 

@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import hf_specdec
-from hf_specdec.drafters.plain import PlainDrafter
+from hf_specdec.methods.plain.drafter import PlainDrafter
 from hf_specdec.tree import DraftTree, ExtraTokens
 from tests.matrix.test_batches import METHODS
 from tests.promise.conftest import Draft

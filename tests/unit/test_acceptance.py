@@ -5,7 +5,7 @@ import pickle
 import random
 import threading
 
-from hf_specdec.drafters.acceptance import AcceptanceCounts
+from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 
 
 def fed(rates: dict[float, float], count: int = 300, rank: int = 0) -> AcceptanceCounts:

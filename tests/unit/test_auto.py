@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hf_specdec import AutoSpecConfig, DraftTree, SpecMemory, TreeBuilder
-from hf_specdec.drafters.auto import RETRY, AutoDrafter
-from hf_specdec.drafters.base import Worth
+from hf_specdec.methods.auto.drafter import RETRY, AutoDrafter
+from hf_specdec.methods.base import Worth
 from tests.draft_tables import TableScorer, random_table
 
 VOCAB = 12

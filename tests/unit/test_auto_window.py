@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from hf_specdec import AutoSpecConfig, ConfigError, SpecMemory
-from hf_specdec.drafters.auto import AutoDrafter
-from hf_specdec.drafters.auto_window import RETRY, TRIAL, AutoWindow
-from hf_specdec.drafters.base import Worth
-from hf_specdec.drafters.experience import Experience
+from hf_specdec.methods.auto.adaptive_weights import Experience
+from hf_specdec.methods.auto.drafter import AutoDrafter
+from hf_specdec.methods.auto.window import RETRY, TRIAL, AutoWindow
+from hf_specdec.methods.base import Worth
 from hf_specdec.tree import DraftTree
 from tests.draft_tables import Table, random_table
 from tests.unit.test_auto import texts_of

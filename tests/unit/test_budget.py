@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from hf_specdec.drafters.base import Worth
 from hf_specdec.engine.budget import FIRST_CREDIT, LONGEST_REST, RETRY, RETRY_SIZE, SHORTEST_REST, Budget
-from hf_specdec.engine.costs import StepCosts
+from hf_specdec.engine.cost_model import StepCosts
+from hf_specdec.methods.base import Worth
 from hf_specdec.tree import DraftTree, ExtraTokens
 
 ONE = 0.01  # seconds of a step with one token

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from hf_specdec.drafters.calibration import MOST, Calibration
+from hf_specdec.methods.auto.calibration import MOST, Calibration
 
 
 def outcomes(said: float, true: float, count: int, seed: int = 0) -> list[tuple[float, bool]]:

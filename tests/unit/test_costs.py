@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hf_specdec import ConfigError, DraftTree
-from hf_specdec.engine import costs as module
-from hf_specdec.engine.costs import CostCurve, StepCosts, measure
+from hf_specdec.engine import cost_model as module
+from hf_specdec.engine.cost_model import CostCurve, StepCosts, measure
 
 
 def linear(slope: float = 0.1) -> CostCurve:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec.config import DraftModelConfig
-from hf_specdec.drafters.acceptance import AcceptanceCounts
-from hf_specdec.drafters.draft_model import DraftModelDrafter
+from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
+from hf_specdec.methods.draft_model.config import DraftModelConfig
+from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.tree import DraftTree
 from tests.draft_tables import Table, TableScorer, random_table
 

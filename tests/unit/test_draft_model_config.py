@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.config import DraftModelConfig
 from hf_specdec.errors import ConfigError
+from hf_specdec.methods.draft_model.config import DraftModelConfig
 
 EXPECTED = DraftModelConfig(
     draft_len=6, draft_model_device_list=[0], target_model_device_list=[1], use_logits=True, confidence_threshold=None

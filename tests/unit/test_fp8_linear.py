@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_specdec.weights import fp8_linear
-from hf_specdec.weights.e4m3 import CODES, has_subnormals, quantize_rows
-from hf_specdec.weights.fp8_linear import Fp8Linear, multiplies_fp8, scaled_linear, widened_linear
+from hf_specdec.quantization import fp8_linear
+from hf_specdec.quantization.e4m3 import CODES, has_subnormals, quantize_rows
+from hf_specdec.quantization.fp8_linear import Fp8Linear, multiplies_fp8, scaled_linear, widened_linear
 
 SHAPES = [(48, 32), (33, 31), (128, 64)]
 

@@ -3,8 +3,8 @@
 import torch
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
+from hf_specdec.cache.recurrent_state import StateCache, restore, saved
 from hf_specdec.compat import DynamicCache
-from hf_specdec.engine.kept_state import StateCache, restore, saved
 
 
 def filled() -> DynamicCache:

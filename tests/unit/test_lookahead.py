@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec.config import LookaheadConfig, max_draft_len
-from hf_specdec.drafters.lookahead import LookaheadDrafter
-from hf_specdec.drafters.lookahead_pool import TailPool
 from hf_specdec.errors import ConfigError
+from hf_specdec.methods.lookahead.config import LookaheadConfig, max_draft_len
+from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
+from hf_specdec.methods.lookahead.pool import TailPool
 from hf_specdec.tree import DraftTree
 
 VOCAB_SIZE = 50

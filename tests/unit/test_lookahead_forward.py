@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.config import LookaheadConfig
-from hf_specdec.drafters.lookahead import LookaheadDrafter
+from hf_specdec.methods.lookahead.config import LookaheadConfig
+from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
 from hf_specdec.tree import DraftTree
 from tests.support import PROMPT, assert_same_run, both, plain
 from tests.zoo import FAMILIES, build

@@ -6,9 +6,9 @@ import random
 import pytest
 import torch
 
-from hf_specdec.config import LookaheadConfig
-from hf_specdec.drafters.lookahead import LookaheadDrafter
-from hf_specdec.drafters.lookahead_window import JacobiWindow, window_places
+from hf_specdec.methods.lookahead.config import LookaheadConfig
+from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
+from hf_specdec.methods.lookahead.window import JacobiWindow, window_places
 from hf_specdec.tree import DraftTree
 from tests.unit.test_lookahead import PLENTY, VOCAB_SIZE, begun, config, logits_for, step
 

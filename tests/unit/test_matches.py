@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from hf_specdec.drafters.matches import Matches, Votes
-from hf_specdec.drafters.ngram_index import NgramIndex
-from hf_specdec.drafters.ngram_pool import NgramPool
+from hf_specdec.methods.auto.matches import Matches, Votes
+from hf_specdec.methods.ngram.index import NgramIndex
+from hf_specdec.methods.ngram.pool import NgramPool
 
 Places = list[tuple[int, int]]  # place, matching tokens in front of it
 

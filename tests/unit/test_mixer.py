@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hf_specdec.drafters.mixer import LONGEST_STEP, RATE, Mixer
+from hf_specdec.methods.auto.mixer import LONGEST_STEP, RATE, Mixer
 
 START = (-2.0, 0.0, 0.0)
 

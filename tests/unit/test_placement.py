@@ -9,9 +9,9 @@ import torch
 from accelerate import cpu_offload
 
 import hf_specdec
-from hf_specdec import placement
+from hf_specdec.distributed import placement
+from hf_specdec.distributed.placement import available_devices, is_placed, move, move_pair, place, read_devices
 from hf_specdec.errors import ConfigError
-from hf_specdec.placement import available_devices, is_placed, move, move_pair, place, read_devices
 from tests.support import PROMPT, noisy_copy, plain
 
 CPU = torch.device("cpu")

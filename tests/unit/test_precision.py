@@ -13,8 +13,8 @@ import transformers as tf
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.errors import ConfigError, MissingExtraError, UnsupportedModelError
-from hf_specdec.weights import precision as room
-from hf_specdec.weights.precision import PRECISIONS, loading_arguments, machine_support
+from hf_specdec.quantization import precision as room
+from hf_specdec.quantization.precision import PRECISIONS, loading_arguments, machine_support
 
 TARGET = embedded.path("target")
 load = hf_specdec.AutoModelForCausalLM.from_pretrained

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from hf_specdec.drafters.ngram_index import NgramIndex
-from hf_specdec.drafters.predictor import MOST_TRUST, Guess, Predictor
-from hf_specdec.drafters.recycled import Entry
-from hf_specdec.drafters.spec_memory import SpecMemory
+from hf_specdec.methods.auto.predictor import MOST_TRUST, Guess, Predictor
+from hf_specdec.methods.auto.recycled_logits import Entry
+from hf_specdec.methods.auto.spec_memory import SpecMemory
+from hf_specdec.methods.ngram.index import NgramIndex
 
 LIKELY: Entry = ((30, 31), (12.0, 5.0))
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec.config import PromptLookupConfig
-from hf_specdec.drafters.ngram_pool import NgramPool
-from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
+from hf_specdec.methods.ngram.pool import NgramPool
+from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
+from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from hf_specdec.tree import DraftTree
 
 

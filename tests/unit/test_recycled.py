@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from hf_specdec.drafters.recycled import FLOOR, NUM_KEPT, Entry, RecycledLogits, best_tokens, log_odds
+from hf_specdec.methods.auto.recycled_logits import FLOOR, NUM_KEPT, Entry, RecycledLogits, best_tokens, log_odds
 
 
 def entry(token: int) -> Entry:

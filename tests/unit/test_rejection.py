@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from hf_specdec.config import DraftModelConfig
-from hf_specdec.drafters.draft_model import DraftModelDrafter
-from hf_specdec.verify import draw_among
+from hf_specdec.engine.verify import draw_among
+from hf_specdec.methods.draft_model.config import DraftModelConfig
+from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from tests.draft_tables import (
     Table,
     TableScorer,

@@ -14,11 +14,11 @@ from hf_specdec.bench.draft_cost import draft_cost, made_up_text
 from hf_specdec.bench.replay import Record, main, read_records, replay
 from hf_specdec.bench.tables import tables
 from hf_specdec.bench.transformers_lookup import TransformersPromptLookup
-from hf_specdec.config import PromptLookupConfig
-from hf_specdec.drafters.base import Drafter
-from hf_specdec.drafters.plain import PlainDrafter
-from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.errors import ConfigError
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.plain.drafter import PlainDrafter
+from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
+from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from hf_specdec.tree import DraftTree
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import hf_specdec
 from hf_specdec import AutoSpecConfig, ConfigError, DraftTree, SpecMemory
-from hf_specdec.drafters.auto import AutoDrafter
+from hf_specdec.methods.auto.drafter import AutoDrafter
 
 VOCAB = 40
 
@@ -138,7 +138,7 @@ def test_a_save_that_fails_leaves_the_earlier_file(tmp_path: Path, monkeypatch: 
         file.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("hf_specdec.drafters.memory_file.save_file", cut)
+    monkeypatch.setattr("hf_specdec.methods.auto.memory_file.save_file", cut)
     with pytest.raises(OSError, match="disk full"):
         SpecMemory().save(path)
     assert path.read_bytes() == before

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, MistralConfig, StaticCache
 
-from hf_specdec.engine.fixed import FixedShapes
-from hf_specdec.engine.target import Target
-from hf_specdec.engine.text import Text
-from hf_specdec.static_cache import StaticSpecCache
+from hf_specdec.cache.static_cache import StaticSpecCache
+from hf_specdec.engine.static_shapes import FixedShapes
+from hf_specdec.forward.model_runner import Target
+from hf_specdec.forward.token_buffer import Text
 from tests.support import PROMPT, assert_same_cache, plain
 
 LAYERS, HEADS, HEAD_DIM, LONGEST = 2, 2, 4, 64

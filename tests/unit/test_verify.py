@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from hf_specdec.engine.verify import Verdict, walk
 from hf_specdec.tree import DraftTree, TreeBuilder
-from hf_specdec.verify import Verdict, walk
 
 
 def random_tree(rng: random.Random, num_nodes: int, vocab_size: int) -> DraftTree:

@@ -1,0 +1,180 @@
+"""From a user's arguments of `generate` to those that transformers' `generate` gets: checks, and what it would lose.
+
+kwargs = {**named_arguments(plain_generate, args), **kwargs}
+check_modes(settings_of(kwargs, configs), kwargs)
+check_prompt(model, kwargs)
+place_models(model, draft, config, kwargs)
+bind_stop_strings(model, kwargs)
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StoppingCriteriaList
+
+from hf_specdec import compat
+from hf_specdec.distributed.placement import is_placed, move, move_pair, read_devices
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.config import SpecConfig
+
+__all__ = [
+    "bind_stop_strings",
+    "check_modes",
+    "check_prompt",
+    "named_arguments",
+    "place_models",
+    "prompt_length",
+    "settings_of",
+    "unset",
+]
+
+CACHES = (None, "dynamic", "static", "hybrid")  # the last is what older checkpoints call a static cache with windows
+Settings = Callable[[str], Any]
+OTHER_SPECULATION = ("use_mtp", "assistant_early_exit", "speculation_type")  # transformers' own
+
+
+def named_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Any]:
+    """Positional arguments under the names that `function` gives them."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+        function = GenerationMixin.generate
+        args = (None, *args)
+    named = dict(inspect.signature(function).bind_partial(*args).arguments)
+    named.pop("self", None)
+    return named
+
+
+def settings_of(kwargs: Mapping[str, Any], configs: list[GenerationConfig]) -> Settings:
+    """How a generation setting will come out: arguments first, then the configurations in their order."""
+
+    def value(name: str) -> Any:
+        if name in kwargs:
+            return kwargs[name]
+        return next((v for v in (getattr(config, name, None) for config in configs) if v is not None), None)
+
+    return value
+
+
+def check_modes(settings: Callable[[str], Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse decoding modes that have no speculative form.
+
+    Args:
+        settings: gives the value a generation setting will have in this call, `None` where it is unset.
+        kwargs: the other arguments of `generate`.
+    """
+    plain = "Leave out spec_method (or pass spec_method=None) for this call."
+    if (settings("num_beams") or 1) > 1:
+        rule = "must be 1 with spec_method (beam search has no speculative form)"
+        raise ConfigError("num_beams", rule, settings("num_beams"), plain)
+    if settings("use_cache") is False:
+        raise ConfigError("use_cache", "must be True with spec_method", False, f"Pass use_cache=True. {plain}")
+    for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids", "token_healing", *OTHER_SPECULATION):
+        if settings(name):
+            raise ConfigError(name, "must be unset with spec_method", settings(name), plain)
+    if settings("output_attentions"):
+        raise ConfigError(
+            "output_attentions", "must be False with spec_method (attention over a tree is not the text's)", True, plain
+        )
+    implementation = settings("cache_implementation")
+    if implementation not in CACHES:
+        rule = 'must be unset, "dynamic" or "static" with spec_method'
+        raise ConfigError("cache_implementation", rule, implementation, plain)
+    if kwargs.get("assistant_model") is not None:
+        raise ConfigError(
+            "assistant_model", "must be unset with this spec_method", type(kwargs["assistant_model"]).__name__, plain
+        )
+    if kwargs.get("synced_gpus"):
+        raise ConfigError("synced_gpus", "must be False with spec_method", True, plain)
+
+
+def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
+    """Refuse prompts that the model cannot read, before anything is computed."""
+    ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
+    if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point():
+        return
+    if ids.numel() == 0:
+        if kwargs.get("inputs_embeds") is None:
+            raise ConfigError("input_ids", "must hold at least one token", tuple(ids.shape), "Put one in the prompt.")
+        return
+    config = compat.text_config(model.config)
+    largest, smallest = int(ids.max()), int(ids.min())
+    vocab_size = getattr(config, "vocab_size", None)
+    if smallest < 0 or (vocab_size is not None and largest >= vocab_size):
+        raise ConfigError(
+            "input_ids",
+            f"must be at least 0 and below {vocab_size} (the model's vocab_size)",
+            smallest if smallest < 0 else largest,
+            "Use the model's own tokenizer.",
+        )
+    positions = compat.max_positions(model.config)
+    if not model.config.is_encoder_decoder and positions is not None and ids.shape[1] > positions:
+        raise ConfigError(
+            "input_ids",
+            f"must be at most {positions} tokens long (the model's max_position_embeddings)",
+            ids.shape[1],
+            "Shorten the prompt, or use a model with more positions.",
+        )
+
+
+def place_models(
+    model: PreTrainedModel, draft: PreTrainedModel | None, config: SpecConfig, kwargs: dict[str, Any] | None
+) -> None:
+    """Put the models where the configuration's device lists say, and the call's tensors beside the target.
+
+    Args:
+        kwargs: arguments of `generate`; `None` where the call has begun, so that the target cannot be moved any more.
+
+    Raises:
+        ConfigError: a device that is not here, or a model that cannot be put there.
+    """
+    lists = config.device_lists
+    target_devices, field = lists.get("target"), config.device_fields.get("target", "")
+    if target_devices is not None and kwargs is None:
+        if not is_placed(model, read_devices(target_devices, field)):
+            remedy = "Enable the model, so that generate moves it, or move it first."
+            raise ConfigError(field, "must name where the target is with custom_generate", target_devices, remedy)
+    if draft is not None:
+        move_pair(model, draft, target_devices=target_devices, draft_devices=lists.get("draft"))
+    elif target_devices is not None:
+        move(model, target_devices, field)
+    if target_devices is not None and kwargs is not None:
+        device = compat.input_device(model)
+        kwargs.update({name: value.to(device) for name, value in kwargs.items() if isinstance(value, torch.Tensor)})
+
+
+def bind_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
+    """transformers loses the tokenizer on the way to a custom method, so the criterion is made here."""
+    tokenizer = kwargs.pop("tokenizer", None)
+    given = kwargs.get("generation_config")
+    stop_strings = settings_of(kwargs, [c for c in (given, model.generation_config) if c is not None])("stop_strings")
+    if stop_strings is None:
+        return
+    if tokenizer is None:
+        raise ConfigError(
+            "tokenizer", "must be given with stop_strings", None, "Pass tokenizer=... as for plain generation."
+        )
+    criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or [])
+    criteria.append(compat.StopStringCriteria(stop_strings=stop_strings, tokenizer=tokenizer))
+    kwargs["stopping_criteria"] = criteria
+    unset(model, kwargs, "stop_strings")
+
+
+def unset(model: PreTrainedModel, kwargs: dict[str, Any], name: str) -> None:
+    """Make a generation setting `None` for this call, wherever it comes from; the caller's objects stay as they are."""
+    kwargs.pop(name, None)
+    given = kwargs.get("generation_config")
+    if getattr(given, name, None) is not None:
+        kwargs["generation_config"] = copy.deepcopy(given)
+        setattr(kwargs["generation_config"], name, None)
+    if getattr(model.generation_config, name, None) is not None:
+        kwargs[name] = None  # an argument wins over the model's default
+
+
+def prompt_length(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> int:
+    """Tokens in front of the new ones in the output of `generate`."""
+    names = ("decoder_input_ids",) if model.config.is_encoder_decoder else ("inputs", "input_ids")
+    given = next((kwargs[name] for name in names if kwargs.get(name) is not None), None)
+    return int(model.config.is_encoder_decoder) if given is None else int(given.shape[1])

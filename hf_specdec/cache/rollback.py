@@ -1,0 +1,177 @@
+"""The cache around a forward of several tokens: what stays of it, and what the caller's own cache holds in the end.
+
+cache = kept_cache(model_kwargs["past_key_values"], reserve=512)
+outputs = model(..., past_key_values=cache.model_cache)
+cache = cache.settle(outputs.past_key_values)
+cache.mark(0)
+model(..., past_key_values=cache.model_cache)
+advances = cache.commit(paths, num_columns)
+cache.close()
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from hf_specdec import compat
+from hf_specdec.cache.recurrent_state import StateCache
+from hf_specdec.cache.spec_cache import SpecCache
+from hf_specdec.cache.static_cache import StaticSpecCache
+from hf_specdec.engine.static_shapes import FixedShapes
+from hf_specdec.errors import UnsupportedModelError
+
+__all__ = ["KeptCache", "kept_cache"]
+
+
+class KeptCache(Protocol):
+    """What the engine asks of a cache.
+
+    Attributes:
+        model_cache: what the model's forward gets.
+        handed_out: the caller's cache, or the one that the model has made.
+        takes_trees (`bool`): whether any path can be kept, or only the beginning of a chain.
+        keeps_beginnings (`bool`): whether the beginning of a forward can be kept, or only all of it.
+    """
+
+    model_cache: Any
+    handed_out: Any
+    takes_trees: bool
+    keeps_beginnings: bool
+
+    @property
+    def spec(self) -> SpecCache | None:
+        """The cache of columns behind it, where there is one."""
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether `select` works."""
+
+    def settle(self, cache: Any) -> "KeptCache":
+        """Take over the prompt's columns, `cache` being what the model's output names; returns what to go on with."""
+
+    def mark(self, num_columns: int) -> None:
+        """Called before each forward, with the number of columns written since the last commit."""
+
+    def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
+        """Keep what can be kept of each row's columns in its path, of the `num_columns` written since the last commit.
+
+        Returns how many of each path are kept; what is not has to be computed again.
+        """
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only."""
+
+    def rollback(self) -> None:
+        """Forget a forward that did not finish."""
+
+    def close(self) -> None:
+        """Leave the caller's cache as plain generation would. Rows are equally long."""
+
+
+def kept_cache(cache: Any, *, reserve: int, in_step: bool = False, fixed: FixedShapes | None = None) -> KeptCache:
+    """The best way to keep `cache`, with room for `reserve` tokens where that can be said beforehand.
+
+    Args:
+        cache: the caller's; `None` where the model makes its own.
+        in_step: keep the rows of a batch equally long, for models that cannot tell them apart.
+        fixed: the shapes to keep, where `cache` is a static one.
+
+    Raises:
+        UnsupportedModelError: it is no cache that could be rolled back.
+    """
+    inner = getattr(cache, "self_attention_cache", cache)
+    static = StaticSpecCache.of(inner, capacity=fixed.capacity) if fixed is not None else None
+    if static is not None:
+        return _Adopted(cache, static, in_step)
+    if isinstance(inner, compat.Cache) and (not isinstance(inner, compat.DynamicCache) or inner.offloading):
+        raise UnsupportedModelError("the cache is not one of transformers' dynamic key/value caches")
+    spec = None if inner is None else SpecCache.adopt(inner, reserve=reserve)
+    return _Adopted(cache, spec, in_step) if spec is not None else _Unknown(cache)
+
+
+class _Adopted:
+    """Attention only: a `SpecCache` in place of the caller's cache, which gets the text's columns in the end."""
+
+    takes_trees = True
+    keeps_beginnings = True
+
+    def __init__(self, original: Any, spec: SpecCache, in_step: bool) -> None:
+        self.spec, self.in_step = spec, in_step
+        self.drops_rows = not isinstance(spec, StaticSpecCache)  # which keeps its shapes
+        self.handed_out = original
+        self.original = getattr(original, "self_attention_cache", original)
+        self.model_cache: Any = spec
+        if isinstance(original, compat.EncoderDecoderCache):
+            self.model_cache = compat.EncoderDecoderCache(spec, original.cross_attention_cache)
+            self.model_cache.is_updated = original.is_updated
+
+    def settle(self, cache: Any) -> "KeptCache":
+        self.spec.settle()
+        return self
+
+    def mark(self, num_columns: int) -> None:
+        """Nothing is lost by writing."""
+
+    def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
+        if self.in_step and len(paths) > 1:
+            common = min(len(path) for path in paths)
+            paths = [path[:common] for path in paths]
+        self.spec.commit(paths)
+        return [len(path) for path in paths]
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.spec.select(rows)
+        if isinstance(self.model_cache, compat.EncoderDecoderCache):
+            self.model_cache.cross_attention_cache.batch_select_indices(torch.tensor(rows))
+
+    def rollback(self) -> None:
+        self.spec.rollback()
+
+    def close(self) -> None:
+        self.spec.hand_back(self.original)
+
+
+class _Unknown(StateCache):
+    """States beside attention: what they are shows when the model has read the prompt."""
+
+    def settle(self, cache: Any) -> "KeptCache":
+        return _Cropped(cache) if compat.can_crop(cache) else StateCache(cache)
+
+
+class _Cropped:
+    """Convolution states beside attention: the caller's own cache, cropped after each forward. Chains only."""
+
+    takes_trees = False
+    keeps_beginnings = True
+    spec = None
+    drops_rows = False
+
+    def __init__(self, cache: Any) -> None:
+        self.model_cache = self.handed_out = cache
+        self._layers = getattr(cache, "self_attention_cache", cache).layers
+        self._recorded = [getattr(layer, "record_past", None) for layer in self._layers]
+        cache.activate_past_recording()
+
+    def settle(self, cache: Any) -> "KeptCache":
+        return self
+
+    def mark(self, num_columns: int) -> None:
+        """What is written can be cropped."""
+
+    def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
+        kept = min(len(path) for path in paths)
+        assert all(list(path) == list(range(len(path))) for path in paths), "only a chain can be kept by cropping"
+        self.model_cache.crop(kept - num_columns)
+        return [kept] * len(paths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        raise NotImplementedError("convolution states stay together")
+
+    def rollback(self) -> None:
+        """A half-written state stays half-written, as an interrupted forward leaves it in plain generation."""
+
+    def close(self) -> None:
+        for layer, recorded in zip(self._layers, self._recorded, strict=False):
+            if recorded is not None:
+                layer.record_past = recorded

@@ -1,0 +1,155 @@
+"""Key/value buffers that never change shape, for `StaticCache`: what a compiled forward needs to be compiled once.
+
+The prompt is written as into any `SpecCache`. From then on every forward has the same number of columns: `place` puts
+their places into tensors before the forward, which writes there and attends to the whole buffers; the mask hides what
+is not text. No Python number that a forward reads changes between steps. Knows nothing about trees, models or tokens.
+
+    cache = StaticSpecCache.of(static_cache, capacity=512)
+    model(..., past_key_values=cache)
+    cache.settle()                       # the prompt's columns
+    cache.place(width=11)
+    model(..., past_key_values=cache)    # 11 tokens
+    cache.commit([[0, 2, 3]])
+    cache.hand_back(static_cache)
+"""
+
+from typing import Any
+
+import torch
+
+from hf_specdec.cache.spec_cache import SpecCache, SpecLayer
+from hf_specdec.compat import Cache, DummyLayer, StaticCache, StaticLayer, StaticSlidingWindowLayer, mark_static_address
+
+__all__ = ["StaticSpecCache", "StaticSpecLayer"]
+
+
+class Slots:
+    """Where the next forward writes, in tensors that stay where they are.
+
+    Attributes:
+        rows, columns (`Tensor`): `(batch, 1)` and `(batch, width)`.
+        length (`Tensor`): a scalar, tokens of the longest row.
+    """
+
+    def __init__(self, batch: int, width: int, device: torch.device) -> None:
+        self.rows = torch.arange(batch, device=device)[:, None]
+        self.columns = torch.zeros((batch, width), dtype=torch.long, device=device)
+        self.length = torch.zeros((), dtype=torch.long, device=device)
+        for tensor in (self.rows, self.columns, self.length):
+            mark_static_address(tensor)
+
+
+class StaticSpecLayer(SpecLayer):
+    """A `SpecLayer` whose forwards write at `slots`, once there are any, and return the whole buffers.
+
+    A sliding layer has a column for every token too; those that an adopted window no longer had are zeros.
+    """
+
+    slots: Slots | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the forward's columns at their slots; the lengths stay until `keep` sets them."""
+        slots = self.slots
+        if slots is None:
+            return super().update(key_states, value_states)
+        self.keys[slots.rows, :, slots.columns] = key_states.transpose(1, 2)
+        self.values[slots.rows, :, slots.columns] = value_states.transpose(1, 2)
+        return self.keys, self.values
+
+    def load(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
+        """Start from existing columns that end at token `length`; each stands at its token's place."""
+        self.lazy_initialization(keys, values)
+        if length > self.keys.shape[-2]:
+            self._grow(length)
+        first = length - keys.shape[-2]
+        self.keys[:, :, first:length] = keys
+        self.values[:, :, first:length] = values
+        self.set_lengths((length,) * keys.shape[0])
+
+    def seat(self, slots: Slots, capacity: int) -> None:
+        """Write at `slots` from now on, into buffers of at least `capacity` columns."""
+        if capacity > self.keys.shape[-2]:
+            self._grow(capacity)
+        if slots is not self.slots:
+            self.slots = slots
+            mark_static_address(self.keys)
+            mark_static_address(self.values)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The whole buffer, once its shape is fixed."""
+        if self.slots is None:
+            return super().get_mask_sizes(query_length)
+        return self.keys.shape[-2], 0
+
+    def get_seq_length(self) -> Any:
+        """Tokens of the longest row: a tensor once shapes are fixed, so that no compiled forward depends on it."""
+        return self.length if self.slots is None else self.slots.length
+
+
+class StaticSpecCache(SpecCache):
+    """One `StaticSpecLayer` per attention layer."""
+
+    def __init__(self, layers: list[Any], *, reserve: int) -> None:
+        super().__init__(layers, reserve=reserve)
+        self._width = 0
+        self._slots: dict[torch.device, Slots] = {}
+
+    @classmethod
+    def of(cls, cache: StaticCache, *, capacity: int) -> "StaticSpecCache | None":
+        """A cache with the same content and structure, or `None` where a layer is not plain attention.
+
+        Args:
+            cache: empty or not; it is left as it is.
+            capacity (`int`): columns of every buffer.
+        """
+        layers: list[Any] = []
+        for layer in cache.layers:
+            if type(layer) is DummyLayer:
+                layers.append(layer)
+                continue
+            if type(layer) not in (StaticLayer, StaticSlidingWindowLayer):
+                return None
+            spec = StaticSpecLayer(reserve=capacity, is_sliding=bool(layer.is_sliding))
+            length = int(layer.get_seq_length())
+            if length:
+                kept = min(length, layer.max_cache_len)
+                spec.load(layer.keys[:, :, :kept], layer.values[:, :, :kept], length)
+            layers.append(spec)
+        return cls(layers, reserve=capacity)
+
+    def place(self, width: int, *, written: int = 0) -> None:
+        """Set where the next forward writes its `width` columns: behind each row's text and `written` columns more.
+
+        Shapes stay what they are unless `width` changes or the buffers are too small.
+        """
+        layers = [layer for layer in self._written if isinstance(layer, StaticSpecLayer)]
+        if width != self._width:
+            self._width, self._slots = width, {}
+        columns = torch.tensor(self.lengths)[:, None] + torch.arange(written, written + width)
+        longest = max(self.lengths)
+        for layer in layers:
+            device = layer.keys.device
+            if device not in self._slots:
+                self._slots[device] = Slots(len(self.lengths), width, device)
+            layer.seat(self._slots[device], longest + written + width)
+        for slots in self._slots.values():
+            slots.columns.copy_(columns)
+            slots.length.fill_(longest + written)
+
+    def hand_back(self, cache: Cache) -> None:
+        """Put the text's columns where plain generation would have left them, as far as all rows have them."""
+        for own, layer in zip(self.layers, cache.layers, strict=True):
+            if not isinstance(own, SpecLayer) or not own.is_initialized:
+                continue
+            keys, values = own.content()
+            if not layer.is_initialized:
+                layer.lazy_initialization(keys, values)
+            length = keys.shape[-2]
+            kept = min(length, layer.max_cache_len)
+            layer.keys[:, :, :kept] = keys[:, :, length - kept :]
+            layer.values[:, :, :kept] = values[:, :, length - kept :]
+            layer.cumulative_length.fill_(kept)  # in a sliding layer it stops where the window is full
+            if isinstance(layer, StaticSlidingWindowLayer):
+                layer.cumulative_length_int = length

@@ -1,0 +1,156 @@
+"""What plain generation computes, and how far from it another way of computing may be: the measure of the probes.
+
+wanted = plain_logits(model, arguments(model, ids, {}), ids, rows)
+error = compare(logits, wanted, tolerance_of(model, {}, prompt, tokens))
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.inputs import rows_of
+
+__all__ = [
+    "ATTEMPTS",
+    "Mismatch",
+    "accepts",
+    "arguments",
+    "compare",
+    "encoded",
+    "plain_logits",
+    "reference",
+    "sentence",
+    "tokens_of",
+    "tolerance_of",
+]
+
+PROMPT_LENGTH, LONGEST_PROMPT = 9, 1024
+PERIOD = 6
+RECENT = 5  # tokens that a convolution's state may hold
+ATTEMPTS = 2
+EXACT, MOST_INEXACT, NOISE_FACTOR = 1e-4, 0.1, 3.0  # tolerances, relative to the largest logit
+TF32 = 1e-3  # relative rounding of fp32 products at less than the highest precision
+OWN_WINDOWS = ("window", "local", "chunk", "block")
+MASKED_WINDOWS = ("sliding_window", "attention_chunk_size")  # read by transformers' mask functions
+
+
+class Mismatch(Exception):
+    """A forward gave other logits than the reference."""
+
+
+def plain_logits(
+    model: PreTrainedModel, kwargs: dict[str, Any], prompt: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """As plain generation computes them: a forward of `(rows, n)` prompts, then one for each token of `rows`."""
+    ids = torch.cat([prompt, rows], dim=1)
+    outputs = compat.prefill(model, prompt, GenerationConfig(), kwargs)
+    logits = []
+    for length in range(prompt.shape[1] + 1, ids.shape[1] + 1):
+        kwargs = compat.updated_kwargs(model, outputs, kwargs)
+        inputs = model.prepare_inputs_for_generation(ids[:, :length], next_sequence_length=1, **kwargs)
+        outputs = model(**inputs, return_dict=True)
+        logits.append(outputs.logits[:, -1].float())
+    return torch.stack(logits, dim=1)
+
+
+def reference(
+    model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], rows: list[list[int]]
+) -> torch.Tensor:
+    """`(rows, length, vocab_size)`: the logits after each token of `rows`, fed one by one behind the prompt."""
+    ids = torch.tensor([prompt] * len(rows), device=compat.input_device(model))
+    kwargs = arguments(model, ids, rows_of(encoder_kwargs, [0] * len(rows), 1))
+    return plain_logits(model, kwargs, ids, torch.tensor(rows, device=ids.device))
+
+
+def arguments(model: PreTrainedModel, ids: torch.Tensor, encoder_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What `generate` hands to a decoding method for this prompt."""
+    kwargs = {"use_cache": True, **encoder_kwargs, **compat.fresh_cache(model, len(ids))}
+    if not model.config.is_encoder_decoder and accepts(model, "position_ids"):
+        kwargs["position_ids"] = compat.own_positions(model, ids, kwargs)
+    return kwargs
+
+
+def encoded(model: PreTrainedModel) -> dict[str, Any]:
+    """What an encoder makes of a few tokens; of sound or an image, which is not there, something of the right shape."""
+    encoder = model.get_encoder()
+    if model.main_input_name == "input_ids":
+        prompt, _ = tokens_of(model, 0)
+        ids = torch.tensor([prompt], device=compat.input_device(model))
+        return {"encoder_outputs": encoder(input_ids=ids, return_dict=True)}
+    config = getattr(encoder, "config", model.config)
+    size = getattr(config, "hidden_size", None) or config.d_model
+    states = torch.arange(PROMPT_LENGTH * size, device=compat.input_device(model)).sin().view(1, PROMPT_LENGTH, size)
+    return {"encoder_outputs": compat.Encoded(last_hidden_state=states.to(model.dtype))}
+
+
+def tokens_of(model: PreTrainedModel, attempt: int) -> tuple[list[int], list[int]]:
+    """A prompt that repeats itself and eight more tokens, spread over the vocabulary, no two neighbours alike."""
+    vocab_size: int = compat.text_config(model.config).vocab_size
+    step = max(vocab_size // 19, 1)
+    length = _prompt_length(model)
+    known = [(7 + attempt + step * i) % vocab_size for i in range(PERIOD + 8)]
+    return [known[i % PERIOD] for i in range(length)], known[PERIOD:]
+
+
+def _prompt_length(model: PreTrainedModel) -> int:
+    """Long enough to reach beyond a window that a model applies by itself, unseen by transformers' mask functions."""
+    config = compat.text_config(model.config)
+    known = MASKED_WINDOWS if compat.attends_only(model) else ()
+    windows = [
+        value
+        for name, value in vars(config).items()
+        if isinstance(value, int)
+        and any(word in name for word in OWN_WINDOWS)
+        and name not in known
+        and value <= LONGEST_PROMPT
+    ]
+    positions = compat.max_positions(model.config) or LONGEST_PROMPT
+    return max(PROMPT_LENGTH, min(max(windows, default=0) + 4, positions - 8))
+
+
+def tolerance_of(model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], t: list[int]) -> float:
+    """What rounding can explain: in half precision, some times what another split of the text does to it.
+
+    It stays below what another prompt would do to the logits, lest a forward that forgets the prompt pass for exact.
+    """
+    if model.dtype in (torch.float32, torch.float64) and torch.get_float32_matmul_precision() == "highest":
+        return EXACT
+    by_token = reference(model, encoder_kwargs, prompt, [t[:6]])
+    at_once = [reference(model, encoder_kwargs, prompt + t[:count], [t[count : count + 1]]) for count in (1, 3, 5)]
+    noise = NOISE_FACTOR * _error(torch.cat(at_once, dim=1), by_token[:, 1::2])
+    other = [t[-1]] * (len(prompt) - RECENT) + prompt[-RECENT:]
+    influence = _error(reference(model, encoder_kwargs, other, [t[:2]]), by_token[:, :2])
+    rounding = max(torch.finfo(model.dtype).eps, TF32)
+    least = min(2 * rounding, max(influence / NOISE_FACTOR, rounding / 2))
+    return min(max(noise, least), MOST_INEXACT)
+
+
+def _error(rows: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Largest difference over the largest logit."""
+    return ((rows - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6)).item()
+
+
+def compare(rows: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> float:
+    """The error; raises where rounding cannot explain it."""
+    if rows.shape != wanted.shape:
+        raise Mismatch(f"{tuple(rows.shape)} logits instead of {tuple(wanted.shape)}")
+    error = _error(rows, wanted)
+    if not error <= tolerance:
+        raise Mismatch(f"logits differ by {error:.1g} of the largest")
+    return error
+
+
+def accepts(model: PreTrainedModel, name: str) -> bool:
+    """Whether the model's forward has an argument of this name."""
+    return name in inspect.signature(model.forward).parameters
+
+
+def sentence(exception: Exception) -> str:
+    """What went wrong, for people who have not read the model's code."""
+    if isinstance(exception, (Mismatch, UnsupportedModelError)):
+        return str(exception).split(". ")[0].removesuffix(".")
+    return f"its forward does not allow for it ({type(exception).__name__})"

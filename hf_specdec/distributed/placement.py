@@ -1,0 +1,201 @@
+"""Where models lie: device lists against the devices that there are, before loading and after it.
+
+Knows nothing about methods. A device that is not there is an error, never a model that runs elsewhere.
+
+    device_map, max_memory = place([0])                      # for from_pretrained
+    move(model, [0, 1], "target_model_device_list")          # a loaded model; nothing to do where it is there already
+    move_pair(target, draft, target_devices=[1], draft_devices=[0])
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from accelerate import dispatch_model, infer_auto_device_map
+from accelerate.utils import get_balanced_memory
+from transformers import PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.compat.placement import device_mesh, tensor_parallel_arguments, unsplittable_modules
+from hf_specdec.errors import ConfigError
+
+__all__ = [
+    "DEVICE_LIST",
+    "available_devices",
+    "is_placed",
+    "move",
+    "move_pair",
+    "parallel_arguments",
+    "place",
+    "read_devices",
+    "where_it_lies",
+]
+
+DEVICE_LIST, DRAFT_LIST, TARGET_LIST = "device_list", "draft_model_device_list", "target_model_device_list"
+
+DeviceList = Sequence[int | str]
+Placement = tuple[str | dict[str, str] | None, dict[int | str, int] | None]
+
+
+def available_devices() -> list[torch.device]:
+    """The devices of this machine: the CPU, then the accelerators by number."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    count = torch.accelerator.device_count() if accelerator is not None else 0
+    return [torch.device("cpu"), *(torch.device(str(accelerator), index) for index in range(count))]
+
+
+def read_devices(device_list: DeviceList, field: str = DEVICE_LIST) -> list[torch.device]:
+    """The devices that a list names, each once; a number is an accelerator's.
+
+    Raises:
+        ConfigError: a name that is no device, a device that is not here, or several that are not all accelerators.
+    """
+    known = available_devices()
+    devices = list(dict.fromkeys(_device(item, device_list, known, field) for item in device_list))
+    if any(device not in known for device in devices):
+        rule = f"must name devices that are here ({', '.join(map(str, known))})"
+        remedy = 'Write [0] or ["cpu"].' if len(known) > 1 else 'Write ["cpu"], or leave the list out.'
+        raise ConfigError(field, rule, device_list, remedy)
+    if len(devices) > 1 and any(device.type == "cpu" for device in devices):
+        raise ConfigError(field, "must name GPUs only, if several devices", device_list, "Write [0, 1].")
+    return devices
+
+
+def place(device_list: DeviceList | None, field: str = DEVICE_LIST) -> Placement:
+    """`device_map` and `max_memory` for `from_pretrained`; without a list the model goes to the GPUs if there are any.
+
+    Raises:
+        ConfigError: as `read_devices`.
+    """
+    if device_list is None:
+        return ("auto" if torch.accelerator.is_available() else None), None
+    devices = read_devices(device_list, field)
+    if len(devices) == 1:
+        return {"": str(devices[0])}, None
+    return "auto", {device.index: _free_bytes(device) for device in devices}
+
+
+def is_placed(model: PreTrainedModel, devices: Sequence[torch.device]) -> bool:
+    """Whether the model lies on these devices: on the one, or spread over several of them and no other."""
+    here = _devices_of(model)
+    return here == set(devices) if len(devices) == 1 else len(here) > 1 and here <= set(devices)
+
+
+def move(model: PreTrainedModel, device_list: DeviceList, field: str = DEVICE_LIST) -> None:
+    """Put a loaded model where the list says, whole on one device or spread over several.
+
+    Raises:
+        ConfigError: as `read_devices`, a model that accelerate has placed elsewhere, or one that is too large.
+    """
+    devices = read_devices(device_list, field)
+    if device_mesh(model) is not None:
+        rule = "must be unset for a model that several processes share"
+        raise ConfigError(field, rule, device_list, "torchrun gives each process the device of its number.")
+    if is_placed(model, devices):
+        return
+    if compat.is_dispatched(model):
+        here = ", ".join(sorted(map(str, _devices_of(model))))
+        rule = f"must name the devices that {type(model).__name__} was dispatched to ({here})"
+        raise ConfigError(field, rule, device_list, "Leave the list out, or load the model without device_map.")
+    if len(devices) == 1:
+        model.to(devices[0])
+        return
+    device_map = _spread(model, devices, device_list, field)
+    used = {device for device in devices if device.index in device_map.values()}
+    if used != _devices_of(model):
+        dispatch_model(model, device_map=device_map)
+
+
+def move_pair(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    *,
+    target_devices: DeviceList | None,
+    draft_devices: DeviceList | None,
+) -> None:
+    """Put a target and its draft where their lists say; `None` leaves a model where it is.
+
+    Raises:
+        ConfigError: as `move`, or lists that tear apart two models of the same weights.
+    """
+    wanted = [
+        _devices_of(model) if devices is None else set(read_devices(devices, field))
+        for model, devices, field in ((draft, draft_devices, DRAFT_LIST), (target, target_devices, TARGET_LIST))
+    ]
+    if wanted[0] != wanted[1] and not {id(p) for p in draft.parameters()}.isdisjoint(map(id, target.parameters())):
+        remedy = "Give both the same list, or use a draft with weights of its own."
+        value = target_devices if draft_devices is None else draft_devices
+        field = TARGET_LIST if draft_devices is None else DRAFT_LIST
+        raise ConfigError(field, "must agree with the other model's, whose weights it shares", value, remedy)
+    if target_devices is not None:
+        move(target, target_devices, TARGET_LIST)
+    if draft_devices is not None:
+        move(draft, draft_devices, DRAFT_LIST)
+
+
+def where_it_lies(model: PreTrainedModel) -> list[str]:
+    """Names of the devices that hold the model's weights, `"disk"` among them."""
+    dispatched = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    return sorted(dispatched or {str(weight.device) for weight in model.parameters()})
+
+
+def parallel_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `from_pretrained` with `tp_plan` put as this release of transformers wants it."""
+    plan = {name: kwargs[name] for name in ("tp_plan", "tp_size") if kwargs.get(name) is not None}
+    if not plan or kwargs.get("distributed_config") is not None:
+        return dict(kwargs)
+    others = {name: value for name, value in kwargs.items() if name not in ("tp_plan", "tp_size")}
+    return {**others, **tensor_parallel_arguments(plan)}
+
+
+def _device(item: int | str, device_list: DeviceList, known: Sequence[torch.device], field: str) -> torch.device:
+    """One entry of a list, with its number: `"cuda"` is the current one."""
+    accelerator = known[-1].type if len(known) > 1 else "cuda"
+    try:
+        device = torch.device(accelerator, item) if isinstance(item, int) else torch.device(item)
+    except RuntimeError as error:
+        remedy = 'Write [0], [4, 5] or ["cpu"].'
+        raise ConfigError(field, "must name devices that torch knows", device_list, remedy) from error
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.index is None and device.type == accelerator and len(known) > 1:
+        return torch.device(device.type, torch.accelerator.current_device_index())
+    return device
+
+
+def _devices_of(model: PreTrainedModel) -> set[torch.device]:
+    """Where the weights are while they are used."""
+    found: set[torch.device] = set()
+    for module in model.modules():
+        for weight in module.parameters(recurse=False):
+            device = compat.execution_device(module) if weight.device.type == "meta" else weight.device
+            found.add(device or weight.device)
+    return {torch.device("cpu") if device.type == "cpu" else device for device in found}
+
+
+def _spread(
+    model: PreTrainedModel, devices: Sequence[torch.device], device_list: DeviceList, field: str
+) -> dict[str, Any]:
+    """Which part goes to the device of which number, so that all hold about the same.
+
+    Raises:
+        ConfigError: they have no room for it.
+    """
+    own: dict[torch.device, int] = {}
+    for weight in model.parameters():
+        own[weight.device] = own.get(weight.device, 0) + weight.numel() * weight.element_size()
+    free = {device.index: _free_bytes(device) + own.get(device, 0) for device in devices}
+    whole = unsplittable_modules(model)
+    balanced = get_balanced_memory(model, max_memory=free, no_split_module_classes=whole)
+    device_map = infer_auto_device_map(
+        model, max_memory={device.index: balanced[device.index] for device in devices}, no_split_module_classes=whole
+    )
+    if {"cpu", "disk"} & set(device_map.values()):
+        rule = f"must have room for {type(model).__name__} ({sum(own.values()) / 2**30:.1f} GiB of weights)"
+        raise ConfigError(field, rule, device_list, "Name more devices, or load it in a lower precision.")
+    return dict(device_map)
+
+
+def _free_bytes(device: torch.device) -> int:
+    free, _ = torch.get_device_module(device).mem_get_info(device)
+    return int(free)

@@ -1,0 +1,237 @@
+"""What the target's forwards cost: t(T)/t(1) for T tokens a row, by the number of rows; measured, corrected, saved.
+
+Knows clocks and forwards; nothing of drafts or of what is worth its cost. Safe to share between threads: a lost
+correction is made up for by the next.
+
+    costs = StepCosts.of_device(torch.device("cpu"))
+    curve = costs.curve(num_rows=1)
+    measure(target, curve, roots=[7])
+    curve.ratio(8)
+    curve.observe(num_columns=8, seconds=0.031)
+"""
+
+import json
+import math
+import os
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from hf_specdec.distributed.rank_sync import Agreement
+from hf_specdec.errors import ConfigError
+from hf_specdec.forward.model_runner import Target
+from hf_specdec.tree import DraftTree, TreeBuilder
+
+__all__ = ["CostCurve", "StepCosts", "measure"]
+
+SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+ORDER = (1, 8, 32, 2, 64, 4, 16, 12, 24, 48)  # first those that tell most
+ROUNDS = 5
+SECONDS = 0.4  # for measuring at first use
+SLOPES = {"cpu": 0.045}  # cost of one more token before anything is known, over a forward of one
+SLOPE = 0.004  # on accelerators
+FORMAT = "hf_specdec costs 1"
+TOWARDS_NOW = 0.1  # share of a step's surprise that goes into the time of one token
+TOWARDS_SHAPE = 0.03  # and into the ratio of its size
+LARGEST_SURPRISE = 2.0  # a step that took longer was disturbed from outside
+
+
+class CostCurve:
+    """Cost of a forward of T tokens a row over one of a single token, for one number of rows.
+
+    Attributes:
+        ratios (`list[float]`): at `SIZES`, lines in between; the last line goes on.
+        seconds_of_one (`float | None`): time of a step with a single token now; `None` before the first one.
+        is_measured (`bool`): whether the ratios were measured, not assumed.
+    """
+
+    def __init__(self, slope: float) -> None:
+        self.ratios = [1.0 + slope * (size - 1) for size in SIZES]
+        self.seconds_of_one: float | None = None
+        self.is_measured = False
+
+    def ratio(self, num_columns: float) -> float:
+        """t(T)/t(1); below 1 the first line goes on."""
+        right = min(max(bisect_left(SIZES, num_columns), 1), len(SIZES) - 1)
+        left = right - 1
+        share = (num_columns - SIZES[left]) / (SIZES[right] - SIZES[left])
+        return self.ratios[left] + share * (self.ratios[right] - self.ratios[left])
+
+    def slope(self, limit: int) -> float:
+        """The least that a token more costs on average, over all sizes up to `limit`."""
+        sizes = [size for size in SIZES if 1 < size <= max(limit, 2)]
+        return max(0.0, min((self.ratio(size) - 1.0) / (size - 1) for size in sizes))
+
+    def set(self, seconds: dict[int, float]) -> None:
+        """Take measured times by size, that of 1 among them; sizes in between and beyond follow by lines."""
+        known = {size: time / seconds[1] for size, time in sorted(seconds.items())}
+        sizes = list(known)
+        for place, size in enumerate(SIZES):
+            right = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+            left = max(right - 1, 0)
+            if left == right:
+                break
+            steepness = (known[sizes[right]] - known[sizes[left]]) / (sizes[right] - sizes[left])
+            self.ratios[place] = max(0.5, known[sizes[left]] + steepness * (size - sizes[left]))
+        self.ratios[0] = 1.0
+        self.is_measured = True
+
+    def of_share(self, share: float) -> "CostCurve":
+        """The curve of a share of the rows, if a forward's time depends on its tokens alone."""
+        curve, one = CostCurve(0.0), max(share, self.ratio(share))
+        curve.ratios = [max(0.5, self.ratio(size * share) / one) for size in SIZES]
+        curve.seconds_of_one = None if self.seconds_of_one is None else self.seconds_of_one * one
+        curve.is_measured = self.is_measured
+        return curve
+
+    def observe(self, num_columns: int, seconds: float) -> None:
+        """Correct the curve by a step that was taken: the time of one token quickly, the ratios slowly."""
+        if self.seconds_of_one is None:
+            self.seconds_of_one = seconds / self.ratio(num_columns)
+            return
+        surprise = seconds / (self.seconds_of_one * self.ratio(num_columns))
+        surprise = max(1.0 / LARGEST_SURPRISE, min(LARGEST_SURPRISE, surprise))
+        self.seconds_of_one *= surprise**TOWARDS_NOW
+        if num_columns == 1:  # then all other sizes cost less, or more, in comparison
+            for place in range(1, len(SIZES)):
+                self.ratios[place] *= surprise**-TOWARDS_SHAPE
+            return
+        place = min(range(1, len(SIZES)), key=lambda place: abs(SIZES[place] - num_columns))
+        self.ratios[place] *= surprise**TOWARDS_SHAPE
+
+
+class StepCosts:
+    """The curves of one model on one device, by the number of rows.
+
+    Attributes:
+        facts (`dict[str, Any]`): where loaded curves come from, as `save` was told.
+    """
+
+    def __init__(self, slope: float) -> None:
+        self._slope = slope
+        self._curves: dict[int, CostCurve] = {}
+        self.facts: dict[str, Any] = {}
+
+    @classmethod
+    def of_device(cls, device: torch.device) -> "StepCosts":
+        """With what is assumed of the device before anything is measured."""
+        return cls(SLOPES.get(device.type, SLOPE))
+
+    def curve(self, num_rows: int) -> CostCurve:
+        """The curve of as many rows, rounded up to a power of two; at first that of more rows, where one was measured.
+
+        So rows that leave a batch cost no measuring.
+        """
+        rows = 1 << max(num_rows - 1, 0).bit_length()
+        if rows not in self._curves:
+            measured = [known for known, curve in self._curves.items() if curve.is_measured and known > rows]
+            more = min(measured, default=0)
+            self._curves[rows] = self._curves[more].of_share(rows / more) if more else CostCurve(self._slope)
+        return self._curves[rows]
+
+    def save(self, path: str | os.PathLike[str], facts: dict[str, Any] | None = None) -> None:
+        """Write the measured curves as JSON, beside `facts` about where they come from."""
+        curves = {
+            str(rows): {"sizes": SIZES, "ratios": curve.ratios, "seconds_of_one": curve.seconds_of_one}
+            for rows, curve in self._curves.items()
+            if curve.is_measured
+        }
+        Path(path).write_text(json.dumps({"format": FORMAT, "facts": facts or {}, "curves": curves}, indent=1), "utf-8")
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Take over saved curves.
+
+        Raises:
+            ConfigError: the file is missing, or is none that `save` wrote.
+        """
+        remedy = "Write it with `hf-specdec tune`."
+        try:
+            document = json.loads(Path(path).read_text("utf-8"))
+        except OSError as error:
+            raise ConfigError("costs", "must be a file that can be read", os.fspath(path), remedy) from error
+        except ValueError as error:
+            raise ConfigError("costs", "must be a file of JSON", os.fspath(path), remedy) from error
+        try:
+            if document["format"] != FORMAT:
+                raise ValueError(document["format"])
+            self.facts = dict(document["facts"])
+            for rows, saved in document["curves"].items():
+                ratios = dict(zip(map(int, saved["sizes"]), map(float, saved["ratios"]), strict=True))
+                if not all(0.0 < ratio < math.inf for ratio in ratios.values()):
+                    raise ValueError(ratios)
+                self.curve(int(rows)).set(ratios)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError("costs", f"must be of format {FORMAT!r}", os.fspath(path), remedy) from error
+
+
+def measure(
+    target: Target,
+    curve: CostCurve,
+    roots: Sequence[int],
+    *,
+    vocab_size: int,
+    largest: int = ORDER[4],
+    seconds: float = SECONDS,
+    rounds: int = ROUNDS,
+    agreement: Agreement | None = None,
+) -> dict[int, float]:
+    """Time forwards of different sizes behind the target's cached texts; the cache is left as it was.
+
+    Args:
+        curve: what is known so far, the time of one token among it; gets the results.
+        roots: the last token of each row's text.
+        largest: most columns a row.
+        seconds: when to stop; no forward begins that would end later.
+        rounds: times that each size is tried, where there is time.
+        agreement: of the processes that compute the forwards together; the first one's clock decides.
+
+    Returns:
+        The median seconds of each size.
+    """
+    agreement = agreement or Agreement()
+    times: dict[int, list[float]] = {}
+    largest = min(largest, 2 * vocab_size) if target.tier == "tree" else largest
+    waiting = [size for size in ORDER if size <= largest] * rounds
+    begun = time.perf_counter()
+
+    def following() -> int:
+        """The next size that there is time for, 0 at the end."""
+        one = median(times[1]) if 1 in times else curve.seconds_of_one or 0.0
+        while waiting:
+            size = waiting.pop(0)
+            if time.perf_counter() - begun + one * curve.ratio(size) <= seconds:
+                return size
+        return 0
+
+    while size := agreement.decide_now(following):
+        trees: list[DraftTree | None] = [_of_size(root, size, vocab_size, target.tier == "tree") for root in roots]
+        start = time.perf_counter()
+        with agreement.forward():
+            rows = target.forward(trees)
+            float(rows[0][-1, 0])  # waits for a device that computes on its own
+        target.commit([[] for _ in roots])
+        times.setdefault(size, []).append(time.perf_counter() - start)
+    found = {size: median(tries) for size, tries in sorted(times.items())}
+    if len(found) > 1 and 1 in found:
+        curve.set(found)
+    curve.is_measured = True
+    return found
+
+
+def _of_size(root: int, size: int, vocab_size: int, takes_trees: bool) -> DraftTree:
+    """A tree of branches two tokens long, of at most 2 * `vocab_size` nodes, or a chain."""
+    if not takes_trees or size == 1:
+        return DraftTree.chain(root, [place % vocab_size for place in range(size - 1)])
+    builder = TreeBuilder(root)
+    place = 0
+    while len(builder) < size:
+        node = builder.add(0, place)
+        if len(builder) < size:
+            builder.add(node, math.ceil(place / 2) % vocab_size)
+        place += 1
+    return builder.build()

@@ -1,0 +1,168 @@
+"""One prepared call, decoded in the best way that its model and its inputs allow.
+
+Knows the methods and what a model can do; nothing of `generate`'s arguments, nor of how a loop works.
+
+    output = decode_call(call, request)
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.capabilities.probe import Capability
+from hf_specdec.compat.attention import takes_tensor_masks
+from hf_specdec.compat.placement import device_mesh
+from hf_specdec.distributed.rank_sync import agreement_of, digest
+from hf_specdec.engine.batch_rules import reason_against_rows
+from hf_specdec.engine.cost_facts import other_threads
+from hf_specdec.engine.cost_model import StepCosts
+from hf_specdec.engine.draft_pairing import draft_capability, draft_model_of, warp_of
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.run import Call, decode_assisted, decode_plain, decode_speculatively
+from hf_specdec.engine.static_shapes import reason_against_static
+from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.draft_runner import DraftModel
+from hf_specdec.forward.inputs import rows_of
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.registry import METHODS, Setup
+from hf_specdec.request import Request
+from hf_specdec.stats import SpecStats
+
+__all__ = ["check_tier", "costs_of", "decode_call", "drafting", "fields_of"]
+
+logger = logging.getLogger("hf_specdec")
+
+
+def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None) -> Any:
+    """Decode a prepared call in the best way that the model and the inputs allow."""
+    model = call.model
+    state = state_of(model)
+    agreement = agreement_of(model)
+    stats = SpecStats(method=(request.name or "") if request is not None else "plain")
+    if request is None:
+        return decode_plain(call, stats=stats, agreement=agreement)
+    found = state.capability(model, _encoder_kwargs(call))
+    stats.tier = found.tier
+    stats.plain_reason = _reason_for_plain(call, request, found)
+    agreement.check(lambda: fields_of(call, request, tier=found.tier, reason=stats.plain_reason))
+    if stats.plain_reason is not None:
+        stats.tier = "plain"
+        if state.first_time(stats.plain_reason):
+            logger.warning("%s decodes without speculation: %s", type(model).__name__, stats.plain_reason)
+        return decode_plain(call, stats=stats, agreement=agreement)
+    check_tier(model, request, found)
+    if found.tier == "chain" and not takes_tensor_masks(found.attention) and state.first_time(found.reason):
+        logger.warning("%s verifies chains only: %s", type(model).__name__, found.reason)
+    draft_model, make_drafter = drafting(call, request, encoder_inputs)
+    if request.config.engine == "assisted":
+        drafter = make_drafter(0, None)
+        stats.method = stats.method or type(drafter).__name__
+        return decode_assisted(call, drafter, stats=stats, agreement=agreement)
+    return decode_speculatively(
+        call,
+        make_drafter,
+        tier=found.tier,
+        budget=request.budget,
+        stats=stats,
+        draft_model=draft_model,
+        costs=costs_of(call.model, request, call.input_ids.device),
+        observer=request.observer,
+        agreement=agreement,
+    )
+
+
+def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:
+    """A digest of everything in a call that decides which forwards are computed, by name."""
+    config, kwargs = call.generation_config, call.model_kwargs
+    draft = request.assistant_model
+    settings = {
+        "spec_method": (request.name, request.budget, request.config.engine),
+        "assistant_model": (type(draft).__name__, draft is not None and device_mesh(draft) is not None),
+        "return_dict_in_generate": bool(config.return_dict_in_generate),
+        "output_hidden_states": bool(config.output_hidden_states),
+        "do_sample": bool(config.do_sample),
+        "max_length": config.max_length,
+        "past_key_values": type(kwargs.get(compat.cache_name(kwargs))).__name__,
+        **found,
+    }
+    tensors = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
+    return {name: digest(value) for name, value in {"input_ids": call.input_ids, **tensors, **settings}.items()}
+
+
+def drafting(
+    call: Call, request: Request, encoder_inputs: Any = None
+) -> tuple[DraftModel | None, Callable[[int, torch.Generator | None], Drafter]]:
+    """The call's draft model, if its method has one, and what makes the drafter of a row."""
+    draft_model = None
+    if request.assistant_model is not None:
+        tier = draft_capability(call.model, request.assistant_model).tier
+        draft_model = draft_model_of(call, request.assistant_model, tier=tier, encoder_inputs=encoder_inputs)
+    warp, state = warp_of(call), state_of(call.model)
+    takes_trees = state.capability(call.model, _encoder_kwargs(call)).tier == "tree"
+    is_sampled = bool(call.generation_config.do_sample)
+
+    def make_drafter(row: int, generator: torch.Generator | None) -> Drafter:
+        scorer = None if draft_model is None else draft_model.row(row)
+        return request.make_drafter(
+            Setup(
+                state.memory,
+                scorer=scorer,
+                warp=warp,
+                generator=generator,
+                is_sampled=is_sampled,
+                takes_trees=takes_trees,
+            )
+        )
+
+    return draft_model, make_drafter
+
+
+def costs_of(model: PreTrainedModel, request: Request, device: torch.device) -> StepCosts | None:
+    """What the model's forwards cost on `device`, where the method drafts as much as pays."""
+    if request.method is None or not request.method.fits_costs(request.config):
+        return None
+    path = getattr(request.config, "costs", None)
+    state = state_of(model)
+    costs = state.step_costs(model, device, path)
+    doubt = other_threads(costs.facts, device)
+    if doubt is not None and state.first_time(doubt):
+        logger.warning("%s: %s", type(model).__name__, doubt)
+    return costs
+
+
+def _reason_for_plain(call: Call, request: Request, found: Capability) -> str | None:
+    """Why this call decodes without speculation, if it does."""
+    if found.tier == "plain":
+        return found.reason
+    if (reason := reason_against_static(call, found.tier, request.config.engine)) is not None:
+        return reason
+    if len(call.input_ids) == 1:
+        return None
+    if request.config.engine == "assisted":
+        return "transformers' assisted decoding takes one sequence"
+    mask = call.model_kwargs.get("attention_mask")
+    if mask is not None and not call.model.config.is_encoder_decoder and compat.has_own_cache(call.model):
+        return "padding meets cache layers of the model's own, which a few tokens cannot try out"
+    return reason_against_rows(call) or state_of(call.model).reason_against_rows(call.model, _encoder_kwargs(call))
+
+
+def check_tier(model: PreTrainedModel, request: Request, found: Capability) -> None:
+    """Refuse a method that is of no use on a model that verifies chains only."""
+    if found.tier == "tree" or request.method is None or not request.method.needs_tree:
+        return
+    others = ", ".join(repr(name) for name, method in METHODS.items() if not method.needs_tree and name != "plain")
+    raise UnsupportedModelError(
+        f"spec_method={request.name!r} needs a model that verifies trees; {type(model).__name__} takes chains only: "
+        f"{found.reason}. Methods that work with it: {others}."
+    )
+
+
+def _encoder_kwargs(call: Call) -> dict[str, Any] | None:
+    """What the probe needs to try a decoder: this call's own encoded input, of its first row."""
+    names = ("encoder_outputs", "attention_mask")
+    found = {name: call.model_kwargs[name] for name in names if call.model_kwargs.get(name) is not None}
+    return rows_of(found, [0], len(call.input_ids)) if "encoder_outputs" in found else None

@@ -1,0 +1,163 @@
+"""A target and its draft model: whether they go together, and the draft's side of one call.
+
+tier = draft_capability(target, draft).tier
+draft_model = draft_model_of(call, draft, tier=tier)
+"""
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from transformers import LogitsProcessorList, PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.capabilities.probe import Capability
+from hf_specdec.compat.placement import device_mesh
+from hf_specdec.engine.batch_rules import processors_of_row
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.run import Call
+from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.forward.draft_runner import DraftModel
+from hf_specdec.forward.model_runner import Tier
+
+__all__ = ["check_pair", "draft_capability", "draft_model_of", "vocab_sizes", "warp_of"]
+
+MAX_PADDING = 1024  # ids by which vocabularies of one tokenizer differ, rounded up to a multiple for the hardware
+
+
+def check_pair(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """Refuse a draft model whose token ids cannot be the target's.
+
+    Raises:
+        ConfigError: the models are of different kinds, their vocabularies differ by more than padding, or the draft
+            alone is shared between processes.
+    """
+    if target.config.is_encoder_decoder != draft.config.is_encoder_decoder:
+        kinds = {True: "an encoder-decoder", False: "a decoder-only model"}
+        wanted = kinds[bool(target.config.is_encoder_decoder)]
+        raise ConfigError(
+            "assistant_model", f"must be {wanted} like the target", type(draft).__name__, "Choose another draft model."
+        )
+    if device_mesh(draft) is not None and device_mesh(target) is None:
+        raise ConfigError(
+            "assistant_model",
+            "must lie in one process where the target does",
+            f"{type(draft).__name__} with a tp_plan",
+            "Load the target with tp_plan too, or the draft without.",
+        )
+    sizes = vocab_sizes(target, draft)
+    if abs(sizes[0] - sizes[1]) > MAX_PADDING:
+        raise ConfigError(
+            "assistant_model",
+            f"must share the target's tokenizer (the target has {sizes[0]} token ids, the draft {sizes[1]})",
+            type(draft).__name__,
+            "Choose a draft of the same family, or pass tokenizer= and assistant_tokenizer= to have the drafts "
+            "translated by transformers' universal assisted decoding.",
+        )
+
+
+def vocab_sizes(*models: PreTrainedModel) -> list[int]:
+    """How many token ids each model knows, padding included."""
+    return [compat.text_config(model.config).vocab_size for model in models]
+
+
+def draft_capability(target: PreTrainedModel, draft: PreTrainedModel) -> Capability:
+    """How the draft can be driven, once it is clear that it goes together with the target.
+
+    Raises:
+        ConfigError: the models do not go together.
+        UnsupportedModelError: the draft cannot roll back, so that it could not follow the text.
+    """
+    check_pair(target, draft)
+    found = state_of(draft).capability(draft)
+    if found.tier == "plain":
+        raise UnsupportedModelError(
+            f"`assistant_model` must be able to forget rejected tokens, but {type(draft).__name__} is not: "
+            f"{found.reason}. Choose a draft with attention layers."
+        )
+    return found
+
+
+def draft_model_of(call: Call, draft: PreTrainedModel, *, tier: Tier, encoder_inputs: Any = None) -> DraftModel:
+    """The draft model with a cache of its own, ready to read the call's prompts.
+
+    Args:
+        encoder_inputs: of an encoder-decoder call: what the target's encoder has read.
+
+    Raises:
+        ConfigError: the prompt is no text that the draft could read.
+    """
+    if call.input_ids.shape[1] == 0:
+        raise ConfigError(
+            "inputs_embeds", "must be unset with a draft model", "given", "Pass input_ids, which the draft reads too."
+        )
+    ids = call.input_ids.to(compat.input_device(draft))
+    longest = call.generation_config.max_length or ids.shape[1] + 1024
+    return DraftModel(
+        draft,
+        ids,
+        _encoded(call, draft, encoder_inputs) if draft.config.is_encoder_decoder else _decoder_kwargs(call, draft, ids),
+        tier=tier,
+        vocab_size=vocab_sizes(call.model)[0],
+        relative_cost=_relative_cost(call.model, draft),
+        device=call.input_ids.device,
+        room=min(longest - ids.shape[1], 4096),
+    )
+
+
+def _relative_cost(target: PreTrainedModel, draft: PreTrainedModel) -> float:
+    """A guess of what a forward of the draft costs: between the ratios of parameters and of layers.
+
+    A large model's time goes with its parameters, a small one's with the number of its kernels. The mean of both was
+    right for a pair of 0.9M and 5.4M parameters on a CPU, where parameters alone promised a third less.
+    """
+    sizes = [sum(weight.numel() for weight in model.parameters()) for model in (draft, target)]
+    layers = [getattr(compat.text_config(model.config), "num_hidden_layers", 1) for model in (draft, target)]
+    return float((sizes[0] / max(sizes[1], 1) + layers[0] / max(layers[1], 1)) / 2)
+
+
+def warp_of(call: Call) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+    """The call's processors for the draft's logits, `None` where nothing is sampled.
+
+    Those of transformers, copied; a user's own may count its calls and is for the text alone.
+    """
+    if not call.generation_config.do_sample:
+        return None
+    own = [p for p in call.logits_processor if type(p).__module__ == compat.PROCESSORS_MODULE]
+    processors = processors_of_row(LogitsProcessorList(copy.deepcopy(own)), None)
+    return lambda ids, row: cast("torch.Tensor", processors(ids, row))
+
+
+def _decoder_kwargs(call: Call, draft: PreTrainedModel, ids: torch.Tensor) -> dict[str, Any]:
+    kwargs: dict[str, Any] = {"use_cache": True, **compat.fresh_cache(draft)}
+    mask = call.model_kwargs.get("attention_mask")
+    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    if isinstance(mask, torch.Tensor) and mask.ndim == 2:
+        kwargs["attention_mask"] = mask[:, -ids.shape[1] :].to(ids.device)
+        positions = (kwargs["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
+    if "position_ids" in inspect.signature(draft.forward).parameters:
+        kwargs["position_ids"] = positions
+    return kwargs
+
+
+def _encoded(call: Call, draft: PreTrainedModel, inputs: Any) -> dict[str, Any]:
+    """The draft's own encoding of what the target's encoder has read."""
+    if not isinstance(inputs, torch.Tensor):
+        raise ConfigError(
+            "encoder_outputs",
+            "must be left to generate with a draft model",
+            type(inputs).__name__,
+            "Pass the encoder's inputs to the generate of an enabled model.",
+        )
+    copies = call.input_ids.shape[0] // inputs.shape[0]
+    inputs = inputs.repeat_interleave(copies, dim=0).to(compat.input_device(draft))
+    kwargs: dict[str, Any] = {"use_cache": True, **compat.fresh_cache(draft)}
+    mask = call.model_kwargs.get("attention_mask")
+    if isinstance(mask, torch.Tensor):
+        kwargs["attention_mask"] = mask.to(inputs.device)
+    encoder = draft.get_encoder()
+    known = {"attention_mask": kwargs.get("attention_mask")} if inputs.ndim == 2 else {}
+    kwargs["encoder_outputs"] = encoder(inputs, return_dict=True, **known)
+    return kwargs

@@ -1,0 +1,172 @@
+"""The choice of the next token from a logits row, and when the text ends: exactly as plain decoding does both.
+
+One call of the processors, one draw and one round of the stopping criteria for each emitted token, in order.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+from hf_specdec import compat
+from hf_specdec.distributed.rank_sync import Agreement
+from hf_specdec.engine.verify import draw_among
+from hf_specdec.errors import RankError
+from hf_specdec.forward.token_buffer import Text
+from hf_specdec.tree import DraftTree
+
+__all__ = ["Chooser", "StopCheck", "agreed_criteria"]
+
+NEAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # what rounding can do to a logit, relative to the largest
+NEAR_IN_HALVES = 0.1
+
+
+class Chooser:
+    """Chooses one row's tokens and keeps what `return_dict_in_generate` wants to see of them.
+
+    Args:
+        generator: draws the row's samples; `None` is the global generator, as in plain decoding.
+
+    Attributes:
+        scores, logits: one `(1, vocab_size)` tensor a token, processed and raw; `None` where nobody asked.
+        needs_rows (`bool`): whether a token is more than the place of its row's maximum.
+        is_watched (`bool`): whether anybody sees which tokens it chooses, or choosing costs nothing.
+    """
+
+    def __init__(
+        self,
+        processors: LogitsProcessorList,
+        config: GenerationConfig,
+        device: torch.device,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.processors, self.device, self.generator = processors, device, generator
+        self.do_sample = bool(config.do_sample)
+        wants = bool(config.return_dict_in_generate)
+        self.scores: list[torch.Tensor] | None = [] if wants and config.output_scores else None
+        self.logits: list[torch.Tensor] | None = [] if wants and config.output_logits else None
+        keeps, computes = self.scores is not None or self.logits is not None, self.do_sample or len(processors) > 0
+        self.needs_rows = keeps or computes
+        own_processors = any(type(processor).__module__ != compat.PROCESSORS_MODULE for processor in processors)
+        self.is_watched = keeps or own_processors or not computes
+        self._at_once = not self.needs_rows and device.type != "cpu"
+        self._best: list[int] | None = None
+        self._rows = torch.empty(0)
+        self._tree: DraftTree | None = None
+
+    def load(self, rows: torch.Tensor, tree: DraftTree) -> None:
+        """Take the logits of the next step's nodes, `(T, vocab_size)` or more.
+
+        A device is waited for once, for all nodes together; on the CPU only those on the text's path are looked at.
+        """
+        self._rows, self._tree = rows, tree
+        self._best = rows[: len(tree)].argmax(dim=-1).tolist() if self._at_once else None
+
+    def choose(self, node: int, text: Text) -> int:
+        """The token after `text`, decided by the row of `node`."""
+        if self._best is not None:
+            return self._best[node]
+        if not self.needs_rows:
+            return int(self._rows[node].max(dim=0).indices)  # a third of argmax's time on the CPU
+        ids = text.ids()
+        row = self._rows[node : node + 1].to(copy=True, dtype=torch.float32, device=self.device)
+        scores = self.processors(ids, row)
+        if self.scores is not None:
+            self.scores.append(scores)
+        if self.logits is not None:
+            self.logits.append(row)
+        if self.do_sample:
+            probabilities = torch.nn.functional.softmax(scores, dim=-1)
+            return self._draw(node, probabilities)
+        return int(torch.argmax(scores, dim=-1))
+
+    def confirm(self, node: int, token: int) -> None:
+        """Raise where the row of `node` has no way to lead to `token`, which another process found in its own.
+
+        Raises:
+            RankError: rounding does not explain it.
+        """
+        if self.needs_rows:
+            return
+        row = self._rows[node].float()
+        gap = float((row.max() - row[token]) / row.abs().max().clamp(min=1e-6))
+        if not gap <= NEAR.get(self._rows.dtype, NEAR_IN_HALVES):
+            raise RankError(
+                f"the logits after the text's token {node} of the draft differ between the processes: rank 0 chose "
+                f"{token}, here {int(row.argmax())} leads by {gap:.1g} of the largest. Are the weights the same, and "
+                "the model in eval mode?"
+            )
+
+    def _draw(self, node: int, probabilities: torch.Tensor) -> int:
+        """One draw, as plain decoding does it; behind a node with drawn children, the draw that favours them."""
+        assert self._tree is not None
+        drafted_from = (self._tree.drafted_from or {}).get(node)
+        children = self._tree.children(node)
+        if drafted_from is None or not children:
+            return int(torch.multinomial(probabilities, num_samples=1, generator=self.generator))
+        drawn = [self._tree.tokens[child] for child in children]
+        return draw_among(probabilities[0], drafted_from, drawn, self.generator)
+
+
+class StopCheck:
+    """Whether the text ends with its last token. Length and end-of-text are checked without touching a tensor.
+
+    Attributes:
+        is_watched (`bool`): whether a criterion of the user's own is asked, which may keep count.
+    """
+
+    def __init__(self, criteria: StoppingCriteriaList) -> None:
+        self.max_length: int | None = None
+        self.quiet_length: float = float("inf")
+        self.eos: frozenset[int] = frozenset()
+        self.others: list[Callable[..., Any]] = []
+        for criterion in criteria:
+            if type(criterion) is compat.MaxLengthCriteria and self.max_length is None:
+                self.max_length = criterion.max_length
+                self.quiet_length = criterion.max_position_embeddings or float("inf")
+                self._length_criterion = criterion
+            elif type(criterion) is compat.EosTokenCriteria and not self.eos:
+                self.eos = frozenset(_ids(criterion.eos_token_id))
+            else:
+                self.others.append(criterion)
+        own = (compat.MaxTimeCriteria, compat.StopStringCriteria)
+        self.is_watched = any(type(criterion) not in own for criterion in self.others)
+
+    def __call__(self, text: Text, scores: list[torch.Tensor] | None) -> bool:
+        """Ask every criterion, each once, as plain decoding does."""
+        stop = text.tokens[-1] in self.eos or (self.max_length is not None and len(text) >= self.max_length)
+        if not self.others and len(text) <= self.quiet_length:
+            return stop
+        given = tuple(scores) if scores is not None else None
+        if len(text) > self.quiet_length:
+            self._length_criterion(text.ids(), given)  # warns once that the model's positions are exceeded
+        for criterion in self.others:
+            stop = bool(torch.as_tensor(criterion(text.ids(), given)).all()) or stop
+        return stop
+
+
+def agreed_criteria(criteria: StoppingCriteriaList, agreement: Agreement) -> StoppingCriteriaList:
+    """The criteria for transformers' own loops, where all processes stop as the first one does."""
+    if type(agreement) is Agreement:
+        return criteria
+    alike = (compat.MaxLengthCriteria, compat.EosTokenCriteria, compat.StopStringCriteria)
+    return StoppingCriteriaList(
+        criterion if type(criterion) in alike else _AgreedCriterion(criterion, agreement) for criterion in criteria
+    )
+
+
+class _AgreedCriterion(StoppingCriteria):
+    """What a criterion says in the first process."""
+
+    def __init__(self, criterion: Callable[..., Any], agreement: Agreement) -> None:
+        self.criterion, self.agreement = criterion, agreement
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
+        own = torch.as_tensor(self.criterion(input_ids, scores, **kwargs)).expand(len(input_ids))
+        agreed = [bool(self.agreement.decide_now(lambda row=row: int(row))) for row in own]  # type: ignore[misc]
+        return torch.tensor(agreed, device=input_ids.device)  # type: ignore[return-value]
+
+
+def _ids(value: torch.Tensor | Iterable[int]) -> list[int]:
+    return [int(token) for token in (value.flatten().tolist() if isinstance(value, torch.Tensor) else value)]

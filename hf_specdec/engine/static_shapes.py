@@ -1,0 +1,99 @@
+"""Static caches: whether a call can keep one, and the shapes that all of its forwards after the prompt have.
+
+reason = reason_against_static(call, tier, engine)      # None, or why the call is decoded plainly
+check_cache(call)
+fixed = fixed_shapes(call, drafters, budget)            # None where the cache is not static
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hf_specdec import compat
+from hf_specdec.errors import ConfigError
+from hf_specdec.forward.adapters import takes_positions
+from hf_specdec.methods.base import Drafter
+
+if TYPE_CHECKING:
+    from hf_specdec.engine.run import Call
+
+__all__ = ["FixedShapes", "check_cache", "fixed_shapes", "reason_against_static"]
+
+GRAIN = 64  # capacities are multiples of it, so that calls of about the same length share theirs
+
+
+@dataclass(frozen=True, slots=True)
+class FixedShapes:
+    """The shapes of a call over a static cache.
+
+    Attributes:
+        width (`int`): tokens of each row in every forward after the prompt.
+        capacity (`int`): columns of the key/value buffers.
+    """
+
+    width: int
+    capacity: int
+
+
+def reason_against_static(call: "Call", tier: str, engine: str) -> str | None:
+    """Why a call with a static cache is decoded plainly, or `None`."""
+    cache = _cache_of(call)
+    if not isinstance(getattr(cache, "self_attention_cache", cache), compat.StaticCache):
+        return None
+    if engine == "assisted":
+        return "transformers' assisted decoding takes no static cache"
+    if tier != "tree":
+        return "over a static cache only models of the tree tier are driven"
+    if call.model.config.is_encoder_decoder or not takes_positions(call.model):
+        return "over a static cache only decoders that take position_ids are driven"
+    known = (compat.StaticLayer, compat.StaticSlidingWindowLayer, compat.DummyLayer)
+    strange = [type(layer).__name__ for layer in cache.layers if type(layer) not in known]
+    return f"its static cache holds more than keys and values ({strange[0]})" if strange else None
+
+
+def check_cache(call: "Call") -> None:
+    """Refuse caches of the caller's that cannot be handed back as plain generation would leave them.
+
+    Raises:
+        ConfigError: the cache is offloaded or quantized, or a static one that is too short for the longest text.
+    """
+    cache = _cache_of(call)
+    if not getattr(cache, "_is_user_defined", False):
+        return
+    inner = getattr(cache, "self_attention_cache", cache)
+    if getattr(inner, "offloading", False) or isinstance(inner, compat.QuantizedCache):
+        kind = f"offloaded {type(inner).__name__}" if getattr(inner, "offloading", False) else type(inner).__name__
+        remedy = "Pass a DynamicCache or a StaticCache without offloading, or leave it out."
+        raise ConfigError("past_key_values", "must be neither offloaded nor quantized with spec_method", kind, remedy)
+    if not isinstance(inner, compat.StaticCache):
+        return
+    needed = _columns_of(call)
+    for layer, full in zip(inner.layers, compat.unbounded_layers(inner, call.model), strict=True):
+        if type(layer) is not compat.DummyLayer and layer.max_cache_len < min(full.max_cache_len, needed):
+            raise ConfigError(
+                "past_key_values",
+                f"must have a max_cache_len of at least {needed} for a text of that length with spec_method",
+                layer.max_cache_len,
+                "Make a longer StaticCache, or lower max_new_tokens.",
+            )
+
+
+def fixed_shapes(call: "Call", drafters: Iterable[Drafter], budget: int) -> FixedShapes | None:
+    """What a call over a static cache needs, whatever its drafters propose; `None` where the cache is another."""
+    cache = _cache_of(call)
+    if not isinstance(cache, compat.StaticCache):
+        return None
+    width = 1 + budget + max(drafter.max_extra_tokens for drafter in drafters)
+    columns = max(_columns_of(call), cache.get_max_length()) + width
+    return FixedShapes(width, -(-columns // GRAIN) * GRAIN)
+
+
+def _cache_of(call: "Call") -> Any:
+    return call.model_kwargs.get(compat.cache_name(call.model_kwargs))
+
+
+def _columns_of(call: "Call") -> int:
+    """Tokens that plain generation would have in the cache at most: all but the last one."""
+    config, length = call.generation_config, call.input_ids.shape[1]
+    new = (config.max_length or length + 1) - length
+    return compat.prompt_length(call.input_ids, config, call.model_kwargs) + max(new, 1) - 1

@@ -1,0 +1,251 @@
+"""The draft model of one call: every row's requests answered by one forward, over a cache that is never rebuilt.
+
+After each verify step the draft's cache keeps what it computed for the accepted tokens; what it has not seen of the
+text is fed along with the next request.
+
+    draft_model = DraftModel(
+        model, input_ids, model_kwargs, tier="tree", vocab_size=32000, relative_cost=0.1, device=device
+    )
+    drafter = make_drafter(draft_model.row(0))
+    trees = propose_together([(drafter, budget)], draft_model)
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.compat.placement import device_mesh
+from hf_specdec.distributed.rank_sync import Agreement
+from hf_specdec.forward.model_runner import Target, Tier
+from hf_specdec.forward.token_buffer import Text
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.draft_model.scorer import DraftRound, RoundDrafter
+from hf_specdec.tree import DraftTree
+
+__all__ = ["DraftModel", "RowScorer", "propose_together", "used_by"]
+
+
+class DraftModel:
+    """A draft model with the texts of all rows.
+
+    Args:
+        input_ids: `(batch, prompt_length)`, padded on the left as the target's.
+        model_kwargs: what the draft's forward gets: a cache of its own, masks, positions, encoder outputs.
+        vocab_size (`int`): of the target; the draft's logits are cut or filled to this width.
+        relative_cost (`float`): a forward of the draft over one of the target, roughly.
+        device: where the logits go.
+
+    Attributes:
+        reads_prompt (`bool`): whether it has positions for the prompt; where not, nothing is ever scored.
+        is_shared (`bool`): whether its forwards are collectives of several processes.
+        agreement (`Agreement`): of these processes.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        model_kwargs: dict[str, Any],
+        *,
+        tier: Tier,
+        vocab_size: int,
+        relative_cost: float,
+        device: torch.device,
+        room: int = 1024,
+    ) -> None:
+        self.vocab_size, self.relative_cost, self.device = vocab_size, relative_cost, device
+        self._own_vocab_size: int = compat.text_config(model.config).vocab_size
+        input_ids = input_ids.where(input_ids < self._own_vocab_size, 0)
+        self.texts = [Text(input_ids[row : row + 1], room=room) for row in range(len(input_ids))]
+        config = GenerationConfig(max_length=input_ids.shape[1] + room)
+        self.target = Target(model, input_ids, config, model_kwargs, self.texts, tier=tier, keep_cache=False)
+        self.max_positions = compat.max_positions(model.config)
+        self.reads_prompt = self.max_positions is None or input_ids.shape[1] <= self.max_positions
+        self.is_shared = device_mesh(model) is not None
+        self.agreement = Agreement()
+        self._resting: list[int] = []
+        self._trees: list[DraftTree | None] = [None] * len(self.texts)
+        self._paths: list[list[int]] = [[] for _ in self.texts]
+        self._scorers: list[RowScorer | None] = [None] * len(self.texts)
+        self._has_read = self._has_ended = False
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether siblings can be scored."""
+        return self.target.tier == "tree"
+
+    def row(self, index: int) -> "RowScorer":
+        """The draft model as the drafter of row `index` sees it."""
+        scorer = self._scorers[index] = RowScorer(self, index)
+        return scorer
+
+    def room(self) -> int:
+        """How many tokens the draft's positions allow below the root."""
+        if self.max_positions is None:
+            return 1 << 30
+        position = self.target.position if self._has_read else max(len(text) for text in self.texts)
+        return int(max(self.max_positions - 1 - position, 0))
+
+    def score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+        """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
+        self.agreement.score(trees)
+        self._settle()
+        trees = list(trees)
+        for place in self._resting:
+            trees[place] = DraftTree.chain(self.texts[place].tokens[-1])
+        with self.agreement.forward():
+            rows = self.target.forward([tree and self._readable(tree) for tree in trees])
+        self._trees = [new or old for new, old in zip(trees, self._trees, strict=True)]
+        return [self._like_the_targets(row) for row in rows]
+
+    def keep(self, place: int, accepted: Sequence[int]) -> None:
+        """The text of one row goes on; note which scored nodes are part of it."""
+        tree = self._trees[place]
+        self._paths[place] = [] if tree is None else _scored_path(tree, accepted[:-1])
+        for token in accepted:
+            self.texts[place].append(token if token < self._own_vocab_size else 0)
+        self._has_ended = True
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows of those left."""
+        if self.reads_prompt:
+            self._settle()
+            self.target.select(rows)
+        self.texts = [self.texts[row] for row in rows]
+        self._scorers = [self._scorers[row] for row in rows]
+        self._renew()
+
+    def rest(self, places: Sequence[int], *, ahead: int) -> None:
+        """The texts of these rows have ended and stay in the batch.
+
+        Where rows are kept in step, they go on with padding, `ahead` of the others, which would wait for them else.
+        """
+        if not self.target.in_step:
+            return
+        self._resting = list(places)
+        length = max((len(text) for place, text in enumerate(self.texts) if place not in places), default=0)
+        for place in places:
+            for _ in range(length + ahead - len(self.texts[place])):
+                self.texts[place].append(0)
+
+    def admit(self, other: "DraftModel", place: int | None) -> None:
+        """Take over the one row of `other`, in place `place` or behind the last row."""
+        self._settle()
+        other._settle()
+        self.target.admit(other.target, place)
+        at = len(self.texts) if place is None else place
+        self.texts[at : at + 1] = other.texts
+        self._scorers[at : at + 1] = other._scorers
+        self._renew()
+
+    def _renew(self) -> None:
+        """Nothing is scored yet of this round, and every scorer knows its place."""
+        self._trees, self._paths = [None] * len(self.texts), [[] for _ in self.texts]
+        for place, scorer in enumerate(self._scorers):
+            if scorer is not None:
+                scorer.draft_model, scorer.place = self, place
+
+    def _settle(self) -> None:
+        """Read the prompt if that has not happened yet; give the cache what the last round left of the text."""
+        if not self._has_read:
+            self._has_read = True
+            self.agreement.flush()
+            with self.agreement.forward():
+                self.target.prefill()
+        if self._has_ended:
+            self.target.commit(self._paths)
+            self._has_ended = False
+            self._renew()
+
+    def _readable(self, tree: DraftTree) -> DraftTree:
+        """The tree with a root that the draft has an embedding for; below it stand tokens of its own."""
+        if tree.tokens[0] < self._own_vocab_size:
+            return tree
+        return dataclasses.replace(tree, tokens=(0, *tree.tokens[1:]))
+
+    def _like_the_targets(self, rows: torch.Tensor) -> torch.Tensor:
+        """fp32 on the target's device, as wide as the target's: padding ids of either model can never be drafted."""
+        rows = rows[:, : self.vocab_size].to(device=self.device, dtype=torch.float32)
+        missing = self.vocab_size - rows.shape[1]
+        return torch.nn.functional.pad(rows, (0, missing), value=float("-inf")) if missing else rows
+
+
+class RowScorer:
+    """One row of a `DraftModel`: the `DraftScorer` of a drafter."""
+
+    def __init__(self, draft_model: DraftModel, place: int) -> None:
+        self.draft_model, self.place = draft_model, place
+        self.vocab_size = draft_model.vocab_size
+        self.takes_trees = draft_model.takes_trees
+        self.relative_cost = draft_model.relative_cost
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """The draft model has the call's prompt already, padding included."""
+
+    def score(self, tree: DraftTree) -> torch.Tensor:
+        """See `DraftScorer.score`."""
+        trees: list[DraftTree | None] = [None] * len(self.draft_model.texts)
+        trees[self.place] = tree
+        return self.draft_model.score(trees)[self.place]
+
+    def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
+        """See `DraftScorer.keep`."""
+        self.draft_model.keep(self.place, accepted)
+
+
+def used_by(agreement: Agreement, draft_model: DraftModel | None) -> DraftModel | None:
+    """The draft model where this process computes with it: everywhere if it is shared, else where drafts are made."""
+    if draft_model is None:
+        return None
+    if draft_model.is_shared:
+        draft_model.agreement = agreement
+        return draft_model
+    return draft_model if agreement.leads else None
+
+
+def propose_together(
+    wanted: Sequence[tuple[Drafter, int] | None], draft_model: DraftModel | None
+) -> list[DraftTree | None]:
+    """Every drafter's tree. Those that ask a draft model are asked in turns, so that one forward answers all.
+
+    Args:
+        wanted: for each row left its drafter and budget, `None` where its text has ended.
+    """
+    if draft_model is None:
+        return [None if row is None else row[0].propose(row[1]) for row in wanted]
+    room = draft_model.room()
+    trees: list[DraftTree | None] = [None] * len(wanted)
+    rounds: list[DraftRound | None] = [None] * len(wanted)
+    answers: list[Any] = [None] * len(wanted)
+    for place, row in enumerate(wanted):
+        if row is not None:
+            drafter, budget = row
+            assert isinstance(drafter, RoundDrafter)
+            rounds[place] = drafter.grow(budget if budget <= room else 0)
+    while any(rounds):
+        requests: list[DraftTree | None] = [None] * len(wanted)
+        for place, round_ in enumerate(rounds):
+            if round_ is None:
+                continue
+            try:
+                requests[place] = round_.send(answers[place])
+            except StopIteration as finished:
+                trees[place], rounds[place] = finished.value, None
+        if any(requests):
+            answers = list(draft_model.score(requests))
+    return trees
+
+
+def _scored_path(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
+    """The root and the nodes below it along `tokens`, as far as they were scored."""
+    path = [0]
+    for token in tokens:
+        child = tree.child(path[-1], token)
+        if child is None:
+            break
+        path.append(child)
+    return path

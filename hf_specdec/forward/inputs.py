@@ -1,0 +1,228 @@
+"""What the model's forward gets at each verify step.
+
+The model is asked once what a forward of one token takes; after that only token ids, positions and masks change.
+Models whose class prepares its inputs itself are asked at every step.
+
+    inputs = StepInputs(model, model_kwargs, texts)
+    model(**inputs.of(columns, fed), return_dict=True)
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.cache.static_cache import StaticSpecCache
+from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.adapters import TreeAdapter, TreePositions, takes_positions
+from hf_specdec.forward.token_buffer import Text
+from hf_specdec.forward.tree_layout import RowColumns
+from hf_specdec.forward.tree_mask import TreeMasks, TreeRows
+
+__all__ = ["StepInputs", "rows_of"]
+
+RUNWAY = 512  # positions and mask columns prepared at once
+SHORTENED_LOGITS = ("logits_to_keep", "num_logits_to_keep")  # some models ask for the last row only
+TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+
+
+class StepInputs:
+    """Builds the arguments of one call's verify steps.
+
+    Args:
+        model_kwargs: as `generate` keeps them after the prompt's forward, the root's position and mask included.
+        texts: one a row.
+        fed (`int`): how many tokens of each text are in the cache.
+        adapter: what makes trees of a model that counts positions by itself.
+
+    Attributes:
+        tree: where the columns of the last arguments stand, if the adapter has to know.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        model_kwargs: dict[str, Any],
+        texts: Sequence[Text],
+        fed: int,
+        adapter: TreeAdapter | None = None,
+    ) -> None:
+        prefix = "decoder_" if model.config.is_encoder_decoder else ""
+        self.ids_key, self.mask_key, self.positions_key = (
+            f"{prefix}{name}" for name in ("input_ids", "attention_mask", "position_ids")
+        )
+        self.model, self.kwargs, self.texts = model, model_kwargs, list(texts)
+        self.cache_name = compat.cache_name(model_kwargs)
+        self.cache = model_kwargs[self.cache_name]
+        self.is_fixed = isinstance(self.cache, StaticSpecCache)  # then every forward gets positions and masks of ours
+        self.attention_cache = getattr(self.cache, "self_attention_cache", self.cache)
+        self.masks = TreeMasks(model)
+        self.adapter = adapter
+        self.tree: TreePositions | None = None
+        self.asks_model = compat.has_own_input_preparation(model)
+        ids = torch.cat([text.ids()[:, : fed + 1] for text in texts])
+        self.template: dict[str, Any] = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
+        self.device = self.template[self.ids_key].device
+        self.start = fed
+        positions = self.template.get(self.positions_key)
+        self.base = None if positions is None else positions - fed
+        self._positions: torch.Tensor | None = None
+        self._mask: torch.Tensor | None = None
+
+    def of(self, columns: Sequence[RowColumns], fed: Sequence[int]) -> dict[str, Any]:
+        """Arguments for a forward of the rows' new columns.
+
+        Args:
+            columns: what each row has written since its last commit, and what it writes now; all equally wide.
+            fed: how many tokens of each row's text are in the cache.
+        """
+        first, total = columns[0].first_new, len(columns[0])
+        behind = [count - self.start for count in fed]
+        in_sequence = not self.is_fixed and min(fed) == max(fed) and all(row.is_chain for row in columns)
+        inputs = dict(self.template)
+        if self.asks_model and (behind[0] or total > 1):
+            inputs = self._asked(columns, fed[0])
+        for key in SHORTENED_LOGITS:
+            inputs.pop(key, None)
+        inputs[self.ids_key] = torch.tensor([row.new_tokens for row in columns], device=self.device)
+        if self.template.get(self.positions_key) is not None:
+            inputs[self.positions_key] = self._positions_of(columns, fed, in_sequence)
+        mask = self._mask_of(max(behind) + total)
+        if mask is not None:
+            inputs[self.mask_key] = mask
+        self.tree = None
+        if not in_sequence or (self.adapter is not None and self.adapter.skips_padding and total - first > 1):
+            self._add_tree(inputs, columns, mask, in_sequence)
+        for key in TOKEN_TYPES:
+            if inputs.get(key) is not None:
+                inputs[key] = inputs[key][..., -1:].expand(*inputs[key].shape[:-1], total - first)
+        return inputs
+
+    def _add_tree(
+        self, inputs: dict[str, Any], columns: Sequence[RowColumns], mask: torch.Tensor | None, in_sequence: bool
+    ) -> None:
+        """The tree's mask and positions, as far as the model takes them; the adapter gets what it does not take."""
+        starts = self.attention_cache.lengths or [0] * len(columns)
+        depths, visible = [row.depths for row in columns], [row.visible() for row in columns]
+        rows = TreeRows(starts, depths, visible, self.device, fixed=self.is_fixed)
+        built = None
+        if not in_sequence:
+            within = self.adapter is not None and self.adapter.places_mask
+            built = self.masks.build(rows, self.attention_cache, mask, within=within)
+            if not within:
+                inputs[self.mask_key] = built
+        if self.adapter is None and self.base is not None:
+            return
+        positions = [start + depth for row, start in zip(columns, starts, strict=True) for depth in row.new_depths]
+        tree = TreePositions(rows, min(positions), max(positions) + 1, built)
+        if self.adapter is not None:
+            self.tree = tree
+        elif takes_positions(self.model):
+            inputs[self.positions_key] = tree.queries
+        else:
+            raise UnsupportedModelError("Its forward takes no positions. Use spec_method=None.")
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only."""
+        batch = len(self.texts)
+        self.template = rows_of(self.template, rows, batch)
+        self.kwargs = rows_of(self.kwargs, rows, batch)
+        self.texts = [self.texts[row] for row in rows]
+        if self.base is not None:
+            self.base = _rows(self.base, torch.tensor(rows), batch, -2)
+        self._positions = self._mask = None
+
+    def admit(self, other: "StepInputs", row: int | None) -> None:
+        """Take over the one row of `other`, in the place of row `row` or behind the last; no row is padded.
+
+        Raises:
+            UnsupportedModelError: the model's forward takes more of each row than ids and positions.
+        """
+        for inputs in (self, other):
+            inputs.forget_mask()
+        at = len(self.texts) if row is None else row
+        self.texts[at : at + 1] = other.texts
+        if self.base is not None:
+            assert other.base is not None
+            self.base = torch.cat([self.base[..., :at, :], other.base, self.base[..., at + 1 :, :]], dim=-2)
+        self._positions = None
+
+    def forget_mask(self) -> None:
+        """Go on without the 2-D mask of the prompt, which masks nothing."""
+        mask = self.template.pop(self.mask_key, None)
+        known = (self.ids_key, self.positions_key, self.mask_key)
+        others = [name for name, value in self.template.items() if isinstance(value, torch.Tensor)]
+        if (mask is not None and not bool(mask.all())) or not set(others) <= set(known) or self.asks_model:
+            raise UnsupportedModelError("its forward takes more of each row than ids and positions")
+
+    def _positions_of(self, columns: Sequence[RowColumns], fed: Sequence[int], in_sequence: bool) -> torch.Tensor:
+        """The first column's position plus each new column's depth; `(..., Q)` with the model's own leading ones."""
+        assert self.base is not None
+        if not in_sequence:
+            steps = [[count + depth for depth in row.new_depths] for row, count in zip(columns, fed, strict=True)]
+            positions: torch.Tensor = self.base + torch.tensor(steps, device=self.base.device)
+            return positions
+        start, end = fed[0] + columns[0].first_new, fed[0] + len(columns[0])
+        if self._positions is None or end > self._positions.shape[-1]:
+            self._positions = self.base + torch.arange(max(RUNWAY, 2 * end), device=self.base.device)
+        return self._positions[..., start:end]
+
+    def _mask_of(self, num_columns: int) -> torch.Tensor | None:
+        """The 2-D mask up to the first root, and ones for the `num_columns` - 1 columns behind it."""
+        first: torch.Tensor | None = self.template.get(self.mask_key)
+        if first is None:
+            return None
+        end = first.shape[1] + num_columns - 1
+        if self._mask is None or end > self._mask.shape[1]:
+            self._mask = torch.cat([first, first.new_ones((len(first), max(RUNWAY, 2 * num_columns)))], dim=1)
+        return self._mask[:, :end]
+
+    def _asked(self, columns: Sequence[RowColumns], fed: int) -> dict[str, Any]:
+        """Ask the model with the texts and the columns as if they were chains."""
+        kwargs = dict(self.kwargs)
+        num_columns = fed - self.start + len(columns[0])
+        positions = kwargs.get(self.positions_key)
+        if positions is not None:
+            more = torch.arange(1, num_columns, device=positions.device) + positions[..., -1:]
+            kwargs[self.positions_key] = torch.cat([positions, more], dim=-1)
+        mask = kwargs.get(self.mask_key)
+        if mask is not None:
+            kwargs[self.mask_key] = torch.cat([mask, mask.new_ones((len(mask), num_columns - 1))], dim=1)
+        before = fed + columns[0].first_new
+        ids = torch.cat([_start_of(text, before) for text in self.texts])
+        ids = torch.cat([ids, ids.new_tensor([row.new_tokens for row in columns])], dim=1)
+        inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
+            ids, next_sequence_length=len(columns[0].new_tokens), **kwargs
+        )
+        if inputs.get(self.cache_name) is not self.cache:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} drops its cache at token {before}, which cannot be followed while "
+                "several tokens are verified at once. Generate this text with spec_method=None."
+            )
+        return inputs
+
+
+def _start_of(text: Text, length: int) -> torch.Tensor:
+    """`(1, length)`: the text's beginning; columns that earlier forwards of a round have written are zeros."""
+    ids = text.ids()[:, :length]
+    return torch.nn.functional.pad(ids, (0, length - ids.shape[1]))
+
+
+def rows_of(kwargs: dict[str, Any], rows: Sequence[int], batch: int) -> dict[str, Any]:
+    """`rows` of everything in a forward's arguments that has one entry for each of `batch` rows."""
+    return {
+        name: _rows(value, torch.tensor(rows), batch, -2 if name.endswith("position_ids") else 0)
+        for name, value in kwargs.items()
+    }
+
+
+def _rows(value: Any, index: torch.Tensor, batch: int, dim: int) -> Any:
+    """The rows `index` of a tensor whose dimension `dim` is the batch, or of every such tensor in an output."""
+    if isinstance(value, torch.Tensor):
+        is_batched = value.ndim >= max(-dim, dim + 1) and value.shape[dim] == batch
+        return value.index_select(dim, index.to(value.device)) if is_batched else value
+    if isinstance(value, compat.ModelOutput):
+        return type(value)(**{name: _rows(item, index, batch, dim) for name, item in value.items()})
+    return value

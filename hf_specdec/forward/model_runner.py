@@ -1,0 +1,284 @@
+"""A model behind one call: the prompt's forward, then forwards of trees, then what stays in the cache.
+
+Knows nothing about drafters, sampling or stopping. `forward` takes one tree a row, whose root is the last token of
+the row's text; what the cache lacks of the text before it is fed along. Between two commits a tree may grow: then
+only its new nodes are computed. A batch is the same with more rows.
+
+    target = Target(model, input_ids, generation_config, model_kwargs, texts, tier="tree")
+    outputs = target.prefill()
+    rows = target.forward([tree])           # rows[0]: (T, vocab_size)
+    target.commit([verdict.path])
+    target.close()
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.cache.rollback import kept_cache
+from hf_specdec.cache.static_cache import StaticSpecCache
+from hf_specdec.engine.static_shapes import FixedShapes
+from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.adapters import adapter_of, takes_positions
+from hf_specdec.forward.inputs import StepInputs, rows_of
+from hf_specdec.forward.token_buffer import Text
+from hf_specdec.forward.tree_layout import RowColumns
+from hf_specdec.tree import DraftTree
+
+__all__ = ["Target", "Tier"]
+
+Tier = Literal["tree", "chain", "plain"]
+RESERVE = 1024  # cache columns allocated at once behind the prompt, at most
+MAX_LAG = 8  # tokens that a row may have to feed again and still draft
+MAX_DRAFT = 64  # columns that the last step may write beyond the text's end without growing the cache
+
+
+class Target:
+    """One call's model.
+
+    Args:
+        input_ids: `(batch, prompt_length)`, padded on the left.
+        model_kwargs: those that `generate` hands to a decoding method.
+        texts: one a row; they grow while the call runs, and the caller appends to them.
+        tier: `"tree"` or `"chain"`, as the model's capability says.
+        keep_cache: whether anybody will look at the cache in `model_kwargs` afterwards.
+        fixed: the shapes of all forwards after the prompt, where that cache is a static one.
+
+    Attributes:
+        outputs: the model's output of the last forward.
+        in_step (`bool`): whether the rows' caches are kept equally long; rows that are ahead in their texts are fed
+            the same tokens again.
+
+    Raises:
+        UnsupportedModelError: the cache cannot be rolled back.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        texts: Sequence[Text],
+        *,
+        tier: Tier,
+        keep_cache: bool = True,
+        fixed: FixedShapes | None = None,
+    ) -> None:
+        self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
+        self.texts, self.keep_cache = list(texts), keep_cache
+        length = input_ids.shape[1]
+        longest = generation_config.max_length or length + RESERVE
+        reserve = min(longest + MAX_DRAFT, length + RESERVE)
+        self.adapter = adapter_of(model) if tier == "tree" else None
+        if self.adapter is None and not takes_positions(model):
+            tier = "chain"  # the model has been compiled since it was probed
+        self.in_step = len(texts) > 1 and (tier != "tree" or compat.has_own_input_preparation(model))
+        original = model_kwargs.get(compat.cache_name(model_kwargs))
+        self.cache = kept_cache(original, reserve=reserve, in_step=self.in_step, fixed=fixed)
+        self._width = 0 if fixed is None else fixed.width
+        self.tier: Tier = tier if self.cache.takes_trees else "chain"
+        self.kwargs = dict(model_kwargs)
+        if original is not None:
+            self.kwargs[compat.cache_name(model_kwargs)] = self.cache.model_cache
+        self.outputs: Any = None
+        self._fed = [len(text) for text in self.texts]  # tokens of each text in the cache once the prompt is
+        self._columns: list[RowColumns] = []
+        self._inputs: StepInputs | None = None
+        self._half_done = False
+        self._ahead = 0
+
+    @property
+    def position(self) -> int:
+        """Position of the longest row's next root, or a little more where the prompt is padded."""
+        return self._cached + self._ahead + max(map(self._lag, range(len(self.texts))), default=0)
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether `select` works."""
+        return self.cache.drops_rows and not self.keep_cache
+
+    def prefill(self) -> Any:
+        """The prompt's forward. `outputs.logits[:, -1]` decides the first tokens."""
+        self._half_done = True
+        self.outputs = compat.prefill(self.model, self.input_ids, self.generation_config, self.kwargs)
+        self.kwargs = compat.updated_kwargs(self.model, self.outputs, self.kwargs)
+        self.cache = self.cache.settle(self.kwargs.get(compat.cache_name(self.kwargs)))
+        if self.cache.model_cache is None:
+            raise UnsupportedModelError("it keeps no cache")
+        self._half_done = False
+        self.kwargs[compat.cache_name(self.kwargs)] = self.cache.model_cache
+        self.kwargs.pop("logits_to_keep", None)
+        positions = self.kwargs.get("position_ids")
+        if positions is not None:  # a caller may count from elsewhere than 0
+            self._ahead = max(int(positions[..., -1].max()) - self._cached, 0)
+        return self.outputs
+
+    def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+        """One forward of the trees' new nodes and extra tokens; `None` computes nothing for its row.
+
+        Returns:
+            For each row `(new nodes + extra tokens, vocab_size)`, the logits after each.
+        """
+        known = [0] * len(self.texts)
+        if self._columns and self.tier == "chain" and len(self.texts) > 1:
+            trees, known = self._rewind(trees)
+        if not self._columns:
+            if len(self.texts) > 1 and not self.cache.keeps_beginnings:
+                self._feed_common()
+            if self._width and not self.in_step:
+                self._feed_ahead(trees)
+            self._columns = [RowColumns(self._pending(row)) for row in range(len(self.texts))]
+        self._compute(trees)
+        logits = self.outputs.logits
+        places = [columns.new_rows for columns in self._columns]
+        return [logits[row, new.start + known[row] : new.stop] for row, new in enumerate(places)]
+
+    def _compute(self, trees: Sequence[DraftTree | None]) -> None:
+        """The forward itself, in the columns that are there."""
+        for columns, tree in zip(self._columns, trees, strict=True):
+            columns.write(tree)
+        widest = max(self._width, *(len(columns.new_tokens) for columns in self._columns))
+        for columns in self._columns:
+            columns.pad(widest)
+        if isinstance(self.cache.spec, StaticSpecCache):
+            self._width = widest  # grows for good with a drafter that exceeds what it announced
+            self.cache.spec.place(widest, written=self._columns[0].first_new)
+        step_inputs = self.step_inputs()
+        inputs = step_inputs.of(self._columns, self._fed)
+        self.cache.mark(self._columns[0].first_new)
+        self._half_done = True
+        with self.adapter.applied(step_inputs.tree) if self.adapter else contextlib.nullcontext():
+            self.outputs = self.model(**inputs, return_dict=True)
+        self._half_done = False
+
+    def _rewind(self, trees: Sequence[DraftTree | None]) -> tuple[list[DraftTree | None], list[int]]:
+        """Forget the uncommitted columns, to compute whole trees again.
+
+        Without a mask of ours, chains of rows that lag differently cannot grow side by side: between one row's nodes
+        would stand the padding that another row made necessary. Returns the trees and how many nodes were known.
+        """
+        known = [len(columns.node_columns) for columns in self._columns]
+        whole = [new or columns.tree for new, columns in zip(trees, self._columns, strict=True)]
+        self.cache.commit([[] for _ in self._columns], len(self._columns[0]))
+        self._columns = []
+        return whole, known
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Make the nodes in `paths`, one list a row, part of the cached text; forget the other columns."""
+        if not self._columns:
+            return
+        wanted = [columns.columns_of(path) for columns, path in zip(self._columns, paths, strict=True)]
+        kept = self.cache.commit(wanted, len(self._columns[0]))
+        self._fed = [fed + count for fed, count in zip(self._fed, kept, strict=True)]
+        self._columns = []
+
+    def hidden_states(self, row: int, node: int | None) -> tuple[torch.Tensor, ...]:
+        """Of one node of the last forward, `(1, 1, hidden_size)` a layer; of the whole prompt without a `node`."""
+        states = self.outputs.get("decoder_hidden_states") or self.outputs.hidden_states
+        if node is None:
+            return tuple(states)
+        columns = self._columns[row]
+        column = columns.node_columns[node] - columns.first_new
+        return tuple(layer[row : row + 1, column : column + 1] for layer in states)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only."""
+        self.cache.select(rows)
+        if self._inputs is not None:
+            self._inputs.select(rows)
+        else:
+            self.kwargs = rows_of(self.kwargs, rows, len(self.texts))
+        self.texts = [self.texts[row] for row in rows]
+        self._fed = [self._fed[row] for row in rows]
+
+    def fed(self, row: int) -> int:
+        """How many tokens of a row's text the cache holds."""
+        return self._fed[row]
+
+    def copy_prefix(self, donor: "Target", row: int, length: int) -> None:
+        """Before the prompt is read: start with `length` columns of a row of `donor`, whose text begins alike."""
+        assert self.cache.spec is not None and donor.cache.spec is not None
+        self.cache.spec.copy_prefix(donor.cache.spec, row, length)
+
+    def admit(self, other: "Target", row: int | None) -> None:
+        """Take over the one row of `other`, whose prompt has been read, in the place of `row` or behind the last."""
+        assert self.cache.spec is not None and other.cache.spec is not None
+        self.cache.spec.admit(other.cache.spec, row)
+        self.step_inputs().admit(other.step_inputs(), row)
+        at = len(self.texts) if row is None else row
+        self.texts[at : at + 1] = other.texts
+        self._fed[at : at + 1] = other._fed
+
+    def step_inputs(self) -> StepInputs:
+        """What builds the arguments of a forward; the prompt has been read."""
+        if self._inputs is None:
+            self._inputs = StepInputs(self.model, self.kwargs, self.texts, self._fed[0], self.adapter)
+        return self._inputs
+
+    def catch_up(self, length: int) -> None:
+        """Feed what the cache lacks of the texts' first `length` - 1 tokens."""
+        step = self._width or length
+        for start in range(min(self._fed), length - 1, step):
+            end = min(start + step, length - 1)
+            lagging = [text.tokens[fed:end] for text, fed in zip(self.texts, self._fed, strict=True)]
+            if any(lagging):
+                self._feed(lagging)
+
+    def close(self) -> None:
+        """Give the caller's cache what plain generation would have left in it, also after an interrupted forward."""
+        if self._half_done or self._columns:
+            self.cache.rollback()
+            self._columns = []
+        if self.keep_cache:
+            if not self.cache.keeps_beginnings and self.outputs is not None:
+                with contextlib.suppress(Exception):  # only after an error, which matters more; nothing is left else
+                    self.catch_up(min(len(text) for text in self.texts))
+            self.cache.close()
+
+    def most_tokens(self, positions: int) -> int:
+        """How long a text may get before its root leaves the model's `positions`."""
+        return positions - (self._cached + self._ahead - max(self._fed))
+
+    def drafts_now(self, row: int) -> bool:
+        """Whether tokens may be drafted: not while a row has much to feed again, so that the cache catches up."""
+        return self._lag(row) <= MAX_LAG
+
+    @property
+    def _cached(self) -> int:
+        """Tokens of the longest row in the cache; the text's where the cache does not count."""
+        if self.cache.spec is not None:
+            return max(self.cache.spec.lengths, default=0)
+        length = compat.cached_length(self.cache.model_cache)
+        return max(self._fed) if length is None else length
+
+    def _lag(self, row: int) -> int:
+        return max(len(self.texts[row]) - 1 - self._fed[row], 0)
+
+    def _pending(self, row: int) -> list[int]:
+        """Tokens that the cache lacks of the text in front of the row's root."""
+        return self.texts[row].tokens[self._fed[row] : len(self.texts[row]) - 1]
+
+    def _feed_common(self) -> None:
+        """Feed what every row has pending, in a forward of its own: in a batch, forwards with drafts are never kept
+        whole."""
+        common = min(self._lag(row) for row in range(len(self.texts)))
+        if common > MAX_LAG:
+            self._feed([self._pending(row)[:common] for row in range(len(self.texts))])
+
+    def _feed_ahead(self, trees: Sequence[DraftTree | None]) -> None:
+        """Feed pending tokens in forwards of their own where they would not fit beside a row's tree."""
+        sizes = [tree.num_columns if tree is not None else 0 for tree in trees]
+        while any(0 < self._lag(row) > self._width - size for row, size in enumerate(sizes)):
+            self._feed([self._pending(row)[: self._width] for row in range(len(self.texts))])
+
+    def _feed(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Make tokens that follow the cached ones part of the cache; an empty list leaves its row as it is."""
+        trees = [DraftTree.chain(row[0], row[1:]) if row else None for row in tokens]
+        self._columns = [RowColumns(()) for _ in self.texts]
+        self._compute(trees)
+        self.commit([range(len(row)) for row in tokens])

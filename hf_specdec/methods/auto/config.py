@@ -1,0 +1,89 @@
+"""Auto's parameters."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, get_args
+
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.config import SpecConfig, check_at_least, check_choice, check_devices, check_positive
+
+__all__ = ["AutoSpecConfig"]
+
+Pool = Literal["request", "shared"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AutoSpecConfig(SpecConfig):
+    """Auto: all training-free sources in one predictor, a draft model when given, and as many nodes as pay.
+
+    Args:
+        max_nodes (`int`, *optional*, defaults to `64`):
+            Most drafted tokens a step.
+        num_nodes (`int`, *optional*):
+            Draft this many tokens every step, whatever they cost. `None` drafts as many as pay, none where none does.
+        pool (`str`, *optional*, defaults to `"shared"`):
+            `"shared"` remembers texts, logits and what was learned for later calls on this model; `"request"` keeps
+            nothing after a call.
+        max_pool_tokens (`int`, *optional*, defaults to `1_000_000`):
+            Bound of the remembered texts, in tokens; the oldest leave first.
+        max_recycled (`int`, *optional*, defaults to `262_144`):
+            Bound of the remembered logits, in entries of 8 tokens, about 600 bytes each.
+        use_recycled (`bool`, *optional*, defaults to `True`):
+            Whether the target's logits of verified nodes are guesses for later.
+        window_size (`int`, *optional*, defaults to `5`):
+            Columns of lookahead's window, which is there while it pays; 0 for none. There is none with `num_nodes`,
+            without `use_recycled`, and where a model verifies chains only.
+        ngram_size (`int`, *optional*, defaults to `4`):
+            Tokens of the window's n-grams.
+        draft_len (`int`, *optional*, defaults to `6`):
+            Most forwards of the draft model a step, where `assistant_model` is given; fewer where they do not pay.
+        costs (`str`, *optional*):
+            File that `hf-specdec tune` has written, with the times of this model's forwards on this machine. `None`
+            measures them at the first call, in about 0.4 seconds.
+        draft_model_device_list (`list[int | str]`, *optional*):
+            Devices of the draft model, as for `spec_method="draft_model"`.
+        target_model_device_list (`list[int | str]`, *optional*):
+            Devices of the target.
+    """
+
+    max_nodes: int = 64
+    num_nodes: int | None = None
+    pool: Pool = "shared"
+    max_pool_tokens: int = 1_000_000
+    max_recycled: int = 262_144
+    use_recycled: bool = True
+    window_size: int = 5
+    ngram_size: int = 4
+    draft_len: int = 6
+    costs: str | None = None
+    draft_model_device_list: Sequence[int | str] | None = None
+    target_model_device_list: Sequence[int | str] | None = None
+
+    device_fields: ClassVar[Mapping[str, str]] = {
+        "target": "target_model_device_list",
+        "draft": "draft_model_device_list",
+    }
+
+    def __post_init__(self) -> None:
+        SpecConfig.__post_init__(self)
+        check_positive("max_nodes", self.max_nodes, "The default is 64.")
+        if self.num_nodes is not None:
+            check_positive("num_nodes", self.num_nodes, "Use `None` for as many as pay.")
+        check_choice("pool", self.pool, get_args(Pool))
+        check_positive("max_pool_tokens", self.max_pool_tokens, 'Use pool="request" to keep nothing between calls.')
+        check_positive("max_recycled", self.max_recycled, "Use `use_recycled=False` to keep no logits.")
+        if not isinstance(self.use_recycled, bool):
+            raise ConfigError("use_recycled", "must be True or False", self.use_recycled, "Write True or False.")
+        if isinstance(self.window_size, bool) or self.window_size != 0:
+            check_at_least("window_size", self.window_size, 2, "Use 0 for no window; usual values are 3 to 8.")
+        check_at_least("ngram_size", self.ngram_size, 2, "Usual values are 3 to 5.")
+        check_positive("draft_len", self.draft_len, "Usual values are 2 to 8.")
+        if self.costs is not None and (not isinstance(self.costs, str) or not self.costs):
+            raise ConfigError("costs", "must be the path of a file", self.costs, "hf-specdec tune writes one.")
+        check_devices("draft_model_device_list", self.draft_model_device_list)
+        check_devices("target_model_device_list", self.target_model_device_list)
+
+    @property
+    def node_budget(self) -> int:
+        """Most drafted tokens a step, the root not counted."""
+        return self.max_nodes if self.num_nodes is None else self.num_nodes

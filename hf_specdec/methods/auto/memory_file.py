@@ -1,0 +1,194 @@
+"""The file of a `SpecMemory`: safetensors, with its bounds as metadata.
+
+Every tensor is checked before it is believed: a damaged file is an error, never a memory that drafts nonsense.
+
+    file = MemoryFile.of_bounds(1_000_000, 262_144)
+    file.put_texts(pool)
+    file.write("memory.safetensors")
+    MemoryFile.read("memory.safetensors").fill_texts(pool)
+"""
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.auto.adaptive_weights import Experience
+from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, Entries, Entry, RecycledLogits
+from hf_specdec.methods.ngram.pool import BOUNDARY, NgramPool
+
+__all__ = ["MemoryFile"]
+
+FORMAT = "hf_specdec memory 1"
+FIELD, REMEDY = "spec_memory", "Give a file that SpecMemory.save wrote, or begin with SpecMemory()."
+GENERATIONS = ("old", "young")
+NOTHING = -1  # fills the rows of shorter keys and entries
+
+
+class MemoryFile:
+    """The tensors of one file.
+
+    Args:
+        metadata: format and bounds.
+        path: where it was read, for errors.
+    """
+
+    def __init__(self, tensors: dict[str, torch.Tensor], metadata: dict[str, str], path: str = "") -> None:
+        self.tensors, self.metadata, self.path = tensors, metadata, path
+
+    @classmethod
+    def of_bounds(cls, max_tokens: int, max_entries: int) -> "MemoryFile":
+        """An empty one."""
+        return cls({}, {"format": FORMAT, "max_tokens": str(max_tokens), "max_entries": str(max_entries)})
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "MemoryFile":
+        """What `write` wrote.
+
+        Raises:
+            ConfigError: there is no such file, or it is of another format.
+        """
+        shown = os.fspath(path)
+        try:
+            with safe_open(shown, framework="pt") as opened:
+                metadata = opened.metadata() or {}
+                if metadata.get("format") != FORMAT:
+                    raise ConfigError(FIELD, f"must be of format {FORMAT!r}", shown, REMEDY)
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
+        except OSError as error:
+            raise ConfigError(FIELD, "must be a file that can be read", shown, REMEDY) from error
+        except SafetensorError as error:
+            raise ConfigError(FIELD, "must be a whole safetensors file", shown, REMEDY) from error
+        return cls(tensors, metadata, shown)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write all tensors beside `path`, then put the file in its place."""
+        place = Path(path)
+        beside = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in self.tensors.items()}, beside, self.metadata)
+            beside.replace(place)
+        except SafetensorError as error:  # safetensors' own word for what the file system says
+            raise OSError(str(error)) from error
+        finally:
+            beside.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def checked(self) -> Iterator[None]:
+        """Turn what is found wrong in here into one error for the user."""
+        try:
+            yield
+        except (KeyError, ValueError, IndexError) as error:
+            reason = f"tensor {error} is missing" if isinstance(error, KeyError) else str(error)
+            raise ConfigError(FIELD, f"must be undamaged ({reason})", self.path, REMEDY) from error
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Most tokens of text and most recycled entries."""
+        return int(self.metadata["max_tokens"]), int(self.metadata["max_entries"])
+
+    def put_texts(self, pool: NgramPool) -> None:
+        """Take over the texts."""
+        for name, tokens in zip(GENERATIONS, pool.generations(), strict=True):
+            self.tensors[f"texts.{name}"] = torch.tensor(tokens, dtype=torch.int32)
+
+    def fill_texts(self, pool: NgramPool) -> None:
+        """Hand the texts out."""
+        found = []
+        for name in GENERATIONS:
+            tokens = self._tensor(f"texts.{name}", torch.int32, (None,))
+            _check(bool((tokens >= BOUNDARY).all()), f"texts.{name} holds what is no token")
+            _check(not len(tokens) or int(tokens[-1]) == BOUNDARY, f"texts.{name} ends within a text")
+            _check(len(tokens) <= max(pool.max_tokens // 2, 0), f"texts.{name} exceeds its bound")
+            found.append(tokens.tolist())
+        pool.restore(*found)
+
+    def put_recycled(self, recycled: RecycledLogits) -> None:
+        """Take over the recycled logits; an entry under several keys is written once."""
+        places: dict[int, int] = {}
+        entries: list[Entry] = []
+        for name, generation in zip(GENERATIONS, recycled.generations(), strict=True):
+            keys, numbers = [], []
+            for key, entry in generation.items():
+                number = places.setdefault(id(entry), len(entries))
+                if number == len(entries):
+                    entries.append(entry)  # keeps it alive, so that its id stays its own
+                keys.append((*[NOTHING] * (MAX_KEY - len(key)), *key))
+                numbers.append(number)
+            self.tensors[f"recycled.{name}.keys"] = torch.tensor(keys, dtype=torch.int32).reshape(-1, MAX_KEY)
+            self.tensors[f"recycled.{name}.entries"] = torch.tensor(numbers, dtype=torch.int64)
+        tokens = [(*entry[0], *[NOTHING] * (NUM_KEPT - len(entry[0]))) for entry in entries]
+        evidence = [(*entry[1], *[0.0] * (NUM_KEPT - len(entry[1]))) for entry in entries]
+        self.tensors["recycled.tokens"] = torch.tensor(tokens, dtype=torch.int32).reshape(-1, NUM_KEPT)
+        self.tensors["recycled.evidence"] = torch.tensor(evidence, dtype=torch.float64).reshape(-1, NUM_KEPT)
+
+    def fill_recycled(self, recycled: RecycledLogits) -> None:
+        """Hand the recycled logits out."""
+        tokens = self._tensor("recycled.tokens", torch.int32, (None, NUM_KEPT))
+        evidence = self._tensor("recycled.evidence", torch.float64, (len(tokens), NUM_KEPT))
+        _check(bool((tokens >= NOTHING).all()), "recycled.tokens holds what is no token")
+        _check(bool(evidence.isfinite().all() and (evidence >= 0.0).all()), "recycled.evidence is out of range")
+        kept = [[token for token in row if token != NOTHING] for row in tokens.tolist()]
+        entries: list[Entry] = [
+            (tuple(row), tuple(values[: len(row)])) for row, values in zip(kept, evidence.tolist(), strict=True)
+        ]
+        found: list[Entries] = []
+        for name in GENERATIONS:
+            keys = self._tensor(f"recycled.{name}.keys", torch.int32, (None, MAX_KEY))
+            numbers = self._tensor(f"recycled.{name}.entries", torch.int64, (len(keys),))
+            in_range = (numbers >= 0) & (numbers < len(entries))
+            _check(bool(in_range.all() and (keys >= NOTHING).all()), f"recycled.{name} is out of range")
+            _check(len(keys) <= max(recycled.max_entries, MAX_KEY), f"recycled.{name} exceeds its bound")
+            pairs = zip(keys.tolist(), numbers.tolist(), strict=True)
+            found.append({tuple(token for token in key if token != NOTHING): entries[number] for key, number in pairs})
+        recycled.restore(*found)
+
+    def put_experience(self, name: str, experience: Experience) -> None:
+        """Take over what was learned from one kind of text."""
+        expected, accepted = experience.calibration.counts()
+        learned = {
+            "weights": list(experience.mixer.weights),
+            "expected": expected,
+            "accepted": accepted,
+            "gains": list(experience.gains),
+            "window_gain": [experience.window_gain],
+        }
+        for key, values in learned.items():
+            self.tensors[f"{name}.{key}"] = torch.tensor(values, dtype=torch.float64)
+        self.tensors[f"{name}.seen"] = torch.tensor(list(experience.mixer.seen), dtype=torch.int64)
+
+    def fill_experience(self, name: str, experience: Experience) -> None:
+        """Hand what was learned out."""
+        mixer, calibration = experience.mixer, experience.calibration
+        num_kinds, num_bins = len(mixer.weights), len(calibration.factors)
+        weights = self._tensor(f"{name}.weights", torch.float64, (num_kinds, len(mixer.weights[0])))
+        seen = self._tensor(f"{name}.seen", torch.int64, (num_kinds,))
+        counts = [self._tensor(f"{name}.{key}", torch.float64, (num_bins,)) for key in ("expected", "accepted")]
+        gains = self._tensor(f"{name}.gains", torch.float64, (None,))
+        window_gain = self._tensor(f"{name}.window_gain", torch.float64, (1,))
+        for tensor in (weights, gains, window_gain, *counts):
+            _check(bool(tensor.isfinite().all()), f"{name} holds what is no number")
+        _check(all(bool((tensor >= 0).all()) for tensor in (seen, *counts)), f"{name} holds negative counts")
+        mixer.weights, mixer.seen = [tuple(row) for row in weights.tolist()], seen.tolist()
+        calibration.restore(counts[0].tolist(), counts[1].tolist())
+        experience.gains, experience.window_gain = gains.tolist(), float(window_gain)
+
+    def _tensor(self, name: str, dtype: torch.dtype, shape: tuple[int | None, ...]) -> torch.Tensor:
+        """The tensor `name`, if it is of this type and shape; a size of `None` is any."""
+        tensor = self.tensors[name]
+        fits = tensor.dim() == len(shape) and all(
+            wanted is None or wanted == size for wanted, size in zip(shape, tensor.shape, strict=True)
+        )
+        _check(fits and tensor.dtype == dtype, f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}")
+        return tensor
+
+
+def _check(holds: bool, reason: str) -> None:
+    if not holds:
+        raise ValueError(reason)

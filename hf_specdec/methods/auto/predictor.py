@@ -1,0 +1,186 @@
+"""What the next token may be, by everything that is known without a model: one probability a candidate.
+
+Sources, from long contexts to short ones: where the context stood before in this text and in earlier ones, and the
+target's recycled logits behind the last three, two and one tokens; where there are none, the text's commonest tokens;
+what lookahead's window found; and what a draft model says, where it has been asked. A `Mixer` blends them, a
+`Calibration` corrects what it says by what was accepted. Both learn from every token of the text, drafted or not, so it
+takes no trials to find out that a text cannot be drafted.
+
+    predictor = Predictor(memory, is_sampled=False)
+    guess = predictor.guess(predictor.text_of(index))
+    guess.tokens, guess.probabilities
+    predictor.learn(guess, token, drafted=[])
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hf_specdec.methods.auto.adaptive_weights import Experience
+from hf_specdec.methods.auto.matches import Matches, Votes
+from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry, RecycledLogits
+from hf_specdec.methods.auto.spec_memory import SpecMemory
+from hf_specdec.methods.ngram.index import NgramIndex
+
+__all__ = ["Context", "Guess", "Predictor"]
+
+NUM_COMMON = 16  # commonest tokens looked at
+TRUST = 4.0  # accepted tokens as which an unknown text counts
+MOST_TRUST = 1.3
+FADE = 0.97  # of what was accepted and expected, a token
+DOUBT = 4.0  # votes that stand for tokens never seen behind the context
+OWN, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
+COMMON, DRAFT, FOUND = range(RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 3)
+NUM_SOURCES = FOUND + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where a guess is asked for: the text and the drafted tokens behind it.
+
+    Attributes:
+        tail (`tuple[int, ...]`): the last `MAX_KEY` tokens.
+        matches: where they stood before.
+    """
+
+    tail: tuple[int, ...]
+    matches: Matches
+
+    def after(self, token: int) -> "Context":
+        """The same with `token` behind it."""
+        return Context((*self.tail, token)[-MAX_KEY:], self.matches.after(token))
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Candidates for the token behind one context.
+
+    Attributes:
+        context: where.
+        drafted: the draft model's entry that took part.
+        tokens (`list[int]`): the candidates.
+        raw (`list[float]`): the probability of each before the correction.
+        probabilities (`list[float]`): its probability; together they are at most 1.
+        is_found (`bool`): whether a window took part.
+    """
+
+    context: Context
+    drafted: Entry | None
+    tokens: list[int]
+    raw: list[float]
+    probabilities: list[float]
+    is_found: bool = False
+
+    def share(self, token: int) -> float:
+        """The probability of `token`, 0 where it is no candidate."""
+        return self.probabilities[self.tokens.index(token)] if token in self.tokens else 0.0
+
+
+class Predictor:
+    """Guesses and learns for one text.
+
+    Args:
+        memory: recycled logits and what was learned about the sources, this text's alone or shared.
+        is_sampled: whether tokens are drawn: other weights, since unlikely tokens come true more often.
+        uses_texts, uses_recycled: whether earlier texts and recycled logits take part.
+
+    Attributes:
+        found: what lookahead's window found for this text, if there is one.
+    """
+
+    found: RecycledLogits | None = None
+
+    def __init__(
+        self, memory: SpecMemory, *, is_sampled: bool, uses_texts: bool = True, uses_recycled: bool = True
+    ) -> None:
+        self.memory, self.uses_recycled = memory, uses_recycled
+        self.pool = memory.pool if uses_texts else None
+        self.experience: Experience = memory.experience(is_sampled)
+        self._common: Entry = ((), ())
+        self._expected = self._accepted = TRUST
+
+    @property
+    def trust(self) -> float:
+        """How far this text is as it was expected: accepted tokens over those expected, at most 1.3.
+
+        What was learned from other texts says little of one that is drawn at another temperature.
+        """
+        return min(MOST_TRUST, (self._accepted + TRUST) / (self._expected + TRUST))
+
+    def text_of(self, index: NgramIndex) -> Context:
+        """The end of the text, once a step: its commonest tokens are the last resort behind unknown contexts."""
+        shares = list(index.common.shares().items())[:NUM_COMMON]
+        evidence = [max(0.0, FLOOR + math.log(share / (1.0 - share))) for _, share in shares]
+        self._common = tuple([token for token, _ in shares]), tuple(evidence)
+        return Context(tuple(index.tokens[-MAX_KEY:]), Matches.of_text(index, self.pool))
+
+    def guess(self, context: Context, drafted: Entry | None = None, *, uses_found: bool = True) -> Guess:
+        """Candidates behind `context`; `drafted` is a draft model's entry for it, if it was asked.
+
+        Without `uses_found`, as if there were no window.
+        """
+        kind, sources = self._sources(context, drafted, uses_found)
+        bias, *weights = self.experience.mixer.weights[kind]
+        sums: dict[int, float] = {}
+        for source, (tokens, evidence) in sources:
+            weight = weights[source]
+            for token, value in zip(tokens, evidence, strict=True):
+                sums[token] = sums.get(token, bias) + weight * value
+        exp, corrected, trust = math.exp, self.experience.calibration.corrected, self.trust
+        raw = [1.0 / (1.0 + exp(-total)) for total in sums.values()]
+        probabilities = [corrected(probability) * trust for probability in raw]
+        total = sum(probabilities)
+        if total > 1.0:
+            probabilities = [probability / total for probability in probabilities]
+        return Guess(context, drafted, list(sums), raw, probabilities, sources[-1][0] == FOUND)
+
+    def learn(self, guess: Guess, token: int, drafted: Sequence[int]) -> None:
+        """The token behind the context was `token`; `drafted` are the candidates that were verified there."""
+        kind, sources = self._sources(guess.context, guess.drafted, guess.is_found)
+        places = {candidate: place for place, candidate in enumerate(guess.tokens)}
+        evidence = [[0.0] * NUM_SOURCES for _ in places]
+        for source, entry in sources:
+            for candidate, value in zip(*entry, strict=True):
+                if candidate in places:  # another thread may have changed the memory in between
+                    evidence[places[candidate]][source] = value
+        self.experience.mixer.learn(kind, evidence, places.get(token))
+        if drafted:
+            raw = [guess.raw[places[one]] for one in drafted]
+            self._expected = FADE * self._expected + sum(map(self.experience.calibration.corrected, raw))
+            self._accepted = FADE * self._accepted + (token in drafted)
+            outcomes = zip(raw, [one == token for one in drafted], strict=True)
+            self.experience.calibration.record(outcomes)
+
+    def _sources(
+        self, context: Context, drafted: Entry | None, uses_found: bool = True
+    ) -> tuple[int, list[tuple[int, Entry]]]:
+        """Kind of the context, and what each source that knows it says."""
+        own, longest = _counted(context.matches.own_votes())
+        pooled, _ = _counted(context.matches.pooled_votes())
+        sources, level = [(OWN, own), (POOLED, pooled)], 0
+        if self.uses_recycled:
+            for size in range(len(context.tail), 0, -1):
+                entry = self.memory.recycled.get(context.tail[-size:])
+                if entry is not None:
+                    level = level or size
+                    sources.append((RECYCLED + MAX_KEY - size, entry))
+        if not level:
+            sources.append((COMMON, self._common))
+        if drafted is not None:
+            sources.append((DRAFT, drafted))
+        if uses_found and self.found and (entry := self._found(context.tail)) is not None:
+            sources.append((FOUND, entry))
+        return Experience.kind(longest, level, drafted is not None), sources
+
+    def _found(self, tail: tuple[int, ...]) -> Entry | None:
+        """What a window found behind the longest end of `tail`."""
+        assert self.found is not None
+        ends = (self.found.get(tail[-size:]) for size in range(len(tail), 0, -1))
+        return next((entry for entry in ends if entry is not None), None)
+
+
+def _counted(votes: Votes) -> tuple[Entry, int]:
+    """Votes as evidence, and the longest match."""
+    total = votes.total + DOUBT
+    evidence = [max(0.0, FLOOR + math.log(count / (total - count))) for count in votes.by_token.values()]
+    return (tuple(votes.by_token), tuple(evidence)), votes.longest

@@ -1,0 +1,82 @@
+"""What `auto` remembers from call to call: texts, recycled logits, and how far its sources can be trusted.
+
+Bounded, safe to share between threads, and between models of one tokenizer: it can be saved and loaded. Holds token
+ids of texts, so treat a saved file as you treat the texts.
+
+    memory = SpecMemory(max_tokens=1_000_000, max_entries=262_144)
+    hf_specdec.enable(model, spec_memory=memory)
+    memory.save("memory.safetensors")
+    memory = SpecMemory.load("memory.safetensors")
+"""
+
+import os
+
+from hf_specdec.methods.auto.adaptive_weights import Experience
+from hf_specdec.methods.auto.memory_file import MemoryFile
+from hf_specdec.methods.auto.recycled_logits import RecycledLogits
+from hf_specdec.methods.config import check_positive
+from hf_specdec.methods.ngram.pool import NgramPool
+
+__all__ = ["SpecMemory"]
+
+
+class SpecMemory:
+    """Memory of earlier calls.
+
+    Args:
+        max_tokens (`int`, *optional*, defaults to 1,000,000): bound of the texts, in tokens; the oldest leave first.
+        max_entries (`int`, *optional*, defaults to 262,144): bound of the recycled logits, in entries of about
+            600 bytes; the oldest leave first.
+
+    Raises:
+        ConfigError: a bound below 1.
+    """
+
+    def __init__(self, max_tokens: int = 1_000_000, max_entries: int = 262_144) -> None:
+        check_positive("max_tokens", max_tokens, "The default is 1000000.")
+        check_positive("max_entries", max_entries, "The default is 262144.")
+        self.pool = NgramPool(max_tokens)
+        self.recycled = RecycledLogits(max_entries)
+        self.greedy, self.sampled = Experience(), Experience()
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Most tokens of text and most recycled entries."""
+        return self.pool.max_tokens, self.recycled.max_entries
+
+    def experience(self, is_sampled: bool) -> Experience:
+        """What was learned from greedy, or from sampled texts."""
+        return self.sampled if is_sampled else self.greedy
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything to one safetensors file; calls that use the memory meanwhile go on.
+
+        The file is written beside `path` and then put in its place, so what stood there before is whole until then.
+
+        Raises:
+            OSError: the folder is missing, or cannot be written to.
+        """
+        file = MemoryFile.of_bounds(*self.bounds)
+        file.put_texts(self.pool)
+        file.put_recycled(self.recycled)
+        file.put_experience("greedy", self.greedy)
+        file.put_experience("sampled", self.sampled)
+        file.write(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "SpecMemory":
+        """The memory that `save` wrote: with its bounds, and it drafts what that one would have drafted.
+
+        The texts are indexed anew: one million tokens took 12 seconds on a busy CPU core.
+
+        Raises:
+            ConfigError: the file is missing or damaged, or is another kind of file.
+        """
+        file = MemoryFile.read(path)
+        with file.checked():
+            memory = cls(*file.bounds)
+            file.fill_texts(memory.pool)
+            file.fill_recycled(memory.recycled)
+            file.fill_experience("greedy", memory.greedy)
+            file.fill_experience("sampled", memory.sampled)
+        return memory

@@ -1,0 +1,95 @@
+"""Lookahead's window beside auto's trees: n-grams that no text holds yet, where they are worth the window's columns.
+
+What the target says behind the window's columns is kept as its logits behind verified nodes are, but apart: a guess
+about a text that may never come to be. How many tokens such guesses add is learned while a window is there; where it
+does not pay, one is tried for a while, ever so often, to notice a change. Knows neither clocks nor models.
+
+    window = AutoWindow(size=5, ngram_size=4, experience=memory.greedy)
+    extra = window.beside(text, price=0.01)    # for the forward, or `None`
+    window.observe(tree, logits)
+    window.found.get((6, 7))
+"""
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from hf_specdec.methods.auto.adaptive_weights import Experience
+from hf_specdec.methods.auto.recycled_logits import MAX_KEY, RecycledLogits, best_tokens
+from hf_specdec.methods.lookahead.window import JacobiWindow
+from hf_specdec.tree import DraftTree, ExtraTokens
+
+__all__ = ["AutoWindow"]
+
+MAX_FOUND = 8_192  # entries kept of a text's windows
+TRIAL = 32  # steps of a trial; a window takes as many as it has levels to fill
+RETRY = 512  # steps without a window after which one is tried
+
+
+class AutoWindow:
+    """The window of one text, present while it pays.
+
+    Args:
+        size (`int`): columns W, at least 2.
+        ngram_size (`int`): tokens N of its n-grams, at least 2.
+        experience: knows what windows added so far, and learns it.
+
+    Attributes:
+        found: what the target said behind the columns of this text's windows.
+    """
+
+    def __init__(self, size: int, ngram_size: int, experience: Experience) -> None:
+        self.size, self.ngram_size, self.experience = size, ngram_size, experience
+        self.found = RecycledLogits(MAX_FOUND)
+        self._window: JacobiWindow | None = None
+        self._trial = self._skipped = 0
+
+    @property
+    def num_columns(self) -> int:
+        """Tokens of a full window beside the root."""
+        return self.size * (self.ngram_size - 1) - 1
+
+    def beside(self, text: Sequence[int], price: float) -> ExtraTokens | None:
+        """The window for the next forward; `None` where it is not worth its columns.
+
+        Args:
+            text: so far, its last token the root.
+            price: expected tokens that a column has to bring; 0 where nobody knows.
+        """
+        if not self._pays(price * self.num_columns):
+            self._window = None
+            return None
+        if self._window is None:
+            draws = random.Random(len(text))
+            self._window = JacobiWindow(width=self.size, num_levels=self.ngram_size - 1, source=text, generator=draws)
+        self._window.set_root(text[-1])
+        return self._window.extra()
+
+    def observe(self, tree: DraftTree, logits: torch.Tensor) -> None:
+        """Keep what the target says behind each column, and move on; nothing where the forward had no window."""
+        if self._window is None or tree.extra is None:
+            return
+        first = tree.num_columns - self.size
+        if len(self._window.levels) > 1:
+            rows = logits[first : tree.num_columns]
+        else:  # the root is its first column
+            rows = torch.cat([logits[:1], logits[first + 1 : tree.num_columns]])
+        entries = best_tokens(rows)
+        for column, entry in zip(zip(*self._window.levels, strict=True), entries, strict=True):
+            self.found.put(column[-MAX_KEY:], entry)
+        self._window.observe([tokens[0] for tokens, _ in entries])
+
+    def _pays(self, price: float) -> bool:
+        """Whether windows add as many tokens a step, as far as anybody knows; or whether this step is a trial's."""
+        if not price:
+            return False
+        if self.experience.window_gain >= price:
+            return True
+        if self._trial:
+            self._trial -= 1
+            return True
+        if price <= Experience.WINDOW_HOPE:
+            self._skipped += 1
+            self._trial = TRIAL if self._skipped % RETRY == 0 else 0
+        return False

@@ -1,0 +1,133 @@
+"""The nodes of a draft tree while a draft model grows it: what they are worth, and where they come from.
+
+A candidate's value is the estimated probability that the target accepts it and all before it. Knows neither models
+nor when to stop.
+
+    growth = Growth(root_token)
+    rows = yield growth.request([growth.root])                          # (1, vocab_size)
+    children = likeliest_children([growth.root], rows, 4, counts)
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
+from hf_specdec.tree import DraftTree, TreeBuilder
+
+__all__ = ["Candidate", "Growth", "depth_first", "draw_children", "likeliest_children"]
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """A node that may become part of the draft.
+
+    Attributes:
+        token, parent, depth: as in a `DraftTree`; the root has no parent.
+        rank: place among its siblings.
+        confidence: the draft's probability of the token.
+        value: estimated probability that the target accepts the whole path.
+        scored_as: its node in the requests; `None` as long as the draft has not scored it.
+        children: those that were kept, by their tokens.
+    """
+
+    token: int
+    parent: "Candidate | None" = None
+    depth: int = 0
+    rank: int = 0
+    confidence: float = 1.0
+    value: float = 1.0
+    scored_as: int | None = None
+    children: "dict[int, Candidate]" = field(default_factory=dict)
+
+    def path(self) -> list[int]:
+        """Tokens below the root down to this one."""
+        tokens: list[int] = []
+        candidate = self
+        while candidate.parent is not None:
+            tokens.append(candidate.token)
+            candidate = candidate.parent
+        return tokens[::-1]
+
+
+class Growth:
+    """One round: its root, the tree of the requests, and in the end the candidates that were kept."""
+
+    def __init__(self, root: int) -> None:
+        self.root = Candidate(root)
+        self.last_scored = self.root
+        self.scored = TreeBuilder(root)
+        self.num_forwards = 0
+
+    def request(self, chosen: Sequence[Candidate]) -> DraftTree:
+        """The tree to be scored next: all that was scored before, and `chosen` behind it."""
+        for candidate in chosen:
+            if candidate.parent is None:
+                candidate.scored_as = 0
+            else:
+                assert candidate.parent.scored_as is not None
+                candidate.scored_as = self.scored.add(candidate.parent.scored_as, candidate.token)
+        self.last_scored = chosen[-1]
+        self.num_forwards += 1
+        return self.scored.build()
+
+    def keep(self, candidates: Iterable[Candidate]) -> DraftTree:
+        """The tree of these candidates, parents before children, numbered in their order."""
+        builder = TreeBuilder(self.root.token)
+        places = {self.root: 0}
+        for candidate in candidates:
+            assert candidate.parent is not None
+            places[candidate] = builder.add(places[candidate.parent], candidate.token)
+            candidate.parent.children[candidate.token] = candidate
+        return builder.build()
+
+
+def likeliest_children(
+    parents: Sequence[Candidate], rows: torch.Tensor, num_branches: int, counts: AcceptanceCounts
+) -> list[Candidate]:
+    """For each parent its `num_branches` likeliest tokens, best first; `rows` is `(parents, vocab_size)` of logits."""
+    top = rows.topk(min(num_branches, rows.shape[-1]), dim=-1)
+    probabilities = (top.values - rows.logsumexp(dim=-1, keepdim=True)).exp()
+    both = torch.stack((probabilities.double(), top.indices.double())).tolist()  # one transfer
+    children = []
+    for parent, confidences, tokens in zip(parents, *both, strict=True):
+        for rank, (confidence, token) in enumerate(zip(confidences, tokens, strict=True)):
+            if confidence > 0.0:
+                value = parent.value * counts.rate(rank, confidence)
+                children.append(Candidate(int(token), parent, parent.depth + 1, rank, confidence, value))
+    return children
+
+
+def draw_children(
+    parents: Sequence[Candidate],
+    rows: torch.Tensor,
+    shares: Sequence[int],
+    counts: AcceptanceCounts,
+    generator: torch.Generator | None,
+) -> list[Candidate]:
+    """For each parent its share of tokens drawn from its row of probabilities, without replacement, in their order."""
+    drawn = torch.multinomial(rows, max(shares), generator=generator)  # tokens of probability 0 come last
+    both = torch.stack((rows.gather(-1, drawn).double(), drawn.double())).tolist()
+    children = []
+    for parent, share, confidences, tokens in zip(parents, shares, *both, strict=True):
+        for rank, (confidence, token) in enumerate(zip(confidences[:share], tokens[:share], strict=True)):
+            if confidence > 0.0:
+                # P(accept) = min(1, p / q): even an unlikely token is taken where the target agrees that it is one
+                value = parent.value * counts.rate(rank, confidence, prior=(1.0 + confidence) / (2.0 + rank))
+                children.append(Candidate(int(token), parent, parent.depth + 1, rank, confidence, value))
+    return children
+
+
+def depth_first(root: Candidate, kept: Sequence[Candidate]) -> list[Candidate]:
+    """Branch by branch, best child first: where the first branch is accepted, nothing has to move in a cache."""
+    below: dict[Candidate, list[Candidate]] = {}
+    for candidate in kept:
+        assert candidate.parent is not None
+        below.setdefault(candidate.parent, []).append(candidate)
+    ordered: list[Candidate] = []
+    waiting = below.get(root, [])[::-1]
+    while waiting:
+        ordered.append(waiting.pop())
+        waiting += below.get(ordered[-1], [])[::-1]
+    return ordered

@@ -1,0 +1,106 @@
+"""Draft-model speculation's parameters."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.config import SpecConfig, check_devices, check_positive
+
+__all__ = ["DraftModelConfig"]
+
+MAX_TREE_NODES = 32  # default node budget of a tree, at most
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModelConfig(SpecConfig):
+    """A smaller model drafts, the target verifies.
+
+    Sources: https://arxiv.org/abs/2211.17192, https://arxiv.org/abs/2302.01318; parameters and list form of
+    TensorRT-LLM's Draft-Target-Model.
+
+    Args:
+        draft_len (`int`, *optional*, defaults to `4`):
+            Most tokens drafted along one branch, and most forwards of the draft a step. Aliases: `max_draft_len`,
+            `num_assistant_tokens`.
+        draft_model_device_list (`list[int | str]`, *optional*):
+            Devices of the draft model: numbers of GPUs, or names such as `"cpu"`. `generate` moves the model there if
+            it is elsewhere; a device that is not there is an error. `None` leaves the model where it is.
+        target_model_device_list (`list[int | str]`, *optional*):
+            Devices of the target model, likewise.
+        use_logits (`bool`, *optional*, defaults to `False`):
+            How sampling accepts drafted tokens. `False` compares them with the target's own draws, so a seed gives the
+            text of plain `generate`. `True` draws drafts from the draft's distribution and accepts them by the ratio of
+            the two models' probabilities: more tokens are accepted, and texts have the target's distribution, yet not
+            the text that the seed gives without a draft. Greedy decoding is the same either way.
+        num_branches (`int`, *optional*, defaults to `1`):
+            Most children of a node of the draft tree; 1 drafts a chain.
+        max_nodes (`int`, *optional*):
+            Most drafted tokens a step, all branches together. Defaults to `draft_len` for a chain and to
+            `min(draft_len * num_branches, 32)` for a tree.
+        confidence_threshold (`float`, *optional*):
+            The draft goes on behind a token only if it gave that token at least this probability; `0.0` always drafts
+            `draft_len` tokens. `None` or `"auto"` learns when going on pays, from how often tokens of such probability
+            were accepted and from the two models' sizes. Alias: `assistant_confidence_threshold`.
+    """
+
+    draft_len: int = 4
+    draft_model_device_list: Sequence[int | str] | None = None
+    target_model_device_list: Sequence[int | str] | None = None
+    use_logits: bool = False
+    num_branches: int = 1
+    max_nodes: int | None = None
+    confidence_threshold: float | None = None
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        "max_draft_len": "draft_len",
+        "num_assistant_tokens": "draft_len",
+        "assistant_confidence_threshold": "confidence_threshold",
+    }
+    list_form: ClassVar[tuple[str, ...]] = (
+        "draft_len",
+        "draft_model_device_list",
+        "target_model_device_list",
+        "use_logits",
+    )
+    device_fields: ClassVar[Mapping[str, str]] = {
+        "target": "target_model_device_list",
+        "draft": "draft_model_device_list",
+    }
+
+    def __post_init__(self) -> None:
+        SpecConfig.__post_init__(self)
+        check_positive("draft_len", self.draft_len, "Usual values are 4 to 10.")
+        check_devices("draft_model_device_list", self.draft_model_device_list)
+        check_devices("target_model_device_list", self.target_model_device_list)
+        if not isinstance(self.use_logits, bool):
+            remedy = "True compares probabilities, False compares tokens."
+            raise ConfigError("use_logits", "must be True or False", self.use_logits, remedy)
+        check_positive("num_branches", self.num_branches, "Use 1 for a chain.")
+        if self.max_nodes is not None:
+            check_positive("max_nodes", self.max_nodes, "Use `None` for the default.")
+        self._check_threshold(self.confidence_threshold)
+
+    def _check_threshold(self, value: object) -> None:
+        if value == "auto":
+            object.__setattr__(self, "confidence_threshold", value := None)
+        if value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+            rule = 'must be a probability from 0.0 to 1.0, `None` or "auto"'
+            remedy = "Use 0.0 to always draft `draft_len` tokens, `None` to learn when to stop."
+            raise ConfigError("confidence_threshold", rule, value, remedy)
+
+    @property
+    def is_seed_exact(self) -> bool:
+        """Whether sampling gives the text that the seed gives without speculation."""
+        return self.engine == "loop" and not self.use_logits
+
+    @property
+    def node_budget(self) -> int:
+        """Most drafted tokens a step, the root not counted."""
+        if self.max_nodes is not None:
+            return self.max_nodes
+        if self.num_branches == 1:
+            return self.draft_len
+        return min(self.draft_len * self.num_branches, MAX_TREE_NODES)

@@ -1,0 +1,218 @@
+"""Draft-model speculation: a smaller model drafts a chain or a tree, the target verifies it.
+
+Each forward of the draft scores the most promising nodes at once; its best tokens after them join the tree. Another
+forward is spent only where the tokens it may add are worth it, by counted acceptances and the two models' sizes.
+Sources: https://arxiv.org/abs/2211.17192 (speculative decoding), https://arxiv.org/abs/2406.16858 (EAGLE-2: expand the
+most probable nodes, then rerank), https://arxiv.org/abs/2406.17276 (OPT-Tree). Knows the draft as a `DraftScorer` only.
+
+    drafter = DraftModelDrafter(DraftModelConfig(draft_len=4), scorer)
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
+from hf_specdec.methods.draft_model.candidates import Candidate, Growth, depth_first, draw_children, likeliest_children
+from hf_specdec.methods.draft_model.config import DraftModelConfig
+from hf_specdec.methods.draft_model.scorer import DraftRound, DraftScorer, RoundDrafter
+from hf_specdec.tree import DraftTree, TreeBuilder
+
+__all__ = ["DraftModelDrafter"]
+
+Warp = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+WIDTH = 10  # nodes scored by one forward of the draft, at most
+RETRY = 16  # where drafting does not pay, every so many steps draft all the same, to notice a change
+
+
+class DraftModelDrafter(RoundDrafter):
+    """Drafts with a model.
+
+    Greedy and token matching take the draft's likeliest tokens; no random number is used. With `use_logits` and a
+    `warp`, that is when sampling, children are drawn from the draft's distribution, and the tree says from which.
+
+    Args:
+        config: see `DraftModelConfig`.
+        scorer: the draft with this row's text.
+        warp: the draft's own logits processors, as a function of `(1, L)` ids and a `(1, vocab_size)` row.
+        generator: for the draws; `None` is the global one.
+        memory: acceptances counted in earlier greedy calls. Not used when sampling: acceptance depends on the warp, and
+            where children are drawn the text depends on the drafts, so that the same seed has to give the same drafts.
+    """
+
+    def __init__(
+        self,
+        config: DraftModelConfig,
+        scorer: DraftScorer,
+        *,
+        warp: Warp | None = None,
+        generator: torch.Generator | None = None,
+        memory: AcceptanceCounts | None = None,
+    ) -> None:
+        super().__init__(scorer)
+        self.scorer: DraftScorer = scorer
+        self.config, self.warp, self.generator = config, warp, generator
+        self.draws = config.use_logits and warp is not None
+        self.is_deterministic = not self.draws
+        self.counts = memory if memory is not None and warp is None else AcceptanceCounts()
+        self._text: list[int] = []
+        self._ids: torch.Tensor | None = None  # (1, L) of the text, once a round asks for it
+        self._round: Growth | None = None
+        self._skipped = 0
+
+    @property
+    def assisted_budget(self) -> int:
+        """Most tokens drafted a step inside transformers' loop."""
+        return self.config.draft_len
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Start a text."""
+        self.scorer.begin(prompt_ids)
+        self._text, self._ids, self._round, self._skipped = list(prompt_ids), None, None, 0
+        if self.warp is not None:
+            self.counts = AcceptanceCounts()
+
+    def grow(self, budget: int) -> DraftRound:
+        """The round as a generator: yields trees to be scored, one a forward, and returns the tree to verify."""
+        growth = Growth(self._text[-1])
+        budget = min(budget, self.config.node_budget)
+        self._round = None
+        if budget < 1:
+            return growth.scored.build()
+        self._round = growth
+        if not self._pays():
+            return growth.scored.build()
+        if self.draws:
+            return (yield from self._grow_by_drawing(growth, budget))
+        return (yield from self._grow_best_first(growth, budget))
+
+    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+        """Count what was accepted, and let the draft follow the text."""
+        if self._round is not None:
+            observations = _observations(tree, self._round, accepted)
+            self.counts.record(observations, num_forwards=self._round.num_forwards, num_tokens=len(accepted))
+            self._round = None
+        self.scorer.keep(tree, accepted)
+        self._text += accepted
+        self._ids = None
+
+    def _grow_best_first(self, growth: Growth, budget: int) -> DraftRound:
+        """Score the most promising nodes, forward by forward; keep the best `budget` candidates."""
+        kept: list[Candidate] = []
+        chosen = [growth.root]
+        while chosen:
+            rows = yield growth.request(chosen)
+            if self.warp is not None:
+                rows = self._warped(chosen, rows)
+            kept += likeliest_children(chosen, rows, self.config.num_branches, self.counts)
+            kept.sort(key=lambda candidate: -candidate.value)  # stable: a parent stays in front of its children
+            del kept[budget:]
+            weakest = kept[-1].value if len(kept) == budget else 0.0
+            chosen = self._worth_scoring(growth, kept, weakest)
+        return growth.keep(depth_first(growth.root, kept))
+
+    def _grow_by_drawing(self, growth: Growth, budget: int) -> DraftRound:
+        """Say how many children each node gets, score those nodes, draw; nothing that was drawn is dropped.
+
+        So whether a child exists never depends on its own value, which the acceptance rule relies on.
+        """
+        builder = TreeBuilder(growth.root.token)
+        places = {growth.root: 0}
+        drafted_from: dict[int, torch.Tensor] = {}
+        drawn: list[Candidate] = []
+        chosen = [growth.root]
+        while chosen:
+            room, rounds = budget - len(drawn), self.config.draft_len - growth.num_forwards
+            shares = self._shares(chosen, -(-room // rounds))
+            chosen = list(shares)
+            rows = yield growth.request(chosen)
+            rows = self._warped(chosen, rows).softmax(dim=-1)
+            fresh = draw_children(chosen, rows, list(shares.values()), self.counts, self.generator)
+            for parent, row in zip(chosen, rows, strict=True):
+                drafted_from[places[parent]] = row
+            for child in fresh:
+                assert child.parent is not None
+                places[child] = builder.add(places[child.parent], child.token)
+            drawn += fresh
+            room = budget - len(drawn)
+            chosen = self._worth_scoring(growth, drawn, 0.0) if room else []
+        growth.keep(drawn)
+        return builder.build().with_distributions(drafted_from)
+
+    def _worth_scoring(self, growth: Growth, candidates: list[Candidate], weakest: float) -> list[Candidate]:
+        """The nodes for the next forward, most promising first; none where it does not pay or the depth is reached.
+
+        A forward pays if the expected accepted tokens it adds, less those they displace, are more than come about
+        in its time otherwise. `weakest` is the value that a new node has to beat.
+        """
+        if growth.num_forwards >= self.config.draft_len:
+            return []
+        unscored = [c for c in candidates if c.scored_as is None and c.depth < self.config.draft_len]
+        unscored.sort(key=lambda candidate: -candidate.value)
+        if not self.scorer.takes_trees:
+            unscored = [c for c in unscored if c.parent is growth.last_scored][:1]
+        threshold = self.config.confidence_threshold
+        if threshold is not None:
+            return [c for c in unscored if c.confidence >= threshold and c.value > weakest][:WIDTH]
+        means = [self.counts.mean(rank) for rank in range(self.config.num_branches)]
+        gains = {c: sum([max(0.0, c.value * mean - weakest) for mean in means]) for c in unscored}
+        best = [c for c in unscored if gains[c] > 0.0][:WIDTH]
+        return best if sum([gains[c] for c in best]) >= self._price else []
+
+    def _shares(self, chosen: list[Candidate], room: int) -> dict[Candidate, int]:
+        """How many children each node draws, `room` in all: the likeliest to be accepted, by counted means alone."""
+        means = [self.counts.mean(rank) for rank in range(min(self.config.num_branches, self.scorer.vocab_size))]
+        slots = [(-c.value * mean, place, c) for place, c in enumerate(chosen) for mean in means]
+        slots.sort(key=lambda slot: slot[:2])
+        shares: dict[Candidate, int] = {}
+        for _, _, candidate in slots[:room]:
+            shares[candidate] = shares.get(candidate, 0) + 1
+        return shares
+
+    @property
+    def _price(self) -> float:
+        """Tokens that a forward of the draft has to bring."""
+        cost = self.scorer.relative_cost
+        return cost * self.counts.tokens_per_cost(cost)
+
+    def _pays(self) -> bool:
+        """Whether this step drafts at all."""
+        if self.config.confidence_threshold is not None or self.counts.mean(0) >= self._price:
+            return True
+        self._skipped += 1
+        return self._skipped % RETRY == 0
+
+    def _warped(self, chosen: list[Candidate], rows: torch.Tensor) -> torch.Tensor:
+        """The rows as the draft's processors leave them, each shown the text up to its node."""
+        assert self.warp is not None
+        if self._ids is None:
+            self._ids = torch.tensor([self._text], device=rows.device)
+        warped = []
+        for candidate, row in zip(chosen, rows, strict=True):
+            path = torch.tensor([candidate.path()], dtype=torch.long, device=rows.device)
+            warped.append(self.warp(torch.cat((self._ids, path), dim=1), row.unsqueeze(0)))
+        return torch.cat(warped)
+
+
+def _observations(tree: DraftTree, growth: Growth, accepted: Sequence[int]) -> list[tuple[int, float, bool]]:
+    """Rank, confidence and acceptance of the verified nodes whose parents were accepted.
+
+    `tree` may be a part of what was grown; nodes are found by their tokens.
+    """
+    found: list[tuple[int, float, bool]] = []
+    node, candidate = 0, growth.root
+    for token in accepted:
+        following: int | None = None
+        for child in tree.children(node):
+            grown = candidate.children.get(tree.tokens[child])
+            if grown is None:
+                return found
+            is_next = grown.token == token
+            found.append((grown.rank, grown.confidence, is_next))
+            if is_next:
+                following = child
+        if following is None:
+            return found
+        node, candidate = following, candidate.children[token]
+    return found

@@ -1,0 +1,90 @@
+"""A draft model as a drafter sees it: logits of the nodes of a growing tree, and no word of caches or devices.
+
+The engine puts a model behind it (`engine/scorer.py`), tests a table. A drafter writes its rounds as a generator that
+yields the trees it wants scored; so the requests of several rows can be answered by one forward.
+
+    class MyDrafter(RoundDrafter):
+        def grow(self, budget):                       # Generator[DraftTree, torch.Tensor, DraftTree]
+            tree = DraftTree.chain(root)
+            rows = yield tree                         # (1, vocab_size): the root's
+            tree = DraftTree.chain(root, [int(rows[0].argmax())])
+            rows = yield tree                         # (1, vocab_size): the new node's
+            return tree
+"""
+
+from abc import abstractmethod
+from collections.abc import Generator, Sequence
+from typing import Protocol
+
+import torch
+
+from hf_specdec.methods.base import Drafter
+from hf_specdec.tree import DraftTree
+
+__all__ = ["DraftRound", "DraftScorer", "RoundDrafter", "run"]
+
+DraftRound = Generator[DraftTree, torch.Tensor, DraftTree]
+
+
+class DraftScorer(Protocol):
+    """A draft model with the text of one row.
+
+    Attributes:
+        vocab_size (`int`): width of the logits.
+        takes_trees (`bool`): whether it scores siblings; a chain is always possible.
+        relative_cost (`float`): what its forward costs over one of the target, roughly.
+    """
+
+    vocab_size: int
+    takes_trees: bool
+    relative_cost: float
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Start a text."""
+
+    def score(self, tree: DraftTree) -> torch.Tensor:
+        """`(new nodes, vocab_size)` fp32 raw logits of the nodes that this round has not scored yet, in their order.
+
+        The root is the last token of the text. Each tree of a round begins with the nodes of the one before it.
+        """
+
+    def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
+        """End the round: the text goes on with `accepted`; what was computed for its tokens is kept.
+
+        `tree` is what was verified. It may lack nodes that were scored, so nodes are found by their tokens.
+        """
+
+
+def run(round_: DraftRound, scorer: DraftScorer | None) -> DraftTree:
+    """Answer one row's requests until its tree is grown."""
+    try:
+        wanted = next(round_)
+        while True:
+            assert scorer is not None
+            wanted = round_.send(scorer.score(wanted))
+    except StopIteration as finished:
+        tree: DraftTree = finished.value
+        return tree
+
+
+class RoundDrafter(Drafter):
+    """A drafter that asks a draft model. Subclasses implement `grow`; `propose` follows from it.
+
+    Args:
+        scorer: the draft model, with the text of this drafter's row; `None` for one that does without, whose rounds
+            then ask for nothing.
+    """
+
+    def __init__(self, scorer: DraftScorer | None) -> None:
+        self.scorer = scorer
+
+    @abstractmethod
+    def grow(self, budget: int) -> DraftRound:
+        """One round: yields the trees to be scored, gets their rows, returns the tree to be verified.
+
+        Scores nothing where `budget` is 0.
+        """
+
+    def propose(self, budget: int) -> DraftTree:
+        """A round of this row alone."""
+        return run(self.grow(budget), self.scorer)

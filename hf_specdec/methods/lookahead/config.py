@@ -1,0 +1,122 @@
+"""Lookahead's parameters: the window, the n-grams and how many of them are verified.
+
+LookaheadConfig(window_size=7, ngram_size=5, verification_set_size=7)
+LookaheadConfig.parse([7, 5, 7])
+LookaheadConfig.parse([5, 5, 5]).check_within(LookaheadConfig.parse([7, 5, 7]))
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
+
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.config import SpecConfig, check_positive
+
+__all__ = ["LookaheadConfig", "max_draft_len"]
+
+PLAIN = "Plain decoding is window_size=1, ngram_size=1, verification_set_size=0; else all three start at (1, 2, 1)."
+
+
+def max_draft_len(window_size: int, ngram_size: int, verification_set_size: int) -> int:
+    """Most tokens that a step of lookahead computes beside the current one, window and candidates together.
+
+    TensorRT-LLM's formula: `max_draft_len(7, 7, 7)` is 83, and plain decoding, `(1, 1, 0)`, needs none.
+    """
+    return max(ngram_size - 2, 0) + (window_size - 1 + verification_set_size) * (ngram_size - 1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LookaheadConfig(SpecConfig):
+    """Lookahead decoding: collect n-grams from a window of guesses about the text to come, verify those that fit.
+
+    Source: https://arxiv.org/abs/2402.02057; parameters and list form of TensorRT-LLM. `(1, 1, 0)` is plain decoding;
+    the smallest setting that looks ahead is `(2, 2, 1)`.
+
+    Args:
+        window_size (`int`, *optional*, defaults to `7`):
+            Columns W of the window: n-grams collected a step. Aliases: `windows_size`, `max_window_size`.
+        ngram_size (`int`, *optional*, defaults to `5`):
+            Tokens N of an n-gram; a step emits at most N tokens. Alias: `max_ngram_size`.
+        verification_set_size (`int`, *optional*, defaults to `7`):
+            Most n-grams G that are verified a step, and that the pool keeps for one first token; the least recently
+            used leaves first. Alias: `max_verification_set_size`.
+        fill_from_prompt (`bool`, *optional*, defaults to `True`):
+            Whether the pool also takes the n-grams of the prompt and of the text as it grows. `False` leaves it with
+            what the window found.
+        max_keys (`int`, *optional*, defaults to `16_384`):
+            Bound of the pool, in first tokens; the least recently used leaves first.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the window's first tokens, drawn from the prompt by a generator of their own.
+    """
+
+    window_size: int = 7
+    ngram_size: int = 5
+    verification_set_size: int = 7
+    fill_from_prompt: bool = True
+    max_keys: int = 16_384
+    seed: int = 0
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        "windows_size": "window_size",
+        "max_window_size": "window_size",
+        "max_ngram_size": "ngram_size",
+        "max_verification_set_size": "verification_set_size",
+    }
+    list_form: ClassVar[tuple[str, ...]] = ("window_size", "ngram_size", "verification_set_size")
+    min_list_entries: ClassVar[int] = 3  # the sizes go together
+
+    def __post_init__(self) -> None:
+        SpecConfig.__post_init__(self)
+        check_positive("window_size", self.window_size, "Usual values are 5 to 15.")
+        check_positive("ngram_size", self.ngram_size, "Usual values are 3 to 7.")
+        if self.ngram_size == 1:
+            if self.window_size != 1:
+                raise ConfigError("window_size", "must be 1 where `ngram_size` is 1", self.window_size, PLAIN)
+            if isinstance(self.verification_set_size, bool) or self.verification_set_size != 0:
+                raise ConfigError(
+                    "verification_set_size", "must be 0 where `ngram_size` is 1", self.verification_set_size, PLAIN
+                )
+        else:
+            check_positive("verification_set_size", self.verification_set_size, PLAIN)
+        if not isinstance(self.fill_from_prompt, bool):
+            raise ConfigError(
+                "fill_from_prompt", "must be True or False", self.fill_from_prompt, "Write True or False."
+            )
+        check_positive("max_keys", self.max_keys, "The default is 16384.")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ConfigError("seed", "must be a whole number", self.seed, "The default is 0.")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is drafted: `(1, 1, 0)`."""
+        return self.ngram_size == 1
+
+    @property
+    def node_budget(self) -> int:
+        """Most drafted tokens a step: G candidates of N - 1 tokens; the window is not counted."""
+        return self.verification_set_size * (self.ngram_size - 1)
+
+    @property
+    def max_draft_len(self) -> int:
+        """Most tokens a step computes beside the current one, see the function of this name."""
+        return max_draft_len(self.window_size, self.ngram_size, self.verification_set_size)
+
+    def fits_within(self, reserved: "LookaheadConfig") -> bool:
+        """Whether neither window, n-grams nor verification set exceed those of `reserved`."""
+        return all(getattr(self, name) <= getattr(reserved, name) for name in self.list_form)
+
+    def check_within(self, reserved: "LookaheadConfig", field: str = "spec_config") -> None:
+        """Raise unless this configuration, a request's, fits within the one `reserved` for the model.
+
+        Raises:
+            ConfigError: one of the three sizes exceeds the reserved one; the error names it under `field`.
+        """
+        for name in self.list_form:
+            own, limit = getattr(self, name), getattr(reserved, name)
+            if own > limit:
+                raise ConfigError(
+                    f"{field}.{name}",
+                    f"must be at most {limit}, as reserved for the model",
+                    own,
+                    "Ask for less in this call, or reserve more.",
+                )

@@ -1,0 +1,128 @@
+"""Lookahead: a window of guesses yields n-grams, a pool keeps them, those that begin with the last token are drafted.
+
+The target computes the window beside the draft, in the same forward, so no second model is needed.
+Source: https://arxiv.org/abs/2402.02057. Unlike the paper's program, candidates share their prefixes, and a step that
+accepts a whole n-gram keeps the token after it.
+
+    drafter = LookaheadDrafter(LookaheadConfig(window_size=7, ngram_size=5, verification_set_size=7))
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.lookahead.config import LookaheadConfig
+from hf_specdec.methods.lookahead.pool import TailPool
+from hf_specdec.methods.lookahead.window import JacobiWindow
+from hf_specdec.tree import DraftTree, TreeBuilder
+
+__all__ = ["LookaheadDrafter", "LookaheadView"]
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadView:
+    """What a lookahead drafter is about to use.
+
+    Attributes:
+        window (`tuple[tuple[int, ...], ...]`): its tokens level by level; level 0 begins with the root.
+        pool (`Mapping[int, tuple[tuple[int, ...], ...]]`): for the root and the other tokens of level 0, the tails of
+            the n-grams that begin with them, most recently used first. The root's are the next step's candidates.
+    """
+
+    window: tuple[tuple[int, ...], ...]
+    pool: Mapping[int, tuple[tuple[int, ...], ...]]
+
+
+class LookaheadDrafter(Drafter):
+    """Drafts the n-grams that the window found, and those of the text.
+
+    Args:
+        config: see `LookaheadConfig`.
+    """
+
+    needs_logits = True
+
+    def __init__(self, config: LookaheadConfig) -> None:
+        self.config = config
+        self.max_extra_tokens = 0 if config.is_plain else config.window_size * (config.ngram_size - 1) - 1
+        self._start([-1])
+
+    @property
+    def assisted_budget(self) -> int:
+        """Most tokens drafted a step inside transformers' loop: those of a tail."""
+        return self.config.ngram_size - 1
+
+    @property
+    def view(self) -> LookaheadView:
+        """The window and the part of the pool that concerns it, as they stand now."""
+        window = tuple(tuple(level) for level in self._window.levels)
+        return LookaheadView(window, self._pool.snapshot(window[0]))
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Draw the window's first level from the prompt, and pool the prompt's n-grams."""
+        self._start(prompt_ids)
+        self._extend(prompt_ids)
+
+    def propose(self, budget: int) -> DraftTree:
+        """The n-grams that begin with the root, merged into a trie, and the window beside them."""
+        if budget < 1:
+            return DraftTree.chain(self._root)
+        builder = TreeBuilder(self._root)
+        for tail in self._pool.tails(self._root):
+            node = 0
+            for token in tail:
+                if len(builder) > budget:
+                    break
+                node = builder.add(node, token)
+        return builder.build().with_extra(self._window.extra())
+
+    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+        """Pool what the window yields and what the text gained; `logits` has a row for each node and extra token.
+
+        Where the window was not computed, it stays as it is, but for its root.
+        """
+        if logits is not None and self._was_computed(tree):
+            for ngram in self._window.observe(self._next_tokens(logits, tree.num_columns)):
+                self._pool.add(ngram)
+        self._extend(accepted)
+
+    def _was_computed(self, tree: DraftTree) -> bool:
+        """Whether the forward of `tree` carried the window."""
+        return not self.config.is_plain and (tree.extra is not None or self._window.num_extra == 0)
+
+    def _next_tokens(self, logits: torch.Tensor, num_columns: int) -> list[int]:
+        """What the target says comes after the window's last level, where that is level 0 the root's row first."""
+        first = num_columns - self.config.window_size
+        if len(self._window.levels) > 1:
+            rows = logits[first:num_columns]
+        else:
+            rows = torch.cat([logits[:1], logits[first + 1 : num_columns]])
+        tokens: list[int] = rows.argmax(dim=-1).tolist()
+        return tokens
+
+    def _start(self, source: Sequence[int]) -> None:
+        """An empty text; the window draws its tokens from `source`."""
+        config = self.config
+        self._root = source[-1]
+        self._recent: list[int] = []  # the last N - 1 tokens of the text, fewer at its start
+        self._window = JacobiWindow(
+            width=config.window_size,
+            num_levels=max(config.ngram_size - 1, 1),
+            source=source,
+            generator=random.Random(config.seed),
+        )
+        self._pool = TailPool(
+            ngram_size=config.ngram_size, max_tails=config.verification_set_size, max_keys=config.max_keys
+        )
+
+    def _extend(self, tokens: Sequence[int]) -> None:
+        """The text has grown by `tokens`."""
+        self._root = tokens[-1]
+        self._window.set_root(self._root)
+        if self.config.fill_from_prompt and not self.config.is_plain:
+            self._recent += tokens
+            self._pool.add_text(self._recent)
+            self._recent = self._recent[1 - self.config.ngram_size :]

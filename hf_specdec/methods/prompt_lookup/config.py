@@ -1,0 +1,77 @@
+"""Prompt lookup's parameters."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, get_args
+
+from hf_specdec.methods.config import SpecConfig, check_choice, check_devices, check_positive
+
+__all__ = ["PromptLookupConfig"]
+
+Pool = Literal["request", "shared"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLookupConfig(SpecConfig):
+    """Prompt lookup: draft what followed the last tokens when they stood in the text before.
+
+    Source: https://github.com/apoorvumang/prompt-lookup-decoding; parameters and list form of TensorRT-LLM's NGram.
+
+    Args:
+        max_draft_len (`int`, *optional*, defaults to `10`):
+            Most tokens drafted along one branch. Aliases: `prompt_lookup_num_tokens`, `num_draft_tokens`.
+        max_matching_ngram_size (`int`, *optional*, defaults to `2`):
+            Longest suffix of the text, in tokens, that is looked up; shorter ones are tried where it is not found.
+        draft_len_per_match (`int`, *optional*, defaults to `4`):
+            A chain is at most this many times as long as the matching text: short matches rarely hold for long. `None`
+            always drafts `max_draft_len` tokens, which pays where a forward of many tokens costs as much as one.
+        num_branches (`int`, *optional*, defaults to `1`):
+            Most continuations followed from any one node of a tree; 1 drafts a chain.
+        max_nodes (`int`, *optional*):
+            Most drafted tokens a step, all branches together. Defaults to `max_draft_len` for a chain and
+            to `min(max_draft_len * num_branches, 32)` for a tree.
+        pool (`str`, *optional*, defaults to `"request"`):
+            `"request"` searches this call's own text; `"shared"` also the texts of earlier calls on this model.
+        max_pool_tokens (`int`, *optional*, defaults to `1_000_000`):
+            Bound of the shared pool, in tokens of text; the oldest texts leave first.
+        device_list (`list[int | str]`, *optional*):
+            Devices of the target model, as in TensorRT-LLM's list form `[10, 2, [0]]`: numbers of GPUs, or names such
+            as `"cpu"`. `generate` moves the model there if it is elsewhere; a device that is not there is an error.
+            `None` leaves the model where it is.
+    """
+
+    max_draft_len: int = 10
+    max_matching_ngram_size: int = 2
+    draft_len_per_match: int | None = 4
+    num_branches: int = 1
+    max_nodes: int | None = None
+    pool: Pool = "request"
+    max_pool_tokens: int = 1_000_000
+    device_list: Sequence[int | str] | None = None
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        "prompt_lookup_num_tokens": "max_draft_len",
+        "num_draft_tokens": "max_draft_len",
+    }
+    list_form: ClassVar[tuple[str, ...]] = ("max_draft_len", "max_matching_ngram_size", "device_list")
+    device_fields: ClassVar[Mapping[str, str]] = {"target": "device_list"}
+
+    def __post_init__(self) -> None:
+        SpecConfig.__post_init__(self)
+        check_positive("max_draft_len", self.max_draft_len, "Usual values are 4 to 10.")
+        check_positive("max_matching_ngram_size", self.max_matching_ngram_size, "Usual values are 2 to 4.")
+        if self.draft_len_per_match is not None:
+            check_positive("draft_len_per_match", self.draft_len_per_match, "Use `None` for no such limit.")
+        check_positive("num_branches", self.num_branches, "Use 1 for a chain.")
+        if self.max_nodes is not None:
+            check_positive("max_nodes", self.max_nodes, "Use `None` for the default.")
+        check_choice("pool", self.pool, get_args(Pool))
+        check_positive("max_pool_tokens", self.max_pool_tokens, 'Use pool="request" to keep nothing between calls.')
+        check_devices("device_list", self.device_list)
+
+    @property
+    def node_budget(self) -> int:
+        """Most drafted tokens a step, the root not counted."""
+        if self.max_nodes is not None:
+            return self.max_nodes
+        return self.max_draft_len if self.num_branches == 1 else min(self.max_draft_len * self.num_branches, 32)

@@ -1,0 +1,159 @@
+"""Prompt lookup: draft what followed the last tokens when they stood in the text before.
+
+A chain copies from one place: the one behind the longest matching text, the newest where several match equally; a
+short match is followed less far.
+A tree asks at every node where its last tokens stood before and lets those places vote for the next token; nodes are
+added best first, by the product of the votes along their path.
+Source: https://github.com/apoorvumang/prompt-lookup-decoding; names and defaults of TensorRT-LLM's NGram.
+
+    drafter = PromptLookupDrafter(PromptLookupConfig(max_draft_len=10))
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.ngram.index import NgramIndex
+from hf_specdec.methods.ngram.pool import NgramPool
+from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
+from hf_specdec.tree import DraftTree, TreeBuilder
+
+__all__ = ["PromptLookupDrafter"]
+
+CHAIN_PLACES, TREE_PLACES = 8, 16  # occurrences of an n-gram looked at
+CHAIN_MATCH, TREE_MATCH = 16, 8  # tokens in front of a place compared
+DOUBT = 6.0  # votes shared by the commonest tokens: a place matching m tokens has m * m votes
+POOL_WEIGHT = 0.1  # a place in an earlier text against one in this text
+
+
+class PromptLookupDrafter(Drafter):
+    """Drafts from this text and, with `pool`, from earlier ones.
+
+    Args:
+        config: see `PromptLookupConfig`.
+        pool: texts of earlier calls; the finished text is added to it.
+    """
+
+    def __init__(self, config: PromptLookupConfig, pool: NgramPool | None = None) -> None:
+        self.config, self.pool = config, pool
+        self.index = NgramIndex(config.max_matching_ngram_size)
+
+    @property
+    def assisted_budget(self) -> int:
+        """Most tokens drafted a step inside transformers' loop."""
+        return self.config.max_draft_len
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Index the prompt."""
+        self.index = NgramIndex(self.config.max_matching_ngram_size)
+        self.index.extend(prompt_ids)
+
+    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+        """Index the new tokens."""
+        self.index.extend(accepted)
+
+    def end(self) -> None:
+        """Hand the text to the pool; a second call adds nothing."""
+        if self.pool is not None and len(self.index):
+            self.pool.add(self.index.tokens)
+            self.index = NgramIndex(self.config.max_matching_ngram_size)
+
+    def propose(self, budget: int) -> DraftTree:
+        """A chain of at most `max_draft_len` tokens, or a tree of at most `node_budget`."""
+        root = self.index.tokens[-1]
+        budget = min(budget, self.config.node_budget)
+        if budget < 1:
+            return DraftTree.chain(root)
+        if self.config.num_branches == 1:
+            return DraftTree.chain(root, self._chain(min(budget, self.config.max_draft_len)))
+        return self._tree(budget)
+
+    def _chain(self, length: int) -> list[int]:
+        """The tokens behind the best place; where they run into the text's end, the copy goes on with itself."""
+        text = self.index.tokens
+        best = self._best_place(length)
+        if best is None:
+            return []
+        source, place = best
+        if self.config.draft_len_per_match is not None:
+            matching = source.match_length(place, text, CHAIN_MATCH)
+            length = min(length, matching * self.config.draft_len_per_match)
+        drafted: list[int] = []
+        for position in range(place, place + length):
+            if position < len(source):
+                token = source.tokens[position]
+            elif source is self.index:
+                token = drafted[position - len(text)]
+            else:
+                break
+            if token < 0:  # the end of an earlier text
+                break
+            drafted.append(token)
+        return drafted
+
+    def _best_place(self, length: int) -> tuple[NgramIndex, int] | None:
+        """Of the places of the longest n-gram that is found: full continuations, then long matches, then new ones."""
+        text = self.index.tokens
+        for size in range(min(self.config.max_matching_ngram_size, len(text)), 0, -1):
+            places = self._places(text[-size:], CHAIN_PLACES)
+            if places:
+                return max(
+                    places,
+                    key=lambda found: (
+                        len(found[0]) - found[1] >= length,
+                        found[0].match_length(found[1], text, CHAIN_MATCH),
+                    ),
+                )
+        return None
+
+    def _places(self, ngram: Sequence[int], limit: int) -> list[tuple[NgramIndex, int]]:
+        """Places in this text, newest first; those of earlier texts only where this one has none."""
+        own = self.index.places(ngram, limit)
+        if own or self.pool is None:
+            return [(self.index, place) for place in own]
+        return self.pool.search(ngram, limit=limit)
+
+    def _tree(self, budget: int) -> DraftTree:
+        """Best-first growth; at most `num_branches` children a node, none deeper than `max_draft_len`."""
+        config = self.config
+        builder = TreeBuilder(self.index.tokens[-1])
+        context = self.index.tokens[-TREE_MATCH:]
+        common = self.index.common.shares()
+        # (-probability, order of arrival, parent, token, the drafted tokens up to and including this one)
+        waiting: list[tuple[float, int, int, int, list[int]]] = []
+        arrivals = 0
+        node, probability, path = 0, 1.0, list[int]()
+        while True:
+            if len(path) < config.max_draft_len:
+                for token, share in self._votes(context + path, common):
+                    arrivals += 1
+                    heapq.heappush(waiting, (-probability * share, arrivals, node, token, [*path, token]))
+            if not waiting or len(builder) > budget:
+                return builder.build().first_branch_first()
+            negative, _, parent, token, path = heapq.heappop(waiting)
+            node, probability = builder.add(parent, token), -negative
+
+    def _votes(self, context: list[int], common: Mapping[int, float]) -> Iterable[tuple[int, float]]:
+        """The `num_branches` likeliest next tokens after `context` with their estimated probabilities."""
+        votes: dict[int, float] = {}
+        total = DOUBT
+        seen: set[tuple[int, int]] = set()
+        for size in range(min(self.config.max_matching_ngram_size, len(context)), 0, -1):
+            ngram = context[-size:]
+            found = [(self.index, place, 1.0) for place in self.index.places(ngram, TREE_PLACES)]
+            if self.pool is not None:
+                found += [(index, place, POOL_WEIGHT) for index, place in self.pool.search(ngram, limit=TREE_PLACES)]
+            for source, place, weight in found:
+                if (id(source), place) in seen:
+                    continue
+                seen.add((id(source), place))
+                vote = weight * source.match_length(place, context, TREE_MATCH) ** 2
+                token = source.tokens[place]
+                votes[token] = votes.get(token, 0.0) + vote
+                total += vote
+        for token, share in common.items():
+            votes[token] = votes.get(token, 0.0) + DOUBT * share
+        best = sorted(votes.items(), key=lambda item: -item[1])[: self.config.num_branches]
+        return [(token, vote / total) for token, vote in best]
