@@ -27,9 +27,9 @@ from hf_specdec.arguments import (
     unset,
 )
 from hf_specdec.capabilities.probe import Capability
+from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.decode import decode_call
 from hf_specdec.engine.model_state import ATTRIBUTE, state_of
-from hf_specdec.engine.run import Call, with_stats
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.kernels.registry import checks_attention, unchecked_attention
 from hf_specdec.methods.auto.config import AutoSpecConfig

@@ -16,10 +16,11 @@ from hf_specdec import compat
 from hf_specdec.api import enable, prepared_call
 from hf_specdec.arguments import settings_of
 from hf_specdec.distributed.rank_sync import Agreement, agreement_of
+from hf_specdec.engine.call import Call
 from hf_specdec.engine.continuous_batching import Guest, SpecStream
 from hf_specdec.engine.decode import costs_of, drafting, fields_of
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.run import Call, budget_of, guest_of
+from hf_specdec.engine.speculative import budget_of, guest_of
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from hf_specdec.methods.config import check_positive
 from hf_specdec.progress import with_bar

@@ -11,7 +11,7 @@ from transformers.generation import CandidateGenerator
 
 from hf_specdec import compat
 from hf_specdec.engine.assisted import CountedCandidates
-from hf_specdec.engine.run import Call, with_stats
+from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.stats import SpecStats
 
 __all__ = ["DecodeWithCandidates"]

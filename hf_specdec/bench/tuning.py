@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.api import enable, prepared_call
 from hf_specdec.distributed.rank_sync import agreement_of
+from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost_facts import facts_of
 from hf_specdec.engine.cost_model import StepCosts, measure
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.run import Call
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.model_runner import Target
 from hf_specdec.forward.token_buffer import Text

@@ -17,8 +17,7 @@ import torch
 from hf_specdec import compat
 from hf_specdec.cache.recurrent_state import StateCache
 from hf_specdec.cache.spec_cache import SpecCache
-from hf_specdec.cache.static_cache import StaticSpecCache
-from hf_specdec.engine.static_shapes import FixedShapes
+from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.errors import UnsupportedModelError
 
 __all__ = ["KeptCache", "kept_cache"]

@@ -13,6 +13,7 @@ is not text. No Python number that a forward reads changes between steps. Knows 
     cache.hand_back(static_cache)
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +21,20 @@ import torch
 from hf_specdec.cache.spec_cache import SpecCache, SpecLayer
 from hf_specdec.compat import Cache, DummyLayer, StaticCache, StaticLayer, StaticSlidingWindowLayer, mark_static_address
 
-__all__ = ["StaticSpecCache", "StaticSpecLayer"]
+__all__ = ["FixedShapes", "StaticSpecCache", "StaticSpecLayer"]
+
+
+@dataclass(frozen=True, slots=True)
+class FixedShapes:
+    """The shapes of a call over a static cache.
+
+    Attributes:
+        width (`int`): tokens of each row in every forward after the prompt.
+        capacity (`int`): columns of the key/value buffers.
+    """
+
+    width: int
+    capacity: int
 
 
 class Slots:

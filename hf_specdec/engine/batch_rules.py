@@ -5,16 +5,13 @@ processors_of_row(call.logits_processor, 0)
 """
 
 import copy
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process
 
 from hf_specdec import compat
-
-if TYPE_CHECKING:
-    from hf_specdec.engine.run import Call
+from hf_specdec.engine.call import Call
 
 __all__ = ["processors_of_row", "reason_against_rows"]
 
@@ -45,7 +42,7 @@ ROW_WISE_PROCESSORS = (
 )
 
 
-def reason_against_rows(call: "Call") -> str | None:
+def reason_against_rows(call: Call) -> str | None:
     """Why the rows of `call` have to stay in step, or `None`."""
     config = call.generation_config
     if call.streamer is not None:

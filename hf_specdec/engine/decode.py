@@ -18,11 +18,13 @@ from hf_specdec.compat.attention import takes_tensor_masks
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.rank_sync import agreement_of, digest
 from hf_specdec.engine.batch_rules import reason_against_rows
+from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost_facts import other_threads
 from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.engine.draft_pairing import draft_capability, draft_model_of, warp_of
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.run import Call, decode_assisted, decode_plain, decode_speculatively
+from hf_specdec.engine.plain import decode_assisted, decode_plain
+from hf_specdec.engine.speculative import decode_speculatively
 from hf_specdec.engine.static_shapes import reason_against_static
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.draft_runner import DraftModel

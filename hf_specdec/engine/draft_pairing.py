@@ -16,8 +16,8 @@ from hf_specdec import compat
 from hf_specdec.capabilities.probe import Capability
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.engine.batch_rules import processors_of_row
+from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.run import Call
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.draft_runner import DraftModel
 from hf_specdec.forward.model_runner import Tier

@@ -6,36 +6,21 @@ fixed = fixed_shapes(call, drafters, budget)            # None where the cache i
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_specdec import compat
+from hf_specdec.cache.static_cache import FixedShapes
+from hf_specdec.engine.call import Call
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.adapters import takes_positions
 from hf_specdec.methods.base import Drafter
 
-if TYPE_CHECKING:
-    from hf_specdec.engine.run import Call
-
-__all__ = ["FixedShapes", "check_cache", "fixed_shapes", "reason_against_static"]
+__all__ = ["check_cache", "fixed_shapes", "reason_against_static"]
 
 GRAIN = 64  # capacities are multiples of it, so that calls of about the same length share theirs
 
 
-@dataclass(frozen=True, slots=True)
-class FixedShapes:
-    """The shapes of a call over a static cache.
-
-    Attributes:
-        width (`int`): tokens of each row in every forward after the prompt.
-        capacity (`int`): columns of the key/value buffers.
-    """
-
-    width: int
-    capacity: int
-
-
-def reason_against_static(call: "Call", tier: str, engine: str) -> str | None:
+def reason_against_static(call: Call, tier: str, engine: str) -> str | None:
     """Why a call with a static cache is decoded plainly, or `None`."""
     cache = _cache_of(call)
     if not isinstance(getattr(cache, "self_attention_cache", cache), compat.StaticCache):
@@ -51,7 +36,7 @@ def reason_against_static(call: "Call", tier: str, engine: str) -> str | None:
     return f"its static cache holds more than keys and values ({strange[0]})" if strange else None
 
 
-def check_cache(call: "Call") -> None:
+def check_cache(call: Call) -> None:
     """Refuse caches of the caller's that cannot be handed back as plain generation would leave them.
 
     Raises:
@@ -78,7 +63,7 @@ def check_cache(call: "Call") -> None:
             )
 
 
-def fixed_shapes(call: "Call", drafters: Iterable[Drafter], budget: int) -> FixedShapes | None:
+def fixed_shapes(call: Call, drafters: Iterable[Drafter], budget: int) -> FixedShapes | None:
     """What a call over a static cache needs, whatever its drafters propose; `None` where the cache is another."""
     cache = _cache_of(call)
     if not isinstance(cache, compat.StaticCache):
@@ -88,11 +73,11 @@ def fixed_shapes(call: "Call", drafters: Iterable[Drafter], budget: int) -> Fixe
     return FixedShapes(width, -(-columns // GRAIN) * GRAIN)
 
 
-def _cache_of(call: "Call") -> Any:
+def _cache_of(call: Call) -> Any:
     return call.model_kwargs.get(compat.cache_name(call.model_kwargs))
 
 
-def _columns_of(call: "Call") -> int:
+def _columns_of(call: Call) -> int:
     """Tokens that plain generation would have in the cache at most: all but the last one."""
     config, length = call.generation_config, call.input_ids.shape[1]
     new = (config.max_length or length + 1) - length

@@ -20,8 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.cache.rollback import kept_cache
-from hf_specdec.cache.static_cache import StaticSpecCache
-from hf_specdec.engine.static_shapes import FixedShapes
+from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import adapter_of, takes_positions
 from hf_specdec.forward.inputs import StepInputs, rows_of

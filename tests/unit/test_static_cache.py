@@ -8,8 +8,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, MistralConfig, StaticCache
 
-from hf_specdec.cache.static_cache import StaticSpecCache
-from hf_specdec.engine.static_shapes import FixedShapes
+from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.forward.model_runner import Target
 from hf_specdec.forward.token_buffer import Text
 from tests.support import PROMPT, assert_same_cache, plain

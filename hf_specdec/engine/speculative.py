@@ -6,22 +6,21 @@ Takes what `generate` hands to a decoding method. Knows no method by name.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from hf_specdec import compat
 from hf_specdec.distributed.rank_sync import Agreement
-from hf_specdec.engine.assisted import CountedCandidates
 from hf_specdec.engine.batch_rules import processors_of_row
 from hf_specdec.engine.budget import Budget
+from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.continuous_batching import Guest
 from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.engine.loop import Limits, SpecLoop
-from hf_specdec.engine.sampling import Chooser, StopCheck, agreed_criteria
+from hf_specdec.engine.sampling import Chooser, StopCheck
 from hf_specdec.engine.sequence import Row
 from hf_specdec.engine.static_shapes import check_cache, fixed_shapes
 from hf_specdec.engine.step import SpecStep
@@ -34,35 +33,7 @@ from hf_specdec.stats import SpecStats
 
 MakeDrafter = Callable[[int, torch.Generator | None], Drafter]
 
-__all__ = ["Call", "budget_of", "decode_assisted", "decode_plain", "decode_speculatively", "guest_of", "with_stats"]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What `generate` prepared for one call.
-
-    Attributes:
-        model_kwargs: everything else the model's forward gets: masks, positions, cache, encoder outputs.
-    """
-
-    model: PreTrainedModel
-    input_ids: torch.Tensor
-    logits_processor: LogitsProcessorList
-    stopping_criteria: StoppingCriteriaList
-    generation_config: GenerationConfig
-    model_kwargs: dict[str, Any]
-    streamer: Any = None
-
-    def methods_arguments(self) -> dict[str, Any]:
-        """As transformers' own decoding methods take them."""
-        return {
-            "logits_processor": self.logits_processor,
-            "stopping_criteria": self.stopping_criteria,
-            "generation_config": self.generation_config,
-            "synced_gpus": False,
-            "streamer": self.streamer,
-            **self.model_kwargs,
-        }
+__all__ = ["budget_of", "decode_speculatively", "guest_of"]
 
 
 def decode_speculatively(
@@ -223,48 +194,6 @@ def _without_padding(text: Text, attention_mask: Any, row: int) -> list[int]:
     seen = attention_mask[row].bool()
     first = int(seen.int().argmax()) if bool(seen.any()) else 0
     return tokens[first:]
-
-
-def decode_assisted(call: Call, drafter: Drafter, *, stats: SpecStats, agreement: Agreement) -> Any:
-    """Decode with transformers' assisted loop and our drafter as its candidate generator."""
-    if call.input_ids.shape[1] == 0:
-        raise ConfigError("engine", 'must be "loop" for inputs_embeds', "assisted", "Drop the engine setting.")
-    candidates = CountedCandidates(drafter, stats, agreement)
-    try:
-        output = compat.assisted_decoding(call.model, candidates, call.input_ids, **_in_step(call, agreement))
-    finally:
-        if candidates.begun:
-            drafter.end()
-    return with_stats(output, stats)
-
-
-def decode_plain(call: Call, *, stats: SpecStats, agreement: Agreement) -> Any:
-    """Decode with transformers' own greedy search or sampling."""
-    output = compat.sample(call.model, call.input_ids, **_in_step(call, agreement))
-    sequences = output if isinstance(output, torch.Tensor) else output.sequences
-    new_tokens = sequences[:, call.input_ids.shape[1] :]
-    stats.num_tokens = new_tokens.numel()
-    eos = getattr(call.generation_config, "_eos_token_tensor", None)
-    if eos is not None and len(new_tokens) > 1:  # behind a row's end stands padding
-        ends = torch.isin(new_tokens, eos.to(new_tokens.device)).long()
-        stats.num_tokens = int((ends.cumsum(dim=1) - ends == 0).sum())
-    return with_stats(output, stats)
-
-
-def _in_step(call: Call, agreement: Agreement) -> dict[str, Any]:
-    """Arguments of transformers' loops, which decide in every process: from one random state, and by one clock."""
-    if call.generation_config.do_sample:
-        agreement.share_random_state()
-    arguments = call.methods_arguments()
-    arguments["stopping_criteria"] = agreed_criteria(call.stopping_criteria, agreement)
-    return arguments
-
-
-def with_stats(output: Any, stats: SpecStats) -> Any:
-    """The output object with `.spec_stats`; a bare tensor stays as it is."""
-    if not isinstance(output, torch.Tensor):
-        output.spec_stats = stats
-    return output
 
 
 def _tuple(items: list[Any] | None) -> tuple[Any, ...] | None:

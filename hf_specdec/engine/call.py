@@ -1,0 +1,46 @@
+"""One call of `generate` as transformers prepared it, and the output with its statistics."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+from hf_specdec.stats import SpecStats
+
+__all__ = ["Call", "with_stats"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What `generate` prepared for one call.
+
+    Attributes:
+        model_kwargs: everything else the model's forward gets: masks, positions, cache, encoder outputs.
+    """
+
+    model: PreTrainedModel
+    input_ids: torch.Tensor
+    logits_processor: LogitsProcessorList
+    stopping_criteria: StoppingCriteriaList
+    generation_config: GenerationConfig
+    model_kwargs: dict[str, Any]
+    streamer: Any = None
+
+    def methods_arguments(self) -> dict[str, Any]:
+        """As transformers' own decoding methods take them."""
+        return {
+            "logits_processor": self.logits_processor,
+            "stopping_criteria": self.stopping_criteria,
+            "generation_config": self.generation_config,
+            "synced_gpus": False,
+            "streamer": self.streamer,
+            **self.model_kwargs,
+        }
+
+
+def with_stats(output: Any, stats: SpecStats) -> Any:
+    """The output object with `.spec_stats`; a bare tensor stays as it is."""
+    if not isinstance(output, torch.Tensor):
+        output.spec_stats = stats
+    return output

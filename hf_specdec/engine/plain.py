@@ -1,0 +1,51 @@
+"""Decoding with transformers' own loops: greedy search and sampling, or assisted decoding with one of our drafters."""
+
+from typing import Any
+
+import torch
+
+from hf_specdec import compat
+from hf_specdec.distributed.rank_sync import Agreement
+from hf_specdec.engine.assisted import CountedCandidates
+from hf_specdec.engine.call import Call, with_stats
+from hf_specdec.engine.sampling import agreed_criteria
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.base import Drafter
+from hf_specdec.stats import SpecStats
+
+__all__ = ["decode_assisted", "decode_plain"]
+
+
+def decode_assisted(call: Call, drafter: Drafter, *, stats: SpecStats, agreement: Agreement) -> Any:
+    """Decode with transformers' assisted loop and our drafter as its candidate generator."""
+    if call.input_ids.shape[1] == 0:
+        raise ConfigError("engine", 'must be "loop" for inputs_embeds', "assisted", "Drop the engine setting.")
+    candidates = CountedCandidates(drafter, stats, agreement)
+    try:
+        output = compat.assisted_decoding(call.model, candidates, call.input_ids, **_in_step(call, agreement))
+    finally:
+        if candidates.begun:
+            drafter.end()
+    return with_stats(output, stats)
+
+
+def decode_plain(call: Call, *, stats: SpecStats, agreement: Agreement) -> Any:
+    """Decode with transformers' own greedy search or sampling."""
+    output = compat.sample(call.model, call.input_ids, **_in_step(call, agreement))
+    sequences = output if isinstance(output, torch.Tensor) else output.sequences
+    new_tokens = sequences[:, call.input_ids.shape[1] :]
+    stats.num_tokens = new_tokens.numel()
+    eos = getattr(call.generation_config, "_eos_token_tensor", None)
+    if eos is not None and len(new_tokens) > 1:  # behind a row's end stands padding
+        ends = torch.isin(new_tokens, eos.to(new_tokens.device)).long()
+        stats.num_tokens = int((ends.cumsum(dim=1) - ends == 0).sum())
+    return with_stats(output, stats)
+
+
+def _in_step(call: Call, agreement: Agreement) -> dict[str, Any]:
+    """Arguments of transformers' loops, which decide in every process: from one random state, and by one clock."""
+    if call.generation_config.do_sample:
+        agreement.share_random_state()
+    arguments = call.methods_arguments()
+    arguments["stopping_criteria"] = agreed_criteria(call.stopping_criteria, agreement)
+    return arguments
