@@ -15,12 +15,12 @@ import torch
 from hf_specdec import compat
 from hf_specdec.api import enable, prepared_call
 from hf_specdec.arguments import settings_of
-from hf_specdec.distributed.rank_sync import Agreement, agreement_of
+from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
 from hf_specdec.engine.call import Call
-from hf_specdec.engine.continuous_batching import Guest, SpecStream
+from hf_specdec.engine.continuous_batching import QueuedSequence, SpecStream
 from hf_specdec.engine.decode import costs_of, drafting, fields_of
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.speculative import budget_of, guest_of
+from hf_specdec.engine.speculative import budget_of, queued_sequence_of
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from hf_specdec.methods.config import check_positive
 from hf_specdec.progress import with_bar
@@ -106,7 +106,7 @@ def generate_many(
         if (value := settings(name)) is not None and value != 1:
             raise ConfigError(name, "must be unset for many prompts", value, "Use generate for it.")
     if seed is None and settings("do_sample"):
-        seed = agreement_of(inner).decide_now(lambda: int(torch.randint(1 << 62, ())))
+        seed = rank_sync_of(inner).decide_now(lambda: int(torch.randint(1 << 62, ())))
     job = _Job(inner, tokenizer, seed, {**generate_kwargs, "spec_method": spec_method})
     numbers = itertools.count() if indices is None else indices
     results = job.run(zip(numbers, prompts, strict=False), max_batch_size, max_cache_tokens)
@@ -129,16 +129,16 @@ class _Job:
             for index, prompt in prompts:
                 yield self._alone(index, prompt)
             return
-        agreement = agreement_of(self.model)
+        rank_sync = rank_sync_of(self.model)
         costs = costs_of(self.model, request, compat.input_device(self.model))
         stream = SpecStream(
             max_rows=max_rows,
             max_columns=max_columns,
             budget=budget_of(self.model, request.budget, costs),
             observer=request.observer,
-            agreement=agreement,
+            rank_sync=rank_sync,
         )
-        for row in stream.run_all(self._guests(prompts, agreement)):
+        for row in stream.run_all(self._guests(prompts, rank_sync)):
             yield from self._finished()
             yield self._result(row.index, self._prompts.pop(row.index), row.emitted, row.error, row.stats)
         yield from self._finished()
@@ -157,14 +157,14 @@ class _Job:
         tier = state.capability(self.model).tier
         ours = request.config.engine == "loop" and self.kwargs.get("assistant_tokenizer") is None
         asks_model = compat.has_own_input_preparation(self.model) or self.model.config.is_encoder_decoder
-        return tier == "tree" and ours and not asks_model and state.reason_against_rows(self.model) is None
+        return tier == "tree" and ours and not asks_model and state.batch_fallback_reason(self.model) is None
 
     def _finished(self) -> Iterator[ManyResult]:
         """Results of prompts that never got a row."""
         while self._ready:
             yield self._ready.pop(0)
 
-    def _guests(self, prompts: Iterator[tuple[int, Any]], agreement: Agreement) -> Iterator[Guest]:
+    def _guests(self, prompts: Iterator[tuple[int, Any]], rank_sync: RankSync) -> Iterator[QueuedSequence]:
         """Prompts ready to be seated; what cannot share a batch is decoded alone on the way."""
         for index, prompt in prompts:
             try:
@@ -182,13 +182,13 @@ class _Job:
                     continue
                 seed = self._seed_of(index, inputs)
                 generator = None if seed is None else torch.Generator(call.input_ids.device).manual_seed(seed)
-                agreement.check(lambda: fields_of(call, request, prompt=index))  # noqa: B023 - called at once
+                rank_sync.check(lambda: fields_of(call, request, prompt=index))  # noqa: B023 - called at once
                 drafter = make_drafter(0, generator)
-                guest = guest_of(call, request.budget, drafter, index, generator, draft_model, agreement)
+                guest = queued_sequence_of(call, request.budget, drafter, index, generator, draft_model, rank_sync)
                 guest.row.stats.method = request.name or guest.row.stats.method
                 guest.row.stats.seeds = None if seed is None else [seed]
             except Exception as error:
-                if not _is_the_prompts_own(error) or not agreement.intact:
+                if not _is_the_prompts_own(error) or not rank_sync.intact:
                     raise
                 self._ready.append(self._result(index, prompt, [], error, SpecStats()))
                 continue
@@ -253,7 +253,7 @@ class _Job:
         if not settings_of(kwargs, _configs(self.model, kwargs))("do_sample"):
             return None
         if self.seed is None:
-            self.seed = agreement_of(self.model).decide_now(lambda: int(torch.randint(1 << 62, ())))
+            self.seed = rank_sync_of(self.model).decide_now(lambda: int(torch.randint(1 << 62, ())))
         self._seeds[index] = self.seed + index
         return self._seeds[index]
 

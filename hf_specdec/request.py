@@ -18,7 +18,7 @@ from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import PlainConfig, SpecConfig
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-from hf_specdec.methods.registry import METHODS, Method, Setup, config_arguments, resolve
+from hf_specdec.methods.registry import METHODS, DrafterContext, Method, config_arguments, resolve
 
 __all__ = ["Request", "own_arguments", "read_request"]
 
@@ -38,7 +38,7 @@ class Request:
     method: Method | None
     config: SpecConfig
     budget: int
-    make_drafter: Callable[[Setup], Drafter]
+    make_drafter: Callable[[DrafterContext], Drafter]
     observer: Observer | None = None
     assistant_model: Any = None
 
@@ -181,7 +181,7 @@ def _own_drafter(value: Any, config: Any, given: Mapping[str, Any], observer: Ob
     ):
         raise ConfigError("spec_method", "must be callable without arguments", value, "Wrap it in a lambda.")
 
-    def drafter(setup: Setup) -> Drafter:
+    def drafter(setup: DrafterContext) -> Drafter:
         made = value if make is None else make()
         if not isinstance(made, Drafter):
             raise ConfigError("spec_method", "must return a Drafter", made, "Subclass hf_specdec.Drafter.")

@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from hf_specdec.engine.verify import draw_among, walk
+from hf_specdec.engine.verify import rejection_sample, verify_tree
 from hf_specdec.tree import DraftTree
 
 __all__ = ["Table", "TableScorer", "chi_square", "critical_value", "random_table", "sample", "verify_by_drawing"]
@@ -76,9 +76,9 @@ def verify_by_drawing(
         p = distribution([tree.tokens[step] for step in tree.path(node)[1:]])
         drawn = [tree.tokens[child] for child in tree.children(node)]
         q = drafted_from.get(node, torch.zeros_like(p))
-        return draw_among(p, q, drawn, generator), False
+        return rejection_sample(p, q, drawn, generator), False
 
-    return walk(tree, choose).tokens
+    return verify_tree(tree, choose).tokens
 
 
 def sample(count: int, draw: Callable[[], tuple[int, ...]]) -> dict[tuple[int, ...], int]:

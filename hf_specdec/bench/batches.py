@@ -26,7 +26,7 @@ from hf_specdec.bench.subject import Subject, load_subject
 from hf_specdec.bench.widen import read_size
 from hf_specdec.engine.model_state import remembering
 from hf_specdec.errors import SpecError
-from hf_specdec.methods.registry import Memory
+from hf_specdec.methods.registry import MethodState
 
 __all__ = ["measure_batches", "measure_many"]
 
@@ -40,7 +40,7 @@ def measure_batches(
     ratios: dict[str, list[float]] = {name: [] for name in methods}
     equal = dict.fromkeys(methods, 0)
     steps: dict[str, list[float]] = {name: [] for name in methods}
-    memories: dict[tuple[str | None, int], Memory] = defaultdict(Memory)
+    memories: dict[tuple[str | None, int], MethodState] = defaultdict(MethodState)
     for start in range(0, len(prompts) - size + 1, size):
         inputs = padded(subject, prompts[start : start + size])
         seconds: dict[str, float] = {}
@@ -89,7 +89,7 @@ def measure_many(
     plain_seconds = time.perf_counter() - started
     started = time.perf_counter()
     own = {name: value for name, value in options.items() if name != "return_dict_in_generate"}
-    with remembering(subject.model, Memory()):
+    with remembering(subject.model, MethodState()):
         results = hf_specdec.generate_many(
             subject.model, prompts, max_batch_size=size, **own, **arguments_of(method, subject)
         )

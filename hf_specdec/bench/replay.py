@@ -28,7 +28,7 @@ from hf_specdec.bench.transformers_lookup import TransformersPromptLookup
 from hf_specdec.errors import ConfigError, SpecError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-from hf_specdec.methods.registry import Memory, resolve
+from hf_specdec.methods.registry import MethodState, resolve
 from hf_specdec.tree import DraftTree
 
 __all__ = ["Record", "ReplayResult", "read_records", "replay", "replay_document"]
@@ -138,7 +138,7 @@ def replay_document(
         result = replay(TransformersPromptLookup, records)
         drafters[TRANSFORMERS] = [{"num_nodes": TransformersPromptLookup().assisted_budget, **result.to_dict()}]
     for config in configs:
-        memory = Memory()
+        memory = MethodState()
         result = replay(lambda config=config, memory=memory: method.make(config, memory), records)  # type: ignore[misc]
         drafters.setdefault(_name(config), []).append({"num_nodes": config.node_budget, **result.to_dict()})
     return {"format": FORMAT, "kind": REPLAY, "header": header(torch.device("cpu")), "drafters": drafters}

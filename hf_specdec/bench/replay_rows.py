@@ -18,7 +18,7 @@ from hf_specdec.bench.replay import Record, replay, replay_document
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-from hf_specdec.methods.registry import METHODS, Memory, Setup
+from hf_specdec.methods.registry import METHODS, DrafterContext, MethodState
 
 __all__ = ["replay_rows"]
 
@@ -36,7 +36,7 @@ class Job:
 
     name: str
     num_nodes: int
-    make: Callable[[Memory], Drafter]
+    make: Callable[[MethodState], Drafter]
 
 
 def replay_rows(
@@ -64,10 +64,10 @@ def replay_rows(
 
 def _results(job: Job, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """With a memory of the answers before, and where it was used, without one."""
-    memory = Memory()
+    memory = MethodState()
     found = {job.name: replay(lambda: job.make(memory), records, budget=job.num_nodes).to_dict()}
     if memory.pools:
-        found[job.name + ALONE] = replay(lambda: job.make(Memory()), records, budget=job.num_nodes).to_dict()
+        found[job.name + ALONE] = replay(lambda: job.make(MethodState()), records, budget=job.num_nodes).to_dict()
     return found
 
 
@@ -103,4 +103,4 @@ def _method_job(name: str, method_name: str, config: Any) -> Job:
     method = method_called(method_name)
     if method.needs_draft_model:
         raise ConfigError("row", "must draft from the text alone for --replay", name, "Measure it with a model.")
-    return Job(name, method.budget(config), lambda memory: method.make(config, Setup(memory)))
+    return Job(name, method.budget(config), lambda memory: method.make(config, DrafterContext(memory)))

@@ -24,7 +24,7 @@ from hf_specdec.bench.rows import REFERENCE, Row
 from hf_specdec.bench.statistics import summarize
 from hf_specdec.bench.subject import Subject
 from hf_specdec.engine.model_state import remembering
-from hf_specdec.methods.registry import Memory
+from hf_specdec.methods.registry import MethodState
 
 __all__ = ["SubjectRun"]
 
@@ -60,7 +60,7 @@ class SubjectRun:
         self._records: dict[tuple[Any, ...], dict[str, Any]] = {}
         for record in (*entry["probes"], *entry["records"]):
             self._records[_key(record, record["row"])] = record
-        self._memories: dict[str, Memory] = {}
+        self._memories: dict[str, MethodState] = {}
         self._round: tuple[str, int] | None = None
 
     def warm_up(self) -> None:
@@ -69,7 +69,7 @@ class SubjectRun:
         for row in list(self.rows):
             options = {"max_new_tokens": WARM_UP_TOKENS, "do_sample": False}
             try:
-                with remembering(self.subject.model, Memory()):
+                with remembering(self.subject.model, MethodState()):
                     timed_call(self.subject, row, inputs, options, self.settings.seed)
             except ValueError as error:
                 if row.kind != "transformers":
@@ -88,7 +88,7 @@ class SubjectRun:
             return False
         if self._round != (visit.mode, visit.round):
             self._round = (visit.mode, visit.round)
-            self._memories = {row.name: Memory() for row in self.rows}
+            self._memories = {row.name: MethodState() for row in self.rows}
         inputs = self._inputs(visit)
         start = first % len(self.rows)
         found = {row.name: self._call(visit, row, inputs) for row in self.rows[start:] + self.rows[:start]}

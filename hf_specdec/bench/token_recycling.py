@@ -19,7 +19,7 @@ import torch
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.registry import Method, Setup
+from hf_specdec.methods.registry import DrafterContext, Method
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["STATIC_TREE", "TOKEN_RECYCLING", "AdjacencyMatrix", "TokenRecyclingConfig", "TokenRecyclingDrafter"]
@@ -145,7 +145,7 @@ def _levels() -> tuple[tuple[list[int], list[int]], ...]:
     return tuple(levels)
 
 
-def _make(config: TokenRecyclingConfig, setup: Setup) -> Drafter:
+def _make(config: TokenRecyclingConfig, setup: DrafterContext) -> Drafter:
     if not config.hot_start:
         return TokenRecyclingDrafter()
     return TokenRecyclingDrafter(setup.memory.pools.setdefault(TOKEN_RECYCLING.name, AdjacencyMatrix()))

@@ -14,14 +14,14 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.api import enable, prepared_call
-from hf_specdec.distributed.rank_sync import agreement_of
+from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost_facts import facts_of
 from hf_specdec.engine.cost_model import StepCosts, measure
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.forward.model_runner import Target
-from hf_specdec.forward.token_buffer import Text
+from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.config import check_positive
 
 __all__ = ["Tuned", "measure_costs"]
@@ -92,7 +92,7 @@ def _measured(
         model,
         {**inputs, "max_new_tokens": MOST_TOKENS, "do_sample": False, "pad_token_id": 0, "spec_method": "auto"},
     )
-    texts = [Text(call.input_ids[row : row + 1], room=1) for row in range(rows)]
+    texts = [TokenBuffer(call.input_ids[row : row + 1], room=1) for row in range(rows)]
     target = _target(call, texts)
     try:
         last = target.prefill().logits[:, -1].argmax(-1).tolist()
@@ -107,7 +107,7 @@ def _measured(
             largest=MOST_TOKENS - 1,
             seconds=seconds,
             rounds=rounds,
-            agreement=agreement_of(model),
+            rank_sync=rank_sync_of(model),
         )
     finally:
         target.close()
@@ -115,16 +115,16 @@ def _measured(
     return found
 
 
-def _target(call: Call, texts: list[Text]) -> Target:
+def _target(call: Call, texts: list[TokenBuffer]) -> ModelRunner:
     """What computes the call's forwards."""
     state, encoder = state_of(call.model), call.model_kwargs.get("encoder_outputs")
     kwargs = None if encoder is None else {name: call.model_kwargs[name] for name in ("encoder_outputs",)}
     found = state.capability(call.model, kwargs)
     reason = found.reason if found.tier == "plain" else None
     if reason is None and len(texts) > 1:
-        reason = state.reason_against_rows(call.model, kwargs)
+        reason = state.batch_fallback_reason(call.model, kwargs)
     if reason is not None:
         raise UnsupportedModelError(f"{type(call.model).__name__} decodes without speculation: {reason}")
-    return Target(
+    return ModelRunner(
         call.model, call.input_ids, call.generation_config, call.model_kwargs, texts, tier=found.tier, keep_cache=False
     )

@@ -33,7 +33,7 @@ class StateCache:
         self._marks: list[tuple[int, Any]] = []
 
     @property
-    def drops_rows(self) -> bool:
+    def supports_row_removal(self) -> bool:
         """Whether transformers' own layers can be taken apart."""
         return compat.can_reorder(self.model_cache)
 

@@ -1,6 +1,6 @@
 """The cache around a forward of several tokens: what stays of it, and what the caller's own cache holds in the end.
 
-cache = kept_cache(model_kwargs["past_key_values"], reserve=512)
+cache = rollback_cache(model_kwargs["past_key_values"], reserve=512)
 outputs = model(..., past_key_values=cache.model_cache)
 cache = cache.settle(outputs.past_key_values)
 cache.mark(0)
@@ -20,10 +20,10 @@ from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.errors import UnsupportedModelError
 
-__all__ = ["KeptCache", "kept_cache"]
+__all__ = ["RollbackCache", "rollback_cache"]
 
 
-class KeptCache(Protocol):
+class RollbackCache(Protocol):
     """What the engine asks of a cache.
 
     Attributes:
@@ -43,10 +43,10 @@ class KeptCache(Protocol):
         """The cache of columns behind it, where there is one."""
 
     @property
-    def drops_rows(self) -> bool:
+    def supports_row_removal(self) -> bool:
         """Whether `select` works."""
 
-    def settle(self, cache: Any) -> "KeptCache":
+    def settle(self, cache: Any) -> "RollbackCache":
         """Take over the prompt's columns, `cache` being what the model's output names; returns what to go on with."""
 
     def mark(self, num_columns: int) -> None:
@@ -68,7 +68,9 @@ class KeptCache(Protocol):
         """Leave the caller's cache as plain generation would. Rows are equally long."""
 
 
-def kept_cache(cache: Any, *, reserve: int, in_step: bool = False, fixed: FixedShapes | None = None) -> KeptCache:
+def rollback_cache(
+    cache: Any, *, reserve: int, lockstep: bool = False, fixed: FixedShapes | None = None
+) -> RollbackCache:
     """The best way to keep `cache`, with room for `reserve` tokens where that can be said beforehand.
 
     Args:
@@ -82,22 +84,22 @@ def kept_cache(cache: Any, *, reserve: int, in_step: bool = False, fixed: FixedS
     inner = getattr(cache, "self_attention_cache", cache)
     static = StaticSpecCache.of(inner, capacity=fixed.capacity) if fixed is not None else None
     if static is not None:
-        return _Adopted(cache, static, in_step)
+        return _AttentionRollback(cache, static, lockstep)
     if isinstance(inner, compat.Cache) and (not isinstance(inner, compat.DynamicCache) or inner.offloading):
         raise UnsupportedModelError("the cache is not one of transformers' dynamic key/value caches")
     spec = None if inner is None else SpecCache.adopt(inner, reserve=reserve)
-    return _Adopted(cache, spec, in_step) if spec is not None else _Unknown(cache)
+    return _AttentionRollback(cache, spec, lockstep) if spec is not None else _Unknown(cache)
 
 
-class _Adopted:
+class _AttentionRollback:
     """Attention only: a `SpecCache` in place of the caller's cache, which gets the text's columns in the end."""
 
     takes_trees = True
     keeps_beginnings = True
 
-    def __init__(self, original: Any, spec: SpecCache, in_step: bool) -> None:
-        self.spec, self.in_step = spec, in_step
-        self.drops_rows = not isinstance(spec, StaticSpecCache)  # which keeps its shapes
+    def __init__(self, original: Any, spec: SpecCache, lockstep: bool) -> None:
+        self.spec, self.lockstep = spec, lockstep
+        self.supports_row_removal = not isinstance(spec, StaticSpecCache)  # which keeps its shapes
         self.handed_out = original
         self.original = getattr(original, "self_attention_cache", original)
         self.model_cache: Any = spec
@@ -105,7 +107,7 @@ class _Adopted:
             self.model_cache = compat.EncoderDecoderCache(spec, original.cross_attention_cache)
             self.model_cache.is_updated = original.is_updated
 
-    def settle(self, cache: Any) -> "KeptCache":
+    def settle(self, cache: Any) -> "RollbackCache":
         self.spec.settle()
         return self
 
@@ -113,7 +115,7 @@ class _Adopted:
         """Nothing is lost by writing."""
 
     def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
-        if self.in_step and len(paths) > 1:
+        if self.lockstep and len(paths) > 1:
             common = min(len(path) for path in paths)
             paths = [path[:common] for path in paths]
         self.spec.commit(paths)
@@ -128,13 +130,13 @@ class _Adopted:
         self.spec.rollback()
 
     def close(self) -> None:
-        self.spec.hand_back(self.original)
+        self.spec.export(self.original)
 
 
 class _Unknown(StateCache):
     """States beside attention: what they are shows when the model has read the prompt."""
 
-    def settle(self, cache: Any) -> "KeptCache":
+    def settle(self, cache: Any) -> "RollbackCache":
         return _Cropped(cache) if compat.can_crop(cache) else StateCache(cache)
 
 
@@ -144,7 +146,7 @@ class _Cropped:
     takes_trees = False
     keeps_beginnings = True
     spec = None
-    drops_rows = False
+    supports_row_removal = False
 
     def __init__(self, cache: Any) -> None:
         self.model_cache = self.handed_out = cache
@@ -152,7 +154,7 @@ class _Cropped:
         self._recorded = [getattr(layer, "record_past", None) for layer in self._layers]
         cache.activate_past_recording()
 
-    def settle(self, cache: Any) -> "KeptCache":
+    def settle(self, cache: Any) -> "RollbackCache":
         return self
 
     def mark(self, num_columns: int) -> None:

@@ -10,7 +10,7 @@ layers keep everything: the mask carries the window. Knows nothing about trees, 
     cache.settle()                       # the prompt's columns
     model(..., past_key_values=cache)
     cache.commit([[0, 2, 3]])            # row 0 keeps the first, third and fourth of the columns written since
-    cache.hand_back(dynamic_cache)       # the text's columns, as plain generation would have left them
+    cache.export(dynamic_cache)       # the text's columns, as plain generation would have left them
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class Moves:
         return Moves(self.rows.to(device), self.source.to(device), self.target.to(device))
 
 
-class Places:
+class WriteIndex:
     """Where rows of different lengths write their new columns; worked out once a forward for all layers."""
 
     def __init__(self) -> None:
@@ -85,9 +85,9 @@ class SpecLayer(CacheLayerMixin):
 
     is_croppable = True
 
-    def __init__(self, *, reserve: int = 0, is_sliding: bool = False, places: "Places | None" = None) -> None:
+    def __init__(self, *, reserve: int = 0, is_sliding: bool = False, places: "WriteIndex | None" = None) -> None:
         super().__init__()
-        self.places = places or Places()
+        self.places = places or WriteIndex()
         self.reserve = reserve
         self.is_sliding = is_sliding
         self.offset = 0
@@ -212,7 +212,7 @@ class SpecCache(Cache):
     def __init__(self, layers: list[Any] | None = None, *, reserve: int = 0) -> None:
         super().__init__(layers=layers or [])
         self.reserve = reserve
-        self._places = Places()
+        self._places = WriteIndex()
         for layer in self.layers:
             if isinstance(layer, SpecLayer):
                 layer.places = self._places
@@ -312,7 +312,7 @@ class SpecCache(Cache):
         super().reset()
         self.settle()
 
-    def hand_back(self, cache: Cache) -> None:
+    def export(self, cache: Cache) -> None:
         """Put the text's columns where plain generation would have left them, as far as all rows have them."""
         while len(cache.layers) < len(self.layers):
             cache.layers.append(DynamicLayer())

@@ -10,7 +10,7 @@ is not text. No Python number that a forward reads changes between steps. Knows 
     cache.place(width=11)
     model(..., past_key_values=cache)    # 11 tokens
     cache.commit([[0, 2, 3]])
-    cache.hand_back(static_cache)
+    cache.export(static_cache)
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class FixedShapes:
     capacity: int
 
 
-class Slots:
+class StaticWriteIndex:
     """Where the next forward writes, in tensors that stay where they are.
 
     Attributes:
@@ -59,7 +59,7 @@ class StaticSpecLayer(SpecLayer):
     A sliding layer has a column for every token too; those that an adopted window no longer had are zeros.
     """
 
-    slots: Slots | None = None
+    slots: StaticWriteIndex | None = None
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -82,7 +82,7 @@ class StaticSpecLayer(SpecLayer):
         self.values[:, :, first:length] = values
         self.set_lengths((length,) * keys.shape[0])
 
-    def seat(self, slots: Slots, capacity: int) -> None:
+    def seat(self, slots: StaticWriteIndex, capacity: int) -> None:
         """Write at `slots` from now on, into buffers of at least `capacity` columns."""
         if capacity > self.keys.shape[-2]:
             self._grow(capacity)
@@ -108,7 +108,7 @@ class StaticSpecCache(SpecCache):
     def __init__(self, layers: list[Any], *, reserve: int) -> None:
         super().__init__(layers, reserve=reserve)
         self._width = 0
-        self._slots: dict[torch.device, Slots] = {}
+        self._slots: dict[torch.device, StaticWriteIndex] = {}
 
     @classmethod
     def of(cls, cache: StaticCache, *, capacity: int) -> "StaticSpecCache | None":
@@ -146,13 +146,13 @@ class StaticSpecCache(SpecCache):
         for layer in layers:
             device = layer.keys.device
             if device not in self._slots:
-                self._slots[device] = Slots(len(self.lengths), width, device)
+                self._slots[device] = StaticWriteIndex(len(self.lengths), width, device)
             layer.seat(self._slots[device], longest + written + width)
         for slots in self._slots.values():
             slots.columns.copy_(columns)
             slots.length.fill_(longest + written)
 
-    def hand_back(self, cache: Cache) -> None:
+    def export(self, cache: Cache) -> None:
         """Put the text's columns where plain generation would have left them, as far as all rows have them."""
         for own, layer in zip(self.layers, cache.layers, strict=True):
             if not isinstance(own, SpecLayer) or not own.is_initialized:

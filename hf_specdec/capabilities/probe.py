@@ -27,8 +27,8 @@ from hf_specdec.capabilities.reference import (
 )
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import adapter_of, takes_positions
-from hf_specdec.forward.model_runner import Target, Tier
-from hf_specdec.forward.token_buffer import Text
+from hf_specdec.forward.model_runner import ModelRunner, Tier
+from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_mask import TreeMasks
 from hf_specdec.tree import DraftTree, TreeBuilder
 
@@ -171,8 +171,8 @@ def _try_chain(model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: 
 def _continue(
     model: PreTrainedModel,
     encoder_kwargs: dict[str, Any],
-    target: Target,
-    text: Text,
+    target: ModelRunner,
+    text: TokenBuffer,
     accepted: list[int],
     more: list[int],
     tolerance: float,
@@ -188,10 +188,10 @@ def _continue(
 
 def _target(
     model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], tier: Tier
-) -> tuple[Target, Text]:
+) -> tuple[ModelRunner, TokenBuffer]:
     """A target that has read all of `prompt`, and the text that goes with it."""
     ids = torch.tensor([prompt], device=compat.input_device(model))
-    text = Text(ids, room=16)
-    target = Target(model, ids, GenerationConfig(), arguments(model, ids, encoder_kwargs), [text], tier=tier)
+    text = TokenBuffer(ids, room=16)
+    target = ModelRunner(model, ids, GenerationConfig(), arguments(model, ids, encoder_kwargs), [text], tier=tier)
     target.prefill()
     return target, text

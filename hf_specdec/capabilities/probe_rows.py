@@ -22,8 +22,8 @@ from hf_specdec.capabilities.reference import (
     tolerance_of,
 )
 from hf_specdec.forward.inputs import rows_of
-from hf_specdec.forward.model_runner import Target, Tier
-from hf_specdec.forward.token_buffer import Text
+from hf_specdec.forward.model_runner import ModelRunner, Tier
+from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["probe_rows"]
@@ -52,8 +52,8 @@ def _try_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any]
     ids = torch.tensor(padded, device=compat.input_device(model))
     coming = [t[:5], t[2:7]]
     wanted = plain_logits(model, _arguments(model, ids, encoder_kwargs), ids, torch.tensor(coming, device=ids.device))
-    texts = [Text(ids[row : row + 1], room=16) for row in range(2)]
-    target = Target(
+    texts = [TokenBuffer(ids[row : row + 1], room=16) for row in range(2)]
+    target = ModelRunner(
         model, ids, GenerationConfig(), _arguments(model, ids, encoder_kwargs), texts, tier=tier, keep_cache=False
     )
     target.prefill()

@@ -3,7 +3,7 @@
 Knows nothing about decoding. The first process speaks; with every message each of the others says whether all is well
 with it, so that a failure anywhere is heard everywhere, at the same place.
 
-    wire = Wire(process_group, device)
+    wire = RankChannel(process_group, device)
     wire.exchange([1, 2, 3])            # in the first process; the others: wire.exchange(None) -> [1, 2, 3]
 """
 
@@ -15,14 +15,14 @@ import torch.distributed as dist
 from hf_specdec.errors import RankError
 from hf_specdec.tree import DraftTree, ExtraTokens, TreeBuilder
 
-__all__ = ["Reader", "Wire", "write_text", "write_trees"]
+__all__ = ["RankChannel", "Reader", "write_text", "write_trees"]
 
 CAPACITY = 256  # integers of a message that one collective carries; longer ones take a second
 TEXT_BYTES = 400  # of an error's text
 BITS = 48  # of a mask, in one integer
 
 
-class Wire:
+class RankChannel:
     """The processes of one group.
 
     Args:
@@ -41,21 +41,21 @@ class Wire:
         self.intact = True
         self._capacity = CAPACITY
 
-    def exchange(self, body: Sequence[int] | None, trouble: BaseException | None = None) -> list[int]:
+    def exchange(self, body: Sequence[int] | None, pending_error: BaseException | None = None) -> list[int]:
         """The first process's `body`, in every process; the others pass `None`, and so does one that has only trouble.
 
         Raises:
             RankError: another process is in trouble, or this one is: then with its own trouble as the cause.
         """
         first = [0] * (self.size + 1 + self._capacity)
-        first[self.rank] = int(trouble is not None)
+        first[self.rank] = int(pending_error is not None)
         if body is not None:
             first[self.size] = len(body)
             first[self.size + 1 : self.size + 1 + len(body)] = body[: self._capacity]
             del first[self.size + 1 + self._capacity :]
         values = self.sum(first)
         if any(values[: self.size]):
-            self._end(trouble)
+            self._end(pending_error)
         length, found = values[self.size], values[self.size + 1 :]
         if length > self._capacity:
             rest = length - self._capacity
@@ -84,13 +84,13 @@ class Wire:
         values = self.sum(values)
         return [values[start : start + width] for start in range(0, len(values), width)]
 
-    def _end(self, trouble: BaseException | None) -> None:
+    def _end(self, pending_error: BaseException | None) -> None:
         """All processes raise, each knowing the others' reasons."""
         self.intact = False
-        own = b"" if trouble is None else describe(trouble).encode()[:TEXT_BYTES]
+        own = b"" if pending_error is None else describe(pending_error).encode()[:TEXT_BYTES]
         texts = [bytes(row).rstrip(b"\0") for row in self.table(list(own.ljust(TEXT_BYTES, b"\0")))]
         reasons = [f"rank {rank}: {text.decode(errors='replace')}" for rank, text in enumerate(texts) if text]
-        raise RankError(f"The processes of the model cannot go on together. {' | '.join(reasons)}") from trouble
+        raise RankError(f"The processes of the model cannot go on together. {' | '.join(reasons)}") from pending_error
 
 
 class Reader:

@@ -5,7 +5,7 @@ and asks stopping criteria; what it decided travels with the next trees, in one 
 same forwards, follow, and check what they can: that all were called with the same inputs, and that their own logits
 allow the first one's choice. In a single process all of this is nothing.
 
-    agreement = agreement_of(model)
+    agreement = rank_sync_of(model)
     agreement.check({"input_ids": digest(ids)})
     trees = agreement.trees(propose, draft_model)
     with agreement.forward():
@@ -24,11 +24,11 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.compat.placement import device_mesh
-from hf_specdec.distributed.rank_channel import Reader, Wire, write_text, write_trees
+from hf_specdec.distributed.rank_channel import RankChannel, Reader, write_text, write_trees
 from hf_specdec.errors import RankError, UnsupportedModelError
 from hf_specdec.tree import DraftTree
 
-__all__ = ["Agreement", "agreement_of", "digest"]
+__all__ = ["RankSync", "digest", "rank_sync_of"]
 
 DECISIONS, TREES, SCORES, END = range(4)  # what a message brings besides decisions
 FAILED = -1  # stands for a decision that ended in an error
@@ -43,7 +43,7 @@ class Scores(Protocol):
         """Compute the trees' new nodes."""
 
 
-class Agreement:
+class RankSync:
     """Of a process that is alone: whatever is decided holds.
 
     Attributes:
@@ -53,7 +53,7 @@ class Agreement:
     """
 
     is_alone = True
-    leads = True
+    is_leader = True
     intact = True
 
     def check(self, fields: Callable[[], Mapping[str, int]]) -> None:
@@ -109,12 +109,12 @@ class Agreement:
         """Give all processes the first one's random state."""
 
 
-class _Together(Agreement):
+class _Together(RankSync):
     """What the first process and the others have in common."""
 
     is_alone = False
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RankChannel) -> None:
         self.wire = wire
         self.is_computing = self.is_over = False
 
@@ -130,11 +130,11 @@ class _Together(Agreement):
         self.is_computing = False
 
     def forward(self) -> AbstractContextManager[None]:
-        """See `Agreement.forward`."""
+        """See `RankSync.forward`."""
         return self._computing()
 
     def check(self, fields: Callable[[], Mapping[str, int]]) -> None:
-        """See `Agreement.check`."""
+        """See `RankSync.check`."""
         self.flush()
         found = fields()
         if len(set(map(tuple, self.wire.table([zlib.crc32(repr(sorted(found.items())).encode())])))) == 1:
@@ -150,7 +150,7 @@ class _Together(Agreement):
         )
 
     def share_random_state(self) -> None:
-        """See `Agreement.share_random_state`."""
+        """See `RankSync.share_random_state`."""
         torch.set_rng_state(self.wire.share(torch.get_rng_state()))
         if self.wire.device.type != "cpu":
             own = torch.get_device_module(self.wire.device)
@@ -160,14 +160,14 @@ class _Together(Agreement):
 class _First(_Together):
     """The process that decides."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RankChannel) -> None:
         super().__init__(wire)
         self._decided: list[int] = []
 
     def decide(
         self, make: Callable[[], int], *, is_watched: bool = True, confirm: Callable[[int], None] | None = None
     ) -> int:
-        """See `Agreement.decide`."""
+        """See `RankSync.decide`."""
         try:
             value = make()
         except Exception as error:
@@ -177,34 +177,34 @@ class _First(_Together):
         return value
 
     def decide_now(self, make: Callable[[], int]) -> int:
-        """See `Agreement.decide_now`."""
+        """See `RankSync.decide_now`."""
         value = self.decide(make)
         self.flush()
         return value
 
     def trees(self, propose: Callable[[], list[DraftTree]], draft_model: Scores | None) -> list[DraftTree]:
-        """See `Agreement.trees`."""
+        """See `RankSync.trees`."""
         trees = propose()
         self._send(TREES, write_trees(trees))
         return trees
 
     def score(self, trees: Sequence[DraftTree | None]) -> None:
-        """See `Agreement.score`."""
+        """See `RankSync.score`."""
         self._send(SCORES, write_trees(trees))
 
     def flush(self) -> None:
-        """See `Agreement.flush`."""
+        """See `RankSync.flush`."""
         if self._decided:
             self._send(DECISIONS)
 
     def settle(self) -> None:
-        """See `Agreement.settle`."""
+        """See `RankSync.settle`."""
         self._send(END)
         self.is_over = True
         self.wire.exchange([])
 
     def abandon(self, error: BaseException) -> None:
-        """See `Agreement.abandon`."""
+        """See `RankSync.abandon`."""
         if self.intact:
             with contextlib.suppress(RankError):
                 self.wire.exchange(None, error)
@@ -218,9 +218,9 @@ class _First(_Together):
 class _Other(_Together):
     """A process that follows."""
 
-    leads = False
+    is_leader = False
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RankChannel) -> None:
         super().__init__(wire)
         self._kind = DECISIONS
         self._decisions = Reader()
@@ -230,7 +230,7 @@ class _Other(_Together):
     def decide(
         self, make: Callable[[], int], *, is_watched: bool = True, confirm: Callable[[int], None] | None = None
     ) -> int:
-        """See `Agreement.decide`."""
+        """See `RankSync.decide`."""
         while not self._decisions:
             self._receive()
         value = self._decisions.integer()
@@ -241,18 +241,18 @@ class _Other(_Together):
         return value
 
     def decide_now(self, make: Callable[[], int]) -> int:
-        """See `Agreement.decide_now`."""
+        """See `RankSync.decide_now`."""
         return self.decide(make, is_watched=False)
 
     def attempt(self, function: Callable[..., Any], *args: Any) -> None:
-        """See `Agreement.attempt`."""
+        """See `RankSync.attempt`."""
         try:
             function(*args)
         except Exception as error:
             self._trouble = self._trouble or error
 
     def trees(self, propose: Callable[[], list[DraftTree]], draft_model: Scores | None) -> list[DraftTree]:
-        """See `Agreement.trees`."""
+        """See `RankSync.trees`."""
         while True:
             if self._kind == DECISIONS:
                 self._receive()
@@ -266,7 +266,7 @@ class _Other(_Together):
             draft_model.score(self._trees)
 
     def settle(self) -> None:
-        """See `Agreement.settle`."""
+        """See `RankSync.settle`."""
         while self._kind == DECISIONS and not self._decisions:
             self._receive()
         if self._kind != END or self._decisions:
@@ -288,7 +288,7 @@ class _Other(_Together):
             confirm(decided)
 
 
-def agreement_of(model: PreTrainedModel) -> Agreement:
+def rank_sync_of(model: PreTrainedModel) -> RankSync:
     """What keeps the processes of a tensor-parallel model together; of any other model, nothing.
 
     Raises:
@@ -296,7 +296,7 @@ def agreement_of(model: PreTrainedModel) -> Agreement:
     """
     mesh = device_mesh(model)
     if mesh is None:
-        return Agreement()
+        return RankSync()
     names = mesh.mesh_dim_names or ("tp",)
     others = [name for name, size in zip(names, mesh.shape, strict=True) if name != "tp" and size > 1]
     if others:
@@ -306,8 +306,8 @@ def agreement_of(model: PreTrainedModel) -> Agreement:
         )
     sharded = mesh["tp"] if mesh.ndim > 1 else mesh
     if sharded.size() == 1:
-        return Agreement()
-    wire = Wire(sharded.get_group(), model.device)
+        return RankSync()
+    wire = RankChannel(sharded.get_group(), model.device)
     return _First(wire) if wire.rank == 0 else _Other(wire)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers.generation import CandidateGenerator
 
-from hf_specdec.distributed.rank_sync import Agreement
+from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.methods.base import Drafter
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree
@@ -18,19 +18,19 @@ class CountedCandidates(CandidateGenerator):
 
     requires_model_outputs = False
 
-    def __init__(self, drafter: Drafter, stats: SpecStats, agreement: Agreement | None = None) -> None:
-        self.drafter, self.stats, self.agreement = drafter, stats, agreement or Agreement()
+    def __init__(self, drafter: Drafter, stats: SpecStats, rank_sync: RankSync | None = None) -> None:
+        self.drafter, self.stats, self.rank_sync = drafter, stats, rank_sync or RankSync()
         self._drafted = 0
         self.begun = False
 
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> tuple[torch.LongTensor, Any]:
         """The text and a drafted chain behind it, as the drafter gives them; where processes agree, the first's."""
-        self.begun = self.agreement.leads
-        if self.agreement.is_alone:
+        self.begun = self.rank_sync.is_leader
+        if self.rank_sync.is_alone:
             candidates, logits = self.drafter.get_candidates(input_ids, **kwargs)
             self._drafted = candidates.shape[1] - input_ids.shape[1]
             return candidates, logits
-        (tree,) = self.agreement.trees(lambda: [self._drafted_behind(input_ids)], None)
+        (tree,) = self.rank_sync.trees(lambda: [self._drafted_behind(input_ids)], None)
         self._drafted = tree.num_draft_tokens
         drafted = input_ids.new_tensor(tree.tokens[1:]).unsqueeze(0)
         return torch.cat([input_ids, drafted], dim=1), None  # type: ignore[return-value]

@@ -1,6 +1,6 @@
 """Whether the rows of a batch can be decoded each at its own pace: whoever looks on must be able to take them apart.
 
-reason = reason_against_rows(call)      # None, or why the batch is decoded plainly
+reason = batch_fallback_reason(call)      # None, or why the batch is decoded plainly
 processors_of_row(call.logits_processor, 0)
 """
 
@@ -13,7 +13,7 @@ from transformers.generation import logits_process
 from hf_specdec import compat
 from hf_specdec.engine.call import Call
 
-__all__ = ["processors_of_row", "reason_against_rows"]
+__all__ = ["batch_fallback_reason", "processors_of_row"]
 
 # Processors that treat every row by itself and keep nothing between calls. Others may tell rows apart by their index,
 # or count calls, and get the whole batch in step, as plain decoding gives it to them.
@@ -42,7 +42,7 @@ ROW_WISE_PROCESSORS = (
 )
 
 
-def reason_against_rows(call: Call) -> str | None:
+def batch_fallback_reason(call: Call) -> str | None:
     """Why the rows of `call` have to stay in step, or `None`."""
     config = call.generation_config
     if call.streamer is not None:

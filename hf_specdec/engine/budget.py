@@ -17,10 +17,10 @@ rest, and try again ever more rarely.
 import math
 from collections.abc import Sequence
 
-from hf_specdec.distributed.rank_sync import Agreement
+from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.cost_model import CostCurve, StepCosts, measure
-from hf_specdec.forward.model_runner import Target
-from hf_specdec.methods.base import Worth
+from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.methods.base import DraftCost
 from hf_specdec.tree import DraftTree
 
 __all__ = ["Budget"]
@@ -61,7 +61,7 @@ class Budget:
         """Tokens a live row that come about in the time of a step of one token; plain decoding's is 1."""
         return max(1.0, self._tokens / self._cost)
 
-    def prepare(self, target: Target, roots: Sequence[int], *, largest: int, agreement: Agreement) -> None:
+    def prepare(self, target: ModelRunner, roots: Sequence[int], *, largest: int, rank_sync: RankSync) -> None:
         """Before a step: measure what forwards of so many rows cost, if nobody knows yet and they are quick enough.
 
         Args:
@@ -71,21 +71,21 @@ class Budget:
         """
         curve = self.costs.curve(len(roots))
         if not curve.is_measured and self._num_steps >= MEASURE_AFTER and curve.seconds_of_one is not None:
-            measure(target, curve, roots, vocab_size=self.vocab_size, largest=largest, agreement=agreement)
+            measure(target, curve, roots, vocab_size=self.vocab_size, largest=largest, rank_sync=rank_sync)
 
-    def worth(self, num_rows: int, num_live: int) -> Worth:
+    def worth(self, num_rows: int, num_live: int) -> DraftCost:
         """What drafts of this step have to bring; a node of a resting drafter more than any can.
 
         Args:
             num_live: rows whose texts go on.
         """
         if self._resting:
-            return Worth(of_node=math.inf, of_forward=math.inf)
+            return DraftCost(of_node=math.inf, of_forward=math.inf)
         curve = self.costs.curve(num_rows)
         one = curve.seconds_of_one
         drafting = self._seconds_of_node / one if one else 0.0
         widening = curve.slope(self.max_nodes + 1)  # shared with the other rows' nodes, as drafting is not
-        return Worth(of_node=self.rate * (widening + num_live * drafting), of_forward=self.rate)
+        return DraftCost(of_node=self.rate * (widening + num_live * drafting), of_forward=self.rate)
 
     def cut(self, trees: Sequence[DraftTree], num_live: int) -> list[DraftTree]:
         """The trees without what is not worth its time, each row's first branch in front."""

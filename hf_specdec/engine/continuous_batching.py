@@ -12,25 +12,25 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_specdec.distributed.rank_sync import Agreement
+from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.loop import Limits, SpecLoop
 from hf_specdec.engine.row_isolation import GuardedDrafter
-from hf_specdec.engine.sequence import Row
+from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.step import SpecStep
-from hf_specdec.engine.verify import Verdict
-from hf_specdec.forward.draft_runner import DraftModel
-from hf_specdec.forward.model_runner import Target
+from hf_specdec.engine.verify import VerifyResult
+from hf_specdec.forward.draft_runner import DraftRunner
+from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree
 
-__all__ = ["Guest", "SpecStream"]
+__all__ = ["QueuedSequence", "SpecStream"]
 
 SHORTEST_PREFIX = 8  # tokens that two texts must share for their columns to be copied
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class QueuedSequence:
     """A prompt that wants a row: its row, a target that has read nothing yet, its draft model if it has one.
 
     Attributes:
@@ -38,11 +38,11 @@ class Guest:
         limits (`Limits`): the same for all guests of a stream.
     """
 
-    row: Row
-    target: Target
+    row: SequenceState
+    target: ModelRunner
     columns: int
     limits: Limits
-    draft_model: DraftModel | None = None
+    draft_model: DraftRunner | None = None
 
 
 class SpecStream(SpecLoop):
@@ -67,52 +67,52 @@ class SpecStream(SpecLoop):
         max_columns: int,
         budget: Budget | None = None,
         observer: Callable[[SpecStep], None] | None = None,
-        agreement: Agreement | None = None,
+        rank_sync: RankSync | None = None,
     ) -> None:
-        self.agreement = agreement or Agreement()
+        self.rank_sync = rank_sync or RankSync()
         self.max_rows, self.max_columns = max_rows, max_columns
         self.stats = SpecStats()
-        self.draft_model: DraftModel | None = None
+        self.draft_model: DraftRunner | None = None
         self.budget, self.observer = budget, observer
         self.streamer = self.hidden_states = None
         self._whole_prompt = False
         self.num_reused_columns = 0
-        self._active: list[Row] = []
+        self._active: list[SequenceState] = []
         self._needs: list[int] = []  # columns of each active row
-        self._next: Guest | None = None
+        self._next: QueuedSequence | None = None
 
     @torch.no_grad()
-    def run_all(self, guests: Iterator[Guest]) -> Iterator[Row]:
+    def run_all(self, guests: Iterator[QueuedSequence]) -> Iterator[SequenceState]:
         """Yield rows as their texts end, or fail: then `row.error` says how."""
         try:
             while True:
                 yield from self._fill(guests)
                 if not self._active:
-                    self.agreement.settle()
+                    self.rank_sync.settle()
                     return
                 self._step()
                 for row in self._active:
                     if row.finished:
                         self._end(row)
-                        self.agreement.flush()
+                        self.rank_sync.flush()
                         yield row
         except GeneratorExit:
             raise
         except BaseException as error:
-            self.agreement.abandon(error)
+            self.rank_sync.abandon(error)
             raise
         finally:
             for row in self._active:
                 self._end(row)
 
-    def _fill(self, guests: Iterator[Guest]) -> Iterator[Row]:
+    def _fill(self, guests: Iterator[QueuedSequence]) -> Iterator[SequenceState]:
         """Seat waiting guests in the places of finished rows and in new ones; yields those whose texts end at once."""
         while (guest := self._wanted(guests)) is not None:
             self._next = None
             self._read(guest)
             if guest.row.finished:
                 self._end(guest.row)
-                self.agreement.flush()
+                self.rank_sync.flush()
                 yield guest.row
                 continue
             self._seat(guest)
@@ -125,40 +125,40 @@ class SpecStream(SpecLoop):
             self._active = [self._active[place] for place in live]
             self._needs = [self._needs[place] for place in live]
 
-    def _wanted(self, guests: Iterator[Guest]) -> Guest | None:
+    def _wanted(self, guests: Iterator[QueuedSequence]) -> QueuedSequence | None:
         """The next guest, if there is room for it."""
         live = [need for need, row in zip(self._needs, self._active, strict=True) if not row.finished]
         if len(live) >= self.max_rows:
             return None
         if self._next is None:
-            self.agreement.flush()  # the next guest may be one that is decoded by itself
+            self.rank_sync.flush()  # the next guest may be one that is decoded by itself
             self._next = next(guests, None)
         guest = self._next
         if guest is None or not live:
             return guest
         return guest if (len(live) + 1) * max(*live, guest.columns) <= self.max_columns else None
 
-    def _read(self, guest: Guest) -> None:
+    def _read(self, guest: QueuedSequence) -> None:
         """The prompt's forward and the first token; what other rows know of the prompt is copied from them."""
         row = guest.row
         try:
             self.num_reused_columns += self._copy_prefix(guest)
-            with self.agreement.forward():
+            with self.rank_sync.forward():
                 logits = guest.target.prefill().logits[0, -1:]
-            row.chooser.load(logits, row.tree)
+            row.sampler.load(logits, row.tree)
             row.emit(0, self._heard)
             self._begin(row, 0, logits, guest.draft_model)
-            if self.agreement.is_alone and guest.draft_model is None:
+            if self.rank_sync.is_alone and guest.draft_model is None:
                 row.drafter = GuardedDrafter(row)
         except Exception as error:
-            if not self.agreement.intact:
+            if not self.rank_sync.intact:
                 raise
             row.error, row.finished = error, True
         except BaseException:
             self._end(row)
             raise
 
-    def _copy_prefix(self, guest: Guest) -> int:
+    def _copy_prefix(self, guest: QueuedSequence) -> int:
         """Start the guest's cache with the columns of the row that shares the longest beginning with it."""
         tokens, best, donor = guest.row.text.tokens, SHORTEST_PREFIX - 1, -1
         for place, row in enumerate(self._active):
@@ -170,7 +170,7 @@ class SpecStream(SpecLoop):
         guest.target.copy_prefix(self.target, donor, best)
         return best
 
-    def _seat(self, guest: Guest) -> None:
+    def _seat(self, guest: QueuedSequence) -> None:
         free = next((place for place, row in enumerate(self._active) if row.finished), None)
         if all(row.finished for row in self._active):
             self.target, self.draft_model, self.limits = guest.target, guest.draft_model, guest.limits
@@ -185,17 +185,17 @@ class SpecStream(SpecLoop):
         else:
             self._active[free], self._needs[free] = guest.row, guest.columns
 
-    def _verdict(self, row: Row, tree: DraftTree) -> Verdict:
+    def _verdict(self, row: SequenceState, tree: DraftTree) -> VerifyResult:
         """An error among one row's processors or criteria ends that row alone."""
         try:
             return super()._verdict(row, tree)
         except Exception as error:
-            if not self.agreement.intact:
+            if not self.rank_sync.intact:
                 raise
             row.error, row.finished = error, True
-            return Verdict([], [])
+            return VerifyResult([], [])
 
-    def _end(self, row: Row) -> None:
+    def _end(self, row: SequenceState) -> None:
         try:
             row.end()
         except Exception as error:

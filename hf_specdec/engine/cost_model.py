@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from hf_specdec.distributed.rank_sync import Agreement
+from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward.model_runner import Target
+from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["CostCurve", "StepCosts", "measure"]
@@ -170,7 +170,7 @@ class StepCosts:
 
 
 def measure(
-    target: Target,
+    target: ModelRunner,
     curve: CostCurve,
     roots: Sequence[int],
     *,
@@ -178,7 +178,7 @@ def measure(
     largest: int = ORDER[4],
     seconds: float = SECONDS,
     rounds: int = ROUNDS,
-    agreement: Agreement | None = None,
+    rank_sync: RankSync | None = None,
 ) -> dict[int, float]:
     """Time forwards of different sizes behind the target's cached texts; the cache is left as it was.
 
@@ -193,7 +193,7 @@ def measure(
     Returns:
         The median seconds of each size.
     """
-    agreement = agreement or Agreement()
+    rank_sync = rank_sync or RankSync()
     times: dict[int, list[float]] = {}
     largest = min(largest, 2 * vocab_size) if target.tier == "tree" else largest
     waiting = [size for size in ORDER if size <= largest] * rounds
@@ -208,10 +208,10 @@ def measure(
                 return size
         return 0
 
-    while size := agreement.decide_now(following):
+    while size := rank_sync.decide_now(following):
         trees: list[DraftTree | None] = [_of_size(root, size, vocab_size, target.tier == "tree") for root in roots]
         start = time.perf_counter()
-        with agreement.forward():
+        with rank_sync.forward():
             rows = target.forward(trees)
             float(rows[0][-1, 0])  # waits for a device that computes on its own
         target.commit([[] for _ in roots])

@@ -16,21 +16,21 @@ from hf_specdec import compat
 from hf_specdec.capabilities.probe import Capability
 from hf_specdec.compat.attention import takes_tensor_masks
 from hf_specdec.compat.placement import device_mesh
-from hf_specdec.distributed.rank_sync import agreement_of, digest
-from hf_specdec.engine.batch_rules import reason_against_rows
+from hf_specdec.distributed.rank_sync import digest, rank_sync_of
+from hf_specdec.engine.batch_rules import batch_fallback_reason
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost_facts import other_threads
 from hf_specdec.engine.cost_model import StepCosts
-from hf_specdec.engine.draft_pairing import draft_capability, draft_model_of, warp_of
+from hf_specdec.engine.draft_pairing import draft_capability, draft_model_of, logits_processor_of
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.plain import decode_assisted, decode_plain
 from hf_specdec.engine.speculative import decode_speculatively
 from hf_specdec.engine.static_shapes import reason_against_static
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.draft_runner import DraftModel
+from hf_specdec.forward.draft_runner import DraftRunner
 from hf_specdec.forward.inputs import rows_of
 from hf_specdec.methods.base import Drafter
-from hf_specdec.methods.registry import METHODS, Setup
+from hf_specdec.methods.registry import METHODS, DrafterContext
 from hf_specdec.request import Request
 from hf_specdec.stats import SpecStats
 
@@ -43,19 +43,19 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
     """Decode a prepared call in the best way that the model and the inputs allow."""
     model = call.model
     state = state_of(model)
-    agreement = agreement_of(model)
+    rank_sync = rank_sync_of(model)
     stats = SpecStats(method=(request.name or "") if request is not None else "plain")
     if request is None:
-        return decode_plain(call, stats=stats, agreement=agreement)
+        return decode_plain(call, stats=stats, rank_sync=rank_sync)
     found = state.capability(model, _encoder_kwargs(call))
     stats.tier = found.tier
     stats.plain_reason = _reason_for_plain(call, request, found)
-    agreement.check(lambda: fields_of(call, request, tier=found.tier, reason=stats.plain_reason))
+    rank_sync.check(lambda: fields_of(call, request, tier=found.tier, reason=stats.plain_reason))
     if stats.plain_reason is not None:
         stats.tier = "plain"
         if state.first_time(stats.plain_reason):
             logger.warning("%s decodes without speculation: %s", type(model).__name__, stats.plain_reason)
-        return decode_plain(call, stats=stats, agreement=agreement)
+        return decode_plain(call, stats=stats, rank_sync=rank_sync)
     check_tier(model, request, found)
     if found.tier == "chain" and not takes_tensor_masks(found.attention) and state.first_time(found.reason):
         logger.warning("%s verifies chains only: %s", type(model).__name__, found.reason)
@@ -63,7 +63,7 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
     if request.config.engine == "assisted":
         drafter = make_drafter(0, None)
         stats.method = stats.method or type(drafter).__name__
-        return decode_assisted(call, drafter, stats=stats, agreement=agreement)
+        return decode_assisted(call, drafter, stats=stats, rank_sync=rank_sync)
     return decode_speculatively(
         call,
         make_drafter,
@@ -73,7 +73,7 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
         draft_model=draft_model,
         costs=costs_of(call.model, request, call.input_ids.device),
         observer=request.observer,
-        agreement=agreement,
+        rank_sync=rank_sync,
     )
 
 
@@ -97,23 +97,23 @@ def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:
 
 def drafting(
     call: Call, request: Request, encoder_inputs: Any = None
-) -> tuple[DraftModel | None, Callable[[int, torch.Generator | None], Drafter]]:
+) -> tuple[DraftRunner | None, Callable[[int, torch.Generator | None], Drafter]]:
     """The call's draft model, if its method has one, and what makes the drafter of a row."""
     draft_model = None
     if request.assistant_model is not None:
         tier = draft_capability(call.model, request.assistant_model).tier
         draft_model = draft_model_of(call, request.assistant_model, tier=tier, encoder_inputs=encoder_inputs)
-    warp, state = warp_of(call), state_of(call.model)
+    logits_processor, state = logits_processor_of(call), state_of(call.model)
     takes_trees = state.capability(call.model, _encoder_kwargs(call)).tier == "tree"
     is_sampled = bool(call.generation_config.do_sample)
 
     def make_drafter(row: int, generator: torch.Generator | None) -> Drafter:
         scorer = None if draft_model is None else draft_model.row(row)
         return request.make_drafter(
-            Setup(
+            DrafterContext(
                 state.memory,
                 scorer=scorer,
-                warp=warp,
+                logits_processor=logits_processor,
                 generator=generator,
                 is_sampled=is_sampled,
                 takes_trees=takes_trees,
@@ -149,7 +149,7 @@ def _reason_for_plain(call: Call, request: Request, found: Capability) -> str | 
     mask = call.model_kwargs.get("attention_mask")
     if mask is not None and not call.model.config.is_encoder_decoder and compat.has_own_cache(call.model):
         return "padding meets cache layers of the model's own, which a few tokens cannot try out"
-    return reason_against_rows(call) or state_of(call.model).reason_against_rows(call.model, _encoder_kwargs(call))
+    return batch_fallback_reason(call) or state_of(call.model).batch_fallback_reason(call.model, _encoder_kwargs(call))
 
 
 def check_tier(model: PreTrainedModel, request: Request, found: Capability) -> None:

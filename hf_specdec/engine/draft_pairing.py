@@ -19,10 +19,10 @@ from hf_specdec.engine.batch_rules import processors_of_row
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.forward.draft_runner import DraftModel
+from hf_specdec.forward.draft_runner import DraftRunner
 from hf_specdec.forward.model_runner import Tier
 
-__all__ = ["check_pair", "draft_capability", "draft_model_of", "vocab_sizes", "warp_of"]
+__all__ = ["check_pair", "draft_capability", "draft_model_of", "logits_processor_of", "vocab_sizes"]
 
 MAX_PADDING = 1024  # ids by which vocabularies of one tokenizer differ, rounded up to a multiple for the hardware
 
@@ -80,7 +80,7 @@ def draft_capability(target: PreTrainedModel, draft: PreTrainedModel) -> Capabil
     return found
 
 
-def draft_model_of(call: Call, draft: PreTrainedModel, *, tier: Tier, encoder_inputs: Any = None) -> DraftModel:
+def draft_model_of(call: Call, draft: PreTrainedModel, *, tier: Tier, encoder_inputs: Any = None) -> DraftRunner:
     """The draft model with a cache of its own, ready to read the call's prompts.
 
     Args:
@@ -95,7 +95,7 @@ def draft_model_of(call: Call, draft: PreTrainedModel, *, tier: Tier, encoder_in
         )
     ids = call.input_ids.to(compat.input_device(draft))
     longest = call.generation_config.max_length or ids.shape[1] + 1024
-    return DraftModel(
+    return DraftRunner(
         draft,
         ids,
         _encoded(call, draft, encoder_inputs) if draft.config.is_encoder_decoder else _decoder_kwargs(call, draft, ids),
@@ -118,7 +118,7 @@ def _relative_cost(target: PreTrainedModel, draft: PreTrainedModel) -> float:
     return float((sizes[0] / max(sizes[1], 1) + layers[0] / max(layers[1], 1)) / 2)
 
 
-def warp_of(call: Call) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+def logits_processor_of(call: Call) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
     """The call's processors for the draft's logits, `None` where nothing is sampled.
 
     Those of transformers, copied; a user's own may count its calls and is for the text alone.

@@ -1,7 +1,7 @@
 """The decoding loop of every method: propose, forward, verify, commit, stop check.
 
-Knows neither methods nor models: a `Drafter` proposes, a `Target` computes, a `Chooser` and a `StopCheck` decide. A
-batch is several rows, each with its own text, drafter and chooser; one forward serves them all.
+Knows neither methods nor models: a `Drafter` proposes, a `ModelRunner` computes, a `Sampler` and a `StopCheck` decide.
+A batch is several rows, each with its own text, drafter and chooser; one forward serves them all.
 
     loop = SpecLoop(target, rows, limits, stats)
     loop.run()
@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from hf_specdec.distributed.rank_sync import Agreement
+from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.budget import Budget
-from hf_specdec.engine.sequence import Row
+from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.step import SpecStep
-from hf_specdec.engine.verify import Verdict
+from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward.draft_runner import DraftModel, propose_together
-from hf_specdec.forward.model_runner import Target
+from hf_specdec.forward.draft_runner import DraftRunner, propose_together
+from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree, ExtraTokens
 
@@ -60,23 +60,23 @@ class SpecLoop:
 
     def __init__(
         self,
-        target: Target,
-        rows: Sequence[Row],
+        target: ModelRunner,
+        rows: Sequence[SequenceState],
         limits: Limits,
         stats: SpecStats,
         *,
-        draft_model: DraftModel | None = None,
+        draft_model: DraftRunner | None = None,
         budget: Budget | None = None,
         streamer: Any = None,
         observer: Callable[[SpecStep], None] | None = None,
         keep_hidden_states: bool = False,
-        agreement: Agreement | None = None,
+        rank_sync: RankSync | None = None,
     ) -> None:
         self.target, self.rows, self.limits, self.stats = target, rows, limits, stats
         self.draft_model, self.streamer, self.observer = draft_model, streamer, observer
         self.budget = budget
         self.hidden_states: list[tuple[torch.Tensor, ...]] | None = [] if keep_hidden_states else None
-        self.agreement = agreement or Agreement()
+        self.rank_sync = rank_sync or RankSync()
         self._active = list(rows)  # one for each row of the target
         self._whole_prompt = False
 
@@ -87,12 +87,12 @@ class SpecLoop:
             while not all(row.finished for row in self._active):
                 self._retire()
                 self._step()
-            self.agreement.settle()
+            self.rank_sync.settle()
             self._pad(self.length)
             if self.target.keep_cache:
                 self.target.catch_up(self.length)
         except BaseException as error:
-            self.agreement.abandon(error)
+            self.rank_sync.abandon(error)
             raise
         finally:
             try:
@@ -112,12 +112,12 @@ class SpecLoop:
 
     def _prompt(self) -> None:
         start = time.perf_counter()
-        with self.agreement.forward():
+        with self.rank_sync.forward():
             logits = self.target.prefill().logits[:, -1:]
         self.stats.prefill_seconds = time.perf_counter() - start
         self._whole_prompt = True
         for index, row in enumerate(self.rows):
-            row.chooser.load(logits[index], row.tree)
+            row.sampler.load(logits[index], row.tree)
             row.emit(0, self._heard)
         self._whole_prompt = False
         start = time.perf_counter()
@@ -129,13 +129,13 @@ class SpecLoop:
         if self.budget is not None:
             self._measure(self.budget)
         began = time.perf_counter()
-        trees = self.agreement.trees(self._draft, self.draft_model)
+        trees = self.rank_sync.trees(self._draft, self.draft_model)
         drafted = time.perf_counter()
         num_live = self._num_live
-        with self.agreement.forward():
+        with self.rank_sync.forward():
             logits = self.target.forward(trees)
         for row, tree, rows in zip(self._active, trees, logits, strict=True):
-            row.chooser.load(rows, tree)
+            row.sampler.load(rows, tree)
         verified = time.perf_counter()
         verdicts = self._verify(trees)
         committed = time.perf_counter()
@@ -145,37 +145,39 @@ class SpecLoop:
         self.stats.verify_seconds += verified - drafted
         self.stats.commit_seconds += committed - verified
         self.stats.num_forwards += 1
-        for row, tree, verdict in zip(self._active, trees, verdicts, strict=True):
-            if verdict.tokens:
-                row.stats.record_step(tree.num_draft_tokens, verdict.num_accepted)
+        for row, tree, result in zip(self._active, trees, verdicts, strict=True):
+            if result.tokens:
+                row.stats.record_step(tree.num_draft_tokens, result.num_accepted)
                 if tree.probabilities is not None:
-                    row.stats.record_predictions(tree.predictions(verdict.path, verdict.tokens))
+                    row.stats.record_predictions(tree.predictions(result.path, result.tokens))
         if self.budget is not None:
             drafting = drafted - began + observed - committed
-            num_tokens = sum(len(verdict.tokens) for verdict in verdicts)
+            num_tokens = sum(len(result.tokens) for result in verdicts)
             rest = observed - began - drafting
             self.budget.record(trees, num_live, num_tokens=num_tokens, seconds=rest, draft_seconds=drafting)
         if self.observer is not None:
             seconds = drafted - began + observed - committed, verified - drafted, committed - verified
-            self.agreement.attempt(self._show, trees, verdicts, seconds)
+            self.rank_sync.attempt(self._show, trees, verdicts, seconds)
 
-    def _begin(self, row: Row, place: int, logits: torch.Tensor, draft_model: DraftModel | None) -> None:
+    def _begin(self, row: SequenceState, place: int, logits: torch.Tensor, draft_model: DraftRunner | None) -> None:
         """The prompt is read and its first token chosen: the drafter begins, where drafts are made."""
         token = row.text.tokens[-1]
-        if self.agreement.leads:
+        if self.rank_sync.is_leader:
             row.begin(token, logits)
         elif draft_model is not None and row.prompt:
             draft_model.keep(place, [token])
 
-    def _observe(self, trees: Sequence[DraftTree], logits: Sequence[torch.Tensor], verdicts: Sequence[Verdict]) -> None:
+    def _observe(
+        self, trees: Sequence[DraftTree], logits: Sequence[torch.Tensor], verdicts: Sequence[VerifyResult]
+    ) -> None:
         """Tell every row's drafter what became of its tree; where none is made, the draft model at least."""
-        for place, (row, tree, rows, verdict) in enumerate(zip(self._active, trees, logits, verdicts, strict=True)):
-            if not verdict.tokens:
+        for place, (row, tree, rows, result) in enumerate(zip(self._active, trees, logits, verdicts, strict=True)):
+            if not result.tokens:
                 continue
-            if self.agreement.leads:
-                row.drafter.observe(tree, rows if row.drafter.needs_logits else None, verdict.tokens)
+            if self.rank_sync.is_leader:
+                row.drafter.observe(tree, rows if row.drafter.needs_logits else None, result.tokens)
             elif self.draft_model is not None:
-                self.draft_model.keep(place, verdict.tokens)
+                self.draft_model.keep(place, result.tokens)
 
     def _measure(self, budget: Budget) -> None:
         """Let the budget see what forwards cost and the drafters what drafts have to bring."""
@@ -185,7 +187,7 @@ class SpecLoop:
         depth = min(depths, default=0)
         largest = self.limits.budget if self.target.tier == "tree" and depth > 1 else depth
         roots = [row.text.tokens[-1] for row in self._active]
-        budget.prepare(self.target, roots, largest=largest + 1, agreement=self.agreement)
+        budget.prepare(self.target, roots, largest=largest + 1, rank_sync=self.rank_sync)
         self.stats.measure_seconds += time.perf_counter() - start
         worth = budget.worth(len(self._active), self._num_live)
         for row in self._active:
@@ -206,7 +208,7 @@ class SpecLoop:
         ]
         return trees if self.budget is None else self.budget.cut(trees, self._num_live)
 
-    def _cut(self, tree: DraftTree, row: Row, depth: int) -> DraftTree:
+    def _cut(self, tree: DraftTree, row: SequenceState, depth: int) -> DraftTree:
         if tree.tokens[0] != row.text.tokens[-1]:
             raise ConfigError(
                 "tree.tokens[0]", "must be the last token of the text", tree.tokens[0], "Build the tree on that root."
@@ -230,30 +232,30 @@ class SpecLoop:
         budget, positions = self.limits.budget, self.limits.max_positions
         return budget if positions is None else min(budget, positions - 1 - self.target.position)
 
-    def _depth(self, index: int, row: Row, room: int) -> int:
+    def _depth(self, index: int, row: SequenceState, room: int) -> int:
         """How many of the `room` tokens are worth drafting for one row."""
         if row.stop_check.max_length is not None:
             room = min(room, row.stop_check.max_length - len(row.text) - 1)
         return room if room > 0 and self.target.drafts_now(index) else 0
 
-    def _verify(self, trees: Sequence[DraftTree]) -> list[Verdict]:
+    def _verify(self, trees: Sequence[DraftTree]) -> list[VerifyResult]:
         """Choose every row's tokens, then keep what was accepted; after an error, what was chosen before it."""
-        verdicts: list[Verdict] = []
+        verdicts: list[VerifyResult] = []
         try:
             for row, tree in zip(self._active, trees, strict=True):
-                verdicts.append(Verdict([], []) if row.finished else self._verdict(row, tree))
+                verdicts.append(VerifyResult([], []) if row.finished else self._verdict(row, tree))
         except BaseException:
-            paths = [verdict.path for verdict in verdicts] + [self._active[len(verdicts)].visited]
+            paths = [result.path for result in verdicts] + [self._active[len(verdicts)].visited]
             self.target.commit(paths + [[0]] * (len(trees) - len(paths)))
             raise
-        self.target.commit([verdict.path for verdict in verdicts])
+        self.target.commit([result.path for result in verdicts])
         return verdicts
 
-    def _verdict(self, row: Row, tree: DraftTree) -> Verdict:
+    def _verdict(self, row: SequenceState, tree: DraftTree) -> VerifyResult:
         """Choose one row's tokens."""
         return row.verify(tree, self._heard)
 
-    def _heard(self, row: Row, node: int, token: int) -> None:
+    def _heard(self, row: SequenceState, node: int, token: int) -> None:
         """Tell everyone who listens of an emitted token."""
         if self.hidden_states is not None:
             states = self.target.hidden_states(row=0, node=None if self._whole_prompt else node)
@@ -266,7 +268,7 @@ class SpecLoop:
         """Take finished rows out of the batch; where they cannot leave it, they go on with padding."""
         if not any(row.finished for row in self._active):
             return
-        if self.target.drops_rows:
+        if self.target.supports_row_removal:
             kept = [index for index, row in enumerate(self._active) if not row.finished]
             self.target.select(kept)
             if self.draft_model is not None:
@@ -281,7 +283,7 @@ class SpecLoop:
     def _resting_length(self) -> int:
         """How long finished rows are with their padding: in step they go ahead, so that nobody waits for them."""
         longest = max(row.length for row in self._active)
-        if not self.target.in_step:
+        if not self.target.lockstep:
             return longest
         ahead, positions = longest + self.limits.budget + 1, self.limits.max_positions
         return ahead if positions is None else max(longest, min(ahead, self.target.most_tokens(positions)))
@@ -303,17 +305,17 @@ class SpecLoop:
             raise error
 
     def _show(
-        self, trees: Sequence[DraftTree], verdicts: Sequence[Verdict], seconds: tuple[float, float, float]
+        self, trees: Sequence[DraftTree], verdicts: Sequence[VerifyResult], seconds: tuple[float, float, float]
     ) -> None:
         assert self.observer is not None
-        for row, tree, verdict in zip(self._active, trees, verdicts, strict=True):
-            if verdict.tokens:
+        for row, tree, result in zip(self._active, trees, verdicts, strict=True):
+            if result.tokens:
                 self.observer(
                     SpecStep(
                         index=self.stats.num_forwards - 1,
                         tree=tree,
-                        accepted=tuple(verdict.tokens),
-                        path=tuple(verdict.path),
+                        accepted=tuple(result.tokens),
+                        path=tuple(result.path),
                         draft_seconds=seconds[0],
                         verify_seconds=seconds[1],
                         commit_seconds=seconds[2],

@@ -19,7 +19,7 @@ from hf_specdec.engine.cost_facts import check_facts
 from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.forward.adapters import works_by_hooks
 from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.registry import Memory
+from hf_specdec.methods.registry import MethodState
 
 __all__ = ["ATTRIBUTE", "ModelState", "remembering", "state_of"]
 
@@ -33,7 +33,7 @@ class ModelState:
     """One model's state. Safe to share between threads; the lock is made anew in a copy."""
 
     defaults: dict[str, SpecConfig] = field(default_factory=dict)
-    memory: Memory = field(default_factory=Memory)
+    memory: MethodState = field(default_factory=MethodState)
     capabilities: dict[Key, Capability] = field(default_factory=dict)
     against_rows: dict[Key, str | None] = field(default_factory=dict)
     costs: dict[tuple[Any, ...], StepCosts] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class ModelState:
                     self.capabilities[key] = found
             return found
 
-    def reason_against_rows(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
+    def batch_fallback_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
         """Why batches are decoded plainly, or `None`; probed like the capability, at the first batch."""
         tier = self.capability(model, encoder_kwargs).tier
         key = _key(model)
@@ -109,7 +109,7 @@ def state_of(model: PreTrainedModel) -> ModelState:
 
 
 @contextlib.contextmanager
-def remembering(model: PreTrainedModel, memory: Memory) -> Iterator[None]:
+def remembering(model: PreTrainedModel, memory: MethodState) -> Iterator[None]:
     """Let the methods remember in `memory` for a while, and in the model's own again afterwards."""
     state = state_of(model)
     own, state.memory = state.memory, memory

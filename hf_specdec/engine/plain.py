@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from hf_specdec import compat
-from hf_specdec.distributed.rank_sync import Agreement
+from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.assisted import CountedCandidates
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.sampling import agreed_criteria
@@ -16,22 +16,22 @@ from hf_specdec.stats import SpecStats
 __all__ = ["decode_assisted", "decode_plain"]
 
 
-def decode_assisted(call: Call, drafter: Drafter, *, stats: SpecStats, agreement: Agreement) -> Any:
+def decode_assisted(call: Call, drafter: Drafter, *, stats: SpecStats, rank_sync: RankSync) -> Any:
     """Decode with transformers' assisted loop and our drafter as its candidate generator."""
     if call.input_ids.shape[1] == 0:
         raise ConfigError("engine", 'must be "loop" for inputs_embeds', "assisted", "Drop the engine setting.")
-    candidates = CountedCandidates(drafter, stats, agreement)
+    candidates = CountedCandidates(drafter, stats, rank_sync)
     try:
-        output = compat.assisted_decoding(call.model, candidates, call.input_ids, **_in_step(call, agreement))
+        output = compat.assisted_decoding(call.model, candidates, call.input_ids, **_in_step(call, rank_sync))
     finally:
         if candidates.begun:
             drafter.end()
     return with_stats(output, stats)
 
 
-def decode_plain(call: Call, *, stats: SpecStats, agreement: Agreement) -> Any:
+def decode_plain(call: Call, *, stats: SpecStats, rank_sync: RankSync) -> Any:
     """Decode with transformers' own greedy search or sampling."""
-    output = compat.sample(call.model, call.input_ids, **_in_step(call, agreement))
+    output = compat.sample(call.model, call.input_ids, **_in_step(call, rank_sync))
     sequences = output if isinstance(output, torch.Tensor) else output.sequences
     new_tokens = sequences[:, call.input_ids.shape[1] :]
     stats.num_tokens = new_tokens.numel()
@@ -42,10 +42,10 @@ def decode_plain(call: Call, *, stats: SpecStats, agreement: Agreement) -> Any:
     return with_stats(output, stats)
 
 
-def _in_step(call: Call, agreement: Agreement) -> dict[str, Any]:
+def _in_step(call: Call, rank_sync: RankSync) -> dict[str, Any]:
     """Arguments of transformers' loops, which decide in every process: from one random state, and by one clock."""
     if call.generation_config.do_sample:
-        agreement.share_random_state()
+        rank_sync.share_random_state()
     arguments = call.methods_arguments()
-    arguments["stopping_criteria"] = agreed_criteria(call.stopping_criteria, agreement)
+    arguments["stopping_criteria"] = agreed_criteria(call.stopping_criteria, rank_sync)
     return arguments

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.engine.sequence import Row
+from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.tree import DraftTree
@@ -19,7 +19,7 @@ __all__ = ["GuardedDrafter"]
 class GuardedDrafter(Drafter):
     """A row's drafter, which has begun; after an error of its own the row is finished, and `row.error` says why."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: SequenceState) -> None:
         self.row, self.drafter = row, row.drafter
 
     @property

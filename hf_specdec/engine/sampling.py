@@ -10,19 +10,19 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from hf_specdec import compat
-from hf_specdec.distributed.rank_sync import Agreement
-from hf_specdec.engine.verify import draw_among
+from hf_specdec.distributed.rank_sync import RankSync
+from hf_specdec.engine.verify import rejection_sample
 from hf_specdec.errors import RankError
-from hf_specdec.forward.token_buffer import Text
+from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.tree import DraftTree
 
-__all__ = ["Chooser", "StopCheck", "agreed_criteria"]
+__all__ = ["Sampler", "StopCheck", "agreed_criteria"]
 
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # what rounding can do to a logit, relative to the largest
 NEAR_IN_HALVES = 0.1
 
 
-class Chooser:
+class Sampler:
     """Chooses one row's tokens and keeps what `return_dict_in_generate` wants to see of them.
 
     Args:
@@ -63,7 +63,7 @@ class Chooser:
         self._rows, self._tree = rows, tree
         self._best = rows[: len(tree)].argmax(dim=-1).tolist() if self._at_once else None
 
-    def choose(self, node: int, text: Text) -> int:
+    def choose(self, node: int, text: TokenBuffer) -> int:
         """The token after `text`, decided by the row of `node`."""
         if self._best is not None:
             return self._best[node]
@@ -106,7 +106,7 @@ class Chooser:
         if drafted_from is None or not children:
             return int(torch.multinomial(probabilities, num_samples=1, generator=self.generator))
         drawn = [self._tree.tokens[child] for child in children]
-        return draw_among(probabilities[0], drafted_from, drawn, self.generator)
+        return rejection_sample(probabilities[0], drafted_from, drawn, self.generator)
 
 
 class StopCheck:
@@ -133,7 +133,7 @@ class StopCheck:
         own = (compat.MaxTimeCriteria, compat.StopStringCriteria)
         self.is_watched = any(type(criterion) not in own for criterion in self.others)
 
-    def __call__(self, text: Text, scores: list[torch.Tensor] | None) -> bool:
+    def __call__(self, text: TokenBuffer, scores: list[torch.Tensor] | None) -> bool:
         """Ask every criterion, each once, as plain decoding does."""
         stop = text.tokens[-1] in self.eos or (self.max_length is not None and len(text) >= self.max_length)
         if not self.others and len(text) <= self.quiet_length:
@@ -146,25 +146,25 @@ class StopCheck:
         return stop
 
 
-def agreed_criteria(criteria: StoppingCriteriaList, agreement: Agreement) -> StoppingCriteriaList:
+def agreed_criteria(criteria: StoppingCriteriaList, rank_sync: RankSync) -> StoppingCriteriaList:
     """The criteria for transformers' own loops, where all processes stop as the first one does."""
-    if type(agreement) is Agreement:
+    if type(rank_sync) is RankSync:
         return criteria
     alike = (compat.MaxLengthCriteria, compat.EosTokenCriteria, compat.StopStringCriteria)
     return StoppingCriteriaList(
-        criterion if type(criterion) in alike else _AgreedCriterion(criterion, agreement) for criterion in criteria
+        criterion if type(criterion) in alike else _AgreedCriterion(criterion, rank_sync) for criterion in criteria
     )
 
 
 class _AgreedCriterion(StoppingCriteria):
     """What a criterion says in the first process."""
 
-    def __init__(self, criterion: Callable[..., Any], agreement: Agreement) -> None:
-        self.criterion, self.agreement = criterion, agreement
+    def __init__(self, criterion: Callable[..., Any], rank_sync: RankSync) -> None:
+        self.criterion, self.rank_sync = criterion, rank_sync
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
         own = torch.as_tensor(self.criterion(input_ids, scores, **kwargs)).expand(len(input_ids))
-        agreed = [bool(self.agreement.decide_now(lambda row=row: int(row))) for row in own]  # type: ignore[misc]
+        agreed = [bool(self.rank_sync.decide_now(lambda row=row: int(row))) for row in own]  # type: ignore[misc]
         return torch.tensor(agreed, device=input_ids.device)  # type: ignore[return-value]
 
 

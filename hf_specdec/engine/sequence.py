@@ -5,18 +5,18 @@ from typing import Any
 
 import torch
 
-from hf_specdec.distributed.rank_sync import Agreement
-from hf_specdec.engine.sampling import Chooser, StopCheck
-from hf_specdec.engine.verify import Verdict, walk
-from hf_specdec.forward.token_buffer import Text
+from hf_specdec.distributed.rank_sync import RankSync
+from hf_specdec.engine.sampling import Sampler, StopCheck
+from hf_specdec.engine.verify import VerifyResult, verify_tree
+from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree
 
-__all__ = ["Row"]
+__all__ = ["SequenceState"]
 
 
-class Row:
+class SequenceState:
     """State of one row.
 
     Args:
@@ -31,29 +31,29 @@ class Row:
         length (`int`): tokens of the text without that padding.
         error (`Exception | None`): what ended the row alone, where rows of one batch are strangers.
         stats (`SpecStats`): its counters, or those of the whole call.
-        agreement (`Agreement`): of the processes that decode it; by default this one is alone.
+        agreement (`RankSync`): of the processes that decode it; by default this one is alone.
     """
 
     def __init__(
         self,
         index: int,
-        text: Text,
+        text: TokenBuffer,
         prompt: list[int],
         drafter: Drafter,
-        chooser: Chooser,
+        sampler: Sampler,
         stop_check: StopCheck,
         stats: SpecStats,
-        agreement: Agreement | None = None,
+        rank_sync: RankSync | None = None,
     ) -> None:
         self.index, self.text, self.prompt = index, text, prompt
-        self.drafter, self.chooser, self.stop_check = drafter, chooser, stop_check
+        self.drafter, self.sampler, self.stop_check = drafter, sampler, stop_check
         self.tree = DraftTree.chain(prompt[-1] if prompt else 0)
         self.visited: list[int] = []
         self.begun = self.finished = False
         self.error: Exception | None = None
         self.stats = stats
         self.length = len(text)
-        self.agreement = agreement or Agreement()
+        self.rank_sync = rank_sync or RankSync()
 
     def begin(self, token: int, logits: torch.Tensor) -> None:
         """Hand the prompt and the first `token` to the drafter."""
@@ -63,24 +63,24 @@ class Row:
             root = DraftTree.chain(self.prompt[-1])
             self.drafter.observe(root, logits if self.drafter.needs_logits else None, [token])
 
-    def verify(self, tree: DraftTree, heard: Callable[["Row", int, int], Any]) -> Verdict:
-        """Walk down `tree` along the tokens chosen; `heard(row, node, token)` is told of each before the stop check."""
+    def verify(self, tree: DraftTree, on_token: Callable[["SequenceState", int, int], Any]) -> VerifyResult:
+        """Verify `tree`; `on_token(row, node, token)` is called for each token chosen, before the stop check."""
         self.tree, self.visited = tree, []
-        return walk(tree, lambda node: self.emit(node, heard))
+        return verify_tree(tree, lambda node: self.emit(node, on_token))
 
-    def emit(self, node: int, heard: Callable[["Row", int, int], Any]) -> tuple[int, bool]:
+    def emit(self, node: int, on_token: Callable[["SequenceState", int, int], Any]) -> tuple[int, bool]:
         """Choose the token after `node`, add it to the text; returns it, and whether the text ends with it."""
         self.visited.append(node)
-        decide, chooser, stop_check = self.agreement.decide, self.chooser, self.stop_check
+        decide, sampler, stop_check = self.rank_sync.decide, self.sampler, self.stop_check
         token = decide(
-            lambda: chooser.choose(node, self.text),
-            is_watched=chooser.is_watched,
-            confirm=lambda token: chooser.confirm(node, token),
+            lambda: sampler.choose(node, self.text),
+            is_watched=sampler.is_watched,
+            confirm=lambda token: sampler.confirm(node, token),
         )
         self.text.append(token)
         self.length += 1
-        self.agreement.attempt(heard, self, node, token)
-        self.finished = bool(decide(lambda: stop_check(self.text, chooser.scores), is_watched=stop_check.is_watched))
+        self.rank_sync.attempt(on_token, self, node, token)
+        self.finished = bool(decide(lambda: stop_check(self.text, sampler.scores), is_watched=stop_check.is_watched))
         return token, self.finished
 
     @property

@@ -13,27 +13,27 @@ from transformers import PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from hf_specdec import compat
-from hf_specdec.distributed.rank_sync import Agreement
+from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch_rules import processors_of_row
 from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.call import Call, with_stats
-from hf_specdec.engine.continuous_batching import Guest
+from hf_specdec.engine.continuous_batching import QueuedSequence
 from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.engine.loop import Limits, SpecLoop
-from hf_specdec.engine.sampling import Chooser, StopCheck
-from hf_specdec.engine.sequence import Row
+from hf_specdec.engine.sampling import Sampler, StopCheck
+from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.static_shapes import check_cache, fixed_shapes
 from hf_specdec.engine.step import SpecStep
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward.draft_runner import DraftModel, used_by
-from hf_specdec.forward.model_runner import MAX_DRAFT, Target, Tier
-from hf_specdec.forward.token_buffer import Text
+from hf_specdec.forward.draft_runner import DraftRunner, used_by
+from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner, Tier
+from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
 from hf_specdec.stats import SpecStats
 
 MakeDrafter = Callable[[int, torch.Generator | None], Drafter]
 
-__all__ = ["budget_of", "decode_speculatively", "guest_of"]
+__all__ = ["budget_of", "decode_speculatively", "queued_sequence_of"]
 
 
 def decode_speculatively(
@@ -43,10 +43,10 @@ def decode_speculatively(
     tier: Tier,
     budget: int,
     stats: SpecStats,
-    draft_model: DraftModel | None = None,
+    draft_model: DraftRunner | None = None,
     costs: StepCosts | None = None,
     observer: Callable[[SpecStep], None] | None = None,
-    agreement: Agreement | None = None,
+    rank_sync: RankSync | None = None,
 ) -> Any:
     """Decode in our loop; returns what plain generation would return, with `.spec_stats`.
 
@@ -60,10 +60,10 @@ def decode_speculatively(
     original = call.model_kwargs.get(compat.cache_name(call.model_kwargs))
     keep_cache = bool(config.return_dict_in_generate) or compat.is_users_own(original)
     texts = _texts(call)
-    agreement = agreement or Agreement()
-    rows = _rows(call, texts, make_drafter, stats, agreement)
+    rank_sync = rank_sync or RankSync()
+    rows = _rows(call, texts, make_drafter, stats, rank_sync)
     fixed = fixed_shapes(call, [row.drafter for row in rows], budget)
-    target = Target(
+    target = ModelRunner(
         model, call.input_ids, config, call.model_kwargs, texts, tier=tier, keep_cache=keep_cache, fixed=fixed
     )
     stats.tier, stats.method = target.tier, stats.method or type(rows[0].drafter).__name__
@@ -72,16 +72,16 @@ def decode_speculatively(
         rows,
         _limits(call, budget),
         stats,
-        draft_model=used_by(agreement, draft_model),
+        draft_model=used_by(rank_sync, draft_model),
         budget=budget_of(model, budget, costs),
         streamer=call.streamer,
         observer=observer,
         keep_hidden_states=bool(config.return_dict_in_generate and config.output_hidden_states),
-        agreement=agreement,
+        rank_sync=rank_sync,
     )
     loop.run()
     if config.do_sample:
-        agreement.share_random_state()
+        rank_sync.share_random_state()
     if call.streamer is not None:
         call.streamer.end()
     sequences = torch.cat([text.ids()[:, : loop.length] for text in texts])
@@ -90,11 +90,11 @@ def decode_speculatively(
 
 def _output(call: Call, loop: SpecLoop, sequences: torch.Tensor) -> Any:
     """What plain generation returns with `return_dict_in_generate`."""
-    chooser = loop.rows[0].chooser
+    sampler = loop.rows[0].sampler
     fields: dict[str, Any] = {
         "sequences": sequences,
-        "scores": _tuple(chooser.scores),
-        "logits": _tuple(chooser.logits),
+        "scores": _tuple(sampler.scores),
+        "logits": _tuple(sampler.logits),
         "past_key_values": loop.target.cache.handed_out,
     }
     hidden_states = _tuple(loop.hidden_states)
@@ -124,16 +124,16 @@ def budget_of(model: PreTrainedModel, most: int, costs: StepCosts | None) -> Bud
     return Budget(costs, max_nodes=most, vocab_size=vocab_size)
 
 
-def _texts(call: Call) -> list[Text]:
+def _texts(call: Call) -> list[TokenBuffer]:
     """Every row's text so far: the prompt, padding included."""
     longest = call.generation_config.max_length or 1024
     room = min(longest - call.input_ids.shape[1], 4096)
-    return [Text(call.input_ids[row : row + 1], room=room) for row in range(len(call.input_ids))]
+    return [TokenBuffer(call.input_ids[row : row + 1], room=room) for row in range(len(call.input_ids))]
 
 
 def _rows(
-    call: Call, texts: Sequence[Text], make_drafter: MakeDrafter, stats: SpecStats, agreement: Agreement
-) -> list[Row]:
+    call: Call, texts: Sequence[TokenBuffer], make_drafter: MakeDrafter, stats: SpecStats, rank_sync: RankSync
+) -> list[SequenceState]:
     """Drafter, chooser and stop check of every row.
 
     One row samples with the global generator, as plain generation does. The rows of a batch have a generator each, so
@@ -142,37 +142,41 @@ def _rows(
     device = call.input_ids.device
     generators: list[torch.Generator | None] = [None] * len(texts)
     if len(texts) > 1 and call.generation_config.do_sample:
-        first = agreement.decide_now(lambda: int(torch.randint(1 << 62, ())))
+        first = rank_sync.decide_now(lambda: int(torch.randint(1 << 62, ())))
         stats.seeds = [first + row for row in range(len(texts))]
         generators = [torch.Generator(device).manual_seed(seed) for seed in stats.seeds]
-    rows: list[Row] = []
+    rows: list[SequenceState] = []
     for index, (text, generator) in enumerate(zip(texts, generators, strict=True)):
         processors = processors_of_row(call.logits_processor, index) if len(texts) > 1 else call.logits_processor
-        chooser = Chooser(processors, call.generation_config, device, generator)
+        sampler = Sampler(processors, call.generation_config, device, generator)
         prompt = _without_padding(text, call.model_kwargs.get("attention_mask"), index)
         drafter = make_drafter(index, generator)
         if any(drafter is row.drafter for row in rows):
             rule = "must make a drafter for each row of a batch"
             raise ConfigError("spec_method", rule, drafter, "Pass its class, or a function that makes one.")
-        rows.append(Row(index, text, prompt, drafter, chooser, StopCheck(call.stopping_criteria), stats, agreement))
+        rows.append(
+            SequenceState(index, text, prompt, drafter, sampler, StopCheck(call.stopping_criteria), stats, rank_sync)
+        )
     return rows
 
 
-def guest_of(
+def queued_sequence_of(
     call: Call,
     budget: int,
     drafter: Drafter,
     index: int,
     generator: torch.Generator | None,
-    draft_model: DraftModel | None,
-    agreement: Agreement,
-) -> Guest:
+    draft_model: DraftRunner | None,
+    rank_sync: RankSync,
+) -> QueuedSequence:
     """A call of one row on a model of the tree tier, for a `SpecStream`."""
     (text,) = _texts(call)
-    chooser = Chooser(call.logits_processor, call.generation_config, call.input_ids.device, generator)
+    sampler = Sampler(call.logits_processor, call.generation_config, call.input_ids.device, generator)
     stats = SpecStats(method=type(drafter).__name__, tier="tree")
-    row = Row(index, text, text.tokens.copy(), drafter, chooser, StopCheck(call.stopping_criteria), stats, agreement)
-    target = Target(
+    row = SequenceState(
+        index, text, text.tokens.copy(), drafter, sampler, StopCheck(call.stopping_criteria), stats, rank_sync
+    )
+    target = ModelRunner(
         call.model,
         call.input_ids,
         call.generation_config,
@@ -182,10 +186,10 @@ def guest_of(
         keep_cache=False,
     )
     longest = (call.generation_config.max_length or len(text)) + MAX_DRAFT
-    return Guest(row, target, longest, _limits(call, budget), used_by(agreement, draft_model))
+    return QueuedSequence(row, target, longest, _limits(call, budget), used_by(rank_sync, draft_model))
 
 
-def _without_padding(text: Text, attention_mask: Any, row: int) -> list[int]:
+def _without_padding(text: TokenBuffer, attention_mask: Any, row: int) -> list[int]:
     """The prompt without the masked tokens at its front."""
     tokens = text.tokens.copy()
     is_mask = isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2

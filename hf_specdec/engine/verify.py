@@ -4,9 +4,9 @@ The walk starts at the root. At each node the target chooses its next token, as 
 of the text; if a child holds that token, the walk goes on there, else it ends. So every token is one that plain
 decoding chose, and for drafts that depend on the text alone no rule accepts more of them.
 
-    verdict = walk(tree, choose)
-    verdict.tokens      # what the step adds to the text, at least one token
-    verdict.path        # the nodes whose keys and values are part of the text now
+    result = verify_tree(tree, choose)
+    result.tokens      # what the step adds to the text, at least one token
+    result.path        # the nodes whose keys and values are part of the text now
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ import torch
 
 from hf_specdec.tree import DraftTree
 
-__all__ = ["Verdict", "draw_among", "walk"]
+__all__ = ["VerifyResult", "rejection_sample", "verify_tree"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerifyResult:
     """The outcome of one verify step.
 
     Attributes:
@@ -37,7 +37,7 @@ class Verdict:
         return len(self.path) - 1
 
 
-def walk(tree: DraftTree, choose: Callable[[int], tuple[int, bool]]) -> Verdict:
+def verify_tree(tree: DraftTree, choose: Callable[[int], tuple[int, bool]]) -> VerifyResult:
     """Follow the target's choices down `tree`.
 
     Args:
@@ -54,10 +54,12 @@ def walk(tree: DraftTree, choose: Callable[[int], tuple[int, bool]]) -> Verdict:
             break
         path.append(child)
         node = child
-    return Verdict(tokens, path)
+    return VerifyResult(tokens, path)
 
 
-def draw_among(p: torch.Tensor, q: torch.Tensor, drawn: Sequence[int], generator: torch.Generator | None = None) -> int:
+def rejection_sample(
+    p: torch.Tensor, q: torch.Tensor, drawn: Sequence[int], generator: torch.Generator | None = None
+) -> int:
     """A token distributed as `p`, one of `drawn` as often as that allows.
 
     Each drawn token x in turn is accepted with probability min(1, p(x) / q(x)). If it is not, what is left of the

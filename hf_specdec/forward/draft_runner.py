@@ -19,17 +19,17 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.compat.placement import device_mesh
-from hf_specdec.distributed.rank_sync import Agreement
-from hf_specdec.forward.model_runner import Target, Tier
-from hf_specdec.forward.token_buffer import Text
+from hf_specdec.distributed.rank_sync import RankSync
+from hf_specdec.forward.model_runner import ModelRunner, Tier
+from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.draft_model.scorer import DraftRound, RoundDrafter
 from hf_specdec.tree import DraftTree
 
-__all__ = ["DraftModel", "RowScorer", "propose_together", "used_by"]
+__all__ = ["DraftRunner", "RowScorer", "propose_together", "used_by"]
 
 
-class DraftModel:
+class DraftRunner:
     """A draft model with the texts of all rows.
 
     Args:
@@ -42,7 +42,7 @@ class DraftModel:
     Attributes:
         reads_prompt (`bool`): whether it has positions for the prompt; where not, nothing is ever scored.
         is_shared (`bool`): whether its forwards are collectives of several processes.
-        agreement (`Agreement`): of these processes.
+        agreement (`RankSync`): of these processes.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class DraftModel:
         self.vocab_size, self.relative_cost, self.device = vocab_size, relative_cost, device
         self._own_vocab_size: int = compat.text_config(model.config).vocab_size
         input_ids = input_ids.where(input_ids < self._own_vocab_size, 0)
-        self.texts = [Text(input_ids[row : row + 1], room=room) for row in range(len(input_ids))]
+        self.texts = [TokenBuffer(input_ids[row : row + 1], room=room) for row in range(len(input_ids))]
         config = GenerationConfig(max_length=input_ids.shape[1] + room)
-        self.target = Target(model, input_ids, config, model_kwargs, self.texts, tier=tier, keep_cache=False)
+        self.target = ModelRunner(model, input_ids, config, model_kwargs, self.texts, tier=tier, keep_cache=False)
         self.max_positions = compat.max_positions(model.config)
         self.reads_prompt = self.max_positions is None or input_ids.shape[1] <= self.max_positions
         self.is_shared = device_mesh(model) is not None
-        self.agreement = Agreement()
+        self.rank_sync = RankSync()
         self._resting: list[int] = []
         self._trees: list[DraftTree | None] = [None] * len(self.texts)
         self._paths: list[list[int]] = [[] for _ in self.texts]
@@ -92,12 +92,12 @@ class DraftModel:
 
     def score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
-        self.agreement.score(trees)
+        self.rank_sync.score(trees)
         self._settle()
         trees = list(trees)
         for place in self._resting:
             trees[place] = DraftTree.chain(self.texts[place].tokens[-1])
-        with self.agreement.forward():
+        with self.rank_sync.forward():
             rows = self.target.forward([tree and self._readable(tree) for tree in trees])
         self._trees = [new or old for new, old in zip(trees, self._trees, strict=True)]
         return [self._like_the_targets(row) for row in rows]
@@ -124,7 +124,7 @@ class DraftModel:
 
         Where rows are kept in step, they go on with padding, `ahead` of the others, which would wait for them else.
         """
-        if not self.target.in_step:
+        if not self.target.lockstep:
             return
         self._resting = list(places)
         length = max((len(text) for place, text in enumerate(self.texts) if place not in places), default=0)
@@ -132,7 +132,7 @@ class DraftModel:
             for _ in range(length + ahead - len(self.texts[place])):
                 self.texts[place].append(0)
 
-    def admit(self, other: "DraftModel", place: int | None) -> None:
+    def admit(self, other: "DraftRunner", place: int | None) -> None:
         """Take over the one row of `other`, in place `place` or behind the last row."""
         self._settle()
         other._settle()
@@ -153,8 +153,8 @@ class DraftModel:
         """Read the prompt if that has not happened yet; give the cache what the last round left of the text."""
         if not self._has_read:
             self._has_read = True
-            self.agreement.flush()
-            with self.agreement.forward():
+            self.rank_sync.flush()
+            with self.rank_sync.forward():
                 self.target.prefill()
         if self._has_ended:
             self.target.commit(self._paths)
@@ -175,9 +175,9 @@ class DraftModel:
 
 
 class RowScorer:
-    """One row of a `DraftModel`: the `DraftScorer` of a drafter."""
+    """One row of a `DraftRunner`: the `DraftScorer` of a drafter."""
 
-    def __init__(self, draft_model: DraftModel, place: int) -> None:
+    def __init__(self, draft_model: DraftRunner, place: int) -> None:
         self.draft_model, self.place = draft_model, place
         self.vocab_size = draft_model.vocab_size
         self.takes_trees = draft_model.takes_trees
@@ -197,18 +197,18 @@ class RowScorer:
         self.draft_model.keep(self.place, accepted)
 
 
-def used_by(agreement: Agreement, draft_model: DraftModel | None) -> DraftModel | None:
+def used_by(rank_sync: RankSync, draft_model: DraftRunner | None) -> DraftRunner | None:
     """The draft model where this process computes with it: everywhere if it is shared, else where drafts are made."""
     if draft_model is None:
         return None
     if draft_model.is_shared:
-        draft_model.agreement = agreement
+        draft_model.rank_sync = rank_sync
         return draft_model
-    return draft_model if agreement.leads else None
+    return draft_model if rank_sync.is_leader else None
 
 
 def propose_together(
-    wanted: Sequence[tuple[Drafter, int] | None], draft_model: DraftModel | None
+    wanted: Sequence[tuple[Drafter, int] | None], draft_model: DraftRunner | None
 ) -> list[DraftTree | None]:
     """Every drafter's tree. Those that ask a draft model are asked in turns, so that one forward answers all.
 

@@ -17,8 +17,8 @@ from hf_specdec import compat
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import TreeAdapter, TreePositions, takes_positions
-from hf_specdec.forward.token_buffer import Text
-from hf_specdec.forward.tree_layout import RowColumns
+from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.forward.tree_mask import TreeMasks, TreeRows
 
 __all__ = ["StepInputs", "rows_of"]
@@ -45,7 +45,7 @@ class StepInputs:
         self,
         model: PreTrainedModel,
         model_kwargs: dict[str, Any],
-        texts: Sequence[Text],
+        texts: Sequence[TokenBuffer],
         fed: int,
         adapter: TreeAdapter | None = None,
     ) -> None:
@@ -71,7 +71,7 @@ class StepInputs:
         self._positions: torch.Tensor | None = None
         self._mask: torch.Tensor | None = None
 
-    def of(self, columns: Sequence[RowColumns], fed: Sequence[int]) -> dict[str, Any]:
+    def of(self, columns: Sequence[TreeLayout], fed: Sequence[int]) -> dict[str, Any]:
         """Arguments for a forward of the rows' new columns.
 
         Args:
@@ -101,7 +101,7 @@ class StepInputs:
         return inputs
 
     def _add_tree(
-        self, inputs: dict[str, Any], columns: Sequence[RowColumns], mask: torch.Tensor | None, in_sequence: bool
+        self, inputs: dict[str, Any], columns: Sequence[TreeLayout], mask: torch.Tensor | None, in_sequence: bool
     ) -> None:
         """The tree's mask and positions, as far as the model takes them; the adapter gets what it does not take."""
         starts = self.attention_cache.lengths or [0] * len(columns)
@@ -157,7 +157,7 @@ class StepInputs:
         if (mask is not None and not bool(mask.all())) or not set(others) <= set(known) or self.asks_model:
             raise UnsupportedModelError("its forward takes more of each row than ids and positions")
 
-    def _positions_of(self, columns: Sequence[RowColumns], fed: Sequence[int], in_sequence: bool) -> torch.Tensor:
+    def _positions_of(self, columns: Sequence[TreeLayout], fed: Sequence[int], in_sequence: bool) -> torch.Tensor:
         """The first column's position plus each new column's depth; `(..., Q)` with the model's own leading ones."""
         assert self.base is not None
         if not in_sequence:
@@ -179,7 +179,7 @@ class StepInputs:
             self._mask = torch.cat([first, first.new_ones((len(first), max(RUNWAY, 2 * num_columns)))], dim=1)
         return self._mask[:, :end]
 
-    def _asked(self, columns: Sequence[RowColumns], fed: int) -> dict[str, Any]:
+    def _asked(self, columns: Sequence[TreeLayout], fed: int) -> dict[str, Any]:
         """Ask the model with the texts and the columns as if they were chains."""
         kwargs = dict(self.kwargs)
         num_columns = fed - self.start + len(columns[0])
@@ -204,7 +204,7 @@ class StepInputs:
         return inputs
 
 
-def _start_of(text: Text, length: int) -> torch.Tensor:
+def _start_of(text: TokenBuffer, length: int) -> torch.Tensor:
     """`(1, length)`: the text's beginning; columns that earlier forwards of a round have written are zeros."""
     ids = text.ids()[:, :length]
     return torch.nn.functional.pad(ids, (0, length - ids.shape[1]))

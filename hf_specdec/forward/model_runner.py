@@ -4,7 +4,7 @@ Knows nothing about drafters, sampling or stopping. `forward` takes one tree a r
 the row's text; what the cache lacks of the text before it is fed along. Between two commits a tree may grow: then
 only its new nodes are computed. A batch is the same with more rows.
 
-    target = Target(model, input_ids, generation_config, model_kwargs, texts, tier="tree")
+    target = ModelRunner(model, input_ids, generation_config, model_kwargs, texts, tier="tree")
     outputs = target.prefill()
     rows = target.forward([tree])           # rows[0]: (T, vocab_size)
     target.commit([verdict.path])
@@ -19,16 +19,16 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.cache.rollback import kept_cache
+from hf_specdec.cache.rollback import rollback_cache
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import adapter_of, takes_positions
 from hf_specdec.forward.inputs import StepInputs, rows_of
-from hf_specdec.forward.token_buffer import Text
-from hf_specdec.forward.tree_layout import RowColumns
+from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.tree import DraftTree
 
-__all__ = ["Target", "Tier"]
+__all__ = ["ModelRunner", "Tier"]
 
 Tier = Literal["tree", "chain", "plain"]
 RESERVE = 1024  # cache columns allocated at once behind the prompt, at most
@@ -36,7 +36,7 @@ MAX_LAG = 8  # tokens that a row may have to feed again and still draft
 MAX_DRAFT = 64  # columns that the last step may write beyond the text's end without growing the cache
 
 
-class Target:
+class ModelRunner:
     """One call's model.
 
     Args:
@@ -62,7 +62,7 @@ class Target:
         input_ids: torch.Tensor,
         generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
-        texts: Sequence[Text],
+        texts: Sequence[TokenBuffer],
         *,
         tier: Tier,
         keep_cache: bool = True,
@@ -76,9 +76,9 @@ class Target:
         self.adapter = adapter_of(model) if tier == "tree" else None
         if self.adapter is None and not takes_positions(model):
             tier = "chain"  # the model has been compiled since it was probed
-        self.in_step = len(texts) > 1 and (tier != "tree" or compat.has_own_input_preparation(model))
+        self.lockstep = len(texts) > 1 and (tier != "tree" or compat.has_own_input_preparation(model))
         original = model_kwargs.get(compat.cache_name(model_kwargs))
-        self.cache = kept_cache(original, reserve=reserve, in_step=self.in_step, fixed=fixed)
+        self.cache = rollback_cache(original, reserve=reserve, lockstep=self.lockstep, fixed=fixed)
         self._width = 0 if fixed is None else fixed.width
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
@@ -86,7 +86,7 @@ class Target:
             self.kwargs[compat.cache_name(model_kwargs)] = self.cache.model_cache
         self.outputs: Any = None
         self._fed = [len(text) for text in self.texts]  # tokens of each text in the cache once the prompt is
-        self._columns: list[RowColumns] = []
+        self._columns: list[TreeLayout] = []
         self._inputs: StepInputs | None = None
         self._half_done = False
         self._ahead = 0
@@ -97,9 +97,9 @@ class Target:
         return self._cached + self._ahead + max(map(self._lag, range(len(self.texts))), default=0)
 
     @property
-    def drops_rows(self) -> bool:
+    def supports_row_removal(self) -> bool:
         """Whether `select` works."""
-        return self.cache.drops_rows and not self.keep_cache
+        return self.cache.supports_row_removal and not self.keep_cache
 
     def prefill(self) -> Any:
         """The prompt's forward. `outputs.logits[:, -1]` decides the first tokens."""
@@ -129,9 +129,9 @@ class Target:
         if not self._columns:
             if len(self.texts) > 1 and not self.cache.keeps_beginnings:
                 self._feed_common()
-            if self._width and not self.in_step:
+            if self._width and not self.lockstep:
                 self._feed_ahead(trees)
-            self._columns = [RowColumns(self._pending(row)) for row in range(len(self.texts))]
+            self._columns = [TreeLayout(self._pending(row)) for row in range(len(self.texts))]
         self._compute(trees)
         logits = self.outputs.logits
         places = [columns.new_rows for columns in self._columns]
@@ -199,12 +199,12 @@ class Target:
         """How many tokens of a row's text the cache holds."""
         return self._fed[row]
 
-    def copy_prefix(self, donor: "Target", row: int, length: int) -> None:
+    def copy_prefix(self, donor: "ModelRunner", row: int, length: int) -> None:
         """Before the prompt is read: start with `length` columns of a row of `donor`, whose text begins alike."""
         assert self.cache.spec is not None and donor.cache.spec is not None
         self.cache.spec.copy_prefix(donor.cache.spec, row, length)
 
-    def admit(self, other: "Target", row: int | None) -> None:
+    def admit(self, other: "ModelRunner", row: int | None) -> None:
         """Take over the one row of `other`, whose prompt has been read, in the place of `row` or behind the last."""
         assert self.cache.spec is not None and other.cache.spec is not None
         self.cache.spec.admit(other.cache.spec, row)
@@ -278,6 +278,6 @@ class Target:
     def _feed(self, tokens: Sequence[Sequence[int]]) -> None:
         """Make tokens that follow the cached ones part of the cache; an empty list leaves its row as it is."""
         trees = [DraftTree.chain(row[0], row[1:]) if row else None for row in tokens]
-        self._columns = [RowColumns(()) for _ in self.texts]
+        self._columns = [TreeLayout(()) for _ in self.texts]
         self._compute(trees)
         self.commit([range(len(row)) for row in tokens])

@@ -2,10 +2,10 @@
 
 import torch
 
-__all__ = ["Text"]
+__all__ = ["TokenBuffer"]
 
 
-class Text:
+class TokenBuffer:
     """Prompt and emitted tokens. The tensor is written only when somebody asks for it."""
 
     def __init__(self, input_ids: torch.Tensor, *, room: int) -> None:

@@ -3,7 +3,7 @@
 Columns are: known tokens that the cache lacks yet (`pending`), the tree's nodes, its extra tokens, and padding where
 another row of the batch has more. A tree may grow between forwards; then only its new nodes are written.
 
-    columns = RowColumns(pending=[])
+    columns = TreeLayout(pending=[])
     columns.write(tree)             # what the next forward computes: columns.new_tokens, columns.new_depths
     columns.pad(8)                  # as wide as the other rows
     columns.visible()               # (8, 8) bool
@@ -15,10 +15,10 @@ import torch
 
 from hf_specdec.tree import DraftTree
 
-__all__ = ["RowColumns"]
+__all__ = ["TreeLayout"]
 
 
-class RowColumns:
+class TreeLayout:
     """One row's columns since its last commit.
 
     Attributes:

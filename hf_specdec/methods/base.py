@@ -18,11 +18,11 @@ from transformers.generation import CandidateGenerator
 
 from hf_specdec.tree import DraftTree
 
-__all__ = ["Drafter", "Worth"]
+__all__ = ["DraftCost", "Drafter"]
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class DraftCost:
     """What a draft has to bring, in expected tokens; set before each `propose` where costs are known.
 
     Attributes:
@@ -41,14 +41,14 @@ class Drafter(CandidateGenerator, ABC):
         needs_logits (`bool`): whether `observe` reads `logits`; if not, the loop passes `None` and saves a copy.
         is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
         max_extra_tokens (`int`): most extra tokens beside a tree; a static cache's forwards have room for them.
-        worth (`Worth`): what a draft has to bring.
+        worth (`DraftCost`): what a draft has to bring.
         view: what it shows of itself to `spec_observer` after a step, if anything.
     """
 
     needs_logits: bool = False
     is_deterministic: bool = True
     max_extra_tokens: int = 0
-    worth: Worth = Worth()
+    worth: DraftCost = DraftCost()
     view: Any = None
     _assisted_ids: list[int] | None = None
     _assisted_tree: DraftTree | None = None

@@ -21,7 +21,7 @@ from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import PlainConfig, SpecConfig
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
-from hf_specdec.methods.draft_model.drafter import DraftModelDrafter, Warp
+from hf_specdec.methods.draft_model.drafter import DraftModelDrafter, LogitsProcessorFn
 from hf_specdec.methods.draft_model.scorer import DraftScorer
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
@@ -30,11 +30,11 @@ from hf_specdec.methods.plain.drafter import PlainDrafter
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 
-__all__ = ["METHODS", "Memory", "Method", "Setup", "config_arguments", "resolve"]
+__all__ = ["METHODS", "DrafterContext", "Method", "MethodState", "config_arguments", "resolve"]
 
 
 @dataclass(slots=True)
-class Memory:
+class MethodState:
     """What a model remembers between calls, by method; kept on the model, copied and pickled with it.
 
     Attributes:
@@ -74,21 +74,21 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class DrafterContext:
     """What the drafter of one row may use besides its configuration.
 
     Attributes:
         memory: what the model remembers between calls.
         scorer: the draft model, with this row's text.
-        warp: the call's logits processors for the draft model, when sampling.
+        logits_processor: the call's logits processors for the draft model, when sampling.
         generator: the row's random generator; `None` is the global one.
         is_sampled: whether the call draws its tokens.
         takes_trees: whether the target verifies siblings.
     """
 
-    memory: Memory
+    memory: MethodState
     scorer: DraftScorer | None = None
-    warp: Warp | None = None
+    logits_processor: LogitsProcessorFn | None = None
     generator: torch.Generator | None = None
     is_sampled: bool = False
     takes_trees: bool = True
@@ -121,7 +121,7 @@ class Method:
     config_class: type[SpecConfig]
     config_arguments: tuple[str, ...]
     summary: str
-    make: Callable[[Any, Setup], Drafter]
+    make: Callable[[Any, DrafterContext], Drafter]
     budget: Callable[[Any], int]
     needs_tree: bool = False
     needs_draft_model: bool = False
@@ -129,25 +129,27 @@ class Method:
     fits_costs: Callable[[Any], bool] = _never
 
 
-def _plain(config: PlainConfig, setup: Setup) -> Drafter:
+def _plain(config: PlainConfig, setup: DrafterContext) -> Drafter:
     return PlainDrafter()
 
 
-def _prompt_lookup(config: PromptLookupConfig, setup: Setup) -> Drafter:
+def _prompt_lookup(config: PromptLookupConfig, setup: DrafterContext) -> Drafter:
     return PromptLookupDrafter(config, setup.memory.ngram_pool(config) if config.pool == "shared" else None)
 
 
-def _lookahead(config: LookaheadConfig, setup: Setup) -> Drafter:
+def _lookahead(config: LookaheadConfig, setup: DrafterContext) -> Drafter:
     return LookaheadDrafter(config)
 
 
-def _draft_model(config: DraftModelConfig, setup: Setup) -> Drafter:
+def _draft_model(config: DraftModelConfig, setup: DrafterContext) -> Drafter:
     assert setup.scorer is not None
     memory = setup.memory.acceptance_counts(config, setup.scorer.relative_cost)
-    return DraftModelDrafter(config, setup.scorer, warp=setup.warp, generator=setup.generator, memory=memory)
+    return DraftModelDrafter(
+        config, setup.scorer, logits_processor=setup.logits_processor, generator=setup.generator, memory=memory
+    )
 
 
-def _auto(config: AutoSpecConfig, setup: Setup) -> Drafter:
+def _auto(config: AutoSpecConfig, setup: DrafterContext) -> Drafter:
     return AutoDrafter(
         config,
         setup.memory.of_auto(config) if config.pool == "shared" else None,

@@ -16,7 +16,7 @@ from hf_specdec.bench.rows import REFERENCE
 from hf_specdec.bench.run import Bench
 from hf_specdec.bench.subject import Subject
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.verify import Verdict
+from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.errors import ConfigError
 from hf_specdec.tree import DraftTree
 from tests.bench.conftest import PROMPTS, ROWS, SETTINGS
@@ -172,14 +172,14 @@ def test_a_row_that_writes_into_the_prompt_harms_only_itself(subject: Subject) -
 def test_an_engine_whose_verification_is_broken_is_flagged(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on below a drafted token whatever the target chose, so the target answers another text."""
 
-    def gullible(tree: DraftTree, choose: Callable[[int], tuple[int, bool]]) -> Verdict:
+    def gullible(tree: DraftTree, choose: Callable[[int], tuple[int, bool]]) -> VerifyResult:
         node, path, tokens = 0, [0], []
         while True:
             token, stop = choose(node)
             tokens.append(token)
             children = tree.children(node)
             if stop or not children:
-                return Verdict(tokens, path)
+                return VerifyResult(tokens, path)
             node = children[0]
             path.append(node)
 

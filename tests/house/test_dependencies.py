@@ -106,7 +106,7 @@ def test_only_compat_imports_from_inside_transformers(file: Path) -> None:
 def test_only_compat_touches_private_attributes_of_others(file: Path) -> None:
     """An attribute with a leading underscore belongs to the file that defines it."""
     tree = tree_of(file)
-    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_private(node.attr)}
+    used = {node.attr for node in ast.verify_tree(tree) if isinstance(node, ast.Attribute) and is_private(node.attr)}
     assert used <= defined_names(tree) | inherited_names(file), f"of others: {sorted(used - defined_names(tree))}"
 
 
@@ -117,7 +117,7 @@ def is_private(name: str) -> bool:
 def defined_names(tree: ast.Module) -> set[str]:
     """Functions, class attributes, slots and attributes of `self` that a file defines."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.verify_tree(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

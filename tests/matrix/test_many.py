@@ -128,18 +128,18 @@ def test_results_come_as_they_finish_and_prompts_are_read_as_rows_get_free(
 def test_the_bound_on_the_cache_only_makes_batches_smaller(
     alone: Callable[[str, str], Alone], bound: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_specdec.forward.model_runner import Target
+    from hf_specdec.forward.model_runner import ModelRunner
 
     widths: list[tuple[int, int]] = []
-    forward = Target.forward
+    forward = ModelRunner.forward
 
-    def spying(self: Target, trees: Any) -> Any:
+    def spying(self: ModelRunner, trees: Any) -> Any:
         widths.append((len(self.texts), max(len(text) for text in self.texts)))
         return forward(self, trees)
 
     reference = alone("llama", "greedy")
     list(reference.many("prompt_lookup", PROMPTS[:1]))  # the probes' forwards are none of the job's
-    monkeypatch.setattr(Target, "forward", spying)
+    monkeypatch.setattr(ModelRunner, "forward", spying)
     results = list(reference.many("prompt_lookup", max_batch_size=6, max_cache_tokens=bound))
     assert {result.index: result.token_ids for result in results} == dict(enumerate(reference.texts))
     assert all(rows == 1 or rows * longest <= bound for rows, longest in widths)

@@ -197,12 +197,12 @@ def far_pair() -> tuple[Any, Any]:
     return model, noisy_copy(model, noise=0.5)
 
 
-def exact_distribution(model: Any, warp: dict[str, Any]) -> dict[tuple[int, int], float]:
+def exact_distribution(model: Any, logits_processor: dict[str, Any]) -> dict[tuple[int, int], float]:
     """What plain sampling draws as the next two tokens."""
 
     def row(ids: torch.Tensor) -> torch.Tensor:
         options = {"do_sample": True, "max_new_tokens": 1, "return_dict_in_generate": True, "output_scores": True}
-        return torch.softmax(plain(model, ids, **options, **warp).scores[0][0], dim=-1)
+        return torch.softmax(plain(model, ids, **options, **logits_processor).scores[0][0], dim=-1)
 
     first = row(PROMPT)
     cells = {}
@@ -213,7 +213,7 @@ def exact_distribution(model: Any, warp: dict[str, Any]) -> dict[tuple[int, int]
     return cells
 
 
-def chi_square(model: Any, draft: Any, warp: dict[str, Any], shape: dict[str, Any]) -> tuple[float, int]:
+def chi_square(model: Any, draft: Any, logits_processor: dict[str, Any], shape: dict[str, Any]) -> tuple[float, int]:
     """Statistic over the cells expected often enough, the others joined; and drafted tokens accepted."""
     torch.manual_seed(0)
     output = model.generate(
@@ -225,13 +225,13 @@ def chi_square(model: Any, draft: Any, warp: dict[str, Any], shape: dict[str, An
         do_sample=True,
         max_new_tokens=4,
         return_dict_in_generate=True,
-        **warp,
+        **logits_processor,
     )
     length = PROMPT.shape[1]
     counts: dict[tuple[int, int], int] = {}
     for pair_ in map(tuple, output.sequences[:, length : length + 2].tolist()):
         counts[pair_] = counts.get(pair_, 0) + 1
-    cells = exact_distribution(model, warp)
+    cells = exact_distribution(model, logits_processor)
     assert counts.keys() <= cells.keys(), "a token that plain sampling never draws"
     rare = [cell for cell, share in cells.items() if share * NUM_TEXTS < 5]
     groups = [[cell] for cell in cells if cell not in rare] + ([rare] if rare else [])
@@ -243,10 +243,12 @@ def chi_square(model: Any, draft: Any, warp: dict[str, Any], shape: dict[str, An
     return statistic, output.spec_stats.num_accepted_tokens
 
 
-@pytest.mark.parametrize(("warp", "shape"), list(itertools.product(WARPS, SHAPES)))
-def test_rejection_sampling_leaves_the_targets_distribution(far_pair: tuple[Any, Any], warp: str, shape: str) -> None:
+@pytest.mark.parametrize(("logits_processor", "shape"), list(itertools.product(WARPS, SHAPES)))
+def test_rejection_sampling_leaves_the_targets_distribution(
+    far_pair: tuple[Any, Any], logits_processor: str, shape: str
+) -> None:
     """Odds of a right run failing: one in a million."""
-    statistic, accepted = chi_square(*far_pair, WARPS[warp], SHAPES[shape])
+    statistic, accepted = chi_square(*far_pair, WARPS[logits_processor], SHAPES[shape])
     assert statistic < CELLS_BOUND
     assert accepted > NUM_TEXTS / 20, "some drafts are accepted"
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from hf_specdec import AutoSpecConfig, ConfigError, SpecMemory
-from hf_specdec.methods.auto.adaptive_weights import Experience
+from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.window import RETRY, TRIAL, AutoWindow
-from hf_specdec.methods.base import Worth
+from hf_specdec.methods.base import DraftCost
 from hf_specdec.tree import DraftTree
 from tests.draft_tables import Table, random_table
 from tests.unit.test_auto import texts_of
 
 VOCAB = 40
 TABLE = random_table(seed=4, vocab_size=VOCAB, scale=3.0, window=1)
-CHEAP = Worth(of_node=0.002)
+CHEAP = DraftCost(of_node=0.002)
 
 
 def following(table: Table, tokens: Sequence[int]) -> int:
@@ -40,7 +40,11 @@ def decode(drafter: AutoDrafter, tokens: list[int], *, steps: int, table: Table 
 
 
 def drafter_of(
-    memory: SpecMemory | None = None, prompt: Sequence[int] = (1, 2, 3), *, worth: Worth = CHEAP, **config: int | bool
+    memory: SpecMemory | None = None,
+    prompt: Sequence[int] = (1, 2, 3),
+    *,
+    worth: DraftCost = CHEAP,
+    **config: int | bool,
 ) -> AutoDrafter:
     drafter = AutoDrafter(AutoSpecConfig.parse(config), memory or SpecMemory())
     drafter.worth = worth
@@ -53,16 +57,16 @@ def presence(window: AutoWindow, price: float, steps: int) -> list[bool]:
 
 
 def test_a_window_is_there_where_it_adds_as_much_as_its_columns_cost() -> None:
-    window = AutoWindow(5, 4, Experience())
+    window = AutoWindow(5, 4, AdaptiveWeights())
     assert window.num_columns == 14
-    assert presence(window, Experience.WINDOW_HOPE / 14, 3) == [True] * 3
-    assert presence(window, 1.01 * Experience.WINDOW_HOPE / 14, 3) == [False] * 3
+    assert presence(window, AdaptiveWeights.WINDOW_HOPE / 14, 3) == [True] * 3
+    assert presence(window, 1.01 * AdaptiveWeights.WINDOW_HOPE / 14, 3) == [False] * 3
 
 
 def test_where_it_added_nothing_it_goes_and_is_tried_again_for_a_while() -> None:
-    experience = Experience()
+    experience = AdaptiveWeights()
     window = AutoWindow(5, 4, experience)
-    price = 0.1 * Experience.WINDOW_HOPE / 14
+    price = 0.1 * AdaptiveWeights.WINDOW_HOPE / 14
     while window.beside([1, 2, 3], price) is not None:
         experience.window_gained(0.0)
     there = presence(window, price, 3 * (RETRY + TRIAL))
@@ -72,15 +76,15 @@ def test_where_it_added_nothing_it_goes_and_is_tried_again_for_a_while() -> None
     assert all(there[first : first + TRIAL])
 
 
-@pytest.mark.parametrize("price", [0.0, Experience.WINDOW_HOPE / 13, math.inf])
+@pytest.mark.parametrize("price", [0.0, AdaptiveWeights.WINDOW_HOPE / 13, math.inf])
 def test_nobody_tries_it_where_costs_are_unknown_or_no_window_could_pay(price: float) -> None:
-    experience = Experience(window_gain=0.0)
+    experience = AdaptiveWeights(window_gain=0.0)
     assert not any(presence(AutoWindow(5, 4, experience), price, 3 * RETRY))
 
 
 def test_it_keeps_what_the_target_says_behind_its_columns() -> None:
     """The target is a table of the last token, so whatever a column holds, the table knows what follows it."""
-    window = AutoWindow(4, 3, Experience())
+    window = AutoWindow(4, 3, AdaptiveWeights())
     text, grown = [1, 2, 3], []
     for _ in range(6):
         extra = window.beside(text, 0.001)
@@ -99,7 +103,7 @@ def test_it_keeps_what_the_target_says_behind_its_columns() -> None:
 
 
 def test_a_step_without_a_window_leaves_it_as_it_is() -> None:
-    window = AutoWindow(4, 3, Experience())
+    window = AutoWindow(4, 3, AdaptiveWeights())
     window.observe(DraftTree.chain(3), torch.zeros(1, VOCAB))
     assert window.beside([1, 2, 3], 0.001) is not None
     window.observe(DraftTree.chain(3), torch.zeros(1, VOCAB))
@@ -120,19 +124,19 @@ def test_what_it_finds_is_drafted_and_credited() -> None:
         assert any(tree.extra is not None for tree in trees) == bool(size)
         lengths.append(len(tokens))
     assert lengths[0] > lengths[1]
-    assert memories[0].greedy.window_gain > Experience.WINDOW_HOPE
-    assert memories[1].greedy.window_gain == Experience.WINDOW_HOPE
+    assert memories[0].greedy.window_gain > AdaptiveWeights.WINDOW_HOPE
+    assert memories[1].greedy.window_gain == AdaptiveWeights.WINDOW_HOPE
 
 
 def test_where_it_finds_nothing_that_comes_true_it_goes() -> None:
     """Every text goes on by its length, so what follows a column says nothing of what follows the text."""
     random: Table = lambda text: torch.eye(VOCAB)[(len(text) ** 2 * 7 + text[0]) % VOCAB] * 20.0  # noqa: E731
     memory = SpecMemory()
-    trees = decode(drafter_of(memory, worth=Worth(of_node=0.003)), [1, 2, 3], steps=200, table=random)
+    trees = decode(drafter_of(memory, worth=DraftCost(of_node=0.003)), [1, 2, 3], steps=200, table=random)
     there = [tree.extra is not None for tree in trees]
     assert there[0]
     assert not any(there[-50:])
-    assert memory.greedy.window_gain < Experience.WINDOW_HOPE
+    assert memory.greedy.window_gain < AdaptiveWeights.WINDOW_HOPE
 
 
 @pytest.mark.parametrize("config", [{"window_size": 0}, {"num_nodes": 8}, {"use_recycled": False}])
@@ -160,4 +164,4 @@ def test_what_it_added_is_saved(tmp_path: object) -> None:
     memory.sampled.window_gain = 0.375
     memory.save(f"{tmp_path}/memory")
     loaded = SpecMemory.load(f"{tmp_path}/memory")
-    assert (loaded.sampled.window_gain, loaded.greedy.window_gain) == (0.375, Experience.WINDOW_HOPE)
+    assert (loaded.sampled.window_gain, loaded.greedy.window_gain) == (0.375, AdaptiveWeights.WINDOW_HOPE)

@@ -7,7 +7,7 @@ import torch
 
 from hf_specdec.engine.budget import FIRST_CREDIT, LONGEST_REST, RETRY, RETRY_SIZE, SHORTEST_REST, Budget
 from hf_specdec.engine.cost_model import StepCosts
-from hf_specdec.methods.base import Worth
+from hf_specdec.methods.base import DraftCost
 from hf_specdec.tree import DraftTree, ExtraTokens
 
 ONE = 0.01  # seconds of a step with one token
@@ -136,7 +136,7 @@ def test_now_and_then_a_small_tree_is_tried_where_none_pays() -> None:
 
 
 def test_drafters_hear_what_a_node_has_to_bring() -> None:
-    assert budget_of(0.1).worth(1, 1) == Worth(of_node=pytest.approx(0.1), of_forward=1.0)
+    assert budget_of(0.1).worth(1, 1) == DraftCost(of_node=pytest.approx(0.1), of_forward=1.0)
 
 
 def rests(budget: Budget, steps: int, **how: float) -> list[int]:

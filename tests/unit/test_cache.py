@@ -210,7 +210,7 @@ def test_an_adopted_cache_comes_back_as_plain_decoding_would_have_left_it(make, 
         ours.commit([path])
         for column in path:  # plain decoding: one token after the other
             forward(reference, select(draft, [column]))
-    ours.hand_back(theirs)
+    ours.export(theirs)
     assert theirs.get_seq_length() == reference.get_seq_length() == text + 6
     following = step(1)
     assert [layer.get_mask_sizes(1) for layer in theirs.layers] == [
@@ -251,7 +251,7 @@ def test_a_cache_given_back_shares_no_memory_with_the_next_call() -> None:
     assert ours is not None
     forward(ours, step(2))
     ours.commit([[0, 1]])
-    ours.hand_back(theirs)
+    ours.export(theirs)
     before = theirs.layers[0].keys.clone()
     forward(ours, step(2))
     ours.commit([[0]])
@@ -264,13 +264,13 @@ def test_a_sliding_layer_stays_sliding_and_a_full_one_full() -> None:
     assert ours is not None
     forward(ours, step(20))
     ours.settle()
-    ours.hand_back(theirs)
+    ours.export(theirs)
     assert all(type(layer) is DynamicSlidingWindowLayer for layer in theirs.layers)
     full = DynamicCache(config=LlamaConfig(num_hidden_layers=LAYERS))
     again = SpecCache.adopt(full)
     assert again is not None
     forward(again, step(20))
     again.settle()
-    again.hand_back(full)
+    again.export(full)
     assert all(type(layer) is DynamicLayer for layer in full.layers)
     assert full.get_seq_length() == 20

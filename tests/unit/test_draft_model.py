@@ -20,7 +20,7 @@ ALWAYS = {"confidence_threshold": 0.0}
 def drafter_of(
     table: Table, text: Sequence[int] = (0,), scorer: dict[str, Any] | None = None, **fields: Any
 ) -> DraftModelDrafter:
-    extra = {name: fields.pop(name) for name in ("warp", "generator", "memory") if name in fields}
+    extra = {name: fields.pop(name) for name in ("logits_processor", "generator", "memory") if name in fields}
     drafter = DraftModelDrafter(DraftModelConfig(**fields), TableScorer(table, **(scorer or {})), **extra)
     drafter.begin(text)
     return drafter
@@ -163,7 +163,7 @@ def test_the_first_branch_comes_first() -> None:
 @pytest.mark.parametrize("use_logits", [False, True])
 def test_a_draft_that_cannot_score_siblings_still_offers_them(use_logits: bool) -> None:
     """Requests are chains (`TableScorer` checks it); the nodes beside them were not scored."""
-    fields: dict[str, Any] = {"warp": lambda ids, row: row} if use_logits else {}
+    fields: dict[str, Any] = {"logits_processor": lambda ids, row: row} if use_logits else {}
     drafter = drafter_of(
         random_table(6, SIZE),
         scorer={"takes_trees": False},
@@ -255,7 +255,7 @@ def test_what_was_learned_serves_the_next_call() -> None:
 def test_sampled_calls_neither_read_nor_write_what_greedy_calls_learned(use_logits: bool) -> None:
     """Their acceptances depend on temperature and top-p."""
     memory = AcceptanceCounts()
-    drafter = drafter_of(UNSURE_AT_TWO, memory=memory, use_logits=use_logits, warp=lambda ids, row: row)
+    drafter = drafter_of(UNSURE_AT_TWO, memory=memory, use_logits=use_logits, logits_processor=lambda ids, row: row)
     with torch.random.fork_rng(devices=[]):
         settle(drafter, dict.fromkeys(range(6), False), 40)
     assert memory.mean(0) == AcceptanceCounts().mean(0)
@@ -287,7 +287,7 @@ def drawing(seed: int = 0, table: Table | None = None, **fields: Any) -> DraftMo
     return drafter_of(
         table or random_table(7, SIZE),
         use_logits=True,
-        warp=lambda ids, row: row / 0.8,
+        logits_processor=lambda ids, row: row / 0.8,
         generator=torch.Generator().manual_seed(seed),
         **fields,
     )
@@ -334,13 +334,13 @@ def test_the_same_seed_draws_the_same_drafts_whatever_was_counted_before() -> No
 def test_a_warp_sees_the_text_up_to_the_node() -> None:
     seen: list[list[int]] = []
 
-    def warp(ids: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    def logits_processor(ids: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         assert row.shape == (1, SIZE)
         seen.append(ids[0].tolist())
         return row
 
     table = random_table(8, SIZE)
-    drafter = drafter_of(table, [2, 0, 3], use_logits=True, draft_len=3, warp=warp, **ALWAYS)
+    drafter = drafter_of(table, [2, 0, 3], use_logits=True, draft_len=3, logits_processor=logits_processor, **ALWAYS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         drafted = drafter.propose(100).first_branch()
@@ -348,13 +348,18 @@ def test_a_warp_sees_the_text_up_to_the_node() -> None:
 
 
 def test_tokens_that_the_draft_s_processors_forbid_are_not_drafted() -> None:
-    def warp(ids: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    def logits_processor(ids: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         return row.masked_fill(torch.arange(SIZE) > 1, -torch.inf)
 
     for use_logits in (False, True):
         with torch.random.fork_rng(devices=[]):
             tree = drafter_of(
-                random_table(9, SIZE), use_logits=use_logits, num_branches=4, draft_len=2, warp=warp, **ALWAYS
+                random_table(9, SIZE),
+                use_logits=use_logits,
+                num_branches=4,
+                draft_len=2,
+                logits_processor=logits_processor,
+                **ALWAYS,
             ).propose(100)
         assert set(tree.tokens[1:]) == {0, 1}
 

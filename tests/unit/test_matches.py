@@ -22,7 +22,7 @@ def indexed(tokens: list[int]) -> NgramIndex:
     return index
 
 
-def agreement(tokens: list[int], place: int, context: list[int]) -> int:
+def rank_sync(tokens: list[int], place: int, context: list[int]) -> int:
     """How many of the last 8 tokens of `context` stand in front of `place`."""
     pairs = zip(reversed(tokens[:place]), reversed(context[-8:]), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -30,7 +30,7 @@ def agreement(tokens: list[int], place: int, context: list[int]) -> int:
 
 def all_places(tokens: list[int], context: list[int]) -> Places:
     """Every place but the end whose token in front is the context's last."""
-    found = [(place, agreement(tokens, place, context)) for place in range(1, len(tokens))]
+    found = [(place, rank_sync(tokens, place, context)) for place in range(1, len(tokens))]
     return [(place, size) for place, size in found if size]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_specdec.methods.auto.predictor import MOST_TRUST, Guess, Predictor
+from hf_specdec.methods.auto.predictor import MOST_TRUST, Prediction, Predictor
 from hf_specdec.methods.auto.recycled_logits import Entry
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.ngram.index import NgramIndex
@@ -11,13 +11,13 @@ from hf_specdec.methods.ngram.index import NgramIndex
 LIKELY: Entry = ((30, 31), (12.0, 5.0))
 
 
-def ask(predictor: Predictor, tokens: list[int], drafted: Entry | None = None) -> Guess:
+def ask(predictor: Predictor, tokens: list[int], drafted: Entry | None = None) -> Prediction:
     index = NgramIndex(4)
     index.extend(tokens)
     return predictor.guess(predictor.text_of(index), drafted)
 
 
-def by_token(guess: Guess) -> dict[int, float]:
+def by_token(guess: Prediction) -> dict[int, float]:
     return dict(zip(guess.tokens, guess.probabilities, strict=True))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from hf_specdec.engine.verify import draw_among
+from hf_specdec.engine.verify import rejection_sample
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from tests.draft_tables import (
@@ -23,7 +23,7 @@ from tests.draft_tables import (
     verify_by_drawing,
 )
 
-Warp = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+LogitsProcessorFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 SIZE = 6
 
 
@@ -33,26 +33,26 @@ def distribution(seed: int, size: int = SIZE, *, zeros: Sequence[int] = ()) -> t
     return row / row.sum()
 
 
-def temperature(value: float) -> Warp:
+def temperature(value: float) -> LogitsProcessorFn:
     return lambda ids, row: row / value
 
 
-def top_p(value: float) -> Warp:
+def top_p(value: float) -> LogitsProcessorFn:
     """Keeps the likeliest tokens until they make up `value`."""
 
-    def warp(ids: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    def logits_processor(ids: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         probabilities, order = row.softmax(-1).sort(descending=True)
         dropped = probabilities.cumsum(-1) - probabilities >= value
         return row.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)
 
-    return warp
+    return logits_processor
 
 
 def statistic_of(
     p: torch.Tensor,
     q: torch.Tensor,
     num_drawn: int,
-    rule: Callable[..., int] = draw_among,
+    rule: Callable[..., int] = rejection_sample,
     count: int = 12_000,
     seed: int = 0,
 ) -> tuple[float, float]:
@@ -93,7 +93,7 @@ def test_zeros_and_certainties_are_no_exception(p: torch.Tensor, q: torch.Tensor
     children = torch.multinomial(q.expand(4_000, -1), num_drawn, generator=generator).tolist()
     seen: dict[tuple[int, ...], int] = {}
     for tokens in children:
-        token = draw_among(p, q, [token for token in tokens if q[token] > 0], generator)
+        token = rejection_sample(p, q, [token for token in tokens if q[token] > 0], generator)
         seen[(token,)] = seen.get((token,), 0) + 1
     if p.max() == 1.0:
         assert seen == {(int(p.argmax()),): 4_000}
@@ -105,14 +105,14 @@ def test_zeros_and_certainties_are_no_exception(p: torch.Tensor, q: torch.Tensor
 def test_a_draft_that_equals_the_target_is_always_accepted() -> None:
     p, generator = distribution(1), torch.Generator().manual_seed(0)
     for token in torch.multinomial(p, 500, replacement=True, generator=generator).tolist():
-        assert draw_among(p, p.clone(), [token], generator) == token
+        assert rejection_sample(p, p.clone(), [token], generator) == token
 
 
 def test_acceptance_is_as_high_as_it_can_be() -> None:
     """The first drawn token is accepted with probability sum(min(p, q)); 12,000 draws, within five standard errors."""
     p, q, generator = distribution(1), distribution(2), torch.Generator().manual_seed(0)
     drawn = torch.multinomial(q, 12_000, replacement=True, generator=generator).tolist()
-    accepted = sum(draw_among(p, q, [token], generator) == token for token in drawn) / 12_000
+    accepted = sum(rejection_sample(p, q, [token], generator) == token for token in drawn) / 12_000
     overlap = float(torch.minimum(p, q).sum())
     # a rejected token has p < q and nothing left in the rest, so it cannot come back
     assert abs(accepted - overlap) < 5 * (overlap * (1 - overlap) / 12_000) ** 0.5
@@ -122,7 +122,7 @@ def test_a_token_that_q_cannot_have_given_is_passed_over() -> None:
     """No bias from it: 12,000 draws with such a token among the children, odds of one in a million."""
     q = distribution(2, zeros=[4])
     value, bound = statistic_of(
-        distribution(1), q, 1, lambda p, q, drawn, generator: draw_among(p, q, [4, *drawn], generator)
+        distribution(1), q, 1, lambda p, q, drawn, generator: rejection_sample(p, q, [4, *drawn], generator)
     )
     assert value < bound
 
@@ -131,7 +131,7 @@ def test_arguments_are_left_as_they_are() -> None:
     p, q, generator = distribution(1), distribution(2), torch.Generator().manual_seed(0)
     before = p.clone(), q.clone()
     for _ in range(20):
-        draw_among(p, q, [0, 1, 2], generator)
+        rejection_sample(p, q, [0, 1, 2], generator)
     assert torch.equal(p, before[0])
     assert torch.equal(q, before[1])
 
@@ -140,9 +140,9 @@ def test_the_global_generator_serves_where_none_is_given() -> None:
     p, q = distribution(1), distribution(2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        first = [draw_among(p, q, [0, 1]) for _ in range(20)]
+        first = [rejection_sample(p, q, [0, 1]) for _ in range(20)]
         torch.manual_seed(5)
-        assert [draw_among(p, q, [0, 1]) for _ in range(20)] == first
+        assert [rejection_sample(p, q, [0, 1]) for _ in range(20)] == first
 
 
 # What must not pass: the test has teeth.
@@ -161,7 +161,7 @@ def forgets_the_rest(p: torch.Tensor, q: torch.Tensor, drawn: Sequence[int], gen
 
 
 def believes_in_another_q(p: torch.Tensor, q: torch.Tensor, drawn: Sequence[int], generator: torch.Generator) -> int:
-    return draw_among(p, distribution(7), drawn, generator)
+    return rejection_sample(p, distribution(7), drawn, generator)
 
 
 def keeps_what_was_drawn_in_q(
@@ -177,7 +177,7 @@ def keeps_what_was_drawn_in_q(
 
 
 def drops_unlikely_children(p: torch.Tensor, q: torch.Tensor, drawn: Sequence[int], generator: torch.Generator) -> int:
-    return draw_among(p, q, [token for token in drawn if q[token] > 0.1], generator)
+    return rejection_sample(p, q, [token for token in drawn if q[token] > 0.1], generator)
 
 
 @pytest.mark.parametrize(
@@ -198,15 +198,15 @@ def test_wrong_rules_are_found_out(rule: Callable[..., int]) -> None:
 # Whole steps: drafter, tree, walk.
 
 
-def probabilities_of(table: Table, warp: Warp, text: Sequence[int]) -> torch.Tensor:
-    return warp(torch.tensor([list(text)]), table(tuple(text)).unsqueeze(0)).softmax(-1)[0]
+def probabilities_of(table: Table, logits_processor: LogitsProcessorFn, text: Sequence[int]) -> torch.Tensor:
+    return logits_processor(torch.tensor([list(text)]), table(tuple(text)).unsqueeze(0)).softmax(-1)[0]
 
 
 def texts_of(
     config: DraftModelConfig,
     draft: Table,
     target: Table,
-    warps: tuple[Warp, Warp],
+    warps: tuple[LogitsProcessorFn, LogitsProcessorFn],
     *,
     length: int,
     count: int,
@@ -218,7 +218,7 @@ def texts_of(
     """How often each text of `length` tokens is written by steps of draft and target."""
     generator = torch.Generator().manual_seed(seed)
     scorer = TableScorer(draft, vocab_size=SIZE)
-    drafter = DraftModelDrafter(config, scorer, warp=warps[0], generator=generator)
+    drafter = DraftModelDrafter(config, scorer, logits_processor=warps[0], generator=generator)
     target_row: dict[tuple[int, ...], torch.Tensor] = {}
 
     def target_distribution(text: list[int]) -> torch.Tensor:
@@ -242,13 +242,13 @@ def texts_of(
     return sample(count, write)
 
 
-def true_probabilities(target: Table, warp: Warp, length: int) -> dict[tuple[int, ...], float]:
+def true_probabilities(target: Table, logits_processor: LogitsProcessorFn, length: int) -> dict[tuple[int, ...], float]:
     """Probability of each text of `length` tokens behind token 0."""
     expected: dict[tuple[int, ...], float] = {}
     for text in itertools.product(range(SIZE), repeat=length):
         share = 1.0
         for place, token in enumerate(text):
-            share *= float(probabilities_of(target, warp, [0, *text[:place]])[token])
+            share *= float(probabilities_of(target, logits_processor, [0, *text[:place]])[token])
         expected[text] = share
     return expected
 
@@ -284,7 +284,7 @@ def test_texts_have_the_target_s_distribution(shape: str) -> None:
     ],
     ids=["hot-draft", "cold-draft", "top-p", "narrow-draft", "narrow-target"],
 )
-def test_temperature_and_top_p_of_either_model_are_followed(warps: tuple[Warp, Warp]) -> None:
+def test_temperature_and_top_p_of_either_model_are_followed(warps: tuple[LogitsProcessorFn, LogitsProcessorFn]) -> None:
     """1,500 texts of two tokens from trees; odds of one in a million."""
     config = DraftModelConfig(use_logits=True, **SHAPES["stopping tree"])
     seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=1_500)

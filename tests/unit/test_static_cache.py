@@ -9,8 +9,8 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, MistralConfig, StaticCache
 
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
-from hf_specdec.forward.model_runner import Target
-from hf_specdec.forward.token_buffer import Text
+from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.forward.token_buffer import TokenBuffer
 from tests.support import PROMPT, assert_same_cache, plain
 
 LAYERS, HEADS, HEAD_DIM, LONGEST = 2, 2, 4, 64
@@ -65,7 +65,7 @@ def test_an_adopted_cache_comes_back_as_plain_decoding_would_have_left_it(kind: 
         ours.commit([path])
         for column in path:  # plain decoding: one token after the other
             forward(reference, [(keys[:, :, [column]], values[:, :, [column]]) for keys, values in draft])
-    ours.hand_back(theirs)
+    ours.export(theirs)
     following = step(1)
     for _ in range(2):
         for (keys, values), (expected_keys, expected_values) in zip(
@@ -145,9 +145,9 @@ def test_a_text_that_is_far_ahead_is_fed_in_forwards_of_the_same_width(model: An
     """Rows of a batch may end far apart, and the shorter ones are padded in the end."""
     cache, reference = (StaticCache(model.config, max_cache_len=LONGEST) for _ in range(2))
     kwargs = {"past_key_values": cache, "position_ids": torch.arange(PROMPT.shape[1])[None], "use_cache": True}
-    text, widths = Text(PROMPT, room=16), []
+    text, widths = TokenBuffer(PROMPT, room=16), []
     config, fixed = GenerationConfig(max_length=LONGEST), FixedShapes(width=4, capacity=LONGEST)
-    target = Target(model, PROMPT, config, kwargs, [text], tier="tree", fixed=fixed)
+    target = ModelRunner(model, PROMPT, config, kwargs, [text], tier="tree", fixed=fixed)
     expected = plain(model, PROMPT, past_key_values=reference, max_new_tokens=11, do_sample=False)[0].tolist()
     with torch.no_grad():
         target.prefill()

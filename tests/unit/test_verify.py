@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hf_specdec.engine.verify import Verdict, walk
+from hf_specdec.engine.verify import VerifyResult, verify_tree
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 
@@ -20,7 +20,7 @@ def target(text: tuple[int, ...], vocab_size: int) -> int:
     return hash(text) % vocab_size
 
 
-def follow(tree: DraftTree, vocab_size: int, stop_after: int | None = None) -> tuple[Verdict, list[int]]:
+def follow(tree: DraftTree, vocab_size: int, stop_after: int | None = None) -> tuple[VerifyResult, list[int]]:
     """Walk with a target that sees the text along the path; also returns the nodes it was asked about."""
     asked: list[int] = []
 
@@ -29,7 +29,7 @@ def follow(tree: DraftTree, vocab_size: int, stop_after: int | None = None) -> t
         text = tuple(tree.tokens[step] for step in tree.path(node))
         return target(text, vocab_size), len(asked) == stop_after
 
-    return walk(tree, choose), asked
+    return verify_tree(tree, choose), asked
 
 
 def decode(root: int, vocab_size: int, num_tokens: int) -> list[int]:
@@ -43,42 +43,42 @@ def decode(root: int, vocab_size: int, num_tokens: int) -> list[int]:
 @pytest.mark.parametrize("seed", range(50))
 def test_the_tokens_are_those_of_plain_decoding(seed: int) -> None:
     tree = random_tree(random.Random(seed), num_nodes=20, vocab_size=3)
-    verdict, asked = follow(tree, vocab_size=3)
-    assert verdict.tokens == decode(tree.tokens[0], 3, len(verdict.tokens))
-    assert asked == verdict.path, "the target is asked once per emitted token, in order"
+    result, asked = follow(tree, vocab_size=3)
+    assert result.tokens == decode(tree.tokens[0], 3, len(result.tokens))
+    assert asked == result.path, "the target is asked once per emitted token, in order"
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_the_path_is_the_longest_one_that_holds_them(seed: int) -> None:
     tree = random_tree(random.Random(seed), num_nodes=20, vocab_size=3)
-    verdict, _ = follow(tree, vocab_size=3)
-    assert verdict.path == tree.path(verdict.path[-1])
-    assert [tree.tokens[node] for node in verdict.path[1:]] == verdict.tokens[:-1]
-    assert tree.child(verdict.path[-1], verdict.tokens[-1]) is None, "the last token was not drafted at its place"
-    assert len(verdict.path) == len(verdict.tokens) == verdict.num_accepted + 1
+    result, _ = follow(tree, vocab_size=3)
+    assert result.path == tree.path(result.path[-1])
+    assert [tree.tokens[node] for node in result.path[1:]] == result.tokens[:-1]
+    assert tree.child(result.path[-1], result.tokens[-1]) is None, "the last token was not drafted at its place"
+    assert len(result.path) == len(result.tokens) == result.num_accepted + 1
 
 
 def test_some_of_the_random_trees_are_accepted_from() -> None:
     verdicts = [follow(random_tree(random.Random(seed), 20, 3), 3)[0] for seed in range(50)]
-    assert max(verdict.num_accepted for verdict in verdicts) >= 3
+    assert max(result.num_accepted for result in verdicts) >= 3
 
 
 @pytest.mark.parametrize("stop_after", [1, 2, 3, 4])
 def test_a_stop_ends_the_walk_even_inside_the_tree(stop_after: int) -> None:
     """The token that ends the text is the last one, and its key is not part of the cache."""
     tree = DraftTree.chain(0, decode(0, 5, 6))
-    verdict, asked = follow(tree, vocab_size=5, stop_after=stop_after)
-    assert verdict.tokens == decode(0, 5, stop_after)
-    assert verdict.path == list(range(stop_after)) == asked
+    result, asked = follow(tree, vocab_size=5, stop_after=stop_after)
+    assert result.tokens == decode(0, 5, stop_after)
+    assert result.path == list(range(stop_after)) == asked
 
 
 def test_a_root_alone_emits_one_token() -> None:
-    verdict = walk(DraftTree.chain(4), lambda node: (9, False))
-    assert (verdict.tokens, verdict.path, verdict.num_accepted) == ([9], [0], 0)
+    result = verify_tree(DraftTree.chain(4), lambda node: (9, False))
+    assert (result.tokens, result.path, result.num_accepted) == ([9], [0], 0)
 
 
 def test_a_chain_that_is_right_throughout_gives_one_token_more_than_it_has() -> None:
     tree = DraftTree.chain(0, decode(0, 5, 6))
-    verdict, _ = follow(tree, vocab_size=5)
-    assert verdict.tokens == decode(0, 5, 7)
-    assert verdict.num_accepted == 6
+    result, _ = follow(tree, vocab_size=5)
+    assert result.tokens == decode(0, 5, 7)
+    assert result.num_accepted == 6

@@ -14,10 +14,10 @@ from hf_specdec.methods.auto.calibration import Calibration
 from hf_specdec.methods.auto.mixer import Mixer
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY
 
-__all__ = ["Experience"]
+__all__ = ["AdaptiveWeights"]
 
 MATCH_KINDS = (0, 1, 2, 3, 4, 4, 5)  # kind of a context by its longest match; longer ones are like the last
-HOPE = 1.0
+INITIAL_GAIN = 1.0
 GAIN_RATE = 0.1
 WINDOW_RATE = 0.03
 NUM_MATCH_KINDS = max(MATCH_KINDS) + 1
@@ -36,7 +36,7 @@ def _prior() -> list[tuple[float, ...]]:
 
 
 @dataclass(slots=True)
-class Experience:
+class AdaptiveWeights:
     """What was learned about the sources, apart for greedy and for sampled texts.
 
     Attributes:
@@ -53,12 +53,12 @@ class Experience:
 
     def gain(self, number: int) -> float:
         """What the draft model's forward `number`, counted from 0, may add; hopeful where it has not been tried."""
-        return self.gains[number] if number < len(self.gains) else HOPE
+        return self.gains[number] if number < len(self.gains) else INITIAL_GAIN
 
     def gained(self, number: int, tokens: float) -> None:
         """The forward `number` added so many expected tokens."""
         if number == len(self.gains):
-            self.gains.append(HOPE)
+            self.gains.append(INITIAL_GAIN)
         self.gains[number] += GAIN_RATE * (tokens - self.gains[number])
 
     def window_gained(self, tokens: float) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from hf_specdec.methods.auto.config import AutoSpecConfig
-from hf_specdec.methods.auto.predictor import Context, Guess, Predictor
+from hf_specdec.methods.auto.predictor import Context, Prediction, Predictor
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, Entry, best_tokens
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.auto.window import AutoWindow
@@ -46,7 +46,7 @@ class _Node:
     def __init__(self, token: int, context: Context, parent: "_Node | None" = None) -> None:
         self.token, self.context, self.parent = token, context, parent
         self.probability = 1.0
-        self.guess: Guess | None = None
+        self.guess: Prediction | None = None
         self.drafted: Entry | None = None
         self.scored_as: int | None = None
         self.children: dict[int, _Node] = {}
@@ -241,7 +241,7 @@ class AutoDrafter(RoundDrafter):
             self.predictor.experience.window_gained(gained)
         self._root = None
 
-    def _share_without_window(self, guess: Guess, token: int) -> float:
+    def _share_without_window(self, guess: Prediction, token: int) -> float:
         """The probability that `token` would have had without what the window found."""
         if guess.is_found:
             guess = self.predictor.guess(guess.context, guess.drafted, uses_found=False)

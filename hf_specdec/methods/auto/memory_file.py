@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.auto.adaptive_weights import Experience
+from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, Entries, Entry, RecycledLogits
 from hf_specdec.methods.ngram.pool import BOUNDARY, NgramPool
 
@@ -149,7 +149,7 @@ class MemoryFile:
             found.append({tuple(token for token in key if token != NOTHING): entries[number] for key, number in pairs})
         recycled.restore(*found)
 
-    def put_experience(self, name: str, experience: Experience) -> None:
+    def put_experience(self, name: str, experience: AdaptiveWeights) -> None:
         """Take over what was learned from one kind of text."""
         expected, accepted = experience.calibration.counts()
         learned = {
@@ -163,7 +163,7 @@ class MemoryFile:
             self.tensors[f"{name}.{key}"] = torch.tensor(values, dtype=torch.float64)
         self.tensors[f"{name}.seen"] = torch.tensor(list(experience.mixer.seen), dtype=torch.int64)
 
-    def fill_experience(self, name: str, experience: Experience) -> None:
+    def fill_experience(self, name: str, experience: AdaptiveWeights) -> None:
         """Hand what was learned out."""
         mixer, calibration = experience.mixer, experience.calibration
         num_kinds, num_bins = len(mixer.weights), len(calibration.factors)

@@ -16,19 +16,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hf_specdec.methods.auto.adaptive_weights import Experience
+from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.matches import Matches, Votes
 from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry, RecycledLogits
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.ngram.index import NgramIndex
 
-__all__ = ["Context", "Guess", "Predictor"]
+__all__ = ["Context", "Prediction", "Predictor"]
 
 NUM_COMMON = 16  # commonest tokens looked at
-TRUST = 4.0  # accepted tokens as which an unknown text counts
+PRIOR_COUNT = 4.0  # accepted tokens as which an unknown text counts
 MOST_TRUST = 1.3
 FADE = 0.97  # of what was accepted and expected, a token
-DOUBT = 4.0  # votes that stand for tokens never seen behind the context
+SMOOTHING_COUNT = 4.0  # votes that stand for tokens never seen behind the context
 OWN, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
 COMMON, DRAFT, FOUND = range(RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 3)
 NUM_SOURCES = FOUND + 1
@@ -52,7 +52,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class Prediction:
     """Candidates for the token behind one context.
 
     Attributes:
@@ -95,9 +95,9 @@ class Predictor:
     ) -> None:
         self.memory, self.uses_recycled = memory, uses_recycled
         self.pool = memory.pool if uses_texts else None
-        self.experience: Experience = memory.experience(is_sampled)
+        self.experience: AdaptiveWeights = memory.experience(is_sampled)
         self._common: Entry = ((), ())
-        self._expected = self._accepted = TRUST
+        self._expected = self._accepted = PRIOR_COUNT
 
     @property
     def trust(self) -> float:
@@ -105,7 +105,7 @@ class Predictor:
 
         What was learned from other texts says little of one that is drawn at another temperature.
         """
-        return min(MOST_TRUST, (self._accepted + TRUST) / (self._expected + TRUST))
+        return min(MOST_TRUST, (self._accepted + PRIOR_COUNT) / (self._expected + PRIOR_COUNT))
 
     def text_of(self, index: NgramIndex) -> Context:
         """The end of the text, once a step: its commonest tokens are the last resort behind unknown contexts."""
@@ -114,7 +114,7 @@ class Predictor:
         self._common = tuple([token for token, _ in shares]), tuple(evidence)
         return Context(tuple(index.tokens[-MAX_KEY:]), Matches.of_text(index, self.pool))
 
-    def guess(self, context: Context, drafted: Entry | None = None, *, uses_found: bool = True) -> Guess:
+    def guess(self, context: Context, drafted: Entry | None = None, *, uses_found: bool = True) -> Prediction:
         """Candidates behind `context`; `drafted` is a draft model's entry for it, if it was asked.
 
         Without `uses_found`, as if there were no window.
@@ -132,9 +132,9 @@ class Predictor:
         total = sum(probabilities)
         if total > 1.0:
             probabilities = [probability / total for probability in probabilities]
-        return Guess(context, drafted, list(sums), raw, probabilities, sources[-1][0] == FOUND)
+        return Prediction(context, drafted, list(sums), raw, probabilities, sources[-1][0] == FOUND)
 
-    def learn(self, guess: Guess, token: int, drafted: Sequence[int]) -> None:
+    def learn(self, guess: Prediction, token: int, drafted: Sequence[int]) -> None:
         """The token behind the context was `token`; `drafted` are the candidates that were verified there."""
         kind, sources = self._sources(guess.context, guess.drafted, guess.is_found)
         places = {candidate: place for place, candidate in enumerate(guess.tokens)}
@@ -170,7 +170,7 @@ class Predictor:
             sources.append((DRAFT, drafted))
         if uses_found and self.found and (entry := self._found(context.tail)) is not None:
             sources.append((FOUND, entry))
-        return Experience.kind(longest, level, drafted is not None), sources
+        return AdaptiveWeights.kind(longest, level, drafted is not None), sources
 
     def _found(self, tail: tuple[int, ...]) -> Entry | None:
         """What a window found behind the longest end of `tail`."""
@@ -181,6 +181,6 @@ class Predictor:
 
 def _counted(votes: Votes) -> tuple[Entry, int]:
     """Votes as evidence, and the longest match."""
-    total = votes.total + DOUBT
+    total = votes.total + SMOOTHING_COUNT
     evidence = [max(0.0, FLOOR + math.log(count / (total - count))) for count in votes.by_token.values()]
     return (tuple(votes.by_token), tuple(evidence)), votes.longest

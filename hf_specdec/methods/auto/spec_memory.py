@@ -11,7 +11,7 @@ ids of texts, so treat a saved file as you treat the texts.
 
 import os
 
-from hf_specdec.methods.auto.adaptive_weights import Experience
+from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.memory_file import MemoryFile
 from hf_specdec.methods.auto.recycled_logits import RecycledLogits
 from hf_specdec.methods.config import check_positive
@@ -37,14 +37,14 @@ class SpecMemory:
         check_positive("max_entries", max_entries, "The default is 262144.")
         self.pool = NgramPool(max_tokens)
         self.recycled = RecycledLogits(max_entries)
-        self.greedy, self.sampled = Experience(), Experience()
+        self.greedy, self.sampled = AdaptiveWeights(), AdaptiveWeights()
 
     @property
     def bounds(self) -> tuple[int, int]:
         """Most tokens of text and most recycled entries."""
         return self.pool.max_tokens, self.recycled.max_entries
 
-    def experience(self, is_sampled: bool) -> Experience:
+    def experience(self, is_sampled: bool) -> AdaptiveWeights:
         """What was learned from greedy, or from sampled texts."""
         return self.sampled if is_sampled else self.greedy
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hf_specdec.methods.auto.adaptive_weights import Experience
+from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, RecycledLogits, best_tokens
 from hf_specdec.methods.lookahead.window import JacobiWindow
 from hf_specdec.tree import DraftTree, ExtraTokens
@@ -39,7 +39,7 @@ class AutoWindow:
         found: what the target said behind the columns of this text's windows.
     """
 
-    def __init__(self, size: int, ngram_size: int, experience: Experience) -> None:
+    def __init__(self, size: int, ngram_size: int, experience: AdaptiveWeights) -> None:
         self.size, self.ngram_size, self.experience = size, ngram_size, experience
         self.found = RecycledLogits(MAX_FOUND)
         self._window: JacobiWindow | None = None
@@ -89,7 +89,7 @@ class AutoWindow:
         if self._trial:
             self._trial -= 1
             return True
-        if price <= Experience.WINDOW_HOPE:
+        if price <= AdaptiveWeights.WINDOW_HOPE:
             self._skipped += 1
             self._trial = TRIAL if self._skipped % RETRY == 0 else 0
         return False

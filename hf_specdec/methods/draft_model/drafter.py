@@ -20,7 +20,7 @@ from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["DraftModelDrafter"]
 
-Warp = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+LogitsProcessorFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 WIDTH = 10  # nodes scored by one forward of the draft, at most
 RETRY = 16  # where drafting does not pay, every so many steps draft all the same, to notice a change
@@ -30,14 +30,16 @@ class DraftModelDrafter(RoundDrafter):
     """Drafts with a model.
 
     Greedy and token matching take the draft's likeliest tokens; no random number is used. With `use_logits` and a
-    `warp`, that is when sampling, children are drawn from the draft's distribution, and the tree says from which.
+    `logits_processor`, that is when sampling, children are drawn from the draft's
+    distribution, and the tree says from which.
 
     Args:
         config: see `DraftModelConfig`.
         scorer: the draft with this row's text.
-        warp: the draft's own logits processors, as a function of `(1, L)` ids and a `(1, vocab_size)` row.
+        logits_processor: the draft's own logits processors, as a function of `(1, L)` ids and a `(1, vocab_size)` row.
         generator: for the draws; `None` is the global one.
-        memory: acceptances counted in earlier greedy calls. Not used when sampling: acceptance depends on the warp, and
+        memory: acceptances counted in earlier greedy calls. Not used when sampling: acceptance depends on the
+            logits processors, and
             where children are drawn the text depends on the drafts, so that the same seed has to give the same drafts.
     """
 
@@ -46,16 +48,16 @@ class DraftModelDrafter(RoundDrafter):
         config: DraftModelConfig,
         scorer: DraftScorer,
         *,
-        warp: Warp | None = None,
+        logits_processor: LogitsProcessorFn | None = None,
         generator: torch.Generator | None = None,
         memory: AcceptanceCounts | None = None,
     ) -> None:
         super().__init__(scorer)
         self.scorer: DraftScorer = scorer
-        self.config, self.warp, self.generator = config, warp, generator
-        self.draws = config.use_logits and warp is not None
+        self.config, self.logits_processor, self.generator = config, logits_processor, generator
+        self.draws = config.use_logits and logits_processor is not None
         self.is_deterministic = not self.draws
-        self.counts = memory if memory is not None and warp is None else AcceptanceCounts()
+        self.counts = memory if memory is not None and logits_processor is None else AcceptanceCounts()
         self._text: list[int] = []
         self._ids: torch.Tensor | None = None  # (1, L) of the text, once a round asks for it
         self._round: Growth | None = None
@@ -70,7 +72,7 @@ class DraftModelDrafter(RoundDrafter):
         """Start a text."""
         self.scorer.begin(prompt_ids)
         self._text, self._ids, self._round, self._skipped = list(prompt_ids), None, None, 0
-        if self.warp is not None:
+        if self.logits_processor is not None:
             self.counts = AcceptanceCounts()
 
     def grow(self, budget: int) -> DraftRound:
@@ -103,8 +105,8 @@ class DraftModelDrafter(RoundDrafter):
         chosen = [growth.root]
         while chosen:
             rows = yield growth.request(chosen)
-            if self.warp is not None:
-                rows = self._warped(chosen, rows)
+            if self.logits_processor is not None:
+                rows = self._processed(chosen, rows)
             kept += likeliest_children(chosen, rows, self.config.num_branches, self.counts)
             kept.sort(key=lambda candidate: -candidate.value)  # stable: a parent stays in front of its children
             del kept[budget:]
@@ -127,7 +129,7 @@ class DraftModelDrafter(RoundDrafter):
             shares = self._shares(chosen, -(-room // rounds))
             chosen = list(shares)
             rows = yield growth.request(chosen)
-            rows = self._warped(chosen, rows).softmax(dim=-1)
+            rows = self._processed(chosen, rows).softmax(dim=-1)
             fresh = draw_children(chosen, rows, list(shares.values()), self.counts, self.generator)
             for parent, row in zip(chosen, rows, strict=True):
                 drafted_from[places[parent]] = row
@@ -183,16 +185,16 @@ class DraftModelDrafter(RoundDrafter):
         self._skipped += 1
         return self._skipped % RETRY == 0
 
-    def _warped(self, chosen: list[Candidate], rows: torch.Tensor) -> torch.Tensor:
+    def _processed(self, chosen: list[Candidate], rows: torch.Tensor) -> torch.Tensor:
         """The rows as the draft's processors leave them, each shown the text up to its node."""
-        assert self.warp is not None
+        assert self.logits_processor is not None
         if self._ids is None:
             self._ids = torch.tensor([self._text], device=rows.device)
-        warped = []
+        processed = []
         for candidate, row in zip(chosen, rows, strict=True):
             path = torch.tensor([candidate.path()], dtype=torch.long, device=rows.device)
-            warped.append(self.warp(torch.cat((self._ids, path), dim=1), row.unsqueeze(0)))
-        return torch.cat(warped)
+            processed.append(self.logits_processor(torch.cat((self._ids, path), dim=1), row.unsqueeze(0)))
+        return torch.cat(processed)
 
 
 def _observations(tree: DraftTree, growth: Growth, accepted: Sequence[int]) -> list[tuple[int, float, bool]]:

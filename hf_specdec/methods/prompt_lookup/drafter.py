@@ -24,7 +24,7 @@ __all__ = ["PromptLookupDrafter"]
 
 CHAIN_PLACES, TREE_PLACES = 8, 16  # occurrences of an n-gram looked at
 CHAIN_MATCH, TREE_MATCH = 16, 8  # tokens in front of a place compared
-DOUBT = 6.0  # votes shared by the commonest tokens: a place matching m tokens has m * m votes
+SMOOTHING_COUNT = 6.0  # votes shared by the commonest tokens: a place matching m tokens has m * m votes
 POOL_WEIGHT = 0.1  # a place in an earlier text against one in this text
 
 
@@ -138,7 +138,7 @@ class PromptLookupDrafter(Drafter):
     def _votes(self, context: list[int], common: Mapping[int, float]) -> Iterable[tuple[int, float]]:
         """The `num_branches` likeliest next tokens after `context` with their estimated probabilities."""
         votes: dict[int, float] = {}
-        total = DOUBT
+        total = SMOOTHING_COUNT
         seen: set[tuple[int, int]] = set()
         for size in range(min(self.config.max_matching_ngram_size, len(context)), 0, -1):
             ngram = context[-size:]
@@ -154,6 +154,6 @@ class PromptLookupDrafter(Drafter):
                 votes[token] = votes.get(token, 0.0) + vote
                 total += vote
         for token, share in common.items():
-            votes[token] = votes.get(token, 0.0) + DOUBT * share
+            votes[token] = votes.get(token, 0.0) + SMOOTHING_COUNT * share
         best = sorted(votes.items(), key=lambda item: -item[1])[: self.config.num_branches]
         return [(token, vote / total) for token, vote in best]
