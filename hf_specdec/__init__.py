@@ -8,7 +8,6 @@ model.generate(**inputs, spec_method="prompt_lookup")
 from hf_specdec import embedded
 from hf_specdec.api import SpecGenerationMixin, capability, decode, disable, enable, spec_memory
 from hf_specdec.capabilities.probe import Capability
-from hf_specdec.engine.step import SpecStep
 from hf_specdec.errors import (
     CheckpointError,
     ConfigError,
@@ -24,9 +23,10 @@ from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import PlainConfig, SpecConfig
 from hf_specdec.methods.draft_model.config import DraftModelConfig
-from hf_specdec.methods.draft_model.self_draft import self_draft
 from hf_specdec.methods.lookahead.config import LookaheadConfig, max_draft_len
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
+from hf_specdec.observer import SpecStep
+from hf_specdec.self_draft import self_draft
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree, TreeBuilder
 

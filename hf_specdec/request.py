@@ -12,13 +12,13 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec.compat import generation_model
-from hf_specdec.engine.step import SpecStep
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import PlainConfig, SpecConfig
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.registry import METHODS, DrafterContext, Method, config_arguments, resolve
+from hf_specdec.observer import SpecStep
 
 __all__ = ["Request", "own_arguments", "read_request"]
 

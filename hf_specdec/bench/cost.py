@@ -19,10 +19,10 @@ from hf_specdec.bench.document import COST, FORMAT
 from hf_specdec.bench.header import header, subject_facts
 from hf_specdec.bench.statistics import median_with_interval
 from hf_specdec.bench.subject import Subject, check_subjects
-from hf_specdec.engine.step import SpecStep
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import check_positive
+from hf_specdec.observer import SpecStep
 from hf_specdec.tree import DraftTree
 
 __all__ = ["NUM_TOKENS", "measure_cost"]

@@ -17,10 +17,10 @@ from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.loop import Limits, SpecLoop
 from hf_specdec.engine.row_isolation import GuardedDrafter
 from hf_specdec.engine.sequence import SequenceState
-from hf_specdec.engine.step import SpecStep
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.draft_runner import DraftRunner
 from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.observer import SpecStep
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree
 

@@ -18,11 +18,11 @@ import torch
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.sequence import SequenceState
-from hf_specdec.engine.step import SpecStep
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.draft_runner import DraftRunner, propose_together
 from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.observer import SpecStep
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree, ExtraTokens
 

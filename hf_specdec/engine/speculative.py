@@ -23,12 +23,12 @@ from hf_specdec.engine.loop import Limits, SpecLoop
 from hf_specdec.engine.sampling import Sampler, StopCheck
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.static_shapes import check_cache, fixed_shapes
-from hf_specdec.engine.step import SpecStep
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.draft_runner import DraftRunner, used_by
 from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner, Tier
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
+from hf_specdec.observer import SpecStep
 from hf_specdec.stats import SpecStats
 
 MakeDrafter = Callable[[int, torch.Generator | None], Drafter]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hf_specdec import AutoSpecConfig
 from hf_specdec.bench import batches
-from hf_specdec.methods.registry import Memory
+from hf_specdec.methods.registry import MethodState
 
 METHODS = ("prompt_lookup", "draft_model=[2]", "auto+draft_model")
 
@@ -42,7 +42,7 @@ def test_no_method_drafts_from_its_own_answers(monkeypatch: pytest.MonkeyPatch) 
     real = batches.remembering
 
     @contextmanager
-    def watched(model: Any, memory: Memory) -> Iterator[None]:
+    def watched(model: Any, memory: MethodState) -> Iterator[None]:
         before = len(memory.used_by_auto(AutoSpecConfig()).pool) if "auto" in memory.pools else 0
         with real(model, memory):
             yield

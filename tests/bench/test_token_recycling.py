@@ -17,7 +17,7 @@ from hf_specdec.bench.token_recycling import (
     TokenRecyclingDrafter,
 )
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.methods.registry import DrafterContext, Memory
+from hf_specdec.methods.registry import DrafterContext, MethodState
 from hf_specdec.tree import DraftTree
 from tests.bench.conftest import PROMPTS
 
@@ -113,7 +113,7 @@ def test_extra_rows_of_logits_are_no_nodes() -> None:
 
 @pytest.mark.parametrize(("hot_start", "remembers"), [(True, True), (False, False)])
 def test_a_hot_start_keeps_the_matrix_between_calls(hot_start: bool, remembers: bool) -> None:
-    setup, config = DrafterContext(Memory()), TokenRecyclingConfig(hot_start=hot_start)
+    setup, config = DrafterContext(MethodState()), TokenRecyclingConfig(hot_start=hot_start)
     first = TOKEN_RECYCLING.make(config, setup)
     first.begin([1])
     first.observe(DraftTree.chain(1), logits_for(1, 0), [2])

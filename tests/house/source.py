@@ -32,7 +32,7 @@ def imported_names(file: Path) -> Iterator[tuple[str, str | None]]:
     `from hf_specdec import embedded` counts as an import of the module `hf_specdec.embedded`.
     """
     package = module_name(file) if file.name == "__init__.py" else module_name(file).rpartition(".")[0]
-    for node in ast.verify_tree(tree_of(file)):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, None
