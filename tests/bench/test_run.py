@@ -183,7 +183,7 @@ def test_an_engine_whose_verification_is_broken_is_flagged(subject: Subject, mon
             node = children[0]
             path.append(node)
 
-    monkeypatch.setattr(hf_specdec.engine.sequence, "walk", gullible)
+    monkeypatch.setattr(hf_specdec.engine.sequence, "verify_tree", gullible)
     guesses = "tests.bench.wrong_rows:GuessingDrafter"
     found = {(mode, row) for mode, row, _ in flags(bench(subject, "plain", guesses, settings=ONE_ROUND).run())}
     assert found == {("greedy", guesses), ("sampled", guesses)}
