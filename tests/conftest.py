@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers as tf
 
-from tests.zoo import FALLBACK, FAMILIES, build
+from tests.helpers.zoo import FALLBACK, FAMILIES, build
 
 torch.set_num_threads(1)
 tf.logging.set_verbosity_error()

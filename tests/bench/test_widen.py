@@ -7,7 +7,7 @@ import transformers as tf
 from hf_specdec.bench.widen import check_widening, read_size, widen
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from tests.bench.conftest import tiny_llama
-from tests.zoo import FAMILIES, build
+from tests.helpers.zoo import FAMILIES, build
 
 IDS = torch.arange(40).unsqueeze(0)
 

@@ -9,7 +9,7 @@ import torch
 import hf_specdec
 from hf_specdec import embedded
 from tests.cli.conftest import Run
-from tests.support import plain
+from tests.helpers.support import plain
 
 PROMPT = "def push(self, item):\n    self.items.append(item)\n\n\ndef pop(self):\n    return self.items."
 SHORT = ("--max-new-tokens", "12", "--dtype", "fp32")

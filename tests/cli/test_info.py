@@ -14,7 +14,7 @@ from hf_specdec.cli import extras
 from hf_specdec.methods.registry import METHODS
 from tests.bench.conftest import tiny_llama
 from tests.cli.conftest import Run
-from tests.flash_double import deaf_attention
+from tests.helpers.flash_double import deaf_attention
 
 
 def test_json_holds_versions_model_capability_methods_and_extras(run: Run) -> None:

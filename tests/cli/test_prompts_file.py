@@ -14,7 +14,7 @@ import pytest
 from hf_specdec.cli.job_file import JobFile
 from hf_specdec.errors import ConfigError
 from tests.cli.conftest import Run
-from tests.parallel.launch import launch
+from tests.distributed.launch import launch
 
 OPTIONS = ("--max-new-tokens", "12", "--dtype", "fp32", "--threads", "1", "--spec-method", "prompt_lookup")
 PROMPTS = [f"def f{number}(x, y):\n    return x + {number}\n\ndef g{number}(x" for number in range(24)]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import hf_specdec
-from tests.drafters import OracleDrafter
-from tests.support import PROMPT, plain
-from tests.zoo import FAMILIES
+from tests.helpers.drafters import OracleDrafter
+from tests.helpers.support import PROMPT, plain
+from tests.helpers.zoo import FAMILIES
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import hf_specdec
+from tests.helpers.support import plain
+from tests.helpers.zoo import FAMILIES
 from tests.matrix.test_batches import METHODS, Batch, skip_chains
 from tests.matrix.test_many import PROMPTS
-from tests.support import plain
-from tests.zoo import FAMILIES
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,7 +9,7 @@ import torch
 import hf_specdec
 from hf_specdec.distributed.placement import available_devices, is_placed, place
 from hf_specdec.errors import ConfigError
-from tests.support import PROMPT, noisy_copy, plain
+from tests.helpers.support import PROMPT, noisy_copy, plain
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parallel.cases import GRID
-from tests.parallel.launch import launch
-from tests.support import noisy_copy
-from tests.zoo import FAMILIES, build
+from tests.distributed.cases import GRID
+from tests.distributed.launch import launch
+from tests.helpers.support import noisy_copy
+from tests.helpers.zoo import FAMILIES, build
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,7 +30,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         model = build(FAMILIES[name])
         model.save_pretrained(folder / name)
         noisy_copy(model).save_pretrained(folder / f"{name}_draft")
-    done = launch("-m", "tests.parallel.worker", str(folder))
+    done = launch("-m", "tests.distributed.worker", str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(Path(folder / f"{rank}.json").read_text()) for rank in range(2)]
 

@@ -18,9 +18,9 @@ from hf_specdec import ConfigError, MissingExtraError, embedded
 from hf_specdec.compat import mask_function_of
 from hf_specdec.compat.attention import attention_function_of
 from hf_specdec.kernels.attention import kernel_mask
+from tests.helpers.support import PROMPT, plain
+from tests.helpers.zoo import FAMILIES, build
 from tests.kernels.families import ALL, REFUSED
-from tests.support import PROMPT, plain
-from tests.zoo import FAMILIES, build
 
 pytest.importorskip("xformers")
 SETTINGS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import hf_specdec
-from tests.drafters import OracleDrafter, RandomTreeDrafter
+from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
+from tests.helpers.support import PROMPT, noisy_copy, plain
 from tests.kernels.families import ATTENTIONS, OFFERED, WITHOUT_KERNEL, family_model, implementation, padded, strict
-from tests.support import PROMPT, noisy_copy, plain
 
 NEW_TOKENS = 16
 GREEDY: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "do_sample": False}

@@ -10,11 +10,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 import hf_specdec
 from hf_specdec import UnsupportedModelError, compat
-from tests.drafters import OracleDrafter, RandomTreeDrafter
-from tests.flash_double import deaf_attention, flash_attention
+from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
+from tests.helpers.flash_double import deaf_attention, flash_attention
+from tests.helpers.support import PROMPT, noisy_copy, plain
+from tests.helpers.zoo import FAMILIES, build
 from tests.kernels.families import family_model, implementation, padded
-from tests.support import PROMPT, noisy_copy, plain
-from tests.zoo import FAMILIES, build
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
 FLASH = ["llama", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt_oss", "mixtral", "opt", "bart"]

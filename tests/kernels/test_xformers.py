@@ -9,8 +9,8 @@ import torch
 from hf_specdec.kernels.layout import attend, fold_queries
 from hf_specdec.kernels.masks import mark_open
 from hf_specdec.kernels.xformers import XformersKernel
+from tests.helpers.strict_kernel import StrictKernel
 from tests.kernels.test_layout import DTYPES, HEADS, expected, tensors, tree_mask
-from tests.strict_kernel import StrictKernel
 
 pytest.importorskip("xformers")
 OF_THIS_MACHINE = ("device=cpu", "bf16 is only supported", "operator wasn't built", "xFormers wasn't build")

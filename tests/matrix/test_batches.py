@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import hf_specdec
-from tests.drafters import RandomTreeDrafter
-from tests.support import PROMPT, assert_same_cache, noisy_copy, plain, speculative
-from tests.zoo import FALLBACK, FAMILIES
+from tests.helpers.drafters import RandomTreeDrafter
+from tests.helpers.support import PROMPT, assert_same_cache, noisy_copy, plain, speculative
+from tests.helpers.zoo import FALLBACK, FAMILIES
 
 NEW_TOKENS = 24
 PADDING = (0, 3, 7, 1)

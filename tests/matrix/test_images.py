@@ -10,9 +10,9 @@ import torch
 from transformers import GenerationMixin
 
 import hf_specdec
-from tests.drafters import OracleDrafter, RandomTreeDrafter
-from tests.support import PROMPT
-from tests.zoo_wide import varied
+from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
+from tests.helpers.support import PROMPT
+from tests.helpers.zoo_wide import varied
 
 GRIDS = ("glm4v", "qwen2_vl", "qwen3_5", "qwen3_vl")  # images in patches of a grid
 WHOLE = ("internvl", "paligemma")

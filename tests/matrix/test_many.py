@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import hf_specdec
-from tests.support import noisy_copy, plain
-from tests.zoo import FALLBACK, FAMILIES
+from tests.helpers.support import noisy_copy, plain
+from tests.helpers.zoo import FALLBACK, FAMILIES
 
 SEED, NEW_TOKENS = 11, 20
 METHODS: dict[str, dict[str, Any]] = {

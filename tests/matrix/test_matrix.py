@@ -1,6 +1,6 @@
 """Every method on every family, in every mode: the same tokens as plain `generate`, seed for seed.
 
-A further family is a line of `tests/zoo.py`, a further method a line of `METHODS`.
+A further family is a line of `tests/helpers/zoo.py`, a further method a line of `METHODS`.
 """
 
 import copy
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hf_specdec import UnsupportedModelError
-from tests.support import DRAFTS, PROMPT, assert_same_cache, noisy_copy, plain, speculative
-from tests.zoo import FALLBACK, FAMILIES
+from tests.helpers.support import DRAFTS, PROMPT, assert_same_cache, noisy_copy, plain, speculative
+from tests.helpers.zoo import FALLBACK, FAMILIES
 
 NEW_TOKENS = 20
 METHODS: dict[str, Callable[[list[int]], dict[str, Any]]] = {

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import PROMPT, plain
-from tests.zoo import FALLBACK, FAMILIES, WINDOW
+from tests.helpers.support import PROMPT, plain
+from tests.helpers.zoo import FALLBACK, FAMILIES, WINDOW
 
 NAMES = [*FAMILIES, *FALLBACK]
 

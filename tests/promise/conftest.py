@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import DRAFTS, TREE_DRAFTS
-from tests.zoo import FAMILIES
+from tests.helpers.support import DRAFTS, TREE_DRAFTS
+from tests.helpers.zoo import FAMILIES
 
 Draft = Callable[[list[int]], dict[str, Any]]
 CHAIN_FAMILIES = {name for name, family in FAMILIES.items() if family.tier == "chain"}

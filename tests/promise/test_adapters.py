@@ -12,9 +12,9 @@ from transformers import LogitsProcessor, LogitsProcessorList
 import hf_specdec
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import adapter_of
+from tests.helpers.support import DRAFTS, PROMPT, plain, speculative
+from tests.helpers.zoo import FAMILIES, build
 from tests.promise.test_threads import CALLS, PROMPTS, expected_texts, job, run_threads
-from tests.support import DRAFTS, PROMPT, plain, speculative
-from tests.zoo import FAMILIES, build
 
 ADAPTED = ("bloom", "falcon", "mpt", "t5", "bart", "m2m_100")
 

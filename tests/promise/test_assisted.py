@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-from tests.support import PROMPT, plain, run, speculative
+from tests.helpers.support import PROMPT, plain, run, speculative
 
 ASSISTED = {"spec_method": "prompt_lookup", "spec_config": PromptLookupConfig(engine="assisted")}
 

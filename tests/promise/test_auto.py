@@ -15,8 +15,8 @@ import hf_specdec
 from hf_specdec import ConfigError
 from hf_specdec.engine import budget
 from hf_specdec.engine.model_state import state_of
-from tests.support import PROMPT, plain, speculative
-from tests.zoo import BASE, FAMILIES, Family, build
+from tests.helpers.support import PROMPT, plain, speculative
+from tests.helpers.zoo import BASE, FAMILIES, Family, build
 
 MAMBA2 = BASE | {"hidden_size": 64, "num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 1, "chunk_size": 16}
 KEPT = Family(name="mamba2", config="Mamba2Config", options=MAMBA2, tier="chain", seed=3)

@@ -10,8 +10,8 @@ from transformers import BertConfig, BertModel
 
 import hf_specdec
 from hf_specdec import CheckpointError, SpecError, UnsupportedModelError
-from tests.support import PROMPT, plain
-from tests.zoo import FAMILIES, VOCAB_SIZE, build
+from tests.helpers.support import PROMPT, plain
+from tests.helpers.zoo import FAMILIES, VOCAB_SIZE, build
 
 LOOKUP = {"spec_method": "prompt_lookup", "do_sample": False}
 

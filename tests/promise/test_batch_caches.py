@@ -10,9 +10,9 @@ import torch
 import transformers as tf
 
 import hf_specdec
-from tests.promise.batches import IDS, MASK, METHODS, PADDED, assert_same_batch, method_of
-from tests.support import assert_same_cache, noisy_copy, plain, seq_length
-from tests.zoo import FAMILIES, build
+from tests.helpers.batches import IDS, MASK, METHODS, PADDED, assert_same_batch, method_of
+from tests.helpers.support import assert_same_cache, noisy_copy, plain, seq_length
+from tests.helpers.zoo import FAMILIES, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False}
 

@@ -13,9 +13,9 @@ import torch
 from transformers import LogitsProcessor
 
 import hf_specdec
-from tests.promise.batches import IDS, MASK, METHODS, PADDED, assert_same_batch, method_of
-from tests.support import noisy_copy, plain
-from tests.zoo import FAMILIES, build
+from tests.helpers.batches import IDS, MASK, METHODS, PADDED, assert_same_batch, method_of
+from tests.helpers.support import noisy_copy, plain
+from tests.helpers.zoo import FAMILIES, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "attention_mask": MASK}
 

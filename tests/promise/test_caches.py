@@ -9,8 +9,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from tests.promise.conftest import Draft
-from tests.support import (
+from tests.helpers.support import (
     CHAIN_DRAFTS,
     DRAFTS,
     PROMPT,
@@ -22,7 +21,8 @@ from tests.support import (
     seq_length,
     speculative,
 )
-from tests.zoo import WINDOW
+from tests.helpers.zoo import WINDOW
+from tests.promise.conftest import Draft
 
 FAMILIES = ["llama", "mistral", "gemma3", "gpt_oss", "deepseek_v3", "bloom"]
 MORE = torch.tensor([[8, 9, 10, 5, 6, 7]])

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 import hf_specdec
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-from tests.support import PROMPT, plain
-from tests.zoo import FAMILIES, build
+from tests.helpers.support import PROMPT, plain
+from tests.helpers.zoo import FAMILIES, build
 
 LOOPING = torch.tensor([[5, 6, 7, 8] * 8])
 

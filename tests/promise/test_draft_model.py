@@ -11,8 +11,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import hf_specdec
 from hf_specdec import ConfigError, UnsupportedModelError
 from hf_specdec.methods.draft_model import drafter as drafters
-from tests.support import PROMPT, noisy_copy, plain
-from tests.zoo import BASE, DECODER, FAMILIES, VOCAB_SIZE, build
+from tests.helpers.support import PROMPT, noisy_copy, plain
+from tests.helpers.zoo import BASE, DECODER, FAMILIES, VOCAB_SIZE, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 ALWAYS: dict[str, Any] = {"confidence_threshold": 0.0}

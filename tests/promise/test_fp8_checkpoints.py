@@ -15,7 +15,7 @@ import hf_specdec
 from hf_specdec.errors import ConfigError
 from hf_specdec.quantization.e4m3 import CODES, MAX_CODE, quantize_rows
 from hf_specdec.quantization.report import precision_of
-from tests.support import PROMPT, plain
+from tests.helpers.support import PROMPT, plain
 
 load = hf_specdec.AutoModelForCausalLM.from_pretrained
 SETTINGS: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}

@@ -6,8 +6,17 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.support import (
+    CHAIN_DRAFTS,
+    PROMPT,
+    assert_same_run,
+    assert_same_tensors,
+    both,
+    plain,
+    run,
+    speculative,
+)
 from tests.promise.conftest import Draft
-from tests.support import CHAIN_DRAFTS, PROMPT, assert_same_run, assert_same_tensors, both, plain, run, speculative
 
 LOOKUP = {"spec_method": "prompt_lookup"}
 PAD = 0

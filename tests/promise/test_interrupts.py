@@ -10,10 +10,10 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Sto
 from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
-from tests.drafters import OracleDrafter
+from tests.helpers.drafters import OracleDrafter
+from tests.helpers.support import PROMPT, assert_same_cache, plain, seq_length, speculative
+from tests.helpers.zoo import FAMILIES, build
 from tests.promise.conftest import Draft
-from tests.support import PROMPT, assert_same_cache, plain, seq_length, speculative
-from tests.zoo import FAMILIES, build
 
 LENGTH, NUM_TOKENS, BREAK_AT = 30, 16, 6
 

@@ -8,8 +8,8 @@ import torch
 
 import hf_specdec
 from hf_specdec import ConfigError, LookaheadConfig, SpecStep
-from tests.support import PROMPT, plain
-from tests.zoo import FAMILIES, build
+from tests.helpers.support import PROMPT, plain
+from tests.helpers.zoo import FAMILIES, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 

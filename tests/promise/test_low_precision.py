@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import hf_specdec
-from tests.support import PROMPT, plain
-from tests.zoo import FAMILIES, build
+from tests.helpers.support import PROMPT, plain
+from tests.helpers.zoo import FAMILIES, build
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -8,9 +8,9 @@ import torch
 import transformers as tf
 
 import hf_specdec
-from tests.promise.batches import METHODS, method_of
-from tests.support import noisy_copy, plain, seq_length
-from tests.zoo import DECODER, FAMILIES, build
+from tests.helpers.batches import METHODS, method_of
+from tests.helpers.support import noisy_copy, plain, seq_length
+from tests.helpers.zoo import DECODER, FAMILIES, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 COMMON = list(range(5, 25))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hf_specdec import SpecStep
+from tests.helpers.support import DRAFTS, PROMPT, plain, run, speculative
 from tests.promise.conftest import Draft
-from tests.support import DRAFTS, PROMPT, plain, run, speculative
 
 
 def observed(model: Any, draft: Draft, **kwargs: Any) -> tuple[list[SpecStep], Any]:
@@ -82,7 +82,7 @@ def test_plain_decoding_for_want_of_a_better_way_says_why_once(
 ) -> None:
     """The reason is in each call's statistics and once in the log."""
     import hf_specdec
-    from tests.zoo import FALLBACK, build
+    from tests.helpers.zoo import FALLBACK, build
 
     model = hf_specdec.enable(build(FALLBACK["mamba"]))
     for _ in range(3):

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.support import PROMPT, assert_same_run, assert_same_tensors, both
 from tests.promise.conftest import Draft
-from tests.support import PROMPT, assert_same_run, assert_same_tensors, both
 
 WANTED = ["output_scores", "output_logits", "output_hidden_states"]
 

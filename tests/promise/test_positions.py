@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import StoppingCriteria
 
+from tests.helpers.support import PROMPT, assert_same_run, both, plain, run
 from tests.promise.conftest import Draft
-from tests.support import PROMPT, assert_same_run, both, plain, run
 
 POSITIONS = 512
 LONG = PROMPT.repeat(1, 18)[:, : POSITIONS - 12]

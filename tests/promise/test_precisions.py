@@ -20,8 +20,8 @@ from hf_specdec.quantization.e4m3 import CODES
 from hf_specdec.quantization.fp8 import fp8_config
 from hf_specdec.quantization.fp8_linear import Fp8Linear
 from hf_specdec.quantization.report import precision_of
-from tests.support import DRAFTS, PROMPT, noisy_copy, plain
-from tests.zoo import FAMILIES, build
+from tests.helpers.support import DRAFTS, PROMPT, noisy_copy, plain
+from tests.helpers.zoo import FAMILIES, build
 
 QUANTISED = ("fp8", "int8", "nf4")
 SETTINGS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from tests.helpers.support import PROMPT, assert_same_run, assert_same_tensors, both
+from tests.helpers.zoo import VOCAB_SIZE
 from tests.promise.conftest import Draft
-from tests.support import PROMPT, assert_same_run, assert_same_tensors, both
-from tests.zoo import VOCAB_SIZE
 
 
 class Recorder(LogitsProcessor):

@@ -8,8 +8,8 @@ from transformers import GenerationConfig
 
 import hf_specdec
 from hf_specdec.errors import UnsupportedModelError
-from tests.support import PROMPT, plain
-from tests.zoo import FAMILIES, build
+from tests.helpers.support import PROMPT, plain
+from tests.helpers.zoo import FAMILIES, build
 
 MODES: dict[str, dict[str, Any]] = {
     "num_beams": {"num_beams": 2},

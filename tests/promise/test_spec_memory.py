@@ -10,9 +10,9 @@ import pytest
 
 import hf_specdec
 from hf_specdec import ConfigError, SpecMemory
+from tests.helpers.support import PROMPT, plain
+from tests.helpers.zoo import FAMILIES, build
 from tests.promise.test_threads import PROMPTS, expected_texts, frequent_switches, job, run_threads
-from tests.support import PROMPT, plain
-from tests.zoo import FAMILIES, build
 
 AUTO: dict[str, Any] = {"spec_method": "auto", "spec_config": {"num_nodes": 9}}
 __all__ = ["frequent_switches"]

@@ -12,10 +12,10 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 import hf_specdec
 from hf_specdec.methods.plain.drafter import PlainDrafter
 from hf_specdec.tree import DraftTree, ExtraTokens
+from tests.helpers.support import PROMPT, assert_same_cache, assert_same_run, both, noisy_copy, plain, run, speculative
+from tests.helpers.zoo import FALLBACK, FAMILIES, build
 from tests.matrix.test_batches import METHODS
 from tests.promise.conftest import Draft
-from tests.support import PROMPT, assert_same_cache, assert_same_run, both, noisy_copy, plain, run, speculative
-from tests.zoo import FALLBACK, FAMILIES, build
 
 NAMES = ["llama", "qwen3", "gpt2", "mistral", "gemma3", "deepseek_v3", "gpt_oss"]
 SEVERAL = ["llama", "mistral", "gemma3", "gpt_oss"]

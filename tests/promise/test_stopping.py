@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
+from tests.helpers.support import PROMPT, assert_same_run, both, plain, run
 from tests.promise.conftest import Draft
-from tests.support import PROMPT, assert_same_run, both, plain, run
 
 LENGTH = PROMPT.shape[1]
 

@@ -7,8 +7,8 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, TextIteratorStreamer
 from transformers.generation.streamers import BaseStreamer
 
+from tests.helpers.support import PROMPT, assert_same_run, both, speculative
 from tests.promise.conftest import Draft
-from tests.support import PROMPT, assert_same_run, both, speculative
 
 
 class Recorder(BaseStreamer):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import DRAFTS, PROMPT, plain, speculative
+from tests.helpers.support import DRAFTS, PROMPT, plain, speculative
 
 PROMPTS = [PROMPT.roll(shift, dims=1)[:, : 30 - 4 * shift] for shift in range(4)]
 CALLS = 6
@@ -75,7 +75,7 @@ def test_calls_side_by_side_on_one_model_do_not_mix(zoo: Callable[[str], Any], f
 def test_a_model_met_first_by_two_threads_is_probed_safely() -> None:
     """The first calls ever made on a model, at the same moment."""
     import hf_specdec
-    from tests.zoo import FAMILIES, build
+    from tests.helpers.zoo import FAMILIES, build
 
     model = hf_specdec.enable(build(FAMILIES["llama"]))
     expected = expected_texts(model)

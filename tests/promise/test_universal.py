@@ -5,8 +5,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import hf_specdec
-from tests.support import plain
-from tests.zoo import DECODER
+from tests.helpers.support import plain
+from tests.helpers.zoo import DECODER
 
 
 def test_a_draft_of_another_tokenizer_is_handed_over_with_its_arguments() -> None:

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, T5ForConditionalGeneration, pipeline
 
 import hf_specdec
-from tests.support import DRAFTS, PROMPT, plain
-from tests.zoo import FAMILIES, build
+from tests.helpers.support import DRAFTS, PROMPT, plain
+from tests.helpers.zoo import FAMILIES, build
 
 CALL: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 

@@ -1,0 +1,57 @@
+"""Every architecture: the same text as plain `generate`, alone and in a padded batch, or plain decoding.
+
+A few dozen run always, all of them with `-m slow`; the page in the documentation says what they do.
+"""
+
+import warnings
+
+import pytest
+
+from tests.capabilities.findings import PAGE, Finding, examine, examine_all, listed
+from tests.helpers.zoo_wide import all_models
+
+# One for each way of keeping a cache, counting positions and masking, and those that the probe has to find out.
+QUICK = (
+    "afmoe bamba bart bert bigbird_pegasus bloom codegen cohere2 ctrl deepseek_v2 deepseek_v32 doge exaone4_5 falcon "
+    "falcon_h1 falcon_mamba gemma3n_text git glm4_moe gpt_bigcode gpt_neox gptj granitemoehybrid helium inkling_text "
+    "kimi_linear lfm3 m2m_100 mamba2 marian minimax moshi mpt nemotron_h olmo_hybrid openai-gpt paligemma pegasus "
+    "qwen2_vl qwen3_5 rwkv t5 t5gemma2 umt5 led unlimited_ocr whisper xglm zamba2"
+).split()
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    """Models warn of what default configurations leave out."""
+    warnings.simplefilter("ignore")
+
+
+def check(finding: Finding) -> None:
+    """Equal, some drafts accepted, and listed as it is.
+
+    Where `generate` is the model's own, only prompt lookup can be tried, and nothing of such a text may repeat.
+    """
+    assert finding.equal, f"{finding.name} writes something else"
+    assert finding.tier == "plain" or finding.has_own_generate or finding.num_accepted > 0
+    assert finding.tier == "tree" or finding.reason
+    assert listed()[finding.name] == finding.key, "run python -m tests.capabilities.findings"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("model_type", "kind"), [pair for pair in all_models() if pair[0] in QUICK])
+def test_an_architecture_writes_what_plain_generation_writes(model_type: str, kind: str) -> None:
+    check(examine(model_type, kind))
+
+
+def test_the_page_lists_no_model_that_is_wrong() -> None:
+    assert len(listed()) > 200
+    assert {key[3] for key in listed().values()} == {"yes"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_every_architecture_writes_what_plain_generation_writes() -> None:
+    findings, unbuilt = examine_all()
+    for finding in findings:
+        check(finding)
+    text = PAGE.read_text()
+    assert all(f"- `{item.model_type}` ({item.kind})" in text for item in unbuilt)

@@ -1,0 +1,132 @@
+"""Tensor parallel: two processes give one process's text, whatever differs between them; what cannot be is an error."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from tests.distributed.cases import GRID, arguments, seed_of
+from tests.distributed.launch import launch
+from tests.distributed.worker import many, outcome, stopped, turns
+from tests.helpers.support import noisy_copy
+from tests.helpers.zoo import FAMILIES, build
+
+Results = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of the families and their drafts."""
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("llama", "qwen3", "mixtral"):
+        model = build(FAMILIES[name])
+        model.save_pretrained(folder / name)
+        noisy_copy(model).save_pretrained(folder / f"{name}_draft")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Results:
+    """What each of the two processes made of every case."""
+    done = launch("-m", "tests.distributed.worker", str(folder))
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Any:
+    """The same in this process, by the first process's seed and arguments."""
+
+    def run(case: Any) -> dict[str, Any]:
+        family, draft = ("llama", "none") if isinstance(case, str) else (case[0], case[-1])
+        kwargs = arguments(case, 0)
+        load = hf_specdec.AutoModelForCausalLM.from_pretrained
+        if draft != "none":
+            kwargs["assistant_model"] = load(folder / f"{family}_draft")
+        return outcome(load(folder / family), 0, kwargs)
+
+    return run
+
+
+@pytest.mark.parametrize("case", GRID, ids=lambda case: "-".join(map(str, case)))
+def test_two_processes_give_one_process_s_text(case: Any, results: Results, alone: Any) -> None:
+    """Tokens, steps and the random state afterwards, though every process had a seed of its own."""
+    expected = alone(case)
+    untimed = {"heads": None} | ({"steps": None} if case[1] == "auto" else {})  # which drafts as much as pays
+    for result in results:
+        found = result[repr(case)]
+        assert {**found, **untimed} == {**expected, **untimed}
+        assert found["steps"] == results[0][repr(case)]["steps"]
+        assert found["heads"] * 2 == expected["heads"], "each process keeps the keys of its own heads"
+
+
+@pytest.mark.parametrize(
+    "case", ["drafters that differ", "clocks that differ", "noise that differs", "plain with clocks"]
+)
+def test_the_first_process_decides(case: str, results: Results, alone: Any) -> None:
+    """Drafts, stops and scores may depend on a process; all follow the first one."""
+    expected = alone(case)
+    for result in results:
+        assert {**result[repr(case)], "heads": None} == {**expected, "heads": None}
+
+
+@pytest.mark.parametrize(
+    ("case", "named"),
+    [
+        ("prompts that differ", "input_ids"),
+        ("lengths that differ", "input_ids"),
+        ("methods that differ", "spec_method"),
+        ("logits that differ", "rank 1: RankError: the logits"),
+    ],
+)
+def test_a_disagreement_is_an_error_in_every_process(case: str, named: str, results: Results) -> None:
+    for result in results:
+        assert result[repr(case)]["error"].startswith("RankError: ")
+        assert named in result[repr(case)]["error"]
+
+
+@pytest.mark.parametrize(
+    ("case", "where", "named"),
+    [
+        ("an error in the first", 0, "LookupError: no such word"),
+        ("an error in the second", 1, "LookupError: no such word"),
+        ("an error in an observer", 1, "KeyError: 'observer'"),
+    ],
+)
+def test_an_error_in_one_process_ends_all(case: str, where: int, named: str, results: Results) -> None:
+    for result in results:
+        assert f"rank {where}: {named}" in result[repr(case)]["error"] or result[repr(case)]["error"] == named
+
+
+def test_after_errors_the_model_works_as_before(results: Results, alone: Any) -> None:
+    expected = alone("all is well again")
+    for result in results:
+        assert result[repr("all is well again")]["tokens"] == expected["tokens"]
+
+
+def test_many_prompts(results: Results, folder: Path) -> None:
+    """The same results in the same order, the seeds drawn by the first process."""
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(folder / "llama")
+    expected = json.loads(json.dumps(many(model, 0)))
+    assert [result["many"] for result in results] == [expected, expected]
+    assert sum(not is_good for *_, is_good in expected) == 2
+    torch.manual_seed(seed_of(1))
+    assert many(model, 1) != expected, "other seeds would have shown"
+
+
+def test_a_job_that_is_left_early_leaves_nobody_waiting(results: Results, folder: Path) -> None:
+    expected = stopped(hf_specdec.AutoModelForCausalLM.from_pretrained(folder / "llama"))
+    assert [result["stopped"] for result in results] == [expected, expected]
+
+
+def test_a_cache_serves_the_next_turn(results: Results, folder: Path) -> None:
+    """Each process keeps its own heads of it."""
+    expected = turns(hf_specdec.AutoModelForCausalLM.from_pretrained(folder / "llama"))
+    assert [result["turns"] for result in results] == [expected, expected]
+
+
+def test_models_that_several_processes_share_are_not_moved_or_mixed(results: Results) -> None:
+    assert [result["refused"] for result in results] == [["device_list", "assistant_model"]] * 2

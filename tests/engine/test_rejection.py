@@ -1,0 +1,311 @@
+"""Sampling with drawn drafts: every text comes as often as the target alone would write it.
+
+Seeds are fixed, so the tests do not flicker; by chance, a right implementation would fail a comparison for one seed in
+a million (`critical_value`). Wrong rules, tested beside the right one, exceed that bound many times over.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from hf_specdec.engine.verify import rejection_sample
+from hf_specdec.methods.draft_model.config import DraftModelConfig
+from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
+from tests.helpers.draft_tables import (
+    Table,
+    TableScorer,
+    chi_square,
+    critical_value,
+    random_table,
+    sample,
+    verify_by_drawing,
+)
+
+LogitsProcessorFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+SIZE = 6
+
+
+def distribution(seed: int, size: int = SIZE, *, zeros: Sequence[int] = ()) -> torch.Tensor:
+    row = (torch.randn(size, generator=torch.Generator().manual_seed(seed)) * 1.2).softmax(-1)
+    row[list(zeros)] = 0.0
+    return row / row.sum()
+
+
+def temperature(value: float) -> LogitsProcessorFn:
+    return lambda ids, row: row / value
+
+
+def top_p(value: float) -> LogitsProcessorFn:
+    """Keeps the likeliest tokens until they make up `value`."""
+
+    def logits_processor(ids: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        probabilities, order = row.softmax(-1).sort(descending=True)
+        dropped = probabilities.cumsum(-1) - probabilities >= value
+        return row.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)
+
+    return logits_processor
+
+
+def statistic_of(
+    p: torch.Tensor,
+    q: torch.Tensor,
+    num_drawn: int,
+    rule: Callable[..., int] = rejection_sample,
+    count: int = 12_000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Chi-square of tokens chosen among `num_drawn` drawn ones against p, and its critical value."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = q.expand(count, -1)
+    drawn = torch.multinomial(rows, num_drawn, generator=generator).tolist() if num_drawn else [[]] * count
+    children = iter([[token for token in tokens if q[token] > 0] for tokens in drawn])
+    seen = sample(count, lambda: (rule(p, q, next(children), generator),))
+    value, degrees = chi_square(seen, {(token,): float(share) for token, share in enumerate(p) if share > 0})
+    return value, critical_value(degrees)
+
+
+@pytest.mark.parametrize("num_drawn", [0, 1, 2, 3, SIZE])
+def test_the_token_has_the_target_s_distribution(num_drawn: int) -> None:
+    """12,000 draws over six tokens; odds of one in a million."""
+    value, bound = statistic_of(distribution(1), distribution(2), num_drawn)
+    assert value < bound
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        (distribution(1, zeros=[0, 3]), distribution(2)),
+        (distribution(1), distribution(2, zeros=[0, 3])),
+        (distribution(1, zeros=[0, 1]), distribution(2, zeros=[2, 3])),
+        (distribution(1, zeros=[0, 1, 2]), distribution(2, zeros=[3, 4, 5])),
+        (distribution(1), distribution(1)),
+        (torch.eye(SIZE)[2], distribution(2)),
+        (distribution(1), torch.eye(SIZE)[2]),
+    ],
+    ids=["p-zeros", "q-zeros", "both", "disjoint", "equal", "p-certain", "q-certain"],
+)
+@pytest.mark.parametrize("num_drawn", [1, 3])
+def test_zeros_and_certainties_are_no_exception(p: torch.Tensor, q: torch.Tensor, num_drawn: int) -> None:
+    """4,000 draws each; odds of one in a million."""
+    generator = torch.Generator().manual_seed(3)
+    children = torch.multinomial(q.expand(4_000, -1), num_drawn, generator=generator).tolist()
+    seen: dict[tuple[int, ...], int] = {}
+    for tokens in children:
+        token = rejection_sample(p, q, [token for token in tokens if q[token] > 0], generator)
+        seen[(token,)] = seen.get((token,), 0) + 1
+    if p.max() == 1.0:
+        assert seen == {(int(p.argmax()),): 4_000}
+        return
+    value, degrees = chi_square(seen, {(token,): float(share) for token, share in enumerate(p) if share > 0})
+    assert value < critical_value(degrees)
+
+
+def test_a_draft_that_equals_the_target_is_always_accepted() -> None:
+    p, generator = distribution(1), torch.Generator().manual_seed(0)
+    for token in torch.multinomial(p, 500, replacement=True, generator=generator).tolist():
+        assert rejection_sample(p, p.clone(), [token], generator) == token
+
+
+def test_acceptance_is_as_high_as_it_can_be() -> None:
+    """The first drawn token is accepted with probability sum(min(p, q)); 12,000 draws, within five standard errors."""
+    p, q, generator = distribution(1), distribution(2), torch.Generator().manual_seed(0)
+    drawn = torch.multinomial(q, 12_000, replacement=True, generator=generator).tolist()
+    accepted = sum(rejection_sample(p, q, [token], generator) == token for token in drawn) / 12_000
+    overlap = float(torch.minimum(p, q).sum())
+    # a rejected token has p < q and nothing left in the rest, so it cannot come back
+    assert abs(accepted - overlap) < 5 * (overlap * (1 - overlap) / 12_000) ** 0.5
+
+
+def test_a_token_that_q_cannot_have_given_is_passed_over() -> None:
+    """No bias from it: 12,000 draws with such a token among the children, odds of one in a million."""
+    q = distribution(2, zeros=[4])
+    value, bound = statistic_of(
+        distribution(1), q, 1, lambda p, q, drawn, generator: rejection_sample(p, q, [4, *drawn], generator)
+    )
+    assert value < bound
+
+
+def test_arguments_are_left_as_they_are() -> None:
+    p, q, generator = distribution(1), distribution(2), torch.Generator().manual_seed(0)
+    before = p.clone(), q.clone()
+    for _ in range(20):
+        rejection_sample(p, q, [0, 1, 2], generator)
+    assert torch.equal(p, before[0])
+    assert torch.equal(q, before[1])
+
+
+def test_the_global_generator_serves_where_none_is_given() -> None:
+    p, q = distribution(1), distribution(2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        first = [rejection_sample(p, q, [0, 1]) for _ in range(20)]
+        torch.manual_seed(5)
+        assert [rejection_sample(p, q, [0, 1]) for _ in range(20)] == first
+
+
+# What must not pass: the test has teeth.
+
+
+def accepts_everything(p: torch.Tensor, q: torch.Tensor, drawn: Sequence[int], generator: torch.Generator) -> int:
+    return drawn[0]
+
+
+def forgets_the_rest(p: torch.Tensor, q: torch.Tensor, drawn: Sequence[int], generator: torch.Generator) -> int:
+    """Accepts by the ratio, and then draws from p as if nothing had been rejected."""
+    for token in drawn:
+        if torch.rand((), generator=generator) * q[token] < p[token]:
+            return token
+    return int(torch.multinomial(p, 1, generator=generator))
+
+
+def believes_in_another_q(p: torch.Tensor, q: torch.Tensor, drawn: Sequence[int], generator: torch.Generator) -> int:
+    return rejection_sample(p, distribution(7), drawn, generator)
+
+
+def keeps_what_was_drawn_in_q(
+    p: torch.Tensor, q: torch.Tensor, drawn: Sequence[int], generator: torch.Generator
+) -> int:
+    """As if siblings had been drawn with replacement."""
+    for token in drawn:
+        if torch.rand((), generator=generator) * q[token] < p[token]:
+            return token
+        p = (p - q).clamp_min(0.0)
+        p = p / p.sum()
+    return int(torch.multinomial(p, 1, generator=generator))
+
+
+def drops_unlikely_children(p: torch.Tensor, q: torch.Tensor, drawn: Sequence[int], generator: torch.Generator) -> int:
+    return rejection_sample(p, q, [token for token in drawn if q[token] > 0.1], generator)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        accepts_everything,
+        forgets_the_rest,
+        believes_in_another_q,
+        keeps_what_was_drawn_in_q,
+        drops_unlikely_children,
+    ],
+)
+def test_wrong_rules_are_found_out(rule: Callable[..., int]) -> None:
+    value, bound = statistic_of(distribution(1), distribution(2), 3, rule)
+    assert value > 2 * bound
+
+
+# Whole steps: drafter, tree, walk.
+
+
+def probabilities_of(table: Table, logits_processor: LogitsProcessorFn, text: Sequence[int]) -> torch.Tensor:
+    return logits_processor(torch.tensor([list(text)]), table(tuple(text)).unsqueeze(0)).softmax(-1)[0]
+
+
+def texts_of(
+    config: DraftModelConfig,
+    draft: Table,
+    target: Table,
+    warps: tuple[LogitsProcessorFn, LogitsProcessorFn],
+    *,
+    length: int,
+    count: int,
+    seed: int = 0,
+    budget: int = 100,
+    max_nodes: int | None = None,
+    told: Callable[[torch.Tensor], torch.Tensor] = lambda q: q,
+) -> dict[tuple[int, ...], int]:
+    """How often each text of `length` tokens is written by steps of draft and target."""
+    generator = torch.Generator().manual_seed(seed)
+    scorer = TableScorer(draft, vocab_size=SIZE)
+    drafter = DraftModelDrafter(config, scorer, logits_processor=warps[0], generator=generator)
+    target_row: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def target_distribution(text: list[int]) -> torch.Tensor:
+        key = tuple(text)
+        if key not in target_row:
+            target_row[key] = probabilities_of(target, warps[1], text)
+        return target_row[key]
+
+    def write() -> tuple[int, ...]:
+        drafter.begin([0])
+        text = [0]
+        while len(text) <= length:
+            tree = drafter.propose(budget).truncated(max_nodes=max_nodes)
+            tree = tree.with_distributions({node: told(q) for node, q in (tree.drafted_from or {}).items()})
+            so_far = list(text)
+            tokens = verify_by_drawing(tree, lambda path: target_distribution(so_far + path), generator)  # noqa: B023
+            drafter.observe(tree, None, tokens)
+            text += tokens
+        return tuple(text[1 : length + 1])
+
+    return sample(count, write)
+
+
+def true_probabilities(target: Table, logits_processor: LogitsProcessorFn, length: int) -> dict[tuple[int, ...], float]:
+    """Probability of each text of `length` tokens behind token 0."""
+    expected: dict[tuple[int, ...], float] = {}
+    for text in itertools.product(range(SIZE), repeat=length):
+        share = 1.0
+        for place, token in enumerate(text):
+            share *= float(probabilities_of(target, logits_processor, [0, *text[:place]])[token])
+        expected[text] = share
+    return expected
+
+
+DRAFT, TARGET = random_table(11, SIZE), random_table(12, SIZE)
+SHAPES = {
+    "chain": {"draft_len": 3, "confidence_threshold": 0.0},
+    "stopping chain": {"draft_len": 3, "confidence_threshold": 0.35},
+    "learning chain": {"draft_len": 3},
+    "tree": {"draft_len": 2, "num_branches": 3, "max_nodes": 7, "confidence_threshold": 0.0},
+    "stopping tree": {"draft_len": 3, "num_branches": 2, "max_nodes": 5, "confidence_threshold": 0.3},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_texts_have_the_target_s_distribution(shape: str) -> None:
+    """5,000 texts of two tokens, 36 different ones; odds of one in a million."""
+    warps = temperature(0.9), temperature(0.8)
+    config = DraftModelConfig(use_logits=True, **SHAPES[shape])
+    seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=5_000)
+    value, degrees = chi_square(seen, true_probabilities(TARGET, warps[1], 2))
+    assert value < critical_value(degrees)
+
+
+@pytest.mark.parametrize(
+    "warps",
+    [
+        (temperature(1.5), temperature(0.5)),
+        (temperature(0.4), temperature(1.3)),
+        (top_p(0.8), top_p(0.7)),
+        (top_p(0.5), temperature(1.0)),
+        (temperature(1.0), top_p(0.5)),
+    ],
+    ids=["hot-draft", "cold-draft", "top-p", "narrow-draft", "narrow-target"],
+)
+def test_temperature_and_top_p_of_either_model_are_followed(warps: tuple[LogitsProcessorFn, LogitsProcessorFn]) -> None:
+    """1,500 texts of two tokens from trees; odds of one in a million."""
+    config = DraftModelConfig(use_logits=True, **SHAPES["stopping tree"])
+    seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=1_500)
+    value, degrees = chi_square(seen, true_probabilities(TARGET, warps[1], 2))
+    assert value < critical_value(degrees)
+
+
+@pytest.mark.parametrize("max_nodes", [1, 2, 4])
+def test_a_tree_cut_short_stays_true(max_nodes: int) -> None:
+    """1,500 texts of two tokens, the loop keeping the first nodes only; odds of one in a million."""
+    warps = temperature(0.9), temperature(0.8)
+    config = DraftModelConfig(use_logits=True, **SHAPES["stopping tree"])
+    seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=1_500, max_nodes=max_nodes)
+    value, degrees = chi_square(seen, true_probabilities(TARGET, warps[1], 2))
+    assert value < critical_value(degrees)
+
+
+def test_a_draft_that_states_the_wrong_distribution_is_found_out() -> None:
+    """The same trees, drawn from q and declared as drawn from a hotter one."""
+    warps = temperature(0.9), temperature(0.8)
+    config = DraftModelConfig(use_logits=True, **SHAPES["tree"])
+    seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=2_000, told=lambda q: (q.log() / 3.0).softmax(-1))
+    value, degrees = chi_square(seen, true_probabilities(TARGET, warps[1], 2))
+    assert value > 2 * critical_value(degrees)

@@ -1,0 +1,81 @@
+"""In the engine's forward, every node and window token gets the logits that its own text would give it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from hf_specdec.methods.lookahead.config import LookaheadConfig
+from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
+from hf_specdec.tree import DraftTree
+from tests.helpers.support import PROMPT, assert_same_run, both, plain
+from tests.helpers.zoo import FAMILIES, build
+
+LOOKAHEAD = LookaheadConfig(window_size=4, ngram_size=4, verification_set_size=4)
+TOLERANCE = 1e-4
+
+
+class Recorder(LookaheadDrafter):
+    """Keeps each step's text, tree and logits."""
+
+    def __init__(self) -> None:
+        super().__init__(LOOKAHEAD)
+        self.text: list[int] = []
+        self.steps: list[tuple[list[int], DraftTree, torch.Tensor]] = []
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        self.text = list(prompt_ids)
+        super().begin(prompt_ids)
+
+    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+        assert logits is not None
+        self.steps.append((self.text.copy(), tree, logits.clone()))
+        self.text += accepted
+        super().observe(tree, logits, accepted)
+
+
+def text_of_column(text: list[int], tree: DraftTree, column: int) -> list[int]:
+    """The text up to and including a column of the forward: what stands before the root, then what the column sees."""
+    if column < len(tree):
+        return text[:-1] + [tree.tokens[node] for node in tree.path(column)]
+    assert tree.extra is not None
+    own = column - len(tree)
+    tokens, depths = (tree.tokens[0], *tree.extra.tokens), (0, *tree.extra.depths)
+    seen = [place for place in range(len(tokens)) if tree.extra.visible[own, place]]
+    return text[:-1] + [tokens[place] for place in sorted(seen, key=lambda place: depths[place])]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma3"])
+def test_window_and_candidates_are_computed_as_texts_of_their_own(name: str) -> None:
+    model: Any = hf_specdec.enable(build(FAMILIES[name]))
+    recorder = Recorder()
+    arguments = {"max_new_tokens": 24, "do_sample": False}
+    out = model.generate(PROMPT, spec_method=lambda: recorder, **arguments)
+    assert torch.equal(out, plain(model, PROMPT, **arguments))
+    levels = set()
+    for text, tree, logits in recorder.steps:
+        assert len(logits) == tree.num_columns
+        levels.add(0 if tree.extra is None else 1 + len(tree.extra) // LOOKAHEAD.window_size)
+        for column in range(tree.num_columns):
+            ids = torch.tensor([text_of_column(text, tree, column)])
+            with torch.no_grad():
+                expected = model(input_ids=ids).logits[0, -1]
+            torch.testing.assert_close(logits[column], expected, atol=TOLERANCE, rtol=TOLERANCE)
+    assert {1, 2, 3} <= levels, "the window was computed at every stage of filling"
+    assert max(len(tree) for _, tree, _ in recorder.steps) > 1 + LOOKAHEAD.ngram_size, "candidates branched"
+
+
+@pytest.mark.parametrize("sizes", [[4, 4, 4], [1, 3, 2], [6, 2, 3], [1, 1, 0]])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_lookahead_gives_what_plain_generate_gives(sizes: list[int], do_sample: bool) -> None:
+    """Sampling follows the seed: what the window finds out takes nothing from the random generator."""
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    reference, ours = both(
+        model,
+        lambda: {"do_sample": do_sample, "temperature": 0.3 if do_sample else None, "max_new_tokens": 40},
+        lambda _: {"spec_method": "lookahead", "lookahead_config": sizes},
+    )
+    assert_same_run(ours, reference)
+    assert (ours.stats.num_accepted_tokens > 0) == (sizes != [1, 1, 0])

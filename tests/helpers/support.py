@@ -1,0 +1,166 @@
+"""The reference and the comparisons: plain `generate`, and whether ours gave the same.
+
+reference, ours = both(model, lambda: {"logits_processor": [Recorder()]}, DRAFTS["oracle"])
+assert_same_run(ours, reference)
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import GenerationMixin
+
+import hf_specdec
+from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
+
+__all__ = [
+    "CHAIN_DRAFTS",
+    "DRAFTS",
+    "PROMPT",
+    "TREE_DRAFTS",
+    "Run",
+    "assert_same_cache",
+    "assert_same_run",
+    "assert_same_tensors",
+    "both",
+    "noisy_copy",
+    "plain",
+    "run",
+    "seq_length",
+    "speculative",
+]
+
+# 30 tokens with repeated pieces, ending on the start of one; longer than the zoo's windows.
+PROMPT = torch.tensor(
+    [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 5, 6, 7, 8, 20, 21, 22, 23, 24, 25, 9, 10, 11, 12, 30, 31, 32, 5, 6, 7]]
+)
+
+# How to ask for drafts, given the text plain decoding emits. The last two are right (and wrong) at every step.
+DRAFTS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
+    "prompt_lookup": lambda _: {"spec_method": "prompt_lookup"},
+    "lookahead": lambda _: {"spec_method": "lookahead"},
+    "auto": lambda _: {"spec_method": "auto", "spec_config": {"num_nodes": 9, "pool": "request"}},
+    "oracle": lambda expected: {"spec_method": lambda: OracleDrafter(expected)},
+    "random_trees": lambda expected: {"spec_method": lambda: RandomTreeDrafter(expected)},
+}
+TREE_DRAFTS = {"lookahead"}  # an error on a model that verifies chains only
+CHAIN_DRAFTS = [name for name in DRAFTS if name not in TREE_DRAFTS]
+
+
+def plain(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """transformers' own `generate`, whatever the model has been made to do."""
+    return GenerationMixin.generate(model, *args, **kwargs)
+
+
+def speculative(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """The enabled model's own `generate`; the tests pass `spec_method`."""
+    return model.generate(*args, **kwargs)
+
+
+def noisy_copy(model: Any, *, noise: float = 0.1, seed: int = 3) -> Any:
+    """A draft model: the same one with noise in its weights, right often and wrong often."""
+    draft = copy.deepcopy(hf_specdec.disable(model))
+    hf_specdec.enable(model)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        for weight in draft.parameters():
+            if weight.ndim > 1:
+                weight.add_(torch.randn_like(weight), alpha=noise * float(weight.std()))
+    return draft
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """One call: what it returned, the arguments it was given (recorders among them), the random state it left."""
+
+    output: Any
+    kwargs: dict[str, Any]
+    random_state: torch.Tensor
+
+    @property
+    def ids(self) -> list[int]:
+        """Prompt and new tokens of the first row."""
+        sequences = self.output if isinstance(self.output, torch.Tensor) else self.output.sequences
+        ids: list[int] = sequences[0].tolist()
+        return ids
+
+    @property
+    def stats(self) -> Any:
+        return self.output.spec_stats
+
+
+def run(model: Any, generate: Callable[..., Any], make: Callable[[], dict[str, Any]], **method: Any) -> Run:
+    """One call with freshly made arguments, from a fixed seed; 16 greedy tokens after `PROMPT` unless they say more."""
+    kwargs = {"max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True} | make()
+    if not kwargs.keys() & {"input_ids", "inputs", "inputs_embeds"}:
+        kwargs["input_ids"] = PROMPT
+    torch.manual_seed(7)
+    output = generate(model, **{name: value for name, value in kwargs.items() if value is not None}, **method)
+    return Run(output, kwargs, torch.get_rng_state())
+
+
+def both(
+    model: Any,
+    make: Callable[[], dict[str, Any]],
+    draft: Callable[[list[int]], dict[str, Any]],
+    coming: list[int] | None = None,
+) -> tuple[Run, Run]:
+    """The same call plain and with drafts, arguments made anew for each.
+
+    Args:
+        coming: the text that drafters which know the answer believe in, prompt included; by default plain's output.
+    """
+    reference = run(model, plain, make)
+    ours = run(model, speculative, make, **draft(coming or reference.ids))
+    return reference, ours
+
+
+def assert_same_run(ours: Run, reference: Run) -> None:
+    """The same tokens, and the random generator left in the same state."""
+    assert ours.ids == reference.ids
+    assert torch.equal(ours.random_state, reference.random_state)
+
+
+def seq_length(cache: Any) -> int:
+    return int(cache.get_seq_length())
+
+
+def assert_same_cache(ours: Any, expected: Any) -> None:
+    """Both caches hold the same text; where one keeps more columns than the other, the common last ones agree."""
+    assert seq_length(ours) == seq_length(expected)
+    for attention in ("self_attention_cache", "cross_attention_cache"):
+        if hasattr(expected, attention):
+            assert_same_cache(getattr(ours, attention), getattr(expected, attention))
+            return
+    assert len(ours.layers) == len(expected.layers)
+    for own, other in zip(ours.layers, expected.layers, strict=True):
+        assert getattr(own, "record_past", None) == getattr(other, "record_past", None)
+        for name in ("keys", "values"):
+            _assert_same_end(getattr(own, name, None), getattr(other, name, None), dim=-2)
+        for index, state in getattr(other, "conv_states", {}).items():
+            _assert_same_end(own.conv_states[index], state, dim=-1)
+
+
+def _assert_same_end(ours: torch.Tensor | None, expected: torch.Tensor | None, *, dim: int) -> None:
+    if ours is None or expected is None:
+        assert ours is expected
+        return
+    width = min(ours.shape[dim], expected.shape[dim])
+    assert width > 0
+    ends = [tensor.narrow(dim, tensor.shape[dim] - width, width) for tensor in (ours, expected)]
+    torch.testing.assert_close(*ends, atol=1e-4, rtol=1e-4)
+
+
+def assert_same_tensors(ours: Any, expected: Any, *, atol: float = 1e-4) -> None:
+    """Nested tuples of tensors: the same structure and shapes, values equal up to fp32 rounding."""
+    assert type(ours) is type(expected)
+    if isinstance(expected, tuple):
+        assert len(ours) == len(expected)
+        for own, other in zip(ours, expected, strict=True):
+            assert_same_tensors(own, other, atol=atol)
+    elif isinstance(expected, torch.Tensor):
+        assert ours.shape == expected.shape
+        assert ours.dtype == expected.dtype
+        torch.testing.assert_close(ours, expected, atol=atol, rtol=1e-4)

@@ -1,0 +1,263 @@
+"""The auto drafter: best nodes first, chains where trees do not work, a draft model where it helps, and learning."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from hf_specdec import AutoSpecConfig, DraftTree, SpecMemory, TreeBuilder
+from hf_specdec.methods.auto.drafter import RETRY, AutoDrafter
+from hf_specdec.methods.base import DraftCost
+from tests.helpers.draft_tables import TableScorer, random_table
+
+VOCAB = 12
+TABLE = random_table(seed=1, vocab_size=VOCAB, scale=3.0)
+
+
+def following(tokens: Sequence[int]) -> int:
+    return int(TABLE(tuple(tokens)).argmax())
+
+
+def text_of(count: int, start: Sequence[int] = (1, 2)) -> list[int]:
+    """What a model that is a table decodes greedily, some noise in between so that it does not only repeat."""
+    tokens = list(start)
+    while len(tokens) < count:
+        tokens.append(following(tokens) if len(tokens) % 9 else (7 * len(tokens)) % VOCAB)
+    return tokens
+
+
+def drafter_of(memory: SpecMemory | None = None, *, config: dict[str, Any] | None = None, **how: Any) -> AutoDrafter:
+    return AutoDrafter(AutoSpecConfig(**(config or {})), memory, **how)
+
+
+def texts_of(tree: DraftTree, tokens: Sequence[int]) -> list[tuple[int, ...]]:
+    """What each column of the forward sees, by positions."""
+    visible, columns = tree.visible(), range(tree.num_columns)
+    seen = [sorted((place for place in columns if row[place]), key=tree.column_depths.__getitem__) for row in visible]
+    return [(*tokens[:-1], *[tree.column_tokens[place] for place in places]) for places in seen]
+
+
+def decode(drafter: AutoDrafter, *, steps: int, budget: int = 16, prompt: Sequence[int] = (1, 2)) -> list[DraftTree]:
+    """Verify drafts with the table; returns the trees."""
+    tokens, trees = list(prompt), []
+    drafter.begin(tokens)
+    for _ in range(steps):
+        tree = drafter.propose(budget)
+        trees.append(tree)
+        node, accepted = 0, [following(tokens)]
+        while (child := tree.child(node, accepted[-1])) is not None:
+            node = child
+            accepted.append(following([*tokens, *accepted]))
+        logits = torch.stack([TABLE(text) for text in texts_of(tree, tokens)]) if drafter.needs_logits else None
+        drafter.observe(tree, logits, accepted)
+        tokens += accepted
+    return trees
+
+
+@pytest.fixture
+def memory() -> SpecMemory:
+    """A memory of some texts of the table."""
+    memory = SpecMemory(2_000, 2_000)
+    for start in range(4):
+        drafter = drafter_of(memory)
+        decode(drafter, steps=20, prompt=(start, start + 1))
+        drafter.end()
+    return memory
+
+
+def grown(memory: SpecMemory | None, budget: int = 16, tokens: Sequence[int] = (), **how: Any) -> DraftTree:
+    drafter = drafter_of(memory, **how)
+    drafter.begin(list(tokens) or text_of(30))
+    return drafter.propose(budget)
+
+
+def same(one: DraftTree, other: DraftTree) -> bool:
+    return (one.tokens, one.parents, one.probabilities) == (other.tokens, other.parents, other.probabilities)
+
+
+def test_nodes_come_in_the_order_of_their_probabilities_behind_their_parents(memory: SpecMemory) -> None:
+    tree = grown(memory)
+    assert len(tree) == 17
+    assert not tree.is_chain
+    assert tree.probabilities is not None
+    assert list(tree.probabilities) == sorted(tree.probabilities, reverse=True)
+    for node in range(1, len(tree)):
+        assert tree.parents[node] < node
+        assert 0.0 < tree.probabilities[node] <= tree.probabilities[tree.parents[node]] <= 1.0
+
+
+def test_siblings_share_what_their_parent_has(memory: SpecMemory) -> None:
+    tree = grown(memory)
+    assert tree.probabilities is not None
+    for node in range(len(tree)):
+        below = sum(tree.probabilities[child] for child in tree.children(node))
+        assert below <= tree.probabilities[node] + 1e-9
+
+
+@pytest.mark.parametrize("budget", [1, 3, 9, 16])
+def test_a_smaller_budget_takes_the_likeliest_of_the_same_nodes(memory: SpecMemory, budget: int) -> None:
+    whole, part = grown(memory), grown(memory, budget)
+    assert len(part) == budget + 1
+    assert whole.tokens[: budget + 1] == part.tokens
+    assert whole.parents[: budget + 1] == part.parents
+
+
+def test_a_budget_of_nothing_is_the_root_alone(memory: SpecMemory) -> None:
+    assert grown(memory, 0).tokens == (text_of(30)[-1],)
+
+
+def test_the_configuration_bounds_the_budget(memory: SpecMemory) -> None:
+    assert len(grown(memory, config={"num_nodes": 5})) == 6
+    assert len(grown(memory, config={"max_nodes": 4})) == 5
+
+
+def test_a_target_that_takes_no_trees_gets_the_likeliest_chain(memory: SpecMemory) -> None:
+    tree, chain = grown(memory), grown(memory, takes_trees=False)
+    assert chain.is_chain
+    assert len(chain) > 3
+    assert chain.probabilities is not None
+    assert list(chain.probabilities) == sorted(chain.probabilities, reverse=True)
+    assert chain.tokens[1] == tree.tokens[1]
+
+
+def test_nodes_that_cannot_be_worth_their_time_are_left_out(memory: SpecMemory) -> None:
+    drafter = drafter_of(memory)
+    drafter.begin(text_of(30))
+    everything = drafter.propose(64).probabilities
+    drafter.worth = DraftCost(of_node=0.2)
+    some = drafter.propose(64).probabilities
+    assert everything is not None
+    assert some is not None
+    assert list(some) == [probability for probability in everything if probability >= 0.2]
+    assert 1 < len(some) < len(everything)
+
+
+@pytest.mark.parametrize("worth", [1.0, math.inf])
+def test_it_rests_where_nothing_can_be_worth_its_time(memory: SpecMemory, worth: float) -> None:
+    scorer = TableScorer(TABLE, vocab_size=VOCAB)
+    drafter = drafter_of(memory, scorer=scorer)
+    drafter.begin(text_of(30))
+    assert drafter.needs_logits
+    drafter.worth = DraftCost(of_node=worth, of_forward=worth)
+    assert drafter.rests
+    assert not drafter.needs_logits
+    tree = drafter.propose(16)
+    assert len(tree) == 1
+    assert scorer.requests == []
+    drafter.observe(tree, None, [3])
+    drafter.worth = DraftCost()
+    assert drafter.propose(16).tokens[0] == 3
+
+
+def test_drafts_depend_on_text_and_memory_alone(memory: SpecMemory, tmp_path: Any) -> None:
+    memory.save(tmp_path / "memory")
+    runs = [decode(drafter_of(SpecMemory.load(tmp_path / "memory")), steps=25) for _ in range(2)]
+    assert all(map(same, *runs))
+    without = decode(drafter_of(SpecMemory()), steps=25)
+    assert not all(map(same, runs[0], without))
+
+
+def test_every_token_teaches_whether_or_not_something_was_drafted(memory: SpecMemory) -> None:
+    drafter = drafter_of(memory)
+    drafter.begin(text_of(30))
+    seen = sum(memory.greedy.mixer.seen)
+    expected, _ = memory.greedy.calibration.counts()
+    tree = drafter.propose(16)
+    drafter.observe(DraftTree.chain(tree.tokens[0]), None, [tree.tokens[1]])  # all nodes were cut
+    assert sum(memory.greedy.mixer.seen) == seen + 1
+    assert memory.greedy.calibration.counts()[0] == expected
+    tree = drafter.propose(16)
+    drafter.observe(tree, None, [tree.tokens[1], 5])
+    assert sum(memory.greedy.mixer.seen) == seen + 3
+    assert sum(memory.greedy.calibration.counts()[0]) > sum(expected)
+
+
+def test_it_comes_to_draft_what_is_accepted() -> None:
+    """The same table again and again: later steps accept more than earlier ones, also without a memory of texts."""
+    trees = decode(drafter_of(SpecMemory(1, 10_000)), steps=60)
+    drafted = [sum((tree.probabilities or (0.0,))[1:2]) for tree in trees]
+    assert sum(drafted[-20:]) > sum(drafted[:20])
+
+
+def test_logits_of_rejected_nodes_are_kept_under_their_own_tokens() -> None:
+    memory = SpecMemory(100, 1_000)
+    drafter = drafter_of(memory)
+    drafter.begin([1, 2, 3])
+    builder = TreeBuilder(3)
+    builder.add(builder.add(0, 4), 6)
+    builder.add(0, 5)
+    tree = builder.build()
+    assert tree.tokens == (3, 4, 6, 5)
+    logits = torch.full((4, VOCAB), -20.0)
+    for node, best in enumerate((7, 8, 10, 9)):
+        logits[node, best] = 0.0
+    drafter.observe(tree, logits, [7])
+    keys = {(1, 2, 3): 7, (2, 3, 4): 8, (2, 3, 5): 9, (3, 4, 6): 10, (6,): 10, (3, 5): 9}
+    for key, best in keys.items():
+        entry = memory.recycled.get(key)
+        assert entry is not None
+        assert entry[0][0] == best
+
+
+def test_without_recycling_no_logits_are_asked_for(memory: SpecMemory) -> None:
+    assert not drafter_of(memory, config={"use_recycled": False}).needs_logits
+
+
+def test_a_draft_model_s_tokens_join_the_tree() -> None:
+    scorer = TableScorer(TABLE, vocab_size=VOCAB)
+    tokens = text_of(12)
+    alone = grown(SpecMemory(), tokens=tokens)
+    joined = grown(SpecMemory(), tokens=tokens, scorer=scorer)
+    assert scorer.requests
+    best = following(tokens)
+    node = joined.child(0, best)
+    assert node is not None
+    assert joined.probabilities is not None
+    assert joined.probabilities[node] == max(joined.probabilities[1:])
+    assert alone.probabilities is not None
+    assert sum(joined.probabilities) > 1.5 * sum(alone.probabilities)
+    deeper = joined.child(node, following([*tokens, best]))
+    assert deeper is not None
+
+
+def test_a_draft_model_that_takes_chains_is_asked_for_chains(memory: SpecMemory) -> None:
+    scorer = TableScorer(TABLE, vocab_size=VOCAB, takes_trees=False)
+    trees = decode(drafter_of(memory, scorer=scorer), steps=12)
+    assert any(not tree.is_chain for tree in trees)
+
+
+def test_a_draft_model_that_adds_nothing_is_asked_ever_more_rarely() -> None:
+    """One that costs as much as the target and knows nothing: only now and then, to notice a change."""
+    memory, asked = SpecMemory(), []
+    scorer = TableScorer(lambda text: torch.zeros(VOCAB), vocab_size=VOCAB, relative_cost=1.0)
+    drafter = drafter_of(memory, scorer=scorer)
+    tokens = text_of(200)
+    drafter.begin(tokens[:2])
+    for token in tokens[2:]:
+        tree = drafter.propose(16)
+        asked.append(bool(scorer.requests))
+        drafter.observe(tree, None, [token])
+    assert asked[0]
+    late = asked[-4 * RETRY :]
+    assert 1 <= sum(late) <= 5
+
+
+def test_only_the_end_of_a_text_goes_into_the_memory_and_once() -> None:
+    memory = SpecMemory()
+    drafter = drafter_of(memory)
+    decode(drafter, steps=5)
+    assert len(memory.pool) == 0
+    drafter.end()
+    tokens = len(memory.pool)
+    drafter.end()
+    assert len(memory.pool) == tokens > 5
+
+
+def test_without_a_memory_nothing_outlives_the_text() -> None:
+    first, second = drafter_of(), drafter_of()
+    decode(first, steps=10)
+    first.end()
+    assert all(map(same, decode(second, steps=3), decode(drafter_of(), steps=3)))
+    assert len(first.memory.pool) == 0

@@ -1,0 +1,375 @@
+"""A draft model's chains and trees: the likeliest tokens, every forward used, and none that does not pay."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
+from hf_specdec.methods.draft_model.config import DraftModelConfig
+from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
+from hf_specdec.tree import DraftTree
+from tests.helpers.draft_tables import Table, TableScorer, random_table
+
+SIZE = 6
+ALWAYS = {"confidence_threshold": 0.0}
+
+
+def drafter_of(
+    table: Table, text: Sequence[int] = (0,), scorer: dict[str, Any] | None = None, **fields: Any
+) -> DraftModelDrafter:
+    extra = {name: fields.pop(name) for name in ("logits_processor", "generator", "memory") if name in fields}
+    drafter = DraftModelDrafter(DraftModelConfig(**fields), TableScorer(table, **(scorer or {})), **extra)
+    drafter.begin(text)
+    return drafter
+
+
+def requests_of(drafter: DraftModelDrafter) -> list[DraftTree]:
+    assert isinstance(drafter.scorer, TableScorer)
+    return drafter.scorer.requests
+
+
+def argmax_text(table: Table, text: Sequence[int], length: int) -> list[int]:
+    tokens = list(text)
+    for _ in range(length):
+        tokens.append(int(table(tuple(tokens)).argmax()))
+    return tokens[len(text) :]
+
+
+def sure_of(confidence: dict[int, float], size: int = SIZE) -> Table:
+    """After token t comes t + 1, with the confidence given for t."""
+
+    def table(text: tuple[int, ...]) -> torch.Tensor:
+        share = confidence[text[-1] % size]
+        row = torch.full((size,), (1.0 - share) / (size - 1))
+        row[(text[-1] + 1) % size] = share
+        return row.log()
+
+    return table
+
+
+def path_probability(table: Table, root: int, path: Sequence[int]) -> float:
+    text, share = [root], 1.0
+    for token in path:
+        share *= float(table(tuple(text)).softmax(-1)[token])
+        text.append(token)
+    return share
+
+
+def best_nodes(table: Table, root: int, depth: int, branches: int, count: int) -> set[tuple[int, ...]]:
+    """The `count` most probable paths, each step among the `branches` likeliest: by looking at all of them."""
+    paths: dict[tuple[int, ...], float] = {}
+    for length in range(1, depth + 1):
+        for path in itertools.product(range(SIZE), repeat=length):
+            ranks = [table((root, *path[:place])).argsort(descending=True).tolist() for place in range(length)]
+            if all(rank.index(token) < branches for rank, token in zip(ranks, path, strict=True)):
+                paths[path] = path_probability(table, root, path)
+    return set(sorted(paths, key=lambda path: -paths[path])[:count])
+
+
+def paths_of(tree: DraftTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.tokens[step] for step in tree.path(node)[1:]) for node in range(1, len(tree))}
+
+
+# Chains
+
+
+@pytest.mark.parametrize("draft_len", [1, 2, 4, 7])
+def test_a_chain_is_the_draft_s_greedy_text(draft_len: int) -> None:
+    table = random_table(1, SIZE)
+    drafter = drafter_of(table, [3, 1], draft_len=draft_len, **ALWAYS)
+    tree = drafter.propose(100)
+    assert tree == DraftTree.chain(1, argmax_text(table, [3, 1], draft_len))
+    assert tree.drafted_from is None
+    assert len(requests_of(drafter)) == draft_len
+    assert requests_of(drafter)[-1].tokens == tree.tokens[:-1], "the last token is drafted, not scored"
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2, 3])
+def test_the_loop_s_budget_is_kept_without_a_wasted_forward(budget: int) -> None:
+    for fields in ({}, ALWAYS):
+        drafter = drafter_of(random_table(1, SIZE), draft_len=4, **fields)
+        assert drafter.propose(budget).num_draft_tokens == budget
+        assert len(requests_of(drafter)) == budget
+
+
+def test_a_fixed_threshold_ends_the_draft_behind_an_unsure_token() -> None:
+    table = sure_of({0: 0.9, 1: 0.8, 2: 0.3, 3: 0.9, 4: 0.9, 5: 0.9})
+    for threshold, tokens in ((0.4, [1, 2, 3]), (0.85, [1, 2]), (0.2, [1, 2, 3, 4, 5]), (1.0, [1])):
+        drafter = drafter_of(table, draft_len=5, confidence_threshold=threshold)
+        assert drafter.propose(100).first_branch() == tokens
+        assert len(requests_of(drafter)) == len(tokens)
+
+
+def test_the_draft_follows_the_text() -> None:
+    table = random_table(2, SIZE)
+    drafter = drafter_of(table, [4, 5], draft_len=3, **ALWAYS)
+    drafter.observe(DraftTree.chain(5), None, [2])
+    text = [4, 5, 2]
+    for accepted in ([0], [3, 1], [1, 1, 4, 0]):
+        tree = drafter.propose(100)
+        assert tree.first_branch() == argmax_text(table, text, 3)
+        drafter.observe(tree, None, accepted)
+        text += accepted
+    assert isinstance(drafter.scorer, TableScorer)
+    assert drafter.scorer.text == text
+
+
+def test_greedy_drafts_touch_no_random_number() -> None:
+    state = torch.get_rng_state()
+    for fields in ({}, {"num_branches": 3}, {"use_logits": True}):
+        drafter_of(random_table(3, SIZE), **fields).propose(100)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# Trees
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("depth", "branches", "nodes"), [(2, 3, 6), (3, 2, 8), (3, 4, 12), (4, 2, 5)])
+def test_a_tree_holds_the_most_probable_paths(seed: int, depth: int, branches: int, nodes: int) -> None:
+    """Compared with looking at every path."""
+    table = random_table(seed, SIZE)
+    drafter = drafter_of(table, draft_len=depth, num_branches=branches, max_nodes=nodes, **ALWAYS)
+    assert paths_of(drafter.propose(100)) == best_nodes(table, 0, depth, branches, nodes)
+
+
+@pytest.mark.parametrize("fields", [{}, ALWAYS, {"confidence_threshold": 0.3}])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_tree_takes_one_forward_a_depth_at_most(seed: int, fields: dict[str, Any]) -> None:
+    drafter = drafter_of(random_table(seed, SIZE), draft_len=3, num_branches=3, max_nodes=9, **fields)
+    tree = drafter.propose(100)
+    assert 1 <= len(requests_of(drafter)) <= 3
+    assert tree.num_draft_tokens <= 9
+    assert max(tree.depths) <= 3
+    assert all(len(tree.children(node)) <= 3 for node in range(len(tree)))
+
+
+def test_a_tree_respects_the_loop_s_budget() -> None:
+    for budget in range(6):
+        drafter = drafter_of(random_table(4, SIZE), draft_len=3, num_branches=3)
+        assert drafter.propose(budget).num_draft_tokens == budget
+
+
+def test_the_first_branch_comes_first() -> None:
+    """Where it is accepted, nothing has to move in the cache."""
+    tree = drafter_of(random_table(5, SIZE), draft_len=4, num_branches=3, max_nodes=12, **ALWAYS).propose(100)
+    first = tree.first_branch()
+    assert list(tree.tokens[1 : 1 + len(first)]) == first
+
+
+@pytest.mark.parametrize("use_logits", [False, True])
+def test_a_draft_that_cannot_score_siblings_still_offers_them(use_logits: bool) -> None:
+    """Requests are chains (`TableScorer` checks it); the nodes beside them were not scored."""
+    fields: dict[str, Any] = {"logits_processor": lambda ids, row: row} if use_logits else {}
+    drafter = drafter_of(
+        random_table(6, SIZE),
+        scorer={"takes_trees": False},
+        draft_len=3,
+        num_branches=3,
+        max_nodes=9,
+        use_logits=use_logits,
+        **ALWAYS,
+        **fields,
+    )
+    tree = drafter.propose(100)
+    assert not tree.is_chain
+    assert len(requests_of(drafter)) == 3
+
+
+# Learning
+
+
+def settle(drafter: DraftModelDrafter, accepts: dict[int, bool], rounds: int) -> list[DraftTree]:
+    """Rounds on the text 0, 1, 2, ... in which token t is accepted or not."""
+    trees = []
+    for _ in range(rounds):
+        tree = drafter.propose(100)
+        accepted = []
+        for token in tree.first_branch():
+            if not accepts[token]:
+                break
+            accepted.append(token)
+        text_end = accepted[-1] if accepted else tree.tokens[0]
+        drafter.observe(tree, None, [*accepted, text_end])
+        trees.append(tree)
+        drafter.begin([0])
+    return trees
+
+
+UNSURE_AT_TWO = sure_of({0: 0.95, 1: 0.65, 2: 0.95, 3: 0.95, 4: 0.95, 5: 0.95})
+
+
+def test_drafts_end_where_tokens_of_that_confidence_were_rejected() -> None:
+    """Token 2, of confidence 0.65, is never accepted: after a while nothing is scored behind it."""
+    accepts = dict.fromkeys(range(6), True) | {2: False}
+    trees = settle(drafter_of(UNSURE_AT_TWO, scorer={"relative_cost": 0.1}, draft_len=5), accepts, 40)
+    assert trees[0].first_branch() == [1, 2, 3, 4, 5]
+    assert trees[-1].first_branch() == [1, 2]
+
+
+def test_drafts_go_on_where_tokens_of_that_confidence_were_accepted() -> None:
+    accepts = dict.fromkeys(range(6), True)
+    trees = settle(drafter_of(UNSURE_AT_TWO, scorer={"relative_cost": 0.1}, draft_len=5), accepts, 40)
+    assert trees[-1].first_branch() == [1, 2, 3, 4, 5]
+
+
+def test_a_dear_draft_stops_sooner_than_a_cheap_one() -> None:
+    lengths = [
+        drafter_of(sure_of(dict.fromkeys(range(6), 0.7)), scorer={"relative_cost": cost}, draft_len=8)
+        .propose(100)
+        .num_draft_tokens
+        for cost in (0.0, 0.05, 0.2, 0.3)
+    ]
+    assert lengths[0] == 8
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] < lengths[1]
+
+
+def test_a_draft_that_is_never_right_is_asked_now_and_then_only() -> None:
+    drafter = drafter_of(sure_of(dict.fromkeys(range(6), 0.9)), scorer={"relative_cost": 0.2})
+    accepts = dict.fromkeys(range(6), False)
+    settle(drafter, accepts, 60)
+    lengths = [drafter_round(drafter) for _ in range(64)]
+    assert 2 <= sum(length > 0 for length in lengths) <= 8
+
+
+def drafter_round(drafter: DraftModelDrafter) -> int:
+    tree = drafter.propose(100)
+    drafter.observe(tree, None, [tree.tokens[0]])
+    return tree.num_draft_tokens
+
+
+def test_what_was_learned_serves_the_next_call() -> None:
+    accepts = dict.fromkeys(range(6), True) | {2: False}
+    memory = AcceptanceCounts()
+    cost = {"relative_cost": 0.1}
+    settle(drafter_of(UNSURE_AT_TWO, scorer=cost, draft_len=5, memory=memory), accepts, 40)
+    assert drafter_of(UNSURE_AT_TWO, scorer=cost, draft_len=5, memory=memory).propose(100).first_branch() == [1, 2]
+    assert drafter_of(UNSURE_AT_TWO, scorer=cost, draft_len=5).propose(100).num_draft_tokens == 5
+
+
+@pytest.mark.parametrize("use_logits", [False, True])
+def test_sampled_calls_neither_read_nor_write_what_greedy_calls_learned(use_logits: bool) -> None:
+    """Their acceptances depend on temperature and top-p."""
+    memory = AcceptanceCounts()
+    drafter = drafter_of(UNSURE_AT_TWO, memory=memory, use_logits=use_logits, logits_processor=lambda ids, row: row)
+    with torch.random.fork_rng(devices=[]):
+        settle(drafter, dict.fromkeys(range(6), False), 40)
+    assert memory.mean(0) == AcceptanceCounts().mean(0)
+
+
+def test_a_part_of_the_tree_that_was_verified_is_counted() -> None:
+    memory = AcceptanceCounts()
+    drafter = drafter_of(sure_of(dict.fromkeys(range(6), 0.95)), draft_len=4, memory=memory, **ALWAYS)
+    tree = drafter.propose(100).truncated(max_nodes=2)
+    drafter.observe(tree, None, [1, 5])
+    expected = AcceptanceCounts()
+    expected.record([(0, 0.95, True), (0, 0.95, False)], num_forwards=4, num_tokens=2)
+    assert memory.rate(0, 0.95) == expected.rate(0, 0.95)
+    assert memory.tokens_per_cost(0.1) == expected.tokens_per_cost(0.1)
+
+
+def test_a_tree_of_someone_else_is_no_error() -> None:
+    """transformers' loop, or a chain tier, verifies other trees than were proposed."""
+    drafter = drafter_of(random_table(1, SIZE), num_branches=2, draft_len=2)
+    drafter.propose(100)
+    drafter.observe(DraftTree.chain(0, [5, 5, 5]), None, [5, 5, 1])
+    assert drafter.propose(4).tokens[0] == 1
+
+
+# Drawn drafts
+
+
+def drawing(seed: int = 0, table: Table | None = None, **fields: Any) -> DraftModelDrafter:
+    return drafter_of(
+        table or random_table(7, SIZE),
+        use_logits=True,
+        logits_processor=lambda ids, row: row / 0.8,
+        generator=torch.Generator().manual_seed(seed),
+        **fields,
+    )
+
+
+TREE = {"draft_len": 3, "num_branches": 3, "max_nodes": 8}
+
+
+def test_a_tree_says_what_its_children_were_drawn_from() -> None:
+    table = random_table(7, SIZE)
+    tree = drawing(table=table, **TREE, **ALWAYS).propose(100)
+    assert tree.drafted_from is not None
+    assert set(tree.drafted_from) == {node for node in range(len(tree)) if tree.children(node)}
+    for node, q in tree.drafted_from.items():
+        text = tuple(tree.tokens[step] for step in tree.path(node))
+        assert torch.allclose(q, (table(text) / 0.8).softmax(-1))
+        assert all(q[tree.tokens[child]] > 0 for child in tree.children(node))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_drawn_trees_keep_their_budgets_and_score_once_a_depth(seed: int) -> None:
+    drafter = drawing(seed, **TREE, **ALWAYS)
+    tree = drafter.propose(100)
+    assert tree.num_draft_tokens == 8
+    assert max(tree.depths) <= 3
+    assert len(requests_of(drafter)) == 3
+    assert all(len(tree.children(node)) <= 3 for node in range(len(tree)))
+    scored = paths_of(requests_of(drafter)[-1]) | {()}
+    parents = {path[:-1] for path in paths_of(tree)}
+    assert scored == parents, "every row that was computed was drawn from"
+
+
+def test_the_same_seed_draws_the_same_drafts_whatever_was_counted_before() -> None:
+    """A text depends on its drafts here, so it must not depend on earlier calls."""
+    memory = AcceptanceCounts()
+    first = drawing(3, **TREE, memory=memory).propose(100)
+    for _ in range(200):
+        memory.record([(0, 0.5, False), (1, 0.2, True)], num_forwards=3, num_tokens=1)
+    assert drawing(3, **TREE, memory=memory).propose(100) == first
+    assert not drawing(3).is_deterministic
+    assert drafter_of(random_table(7, SIZE), use_logits=True).is_deterministic, "greedy decoding draws nothing"
+
+
+def test_a_warp_sees_the_text_up_to_the_node() -> None:
+    seen: list[list[int]] = []
+
+    def logits_processor(ids: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        assert row.shape == (1, SIZE)
+        seen.append(ids[0].tolist())
+        return row
+
+    table = random_table(8, SIZE)
+    drafter = drafter_of(table, [2, 0, 3], use_logits=True, draft_len=3, logits_processor=logits_processor, **ALWAYS)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        drafted = drafter.propose(100).first_branch()
+    assert seen == [[2, 0, 3], [2, 0, 3, drafted[0]], [2, 0, 3, *drafted[:2]]]
+
+
+def test_tokens_that_the_draft_s_processors_forbid_are_not_drafted() -> None:
+    def logits_processor(ids: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return row.masked_fill(torch.arange(SIZE) > 1, -torch.inf)
+
+    for use_logits in (False, True):
+        with torch.random.fork_rng(devices=[]):
+            tree = drafter_of(
+                random_table(9, SIZE),
+                use_logits=use_logits,
+                num_branches=4,
+                draft_len=2,
+                logits_processor=logits_processor,
+                **ALWAYS,
+            ).propose(100)
+        assert set(tree.tokens[1:]) == {0, 1}
+
+
+def test_it_serves_transformers_loop_as_a_chain() -> None:
+    table = random_table(1, SIZE)
+    drafter = DraftModelDrafter(DraftModelConfig(draft_len=3, **ALWAYS), TableScorer(table))
+    candidates, logits = drafter.get_candidates(torch.tensor([[3, 1]]))
+    assert logits is None
+    assert candidates.tolist() == [[3, 1, *argmax_text(table, [3, 1], 3)]]
+    text = [3, 1, int(candidates[0, 2]), 5]
+    candidates, _ = drafter.get_candidates(torch.tensor([text]))
+    assert candidates.tolist() == [[*text, *argmax_text(table, text, 3)]]

@@ -1,0 +1,166 @@
+"""The window stands where the paper puts it, sees what it should, and moves on one position a step."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from hf_specdec.methods.lookahead.config import LookaheadConfig
+from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
+from hf_specdec.methods.lookahead.window import JacobiWindow, window_places
+from hf_specdec.tree import DraftTree
+from tests.methods.lookahead.test_lookahead import PLENTY, VOCAB_SIZE, begun, config, logits_for, step
+
+SHAPES = [(1, 1), (1, 3), (2, 1), (2, 2), (5, 1), (3, 4), (7, 4), (4, 6)]
+PROMPT = [3, 4, 5, 6, 7, 8]
+
+
+def may_see(reader: tuple[int, int], other: tuple[int, int]) -> bool:
+    """The paper's rule for two window tokens, each (level, column); level 0, column 0 is the current token."""
+    level, column = reader
+    other_level, other_column = other
+    if other_level == 0:
+        return other_column <= column
+    return other_column == column and other_level <= level
+
+
+@pytest.mark.parametrize(("width", "num_levels"), SHAPES)
+def test_every_pair_of_window_tokens_sees_one_another_as_in_the_paper(width: int, num_levels: int) -> None:
+    places = list(itertools.product(range(num_levels), range(width)))
+    depths, visible = window_places(width, num_levels)
+    assert visible.shape == (len(places) - 1, len(places))
+    for row, reader in enumerate(places[1:]):
+        assert depths[row] == reader[0] + reader[1]
+        for column, other in enumerate(places):
+            assert visible[row, column] == may_see(reader, other), (reader, other)
+
+
+@pytest.mark.parametrize(("width", "num_levels"), SHAPES)
+def test_what_a_window_token_sees_is_a_text_without_gaps(width: int, num_levels: int) -> None:
+    """One token at each position from the root's to its own."""
+    depths, visible = window_places(width, num_levels)
+    for row, depth in enumerate(depths):
+        seen = [place for place in range(len(depths) + 1) if visible[row, place]]
+        assert [(0, *depths)[place] for place in seen] == list(range(depth + 1))
+
+
+def test_the_places_are_computed_once() -> None:
+    assert window_places(7, 4)[1] is window_places(7, 4)[1]
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 1), (1, 4, 2), (2, 2, 1), (7, 5, 7), (3, 7, 2), (15, 5, 15)])
+def test_a_step_computes_at_most_max_draft_len_tokens_beside_the_root(sizes: tuple[int, int, int]) -> None:
+    drafter = begun(sizes, prompt=[random.Random(0).randrange(VOCAB_SIZE) for _ in range(300)])
+    computed = [step(drafter).num_columns - 1 for _ in range(40)]
+    assert max(computed) <= config(sizes).max_draft_len
+    assert drafter.propose(PLENTY).num_columns - len(drafter.propose(PLENTY)) == sizes[0] * (sizes[1] - 1) - 1
+
+
+@pytest.mark.parametrize("sizes", [(5, 5, 5), (4, 3, 3), (6, 2, 2)])
+def test_the_window_fills_in_n_minus_2_steps_with_one_level_each(sizes: tuple[int, int, int]) -> None:
+    width, ngram_size, _ = sizes
+    drafter = begun(sizes, fill_from_prompt=False)
+    for level in range(ngram_size - 2):
+        assert len(drafter.view.window) == level + 1
+        assert len(step(drafter)) == 1, "nothing to verify while the pool is empty"
+    for _ in range(5):
+        assert len(drafter.view.window) == ngram_size - 1
+        assert all(len(tokens) == width for tokens in drafter.view.window)
+        step(drafter)
+
+
+def test_the_first_level_is_drawn_from_the_prompt_behind_the_root() -> None:
+    drafter = LookaheadDrafter(LookaheadConfig(window_size=20))
+    drafter.begin(PROMPT)
+    (level,) = drafter.view.window
+    assert level[0] == PROMPT[-1]
+    assert set(level[1:]) <= set(PROMPT)
+    assert len(set(level)) > 2
+
+
+def test_extra_tokens_are_the_window_without_its_root_level_by_level() -> None:
+    drafter = begun((4, 4, 3))
+    for _ in range(5):
+        window = drafter.view.window
+        tree = step(drafter)
+        assert tree.tokens[0] == window[0][0]
+        assert tree.extra is not None
+        assert tree.extra.tokens == (*window[0][1:], *itertools.chain(*window[1:]))
+
+
+def test_the_last_level_s_next_tokens_come_from_the_raw_logits() -> None:
+    """Node rows and lower levels are not read; the first level's includes the root's row."""
+    drafter = begun((3, 3, 2), prompt=[1, 2, 9, 1, 2, 9, 1], fill_from_prompt=False)
+    tree = drafter.propose(PLENTY)
+    assert tree.num_columns == 3
+    drafter.observe(tree, logits_for([30, 31, 32]), [30])
+    assert drafter.view.window[1][:2] == (31, 32), "on by one position: the root's column is gone"
+    before = drafter.view.window
+    tree = drafter.propose(PLENTY)
+    assert tree.num_columns == 6
+    drafter.observe(tree, logits_for([40, 0, 0, 41, 42, 43]), [40])
+    after = drafter.view.window
+    assert after[1] == (41, 42, 43)
+    assert after[0] == (40, *before[1][1:])
+
+
+def test_a_full_window_yields_its_columns_as_ngrams() -> None:
+    window = JacobiWindow(width=2, num_levels=2, source=[5], generator=random.Random(0))
+    assert window.observe([6, 7]) == []
+    window.set_root(1)
+    assert window.levels == [[1, 5], [7, 5]]
+    assert window.observe([8, 9]) == [(1, 7, 8), (5, 5, 9)]
+    window.set_root(2)
+    assert window.levels == [[2, 5], [8, 9]]
+    assert window.observe([3, 4]) == [(2, 8, 3), (5, 9, 4)]
+
+
+def test_ngrams_of_the_window_enter_the_pool_under_their_first_token() -> None:
+    drafter = LookaheadDrafter(config((3, 2, 2), fill_from_prompt=False))
+    drafter.begin([6, 7])
+    drafter.observe(drafter.propose(PLENTY), logits_for([20, 21, 22]), [20])
+    assert drafter.view.window == ((20, 21, 22),)
+    drafter.observe(drafter.propose(PLENTY), logits_for([30, 31, 32]), [22])
+    assert drafter.view.pool == {22: ((32,),)}
+    assert drafter.propose(PLENTY).tokens == (22, 32)
+
+
+def test_a_window_that_was_not_computed_stays_but_for_its_root() -> None:
+    drafter = begun((4, 4, 3))
+    for _ in range(5):
+        step(drafter)
+    before = drafter.view.window
+    tree = drafter.propose(PLENTY).with_extra(None)
+    drafter.observe(tree, logits_for([11] * len(tree)), [11, 12])
+    assert drafter.view.window == ((12, *before[0][1:]), *before[1:])
+    drafter.observe(drafter.propose(PLENTY), None, [13])
+    assert drafter.view.window == ((13, *before[0][1:]), *before[1:])
+
+
+@pytest.mark.parametrize("max_nodes", [None, 1])
+def test_rows_are_counted_in_the_tree_that_was_computed(max_nodes: int | None) -> None:
+    """Whatever nodes the loop cut, the root's row is the first and the window's are the last."""
+    drafter = LookaheadDrafter(config((3, 2, 4)))
+    drafter.begin([1, 2, 1, 3, 1, 4, 1])
+    tree = drafter.propose(PLENTY).truncated(max_nodes=max_nodes)
+    rows = logits_for([30, *[2] * (len(tree) - 1), 21, 22])
+    padding = logits_for([9, 9])
+    drafter.observe(tree, torch.cat([rows, padding]), [1])
+    assert drafter.view.window == ((1, 21, 22),)
+    assert (30,) in drafter.view.pool[1]
+
+
+def test_a_window_of_the_root_alone_learns_from_the_root_s_row() -> None:
+    drafter = LookaheadDrafter(config((1, 2, 1), fill_from_prompt=False))
+    drafter.begin([4])
+    drafter.observe(DraftTree.chain(4), logits_for([9]), [4])
+    assert drafter.view.pool[4] == ((9,),)
+
+
+def test_an_end_token_in_the_window_is_a_token_like_any_other() -> None:
+    drafter = begun((4, 4, 3))
+    for _ in range(8):
+        tree = drafter.propose(PLENTY)
+        drafter.observe(tree, torch.zeros(tree.num_columns, VOCAB_SIZE), [5])
+    assert drafter.view.window[1:] == ((0,) * 4,) * 2
