@@ -21,9 +21,10 @@ from hf_specdec.many_prompts import ManyResult, generate_many
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.base import Drafter
-from hf_specdec.methods.config import PlainConfig, SpecConfig
+from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.lookahead.config import LookaheadConfig, max_draft_len
+from hf_specdec.methods.plain.config import PlainConfig
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.observer import SpecStep
 from hf_specdec.self_draft import self_draft

@@ -33,6 +33,7 @@ from hf_specdec.engine.model_state import ATTRIBUTE, state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.kernels.registry import checks_attention, unchecked_attention
 from hf_specdec.methods.auto.config import AutoSpecConfig
+from hf_specdec.methods.auto.method import give_memory, memory_in_use
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.registry import config_arguments
@@ -72,7 +73,7 @@ def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: An
     state = state_of(inner)
     state.defaults.update(defaults)
     if spec_memory is not None:
-        state.memory.given = spec_memory
+        give_memory(state.memory, spec_memory)
     checks_attention(inner)
     if not isinstance(inner.__dict__.get("generate"), _EnabledGenerate):
         inner.__dict__["generate"] = _EnabledGenerate(inner)
@@ -105,8 +106,7 @@ def spec_memory(model: Any) -> SpecMemory:
     ```
     """
     state = state_of(_generating(model))
-    default = state.defaults.get("auto")
-    return state.memory.used_by_auto(default if isinstance(default, AutoSpecConfig) else AutoSpecConfig())
+    return memory_in_use(state.memory, AutoSpecConfig.parse(state.defaults.get("auto")))
 
 
 class SpecGenerationMixin(GenerationMixin):

@@ -14,10 +14,9 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_specdec.compat import generation_model
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
-from hf_specdec.methods.config import PlainConfig, SpecConfig
-from hf_specdec.methods.lookahead.config import LookaheadConfig
-from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-from hf_specdec.methods.registry import METHODS, DrafterContext, Method, config_arguments, resolve
+from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.method import DrafterContext, Method
+from hf_specdec.methods.registry import METHODS, config_arguments, resolve
 from hf_specdec.observer import SpecStep
 
 __all__ = ["Request", "own_arguments", "read_request"]
@@ -28,7 +27,7 @@ DRAFT_BUDGET = 64  # for a drafter of the user's own, which has no configuration
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A checked request. `make_drafter(setup)` gives the drafter of one row.
+    """A checked request. `make_drafter(context)` gives the drafter of one sequence.
 
     Attributes:
         method (`Method | None`): `None` for a drafter of the user's own.
@@ -86,17 +85,16 @@ def read_request(
         config = _configured(method, configs)
     if config is None:
         config = defaults.get(method.name)
-    if method.config_class is PromptLookupConfig:
-        config = _with_transformers_names(config, kwargs, configs)
+    if method.config_class.transformers_arguments:
+        config = _with_transformers_names(method, config, kwargs, configs)
     parsed = method.config_class.parse(config)
-    reserved = defaults.get(method.name)
-    if isinstance(parsed, LookaheadConfig) and isinstance(reserved, LookaheadConfig):
-        parsed.check_within(reserved, "lookahead_config")
+    if (reserved := defaults.get(method.name)) is not None:
+        parsed.check_within(reserved, next(iter(method.config_arguments), "spec_config"))
     return Request(
         method=method,
         config=parsed,
-        budget=method.budget(parsed),
-        make_drafter=lambda setup: method.make(parsed, setup),
+        budget=parsed.node_budget,
+        make_drafter=lambda context: method.make(parsed, context),
         observer=observer,
         assistant_model=_assistant_model(kwargs, method),
     )
@@ -150,9 +148,11 @@ def _one_config(method: Method, config: Any, given: Mapping[str, Any]) -> Any:
     return config
 
 
-def _with_transformers_names(config: Any, kwargs: dict[str, Any], configs: list[GenerationConfig]) -> Any:
-    """Prompt lookup understands the settings of transformers' own, so that adding `spec_method` is enough."""
-    names = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
+def _with_transformers_names(
+    method: Method, config: Any, kwargs: dict[str, Any], configs: list[GenerationConfig]
+) -> Any:
+    """A method that transformers has too understands the settings there: adding `spec_method` is enough."""
+    names = method.config_class.transformers_arguments
     found = {name: kwargs.pop(name) for name in names if kwargs.get(name) is not None}
     if found and config is not None:
         name, value = next(iter(found.items()))
@@ -181,7 +181,7 @@ def _own_drafter(value: Any, config: Any, given: Mapping[str, Any], observer: Ob
     ):
         raise ConfigError("spec_method", "must be callable without arguments", value, "Wrap it in a lambda.")
 
-    def drafter(setup: DrafterContext) -> Drafter:
+    def drafter(context: DrafterContext) -> Drafter:
         made = value if make is None else make()
         if not isinstance(made, Drafter):
             raise ConfigError("spec_method", "must return a Drafter", made, "Subclass hf_specdec.Drafter.")
@@ -189,7 +189,7 @@ def _own_drafter(value: Any, config: Any, given: Mapping[str, Any], observer: Ob
 
     return Request(
         method=None,
-        config=PlainConfig(),
+        config=SpecConfig(),
         budget=DRAFT_BUDGET,
         make_drafter=drafter,
         observer=observer,

@@ -26,7 +26,7 @@ from hf_specdec.bench.subject import Subject, load_subject
 from hf_specdec.bench.widen import read_size
 from hf_specdec.engine.model_state import remembering
 from hf_specdec.errors import SpecError
-from hf_specdec.methods.registry import MethodState
+from hf_specdec.methods.method import MethodState
 
 __all__ = ["measure_batches", "measure_many"]
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from hf_specdec.bench.token_recycling import TOKEN_RECYCLING
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.registry import METHODS, Method, resolve
+from hf_specdec.methods.method import Method
+from hf_specdec.methods.registry import METHODS, resolve
 
 __all__ = [
     "COMPARISONS",

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -27,8 +28,9 @@ from hf_specdec.bench.header import header
 from hf_specdec.bench.transformers_lookup import TransformersPromptLookup
 from hf_specdec.errors import ConfigError, SpecError
 from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.method import DrafterContext, MethodState
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-from hf_specdec.methods.registry import MethodState, resolve
+from hf_specdec.methods.registry import resolve
 from hf_specdec.tree import DraftTree
 
 __all__ = ["Record", "ReplayResult", "read_records", "replay", "replay_document"]
@@ -138,8 +140,9 @@ def replay_document(
         result = replay(TransformersPromptLookup, records)
         drafters[TRANSFORMERS] = [{"num_nodes": TransformersPromptLookup().assisted_budget, **result.to_dict()}]
     for config in configs:
-        memory = MethodState()
-        result = replay(lambda config=config, memory=memory: method.make(config, memory), records)  # type: ignore[misc]
+        context = DrafterContext(MethodState())
+        make = partial(method.make, config, context)
+        result = replay(make, records)
         drafters.setdefault(_name(config), []).append({"num_nodes": config.node_budget, **result.to_dict()})
     return {"format": FORMAT, "kind": REPLAY, "header": header(torch.device("cpu")), "drafters": drafters}
 

@@ -17,8 +17,9 @@ from hf_specdec.bench.naming import imported, is_import, method_called, split_co
 from hf_specdec.bench.replay import Record, replay, replay_document
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.method import DrafterContext, MethodState
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-from hf_specdec.methods.registry import METHODS, DrafterContext, MethodState
+from hf_specdec.methods.registry import METHODS
 
 __all__ = ["replay_rows"]
 
@@ -66,7 +67,7 @@ def _results(job: Job, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """With a memory of the answers before, and where it was used, without one."""
     memory = MethodState()
     found = {job.name: replay(lambda: job.make(memory), records, budget=job.num_nodes).to_dict()}
-    if memory.pools:
+    if memory.by_name:
         found[job.name + ALONE] = replay(lambda: job.make(MethodState()), records, budget=job.num_nodes).to_dict()
     return found
 
@@ -103,4 +104,4 @@ def _method_job(name: str, method_name: str, config: Any) -> Job:
     method = method_called(method_name)
     if method.needs_draft_model:
         raise ConfigError("row", "must draft from the text alone for --replay", name, "Measure it with a model.")
-    return Job(name, method.budget(config), lambda memory: method.make(config, DrafterContext(memory)))
+    return Job(name, config.node_budget, lambda memory: method.make(config, DrafterContext(memory)))

@@ -24,7 +24,7 @@ from hf_specdec.bench.rows import REFERENCE, Row
 from hf_specdec.bench.statistics import summarize
 from hf_specdec.bench.subject import Subject
 from hf_specdec.engine.model_state import remembering
-from hf_specdec.methods.registry import MethodState
+from hf_specdec.methods.method import MethodState
 
 __all__ = ["SubjectRun"]
 

@@ -19,7 +19,7 @@ import torch
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.registry import DrafterContext, Method
+from hf_specdec.methods.method import DrafterContext, Method
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["STATIC_TREE", "TOKEN_RECYCLING", "AdjacencyMatrix", "TokenRecyclingConfig", "TokenRecyclingDrafter"]
@@ -57,6 +57,11 @@ class TokenRecyclingConfig(SpecConfig):
         if self.engine != "loop":
             remedy = "It learns from the target's logits, which transformers' loop does not hand over."
             raise ConfigError("engine", 'must be "loop" for token_recycling', self.engine, remedy)
+
+    @property
+    def node_budget(self) -> int:
+        """Nodes of the static tree, the root not counted."""
+        return len(_PARENTS)
 
 
 class AdjacencyMatrix:
@@ -145,10 +150,10 @@ def _levels() -> tuple[tuple[list[int], list[int]], ...]:
     return tuple(levels)
 
 
-def _make(config: TokenRecyclingConfig, setup: DrafterContext) -> Drafter:
+def _make(config: TokenRecyclingConfig, context: DrafterContext) -> Drafter:
     if not config.hot_start:
         return TokenRecyclingDrafter()
-    return TokenRecyclingDrafter(setup.memory.pools.setdefault(TOKEN_RECYCLING.name, AdjacencyMatrix()))
+    return TokenRecyclingDrafter(context.state.of(TOKEN_RECYCLING.name, AdjacencyMatrix))
 
 
 _LEVELS = _levels()
@@ -156,11 +161,8 @@ _PARENTS = [parent for parents, _ in _LEVELS for parent in parents]
 
 TOKEN_RECYCLING = Method(
     name="token_recycling",
-    aliases=(),
     config_class=TokenRecyclingConfig,
-    config_arguments=(),
     summary="fills a static tree from the target's likeliest tokens after each token",
     make=_make,
-    budget=lambda config: len(_PARENTS),
     needs_tree=True,
 )

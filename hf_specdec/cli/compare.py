@@ -86,9 +86,8 @@ def _transformers_way(how: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if "assistant_model" in how:
         return {ASSISTED: {"assistant_model": how["assistant_model"]}}
     config = how["spec_config"]
-    alike = config if isinstance(config, PromptLookupConfig) else PromptLookupConfig()
-    names = {"prompt_lookup_num_tokens": "max_draft_len", "max_matching_ngram_size": "max_matching_ngram_size"}
-    return {TRANSFORMERS: {theirs: getattr(alike, ours) for theirs, ours in names.items()}}
+    alike = config if config.transformers_arguments else PromptLookupConfig()
+    return {TRANSFORMERS: {theirs: getattr(alike, ours) for theirs, ours in alike.transformers_arguments.items()}}
 
 
 def _warm_up(job: Job, prompts: Sequence[Inputs], name: str, how: Mapping[str, Any]) -> SpecStats | None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.registry import METHODS, Method, config_arguments, resolve
+from hf_specdec.methods.method import Method
+from hf_specdec.methods.registry import METHODS, config_arguments, resolve
 
 __all__ = ["AUTO", "DEFAULT_METHOD", "check_draft_options", "describe_methods", "read_method"]
 

@@ -30,7 +30,8 @@ from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.draft_runner import DraftRunner
 from hf_specdec.forward.inputs import rows_of
 from hf_specdec.methods.base import Drafter
-from hf_specdec.methods.registry import METHODS, DrafterContext
+from hf_specdec.methods.method import DrafterContext
+from hf_specdec.methods.registry import METHODS
 from hf_specdec.request import Request
 from hf_specdec.stats import SpecStats
 
@@ -125,9 +126,9 @@ def drafting(
 
 def costs_of(model: PreTrainedModel, request: Request, device: torch.device) -> StepCosts | None:
     """What the model's forwards cost on `device`, where the method drafts as much as pays."""
-    if request.method is None or not request.method.fits_costs(request.config):
+    if not request.config.fits_costs:
         return None
-    path = getattr(request.config, "costs", None)
+    path = request.config.costs_file
     state = state_of(model)
     costs = state.step_costs(model, device, path)
     doubt = other_threads(costs.facts, device)

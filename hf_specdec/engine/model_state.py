@@ -19,7 +19,7 @@ from hf_specdec.engine.cost_facts import check_facts
 from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.forward.adapters import works_by_hooks
 from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.registry import MethodState
+from hf_specdec.methods.method import MethodState
 
 __all__ = ["ATTRIBUTE", "ModelState", "remembering", "state_of"]
 

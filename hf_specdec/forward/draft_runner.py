@@ -23,7 +23,7 @@ from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.model_runner import ModelRunner, Tier
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
-from hf_specdec.methods.draft_model.scorer import DraftRound, RoundDrafter
+from hf_specdec.methods.draft_scorer import DraftRound, RoundDrafter
 from hf_specdec.tree import DraftTree
 
 __all__ = ["DraftRunner", "RowScorer", "propose_together", "used_by"]

@@ -1,1 +1,1 @@
-"""One file per drafter."""
+"""One folder per method: its configuration, its drafter and its entry for the registry."""

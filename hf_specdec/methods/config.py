@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from hf_specdec.errors import ConfigError, unknown_name
 
-__all__ = ["PlainConfig", "SpecConfig", "check_at_least", "check_choice", "check_devices", "check_positive"]
+__all__ = ["SpecConfig", "check_at_least", "check_choice", "check_devices", "check_positive"]
 
 Engine = Literal["loop", "assisted"]
 
@@ -34,6 +34,7 @@ class SpecConfig:
     list_form: ClassVar[tuple[str, ...]] = ()
     min_list_entries: ClassVar[int] = 1
     device_fields: ClassVar[Mapping[str, str]] = {}  # "target" or "draft" -> the field that lists its devices
+    transformers_arguments: ClassVar[Mapping[str, str]] = {}  # transformers' own arguments -> the fields they set
 
     def __post_init__(self) -> None:
         check_choice("engine", self.engine, get_args(Engine))
@@ -44,10 +45,32 @@ class SpecConfig:
         return self.engine == "loop"
 
     @property
+    def node_budget(self) -> int:
+        """Most drafted tokens a step, the root not counted."""
+        return 0
+
+    @property
+    def fits_costs(self) -> bool:
+        """Whether each step drafts as many tokens as pay, by what the target's forwards cost."""
+        return False
+
+    @property
+    def costs_file(self) -> str | None:
+        """File with the costs of the target's forwards, if one is given."""
+        return None
+
+    @property
     def device_lists(self) -> dict[str, Sequence[int | str]]:
         """The device lists that are given, by `"target"` and `"draft"`."""
         lists = {role: getattr(self, field) for role, field in self.device_fields.items()}
         return {role: devices for role, devices in lists.items() if devices is not None}
+
+    def check_within(self, reserved: Self, field: str) -> None:
+        """Raise where this configuration, a call's, exceeds the one `reserved` for the model; most have no such limit.
+
+        Raises:
+            ConfigError: a limit is exceeded; the error names it under `field`.
+        """
 
     @classmethod
     def parse(cls, value: Any, field: str = "spec_config") -> Self:
@@ -99,11 +122,6 @@ class SpecConfig:
             counts = str(most) if least == most else f"{least} to {most}"
             raise ConfigError(field, f"must have {counts} entries, {form}", list(value), "Drop or add entries.")
         return cls(**dict(zip(cls.list_form, value, strict=False)))
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PlainConfig(SpecConfig):
-    """The engine's loop with nothing drafted: one token a step. The baseline of this package's benchmarks."""
 
 
 def check_positive(field: str, value: object, remedy: str) -> None:

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from hf_specdec import AutoSpecConfig
 from hf_specdec.bench import batches
-from hf_specdec.methods.registry import MethodState
+from hf_specdec.methods.auto.method import memory_in_use
+from hf_specdec.methods.method import MethodState
 
 METHODS = ("prompt_lookup", "draft_model=[2]", "auto+draft_model")
 
@@ -43,10 +44,10 @@ def test_no_method_drafts_from_its_own_answers(monkeypatch: pytest.MonkeyPatch) 
 
     @contextmanager
     def watched(model: Any, memory: MethodState) -> Iterator[None]:
-        before = len(memory.used_by_auto(AutoSpecConfig()).pool) if "auto" in memory.pools else 0
+        before = len(memory_in_use(memory, AutoSpecConfig()).pool) if "auto" in memory.by_name else 0
         with real(model, memory):
             yield
-        known.append((before, len(memory.used_by_auto(AutoSpecConfig()).pool)))
+        known.append((before, len(memory_in_use(memory, AutoSpecConfig()).pool)))
 
     monkeypatch.setattr(batches, "remembering", watched)
     run("--batch-size", "2", "--row", "auto")

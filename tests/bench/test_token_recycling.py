@@ -17,7 +17,7 @@ from hf_specdec.bench.token_recycling import (
     TokenRecyclingDrafter,
 )
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.methods.registry import DrafterContext, MethodState
+from hf_specdec.methods.method import DrafterContext, MethodState
 from hf_specdec.tree import DraftTree
 from tests.bench.conftest import PROMPTS
 
@@ -62,7 +62,7 @@ def test_the_static_tree_has_the_authors_80_nodes() -> None:
     assert not {(1, 4), (6, 0, 0), (0, 0, 5, 0), (2, 0, 0, 0, 0)} & set(paths)
     assert {path for path in paths if len(path) == 6} == {(0,) * 6, (0, 0, 0, 0, 0, 1), (0, 0, 0, 1, 0, 0)}
     assert all(path[:-1] in {(), *paths} for path in paths)
-    assert TOKEN_RECYCLING.budget(TokenRecyclingConfig()) == 80
+    assert TokenRecyclingConfig().node_budget == 80
 
 
 def test_every_verified_node_overwrites_its_row_and_the_tree_follows() -> None:
@@ -113,11 +113,11 @@ def test_extra_rows_of_logits_are_no_nodes() -> None:
 
 @pytest.mark.parametrize(("hot_start", "remembers"), [(True, True), (False, False)])
 def test_a_hot_start_keeps_the_matrix_between_calls(hot_start: bool, remembers: bool) -> None:
-    setup, config = DrafterContext(MethodState()), TokenRecyclingConfig(hot_start=hot_start)
-    first = TOKEN_RECYCLING.make(config, setup)
+    context, config = DrafterContext(MethodState()), TokenRecyclingConfig(hot_start=hot_start)
+    first = TOKEN_RECYCLING.make(config, context)
     first.begin([1])
     first.observe(DraftTree.chain(1), logits_for(1, 0), [2])
-    second = TOKEN_RECYCLING.make(config, setup)
+    second = TOKEN_RECYCLING.make(config, context)
     second.begin([1])
     assert (second.propose(80).num_draft_tokens > 0) == remembers
 
@@ -136,7 +136,7 @@ def test_a_run_gives_plain_s_tokens_greedy_and_sampled_with_80_nodes(subject: Su
 def test_the_matrix_is_the_bench_s_and_not_the_model_s(subject: Subject) -> None:
     """Rows have memories of their own, so a run leaves nothing behind on the model."""
     Bench([subject], PROMPTS[:1], BenchSettings(max_new_tokens=4, rounds=1), rows=["token_recycling"]).run()
-    assert TOKEN_RECYCLING.name not in state_of(subject.model).memory.pools
+    assert TOKEN_RECYCLING.name not in state_of(subject.model).memory.by_name
 
 
 def test_generate_takes_the_method_itself(subject: Subject) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import PlainConfig
+from hf_specdec.methods.plain.config import PlainConfig
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 
 WHOLE_NUMBERS = ("max_draft_len", "max_matching_ngram_size", "num_branches", "max_nodes", "max_pool_tokens")

@@ -70,7 +70,7 @@ def test_a_request_of_its_own_pool_leaves_the_memory_alone(model: Any) -> None:
     assert len(memory.pool) == len(memory.recycled) == sum(memory.greedy.mixer.seen) == 0
     other = hf_specdec.enable(build(FAMILIES["llama"]))
     generate(other, spec_config={"num_nodes": 9, "pool": "request"})
-    assert not pickle.loads(pickle.dumps(other)).__dict__["_hf_specdec"].memory.pools
+    assert not pickle.loads(pickle.dumps(other)).__dict__["_hf_specdec"].memory.by_name
 
 
 def test_a_saved_memory_makes_another_model_s_first_call_draft_as_well(model: Any, tmp_path: Path) -> None:

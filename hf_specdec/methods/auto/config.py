@@ -87,3 +87,13 @@ class AutoSpecConfig(SpecConfig):
     def node_budget(self) -> int:
         """Most drafted tokens a step, the root not counted."""
         return self.max_nodes if self.num_nodes is None else self.num_nodes
+
+    @property
+    def fits_costs(self) -> bool:
+        """Whether each step drafts as many tokens as pay, by what the target's forwards cost."""
+        return self.num_nodes is None
+
+    @property
+    def costs_file(self) -> str | None:
+        """File with the costs of the target's forwards, if one is given."""
+        return self.costs

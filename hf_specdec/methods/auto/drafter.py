@@ -19,7 +19,7 @@ from hf_specdec.methods.auto.predictor import Context, Prediction, Predictor
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, Entry, best_tokens
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.auto.window import AutoWindow
-from hf_specdec.methods.draft_model.scorer import DraftRound, DraftScorer, RoundDrafter
+from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, RoundDrafter
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.tree import DraftTree, TreeBuilder
 

@@ -8,19 +8,17 @@ most probable nodes, then rerank), https://arxiv.org/abs/2406.17276 (OPT-Tree). 
     drafter = DraftModelDrafter(DraftModelConfig(draft_len=4), scorer)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.candidates import Candidate, Growth, depth_first, draw_children, likeliest_children
 from hf_specdec.methods.draft_model.config import DraftModelConfig
-from hf_specdec.methods.draft_model.scorer import DraftRound, DraftScorer, RoundDrafter
+from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, LogitsProcessorFn, RoundDrafter
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["DraftModelDrafter"]
-
-LogitsProcessorFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 WIDTH = 10  # nodes scored by one forward of the draft, at most
 RETRY = 16  # where drafting does not pay, every so many steps draft all the same, to notice a change

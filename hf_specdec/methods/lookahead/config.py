@@ -7,7 +7,7 @@ LookaheadConfig.parse([5, 5, 5]).check_within(LookaheadConfig.parse([7, 5, 7]))
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig, check_positive
@@ -105,7 +105,7 @@ class LookaheadConfig(SpecConfig):
         """Whether neither window, n-grams nor verification set exceed those of `reserved`."""
         return all(getattr(self, name) <= getattr(reserved, name) for name in self.list_form)
 
-    def check_within(self, reserved: "LookaheadConfig", field: str = "spec_config") -> None:
+    def check_within(self, reserved: Self, field: str = "spec_config") -> None:
         """Raise unless this configuration, a request's, fits within the one `reserved` for the model.
 
         Raises:

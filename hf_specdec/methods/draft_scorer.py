@@ -1,7 +1,7 @@
 """A draft model as a drafter sees it: logits of the nodes of a growing tree, and no word of caches or devices.
 
-The engine puts a model behind it (`engine/scorer.py`), tests a table. A drafter writes its rounds as a generator that
-yields the trees it wants scored; so the requests of several rows can be answered by one forward.
+The engine puts a model behind it (`forward/draft_runner.py`), tests a table. A drafter writes its rounds as a
+generator that yields the trees it wants scored; so the requests of several rows can be answered by one forward.
 
     class MyDrafter(RoundDrafter):
         def grow(self, budget):                       # Generator[DraftTree, torch.Tensor, DraftTree]
@@ -13,7 +13,7 @@ yields the trees it wants scored; so the requests of several rows can be answere
 """
 
 from abc import abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 import torch
@@ -21,9 +21,10 @@ import torch
 from hf_specdec.methods.base import Drafter
 from hf_specdec.tree import DraftTree
 
-__all__ = ["DraftRound", "DraftScorer", "RoundDrafter", "run"]
+__all__ = ["DraftRound", "DraftScorer", "LogitsProcessorFn", "RoundDrafter", "run"]
 
 DraftRound = Generator[DraftTree, torch.Tensor, DraftTree]
+LogitsProcessorFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class DraftScorer(Protocol):

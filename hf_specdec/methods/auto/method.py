@@ -1,0 +1,52 @@
+"""The registry's entry of `auto`, and the memory that its calls share."""
+
+from hf_specdec.methods.auto.config import AutoSpecConfig
+from hf_specdec.methods.auto.drafter import AutoDrafter
+from hf_specdec.methods.auto.spec_memory import SpecMemory
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.method import DrafterContext, Method, MethodState
+
+__all__ = ["AUTO", "give_memory", "memory_in_use"]
+
+GIVEN = "auto, given"
+
+
+def give_memory(state: MethodState, memory: SpecMemory) -> None:
+    """Let `auto` remember in `memory`, with its bounds, whatever a configuration says."""
+    state.by_name[GIVEN] = memory
+
+
+def memory_in_use(state: MethodState, config: AutoSpecConfig) -> SpecMemory:
+    """The memory that there is, whatever its bounds; made with those of `config` where there is none."""
+    given: SpecMemory | None = state.by_name.get(GIVEN)
+    if given is not None:
+        return given
+    return state.of(AUTO.name, lambda: SpecMemory(config.max_pool_tokens, config.max_recycled))
+
+
+def _memory(state: MethodState, config: AutoSpecConfig) -> SpecMemory:
+    """The memory in use; made anew where the bounds change."""
+    memory, bounds = memory_in_use(state, config), (config.max_pool_tokens, config.max_recycled)
+    if GIVEN not in state.by_name and memory.bounds != bounds:
+        memory = state.by_name[AUTO.name] = SpecMemory(*bounds)
+    return memory
+
+
+def _make(config: AutoSpecConfig, context: DrafterContext) -> Drafter:
+    return AutoDrafter(
+        config,
+        _memory(context.state, config) if config.pool == "shared" else None,
+        scorer=context.scorer,
+        is_sampled=context.is_sampled,
+        takes_trees=context.takes_trees,
+    )
+
+
+AUTO = Method(
+    name="auto",
+    config_class=AutoSpecConfig,
+    config_arguments=("auto_config",),
+    summary="drafts from all of the text, earlier texts and the target's own logits, as much as pays",
+    make=_make,
+    takes_draft_model=True,
+)

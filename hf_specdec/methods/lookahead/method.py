@@ -1,0 +1,22 @@
+"""The registry's entry of lookahead."""
+
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.lookahead.config import LookaheadConfig
+from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
+from hf_specdec.methods.method import DrafterContext, Method
+
+__all__ = ["LOOKAHEAD"]
+
+
+def _make(config: LookaheadConfig, context: DrafterContext) -> Drafter:
+    return LookaheadDrafter(config)
+
+
+LOOKAHEAD = Method(
+    name="lookahead",
+    config_class=LookaheadConfig,
+    config_arguments=("lookahead_config",),
+    summary="collects n-grams from a window of guesses about the text to come",
+    make=_make,
+    needs_tree=True,
+)

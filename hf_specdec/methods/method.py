@@ -1,0 +1,86 @@
+"""What a method is to the rest of the package: a name, a configuration, and how to make its drafter.
+
+A new method is one folder with a configuration, a drafter and a `Method`, and one line in `registry.py`.
+
+    MY_METHOD = Method(name="my_method", config_class=MyConfig, summary="drafts ...", make=make)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.draft_scorer import DraftScorer, LogitsProcessorFn
+
+__all__ = ["DrafterContext", "Method", "MethodState"]
+
+Kept = TypeVar("Kept")
+
+
+@dataclass(slots=True)
+class MethodState:
+    """What the methods remember between calls on one model; copied and pickled with it. Knows no method.
+
+    Attributes:
+        by_name (`dict[str, Any]`): what each method keeps, under names that begin with its own.
+    """
+
+    by_name: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, name: str, make: Callable[[], Kept]) -> Kept:
+        """What is kept under `name`; made at first use."""
+        if name not in self.by_name:
+            self.by_name.setdefault(name, make())
+        kept: Kept = self.by_name[name]
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterContext:
+    """What the drafter of one sequence may use besides its configuration.
+
+    Attributes:
+        state: what the methods remember between calls.
+        scorer: the draft model, with this sequence's text.
+        logits_processor: the call's logits processors for the draft model, when sampling.
+        generator: the sequence's random generator; `None` is the global one.
+        is_sampled: whether the call draws its tokens.
+        takes_trees: whether the target verifies siblings.
+    """
+
+    state: MethodState
+    scorer: DraftScorer | None = None
+    logits_processor: LogitsProcessorFn | None = None
+    generator: torch.Generator | None = None
+    is_sampled: bool = False
+    takes_trees: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One entry of the registry.
+
+    Attributes:
+        name (`str`): what `spec_method` says.
+        aliases (`tuple[str, ...]`): other names for it.
+        config_class (`type[SpecConfig]`): its configuration.
+        config_arguments (`tuple[str, ...]`): arguments of `generate` that carry its configuration.
+        summary (`str`): one line for tables.
+        make: makes the drafter of one sequence of one call.
+        needs_tree (`bool`): whether it is of no use where a model verifies chains only.
+        needs_draft_model (`bool`): whether it needs an `assistant_model`.
+        takes_draft_model (`bool`): whether it uses an `assistant_model` that is given.
+    """
+
+    name: str
+    config_class: type[SpecConfig]
+    summary: str
+    make: Callable[[Any, DrafterContext], Drafter]
+    aliases: tuple[str, ...] = ()
+    config_arguments: tuple[str, ...] = ()
+    needs_tree: bool = False
+    needs_draft_model: bool = False
+    takes_draft_model: bool = False

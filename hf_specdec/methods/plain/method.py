@@ -1,0 +1,20 @@
+"""The registry's entry of a loop that drafts nothing."""
+
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.method import DrafterContext, Method
+from hf_specdec.methods.plain.config import PlainConfig
+from hf_specdec.methods.plain.drafter import PlainDrafter
+
+__all__ = ["PLAIN"]
+
+
+def _make(config: PlainConfig, context: DrafterContext) -> Drafter:
+    return PlainDrafter()
+
+
+PLAIN = Method(
+    name="plain",
+    config_class=PlainConfig,
+    summary="this package's loop with nothing drafted",
+    make=_make,
+)

@@ -1,0 +1,31 @@
+"""The registry's entry of prompt lookup, and the pool of texts that its calls share."""
+
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.method import DrafterContext, Method, MethodState
+from hf_specdec.methods.ngram.pool import NgramPool
+from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
+from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
+
+__all__ = ["PROMPT_LOOKUP"]
+
+
+def _shared_pool(state: MethodState, config: PromptLookupConfig) -> NgramPool:
+    """The pool of earlier texts; made at first use, made anew when its size changes."""
+    pool = state.of(PROMPT_LOOKUP.name, lambda: NgramPool(config.max_pool_tokens))
+    if pool.max_tokens != config.max_pool_tokens:
+        pool = state.by_name[PROMPT_LOOKUP.name] = NgramPool(config.max_pool_tokens)
+    return pool
+
+
+def _make(config: PromptLookupConfig, context: DrafterContext) -> Drafter:
+    return PromptLookupDrafter(config, _shared_pool(context.state, config) if config.pool == "shared" else None)
+
+
+PROMPT_LOOKUP = Method(
+    name="prompt_lookup",
+    aliases=("ngram",),
+    config_class=PromptLookupConfig,
+    config_arguments=("prompt_lookup_config", "ngram_config"),
+    summary="drafts what followed the last tokens earlier in the text",
+    make=_make,
+)
