@@ -132,10 +132,9 @@ def place_models(
     """
     lists = config.device_lists
     target_devices, field = lists.get("target"), config.device_fields.get("target", "")
-    if target_devices is not None and kwargs is None:
-        if not is_placed(model, read_devices(target_devices, field)):
-            remedy = "Enable the model, so that generate moves it, or move it first."
-            raise ConfigError(field, "must name where the target is with custom_generate", target_devices, remedy)
+    if target_devices is not None and kwargs is None and not is_placed(model, read_devices(target_devices, field)):
+        remedy = "Enable the model, so that generate moves it, or move it first."
+        raise ConfigError(field, "must name where the target is with custom_generate", target_devices, remedy)
     if draft is not None:
         move_pair(model, draft, target_devices=target_devices, draft_devices=lists.get("draft"))
     elif target_devices is not None:

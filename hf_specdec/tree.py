@@ -186,7 +186,8 @@ class DraftTree:
         self, *, max_depth: int | None = None, max_nodes: int | None = None, vocab_size: int | None = None
     ) -> "DraftTree":
         """The same tree without nodes that are deeper than `max_depth`, come after `max_nodes` drafted ones, or hold a
-        token that is not below `vocab_size`; what hangs below such a node goes with it. Extra tokens stay."""
+        token that is not below `vocab_size`; what hangs below such a node goes with it. Extra tokens stay.
+        """
         deepest = len(self.tokens) - 1 if self.is_chain else max(self.depths)
         keep_depth = max_depth is None or deepest <= max_depth
         keep_tokens = vocab_size is None or max(self.tokens) < vocab_size

@@ -37,6 +37,7 @@ class DecodeWithCandidates:
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Any:
+        """Decode as transformers' assisted decoding does, with this generator's candidates."""
         call = Call(
             model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.streamer
         )

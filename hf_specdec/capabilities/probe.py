@@ -80,14 +80,14 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
             _check_rows(model, encoder_kwargs)
             reason = "a tree of tokens gives the logits of the same tokens in sequence"
             return Capability("tree", reason, attention, dtype, error)
-        except Exception as exception:
+        except Exception as exception:  # noqa: BLE001 a model may fail in any way
             why_not_tree = sentence(exception)
     try:
         if model.config.is_encoder_decoder:
             encoder_kwargs = encoder_kwargs or encoded(model)
         error = _attempt(model, encoder_kwargs or {}, _try_chain)
         return Capability("chain", f"several tokens in sequence work; no tree: {why_not_tree}", attention, dtype, error)
-    except Exception as exception:
+    except Exception as exception:  # noqa: BLE001 a model may fail in any way
         reason = f"several tokens in one forward do not work: {sentence(exception)}"
         return Capability("plain", reason, attention, dtype, float("nan"))
 

@@ -37,7 +37,7 @@ def probe_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any
     for attempt in range(ATTEMPTS):
         try:
             _try_rows(model, tier, encoder_kwargs, attempt)
-        except Exception as exception:
+        except Exception as exception:  # noqa: BLE001 a model may fail in any way
             reason = sentence(exception)
         else:
             return None

@@ -13,7 +13,7 @@ __all__ = ["processes"]
 
 
 def processes() -> PartialState:
-    """This process among those it was started with; alone, it is the first of one.
+    """The process itself among those it was started with; alone, it is the first of one.
 
     accelerate looks for other processes on CPUs only if it is told that CPUs are used.
     """

@@ -210,8 +210,7 @@ def set_attention_implementation(config: Any, name: str) -> None:
 
 def mask_function_of(implementation: str | None) -> Callable[..., Any] | None:
     """transformers' mask function for an attention implementation, or `None` where it has none."""
-    mapping = ALL_MASK_ATTENTION_FUNCTIONS
-    return mapping[implementation] if implementation in mapping else None
+    return ALL_MASK_ATTENTION_FUNCTIONS.get(implementation)
 
 
 def register_mask_function(name: str, function: Callable[..., Any]) -> None:

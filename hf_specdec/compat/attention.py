@@ -34,8 +34,7 @@ MASKS_OF_OTHER_KINDS = ("flash_attention_2", "flex_attention")
 
 def attention_function_of(implementation: str) -> Callable[..., Any] | None:
     """The attention function that is registered under a name, or `None`; `"eager"` stands for each model's own."""
-    known = AttentionInterface()
-    return known[implementation] if implementation in known else None
+    return AttentionInterface().get(implementation)
 
 
 def register_attention(name: str, function: Callable[..., Any]) -> None:

@@ -248,7 +248,7 @@ class _Other(_Together):
         """See `RankSync.attempt`."""
         try:
             function(*args)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 whatever it is, all ranks raise it together
             self._trouble = self._trouble or error
 
     def trees(self, propose: Callable[[], list[DraftTree]], draft_model: Scores | None) -> list[DraftTree]:

@@ -198,7 +198,7 @@ class SpecStream(SpecLoop):
     def _end(self, row: SequenceState) -> None:
         try:
             row.end()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 a sequence's error is its own, whatever it is
             row.error = row.error or error
 
 

@@ -45,7 +45,7 @@ class GuardedDrafter(Drafter):
             if tree.tokens[0] != last:
                 rule = "must be the last token of the text"
                 raise ConfigError("tree.tokens[0]", rule, tree.tokens[0], "Build the tree on that root.")
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 a sequence's error is its own, whatever it is
             self._fail(error)
             return DraftTree.chain(last)
         return tree
@@ -54,7 +54,7 @@ class GuardedDrafter(Drafter):
         """See `Drafter.observe`."""
         try:
             self.drafter.observe(tree, logits, accepted)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 a sequence's error is its own, whatever it is
             self._fail(error)
 
     def end(self) -> None:

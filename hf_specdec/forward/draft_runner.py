@@ -135,11 +135,11 @@ class DraftRunner:
     def admit(self, other: "DraftRunner", place: int | None) -> None:
         """Take over the one row of `other`, in place `place` or behind the last row."""
         self._settle()
-        other._settle()
+        other._settle()  # noqa: SLF001 another of the same class
         self.target.admit(other.target, place)
         at = len(self.texts) if place is None else place
         self.texts[at : at + 1] = other.texts
-        self._scorers[at : at + 1] = other._scorers
+        self._scorers[at : at + 1] = other._scorers  # noqa: SLF001 another of the same class
         self._renew()
 
     def _renew(self) -> None:

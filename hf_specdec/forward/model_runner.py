@@ -211,7 +211,7 @@ class ModelRunner:
         self.step_inputs().admit(other.step_inputs(), row)
         at = len(self.texts) if row is None else row
         self.texts[at : at + 1] = other.texts
-        self._fed[at : at + 1] = other._fed
+        self._fed[at : at + 1] = other._fed  # noqa: SLF001 another of the same class
 
     def step_inputs(self) -> StepInputs:
         """What builds the arguments of a forward; the prompt has been read."""
@@ -264,7 +264,8 @@ class ModelRunner:
 
     def _feed_common(self) -> None:
         """Feed what every row has pending, in a forward of its own: in a batch, forwards with drafts are never kept
-        whole."""
+        whole.
+        """
         common = min(self._lag(row) for row in range(len(self.texts)))
         if common > MAX_LAG:
             self._feed([self._pending(row)[:common] for row in range(len(self.texts))])

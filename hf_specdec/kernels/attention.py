@@ -88,10 +88,9 @@ class KernelAttention:
                 return found, None
         sdpa = attention_function_of("sdpa")
         assert sdpa is not None
-        output = sdpa(
+        return sdpa(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
         )
-        return output
 
     def _by_kernel(
         self,

@@ -72,7 +72,7 @@ class Drafter(CandidateGenerator, ABC):
             accepted: the tokens that the step added to the text, at least one: drafted ones and the one after them.
         """
 
-    def end(self) -> None:  # noqa: B027 - most drafters keep nothing after a call
+    def end(self) -> None:
         """The text is finished, or was interrupted; store what should outlive the call."""
 
     # transformers' side: the loop there hands over the whole text each time and takes a chain.

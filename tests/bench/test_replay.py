@@ -96,7 +96,7 @@ def test_the_budget_limits_the_draft() -> None:
 def test_transformers_generator_follows_the_rule_that_it_documents(size: int, length: int) -> None:
     for seed in range(5):
         for record in records(seed):
-            result = replay(lambda: TransformersPromptLookup(length, size), [record])  # noqa: B023 - used at once
+            result = replay(lambda: TransformersPromptLookup(length, size), [record])
             assert result.num_steps == steps_of_the_rule(record, size, length)
 
 

@@ -1,5 +1,6 @@
 """Lookahead as its users meet it: sizes reserved for a model and asked for by a call, and what an observer sees."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_an_observer_sees_window_and_pool(model: Any) -> None:
     hf_specdec.enable(model)
     model.generate(PROMPT, spec_method="lookahead", lookahead_config=[5, 4, 3], spec_observer=steps.append, **OPTIONS)
     assert [len(step.view.window) for step in steps[:4]] == [2, 3, 3, 3]
-    for step, following in zip(steps, steps[1:], strict=False):
+    for step, following in itertools.pairwise(steps):
         assert step.view.window[0][0] == step.accepted[-1] == following.tree.tokens[0]
         assert all(len(level) >= 4 for level in step.view.window)
         assert following.tree.num_columns <= 1 + LookaheadConfig.parse([5, 4, 3]).max_draft_len

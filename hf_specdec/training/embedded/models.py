@@ -4,12 +4,20 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 MAX_POSITIONS = 2048
 SHAPES = {
-    "target": dict(
-        hidden_size=256, num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=4, intermediate_size=688
-    ),
-    "draft": dict(
-        hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=344
-    ),
+    "target": {
+        "hidden_size": 256,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "intermediate_size": 688,
+    },
+    "draft": {
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 344,
+    },
 }
 
 
