@@ -29,6 +29,7 @@ test: lint types unit
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 types: $(VENV)/.installed
 	$(BIN)/mypy

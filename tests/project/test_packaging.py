@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import ROOT
-
+ROOT = Path(__file__).parents[2]
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 SHIPPED = [f"hf_specdec/embedded/{name}/{file}" for name in ("target", "draft") for file in MODEL_FILES]
 SHIPPED += [
@@ -56,7 +55,7 @@ def test_the_sdist_carries_models_and_tests(built: Path) -> None:
         "README.md",
         "CHANGELOG.md",
         "pyproject.toml",
-        "tests/house/test_packaging.py",
+        "tests/project/test_packaging.py",
     } <= names
 
 
