@@ -25,6 +25,7 @@ from hf_specdec.arguments import (
     prompt_length,
     settings_of,
     unset,
+    with_cache,
 )
 from hf_specdec.capabilities.probe import Capability
 from hf_specdec.engine.call import Call, with_stats
@@ -75,6 +76,7 @@ def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: An
     if spec_memory is not None:
         give_memory(state.memory, spec_memory)
     checks_attention(inner)
+    compat.keep_own_settings(inner.generation_config)
     if not isinstance(inner.__dict__.get("generate"), _EnabledGenerate):
         inner.__dict__["generate"] = _EnabledGenerate(inner)
     return model
@@ -157,6 +159,7 @@ def decode(
     ours["assistant_model"] = spec_assistant_model
     request = read_request(ours, [generation_config], state_of(model).defaults)
     if request is not None:
+        request.check_draft_model()
         place_models(model, request.assistant_model, request.config, None)
     if spec_streamer is not None:
         spec_streamer.put(input_ids.cpu())
@@ -290,12 +293,13 @@ def _generate(
         if custom is decode:
             del kwargs["custom_generate"]
         return plain(**kwargs)
-    if custom is not None and custom is not decode:
-        raise ConfigError(
-            "custom_generate", "must be unset with spec_method", custom, "Leave out one of the two for this call."
-        )
-    check_modes(settings_of(kwargs, configs), kwargs)
-    check_prompt(model, kwargs)
+    with_cache(model, kwargs)
+    try:
+        _check(model, request, configs, kwargs)
+    except ConfigError as error:
+        if not request.is_default:
+            raise
+        return _plainly(model, plain, request, kwargs, str(error))
     place_models(model, request.assistant_model, request.config, kwargs)
     if request.assistant_model is not None and (reason := _reason_for_transformers(request, kwargs)):
         return _by_transformers(model, plain, request, kwargs, reason)
@@ -310,6 +314,31 @@ def _generate(
     except BaseException:
         bound.end_streamer()
         raise
+
+
+def _check(model: PreTrainedModel, request: Request, configs: list[GenerationConfig], kwargs: dict[str, Any]) -> None:
+    """Refuse what has no speculative form, before anything is computed."""
+    custom = kwargs.get("custom_generate")
+    if custom is not None and custom is not decode:
+        raise ConfigError(
+            "custom_generate", "must be unset with spec_method", custom, "Leave out one of the two for this call."
+        )
+    request.check_draft_model()
+    check_modes(settings_of(kwargs, configs), kwargs)
+    check_prompt(model, kwargs)
+
+
+def _plainly(
+    model: PreTrainedModel, plain: Callable[..., Any], request: Request, kwargs: dict[str, Any], reason: str
+) -> Any:
+    """`plain(**kwargs)` where a default method cannot be honoured; says once why."""
+    if state_of(model).first_time(reason):
+        logger.warning("%s decodes without its default spec_method: %s", type(model).__name__, reason)
+    if request.assistant_model is not None:
+        kwargs["assistant_model"] = request.assistant_model
+    if kwargs.get("custom_generate") is decode:
+        del kwargs["custom_generate"]
+    return plain(**kwargs)
 
 
 def _reason_for_transformers(request: Request, kwargs: dict[str, Any]) -> str | None:

@@ -29,6 +29,7 @@ __all__ = [
     "prompt_length",
     "settings_of",
     "unset",
+    "with_cache",
 ]
 
 CACHES = (None, "dynamic", "static", "hybrid")  # the last is what older checkpoints call a static cache with windows
@@ -66,28 +67,35 @@ def check_modes(settings: Callable[[str], Any], kwargs: Mapping[str, Any]) -> No
         kwargs: the other arguments of `generate`.
     """
     plain = "Leave out spec_method (or pass spec_method=None) for this call."
+
+    def refuse(name: str, rule: str, instead: object) -> None:
+        remedy = plain if name in kwargs else f"Pass {name}={instead!r}: a generation configuration sets it. {plain}"
+        raise ConfigError(name, f"must be {rule}", settings(name), remedy)
+
     if (settings("num_beams") or 1) > 1:
-        rule = "must be 1 with spec_method (beam search has no speculative form)"
-        raise ConfigError("num_beams", rule, settings("num_beams"), plain)
+        refuse("num_beams", "1 with spec_method (beam search has no speculative form)", 1)
     if settings("use_cache") is False:
         raise ConfigError("use_cache", "must be True with spec_method", False, f"Pass use_cache=True. {plain}")
     for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids", "token_healing", *OTHER_SPECULATION):
         if settings(name):
-            raise ConfigError(name, "must be unset with spec_method", settings(name), plain)
-    if settings("output_attentions"):
-        raise ConfigError(
-            "output_attentions", "must be False with spec_method (attention over a tree is not the text's)", True, plain
-        )
-    implementation = settings("cache_implementation")
-    if implementation not in CACHES:
-        rule = 'must be unset, "dynamic" or "static" with spec_method'
-        raise ConfigError("cache_implementation", rule, implementation, plain)
+            refuse(name, "unset with spec_method", None)
+    if settings("output_attentions") and not settings("return_token_timestamps"):  # Whisper sets one for the other
+        refuse("output_attentions", "False with spec_method (attention over a tree is not the text's)", False)
+    if settings("cache_implementation") not in CACHES:
+        refuse("cache_implementation", 'unset, "dynamic" or "static" with spec_method', "dynamic")
     if kwargs.get("assistant_model") is not None:
         raise ConfigError(
             "assistant_model", "must be unset with this spec_method", type(kwargs["assistant_model"]).__name__, plain
         )
     if kwargs.get("synced_gpus"):
         raise ConfigError("synced_gpus", "must be False with spec_method", True, plain)
+
+
+def with_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
+    """Keep a cache in this call where only the model's own configuration says not to, as MPT's checkpoints do."""
+    given = getattr(kwargs.get("generation_config"), "use_cache", None)
+    if "use_cache" not in kwargs and given is not False and model.generation_config.use_cache is False:
+        kwargs["use_cache"] = True
 
 
 def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:

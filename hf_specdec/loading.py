@@ -14,6 +14,7 @@ import transformers
 from safetensors import SafetensorError
 
 from hf_specdec.api import enable
+from hf_specdec.compat import dropped_settings
 from hf_specdec.distributed.placement import parallel_arguments
 from hf_specdec.errors import CheckpointError, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
@@ -80,10 +81,20 @@ class _EnabledAutoModel:
             model.to(dtype=cast_to)
         check_offloading(model)
         prepare(model)
+        _restore_settings(model, path, kwargs)
         enable(model)
         if attention is not None:
             model.set_attn_implementation(attention)
         return (model, info) if wants_info else model
+
+
+def _restore_settings(model: Any, path: str | os.PathLike[str], kwargs: dict[str, Any]) -> None:
+    """Give the generation configuration the settings of this package that the checkpoint has and loading dropped."""
+    names = ("cache_dir", "revision", "subfolder", "token", "local_files_only", "force_download")
+    hub_arguments = {name: kwargs[name] for name in names if name in kwargs}
+    for name, value in dropped_settings(model.generation_config, os.fspath(path), **hub_arguments).items():
+        if name in ("spec_method", "spec_config"):
+            setattr(model.generation_config, name, value)
 
 
 class AutoModelForCausalLM(_EnabledAutoModel):

@@ -32,6 +32,8 @@ class Request:
     Attributes:
         method (`Method | None`): `None` for a drafter of the user's own.
         assistant_model: the draft model, for methods that take one.
+        is_default (`bool`): whether the method comes from a generation configuration, not from the call itself. A
+            default that cannot be honoured decodes plainly.
     """
 
     method: Method | None
@@ -40,11 +42,23 @@ class Request:
     make_drafter: Callable[[DrafterContext], Drafter]
     observer: Observer | None = None
     assistant_model: Any = None
+    is_default: bool = False
 
     @property
     def name(self) -> str | None:
         """The method's name."""
         return None if self.method is None else self.method.name
+
+    def check_draft_model(self) -> None:
+        """Raise where the method needs a draft model and the call brings none.
+
+        Raises:
+            ConfigError: `assistant_model` is missing.
+        """
+        if self.method is not None and self.method.needs_draft_model and self.assistant_model is None:
+            rule = f'must be given with spec_method="{self.method.name}"'
+            remedy = "Pass a smaller model of the same vocabulary, or hf_specdec.self_draft(model, layers=...)."
+            raise ConfigError("assistant_model", rule, None, remedy)
 
 
 def own_arguments() -> tuple[str, ...]:
@@ -71,6 +85,7 @@ def read_request(
     given = {name: kwargs.pop(name) for name in config_arguments() if name in kwargs}
     given = {name: value for name, value in given.items() if value is not None}
     config = kwargs.pop("spec_config", None)
+    is_default = kwargs.get("spec_method") is None and not given and config is None
     method_value = _method_value(kwargs, configs, given)
     if method_value is None:
         if config is not None or given:
@@ -97,6 +112,7 @@ def read_request(
         make_drafter=lambda context: method.make(parsed, context),
         observer=observer,
         assistant_model=_assistant_model(kwargs, method),
+        is_default=is_default,
     )
 
 
@@ -105,11 +121,8 @@ def _assistant_model(kwargs: dict[str, Any], method: Method) -> Any:
     if not method.takes_draft_model:
         return None
     assistant = kwargs.pop("assistant_model", None)
-    if assistant is None and not method.needs_draft_model:
-        return None
     if assistant is None:
-        remedy = "Pass a smaller model of the same vocabulary, or hf_specdec.self_draft(model, layers=...)."
-        raise ConfigError("assistant_model", 'must be given with spec_method="draft_model"', None, remedy)
+        return None
     inner = generation_model(assistant)
     if not isinstance(inner, PreTrainedModel):
         raise ConfigError(

@@ -16,9 +16,11 @@ Nothing else in the package imports a private transformers name. Tried with tran
 """
 
 import copy
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -48,7 +50,7 @@ from transformers.masking_utils import (
     create_masks_for_generate,
 )
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, cached_file
 
 __all__ = [
     "PROCESSORS_MODULE",
@@ -76,6 +78,7 @@ __all__ = [
     "cached_length",
     "can_crop",
     "can_reorder",
+    "dropped_settings",
     "execution_device",
     "fresh_cache",
     "generation_model",
@@ -87,6 +90,7 @@ __all__ = [
     "input_device",
     "is_compiled",
     "is_dispatched",
+    "keep_own_settings",
     "knows_windows",
     "mark_static_address",
     "mask_config",
@@ -249,6 +253,27 @@ def fresh_cache(model: PreTrainedModel, batch_size: int = 1) -> dict[str, Any]:
     kwargs: dict[str, Any] = {}
     model._prepare_cache_for_generation(GenerationConfig(), kwargs, GenerationMode.GREEDY_SEARCH, batch_size, 0)
     return kwargs
+
+
+def keep_own_settings(generation_config: GenerationConfig) -> None:
+    """Let settings that transformers does not know survive saving and loading.
+
+    Where a configuration was made from the model's own, loading it drops them; nothing else depends on that mark.
+    """
+    if generation_config._from_model_config:
+        generation_config._from_model_config = False
+
+
+def dropped_settings(generation_config: GenerationConfig, path: str, **hub_arguments: Any) -> dict[str, Any]:
+    """Settings in a checkpoint's generation configuration that loading it dropped."""
+    try:
+        found = cached_file(path, "generation_config.json", **hub_arguments)
+        saved = json.loads(Path(found).read_text("utf-8"))
+    except (OSError, ValueError):  # there is none that could be read
+        return {}
+    if not isinstance(saved, dict) or not saved.get("_from_model_config"):
+        return {}
+    return {name: value for name, value in saved.items() if not hasattr(generation_config, name)}
 
 
 def own_positions(model: PreTrainedModel, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> torch.Tensor:

@@ -25,8 +25,8 @@ from hf_specdec.engine.draft_pairing import draft_capability, draft_model_of, lo
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.plain import decode_assisted, decode_plain
 from hf_specdec.engine.speculative import decode_speculatively
-from hf_specdec.engine.static_shapes import reason_against_static
-from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.engine.static_shapes import check_cache, reason_against_static
+from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.draft_runner import DraftRunner
 from hf_specdec.forward.inputs import rows_of
 from hf_specdec.methods.base import Drafter
@@ -58,6 +58,8 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
             logger.warning("%s decodes without speculation: %s", type(model).__name__, stats.plain_reason)
         return decode_plain(call, stats=stats, rank_sync=rank_sync)
     check_tier(model, request, found)
+    if request.config.engine == "loop":
+        check_cache(call)
     if found.tier == "chain" and not takes_tensor_masks(found.attention) and state.first_time(found.reason):
         logger.warning("%s verifies chains only: %s", type(model).__name__, found.reason)
     draft_model, make_drafter = drafting(call, request, encoder_inputs)
@@ -141,7 +143,11 @@ def _reason_for_plain(call: Call, request: Request, found: Capability) -> str | 
     """Why this call decodes without speculation, if it does."""
     if found.tier == "plain":
         return found.reason
+    if call.generation_config.output_attentions and call.generation_config.return_dict_in_generate:
+        return "the model's own generate asks for attention, which over a tree is not the text's"
     if (reason := reason_against_static(call, found.tier, request.config.engine)) is not None:
+        return reason
+    if request.is_default and (reason := _reason_against_default(call, request, found)) is not None:
         return reason
     if len(call.input_ids) == 1:
         return None
@@ -151,6 +157,16 @@ def _reason_for_plain(call: Call, request: Request, found: Capability) -> str | 
     if mask is not None and not call.model.config.is_encoder_decoder and compat.has_own_cache(call.model):
         return "padding meets cache layers of the model's own, which a few tokens cannot try out"
     return batch_fallback_reason(call) or state_of(call.model).batch_fallback_reason(call.model, _encoder_kwargs(call))
+
+
+def _reason_against_default(call: Call, request: Request, found: Capability) -> str | None:
+    """Why a method that was not asked for in the call itself cannot be honoured, or `None`."""
+    try:
+        check_tier(call.model, request, found)
+        check_cache(call)
+    except (ConfigError, UnsupportedModelError) as error:
+        return str(error)
+    return None
 
 
 def check_tier(model: PreTrainedModel, request: Request, found: Capability) -> None:

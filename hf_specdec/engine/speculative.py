@@ -22,7 +22,7 @@ from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.engine.loop import Limits, SpecLoop
 from hf_specdec.engine.sampling import Sampler, StopCheck
 from hf_specdec.engine.sequence import SequenceState
-from hf_specdec.engine.static_shapes import check_cache, fixed_shapes
+from hf_specdec.engine.static_shapes import fixed_shapes
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.draft_runner import DraftRunner, used_by
 from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner, Tier
@@ -55,7 +55,6 @@ def decode_speculatively(
         make_drafter: makes the drafter of one row from its index and random generator.
         costs: of the target's forwards; with them, each step verifies as much as pays.
     """
-    check_cache(call)
     config, model = call.generation_config, call.model
     original = call.model_kwargs.get(compat.cache_name(call.model_kwargs))
     keep_cache = bool(config.return_dict_in_generate) or compat.is_users_own(original)

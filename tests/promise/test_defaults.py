@@ -1,0 +1,138 @@
+"""A default `spec_method` never refuses what plain `generate` accepts; asked for in the call, it is refused by name."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, GenerationConfig, StaticCache
+
+import hf_specdec
+from tests.helpers.support import PROMPT, plain
+from tests.helpers.zoo import FAMILIES, build
+from tests.promise.test_refused import MODES
+
+UNAVAILABLE = {"constraints", "dola_layers", "force_words_ids", "token_healing", "use_mtp", "assistant_early_exit"}
+HONOURED_BY_PLAIN = sorted(MODES.keys() - UNAVAILABLE - {"penalty_alpha", "cache_implementation"})
+
+
+@pytest.fixture
+def by_default(model: Any) -> Iterator[Any]:
+    """The model with a method in its generation configuration, and nothing said about it yet."""
+    model.generation_config.spec_method = "prompt_lookup"
+    hf_specdec.disable(model)
+    yield hf_specdec.enable(model)
+    model.generation_config.spec_method = None
+
+
+def ids_of(output: Any) -> list[list[int]]:
+    return (output if isinstance(output, torch.Tensor) else output.sequences).tolist()
+
+
+@pytest.mark.parametrize("mode", HONOURED_BY_PLAIN)
+def test_a_default_steps_aside_for_a_mode_with_one_warning(
+    by_default: Any, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = ids_of(plain(by_default, PROMPT, max_new_tokens=8, do_sample=False, **MODES[mode]))
+    with caplog.at_level(logging.WARNING, logger="hf_specdec"):
+        for _ in range(2):
+            assert ids_of(by_default.generate(PROMPT, max_new_tokens=8, do_sample=False, **MODES[mode])) == expected
+    assert [f"`{mode}`" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_default_beside_transformers_own_speculation_leaves_it_to_transformers(by_default: Any) -> None:
+    draft = build(FAMILIES["llama"])
+    expected = plain(by_default, PROMPT, max_new_tokens=8, do_sample=False)
+    assert by_default.generate(PROMPT, max_new_tokens=8, do_sample=False, assistant_model=draft).tolist() == (
+        expected.tolist()
+    )
+
+
+@pytest.mark.parametrize("method", ["draft_model", "lookahead"])
+def test_a_default_whose_needs_are_not_met_decodes_plainly(
+    method: str, zoo: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No `assistant_model`, or a model that verifies chains only."""
+    model = zoo("llama" if method == "draft_model" else "qwen3_next")
+    hf_specdec.enable(hf_specdec.disable(model))
+    expected = plain(model, PROMPT, max_new_tokens=8, do_sample=False).tolist()
+    config = GenerationConfig(spec_method=method, pad_token_id=0, max_new_tokens=8, do_sample=False)
+    with caplog.at_level(logging.WARNING, logger="hf_specdec"):
+        assert model.generate(PROMPT, generation_config=config).tolist() == expected
+        assert model.generate(PROMPT, generation_config=config).tolist() == expected
+    assert len(caplog.records) == 1
+    with pytest.raises(ValueError, match="assistant_model" if method == "draft_model" else "trees"):
+        model.generate(PROMPT, max_new_tokens=8, spec_method=method)
+
+
+def test_a_default_meets_a_cache_that_it_cannot_use(by_default: Any) -> None:
+    """A static cache too short for what drafts need, and one whose layers are moved away."""
+    settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+    expected = plain(by_default, PROMPT, **settings).tolist()
+    short = StaticCache(config=by_default.config, max_cache_len=PROMPT.shape[1] + 2)
+    offloaded = DynamicCache(config=by_default.config, offloading=False)
+    offloaded.offloading = True  # as far as a check can see
+    for cache in (short, offloaded):
+        with pytest.raises(ValueError, match="`past_key_values`"):
+            by_default.generate(PROMPT, past_key_values=cache, spec_method="prompt_lookup", **settings)
+    del offloaded.offloading
+    long = StaticCache(config=by_default.config, max_cache_len=64)
+    assert by_default.generate(PROMPT, past_key_values=long, **settings).tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["num_beams", "output_attentions"])
+def test_a_method_in_the_call_is_told_which_argument_overrides_the_configuration(model: Any, name: str) -> None:
+    config = GenerationConfig(**MODES[name], pad_token_id=0, max_new_tokens=4, do_sample=False)
+    with pytest.raises(ValueError, match=f"`{name}`") as error:
+        model.generate(PROMPT, generation_config=config, spec_method="prompt_lookup")
+    remedy = {"num_beams": 1, "output_attentions": False}
+    assert f"{name}={remedy[name]}" in str(error.value)
+    output = model.generate(PROMPT, generation_config=config, spec_method="prompt_lookup", **{name: remedy[name]})
+    assert ids_of(output) == plain(model, PROMPT, max_new_tokens=4, do_sample=False).tolist()
+
+
+def test_a_checkpoint_that_keeps_no_cache_by_default_is_given_one(model: Any) -> None:
+    expected = plain(model, PROMPT, max_new_tokens=8, do_sample=False).tolist()
+    model.generation_config.use_cache = False
+    try:
+        output = model.generate(
+            PROMPT, max_new_tokens=8, do_sample=False, spec_method="prompt_lookup", return_dict_in_generate=True
+        )
+    finally:
+        model.generation_config.use_cache = True
+    assert output.sequences.tolist() == expected
+    assert output.spec_stats.plain_reason is None
+
+
+def test_a_misspelt_default_is_an_error(model: Any) -> None:
+    with pytest.raises(ValueError, match="prompt_lookup"):
+        model.generate(PROMPT, max_new_tokens=4, generation_config=GenerationConfig(spec_method="promt_lookup"))
+
+
+@pytest.mark.parametrize("enabled_first", [True, False])
+def test_a_default_survives_saving_and_loading(model: Any, tmp_path: Path, enabled_first: bool) -> None:
+    """Also where the configuration was made from the model's own, whose unknown settings transformers drops."""
+    own = build(FAMILIES["llama"])
+    own.generation_config = GenerationConfig.from_model_config(own.config)
+    if enabled_first:
+        hf_specdec.enable(own)
+    own.generation_config.spec_method = "prompt_lookup"
+    own.generation_config.spec_config = {"max_draft_len": 5}
+    if not enabled_first:
+        hf_specdec.enable(own)
+    own.save_pretrained(tmp_path)
+    loaded = type(own).from_pretrained(tmp_path)
+    assert loaded.generation_config.spec_method == "prompt_lookup"
+    assert loaded.generation_config.spec_config == {"max_draft_len": 5}
+
+
+def test_our_loaders_read_a_default_that_transformers_dropped(model: Any, tmp_path: Path) -> None:
+    """Of a folder saved by a model that was never enabled."""
+    own = build(FAMILIES["llama"])
+    own.generation_config = GenerationConfig.from_model_config(own.config)
+    own.generation_config.spec_method = "prompt_lookup"
+    own.save_pretrained(tmp_path)
+    loaded = hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.generation_config.spec_method == "prompt_lookup"

@@ -1,0 +1,38 @@
+"""Whisper's own `generate` sets what the call did not ask for; its outputs come out as without drafts."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from tests.helpers.zoo_wide import inputs, varied
+
+SETTINGS: dict[str, Any] = {"return_dict_in_generate": True, "max_new_tokens": 12, "do_sample": False}
+
+
+@pytest.fixture
+def whisper() -> Any:
+    """A tiny Whisper with what timestamps need."""
+    warnings.simplefilter("ignore")
+    model = varied("whisper", "speech")
+    model.generation_config.alignment_heads = [[0, 0], [1, 1]]
+    model.generation_config.no_timestamps_token_id = 100
+    model.generation_config.median_filter_width = 3
+    model.generation_config.is_multilingual = False
+    return hf_specdec.enable(model)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", ["prompt_lookup", "auto"])
+@pytest.mark.parametrize("custom", [False, True])
+def test_token_timestamps_are_those_of_plain_generation(whisper: Any, method: str, custom: bool) -> None:
+    """They are computed from attention, which a tree of drafts does not give: decoded plainly."""
+    asked = inputs(whisper, rows=1) | SETTINGS | {"return_token_timestamps": True}
+    expected = type(whisper).generate(whisper, **asked)
+    if custom:
+        asked["custom_generate"] = hf_specdec.decode
+    ours = whisper.generate(**asked, spec_method=method)
+    assert torch.equal(ours["sequences"], expected["sequences"])
+    assert torch.equal(ours["token_timestamps"], expected["token_timestamps"])
