@@ -78,7 +78,7 @@ class Drafter(CandidateGenerator, ABC):
     # transformers' side: the loop there hands over the whole text each time and takes a chain.
 
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: object) -> tuple[torch.LongTensor, None]:
-        """The text and one drafted chain behind it, `(1, length + drafted)`; called by transformers' assisted loop."""
+        """The text and one drafted chain after it, `(1, length + drafted)`; called by transformers' assisted loop."""
         text: list[int] = input_ids[0].tolist()
         self._follow(text)
         tree = DraftTree.chain(text[-1], self.propose(self.assisted_budget).first_branch())
@@ -96,9 +96,9 @@ class Drafter(CandidateGenerator, ABC):
         """Nothing to do here: the next `get_candidates` sees what was accepted."""
 
     def _follow(self, text: list[int]) -> None:
-        """Bring the drafter's text up to `text`."""
+        """Bring the drafter's text up to `text`; one that does not go on from the last one is a new text."""
         known = self._assisted_ids
-        if known is None or self._assisted_tree is None:
+        if known is None or self._assisted_tree is None or text[: len(known)] != known:
             self.begin(text)
         elif len(text) > len(known):
             self.observe(self._assisted_tree, None, text[len(known) :])

@@ -10,6 +10,7 @@ import pytest
 
 import hf_specdec
 from hf_specdec import ConfigError, SpecMemory
+from hf_specdec.engine.model_state import state_of
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 from tests.promise.test_threads import PROMPTS, expected_texts, frequent_switches, job, run_threads
@@ -47,6 +48,25 @@ def test_without_one_the_model_s_own_is_returned_and_used(model: Any) -> None:
     assert len(first.pool) > 0
     generate(model, spec_config={"num_nodes": 9, "max_pool_tokens": 4_000})
     assert hf_specdec.spec_memory(model).bounds[0] == 4_000
+
+
+def test_another_bound_in_one_call_keeps_what_earlier_ones_taught(model: Any) -> None:
+    memory = hf_specdec.spec_memory(model)
+    generate(model)
+    before = len(memory.pool), len(memory.recycled), sum(memory.greedy.mixer.seen)
+    assert min(before) > 0
+    generate(model, spec_config={"num_nodes": 9, "max_pool_tokens": 4_000, "max_recycled": 3_000})
+    assert hf_specdec.spec_memory(model) is memory
+    assert memory.bounds == (4_000, 3_000)
+    after = len(memory.pool), len(memory.recycled), sum(memory.greedy.mixer.seen)
+    assert all(new >= old for new, old in zip(after, before, strict=True))
+    lookup = {"spec_method": "prompt_lookup", "spec_config": {"pool": "shared", "max_pool_tokens": 500}}
+    generate(model, **lookup)
+    shared = state_of(model).memory.by_name["prompt_lookup"]
+    held = len(shared)
+    generate(model, **lookup | {"spec_config": {"pool": "shared", "max_pool_tokens": 900}})
+    assert state_of(model).memory.by_name["prompt_lookup"] is shared
+    assert len(shared) > held
 
 
 def test_enabling_again_keeps_it_and_disabling_drops_it(model: Any) -> None:

@@ -80,20 +80,9 @@ class AutoDrafter(RoundDrafter):
         takes_trees: bool = True,
     ) -> None:
         super().__init__(scorer)
-        self.config, self.takes_trees = config, takes_trees
+        self.config, self.takes_trees, self.is_sampled = config, takes_trees, is_sampled
         self.remembers = memory is not None
-        self.memory = SpecMemory(1, config.max_recycled) if memory is None else memory
-        self.predictor = Predictor(
-            self.memory, is_sampled=is_sampled, uses_texts=memory is not None, uses_recycled=config.use_recycled
-        )
-        self.index = NgramIndex(MAX_NGRAM)
-        self.window: AutoWindow | None = None
-        if config.window_size and config.num_nodes is None and config.use_recycled and takes_trees:
-            self.window = AutoWindow(config.window_size, config.ngram_size, self.predictor.experience)
-            self.predictor.found = self.window.found
-            self.max_extra_tokens = self.window.num_columns
-        self._root: _Node | None = None
-        self._skipped = 0
+        self._start(SpecMemory(1, config.max_recycled) if memory is None else memory)
 
     @property
     def rests(self) -> bool:
@@ -107,9 +96,8 @@ class AutoDrafter(RoundDrafter):
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Index the prompt."""
-        self.index = NgramIndex(MAX_NGRAM)
+        self._start(self.memory if self.remembers else SpecMemory(1, self.config.max_recycled))
         self.index.extend(prompt_ids)
-        self._root = None
         if self.scorer is not None:
             self.scorer.begin(prompt_ids)
 
@@ -153,6 +141,21 @@ class AutoDrafter(RoundDrafter):
         if self.remembers and len(self.index):
             self.memory.pool.add(self.index.tokens)
             self.index = NgramIndex(MAX_NGRAM)
+
+    def _start(self, memory: SpecMemory) -> None:
+        """An empty text beside what `memory` knows."""
+        config, self.memory = self.config, memory
+        self.predictor = Predictor(
+            memory, is_sampled=self.is_sampled, uses_texts=self.remembers, uses_recycled=config.use_recycled
+        )
+        self.index = NgramIndex(MAX_NGRAM)
+        self.window: AutoWindow | None = None
+        if config.window_size and config.num_nodes is None and config.use_recycled and self.takes_trees:
+            self.window = AutoWindow(config.window_size, config.ngram_size, self.predictor.experience)
+            self.predictor.found = self.window.found
+            self.max_extra_tokens = self.window.num_columns
+        self._root: _Node | None = None
+        self._skipped = 0
 
     def _likeliest(self, root: _Node, budget: int) -> list[_Node]:
         """At most `budget` nodes in the order of their probabilities, each behind its parent."""

@@ -25,10 +25,10 @@ def memory_in_use(state: MethodState, config: AutoSpecConfig) -> SpecMemory:
 
 
 def _memory(state: MethodState, config: AutoSpecConfig) -> SpecMemory:
-    """The memory in use; made anew where the bounds change."""
-    memory, bounds = memory_in_use(state, config), (config.max_pool_tokens, config.max_recycled)
-    if GIVEN not in state.by_name and memory.bounds != bounds:
-        memory = state.by_name[AUTO.name] = SpecMemory(*bounds)
+    """The memory in use, with the bounds of `config` unless it was given."""
+    memory = memory_in_use(state, config)
+    if GIVEN not in state.by_name:
+        memory.resize(config.max_pool_tokens, config.max_recycled)
     return memory
 
 

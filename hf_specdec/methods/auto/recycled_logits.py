@@ -60,6 +60,16 @@ class RecycledLogits:
         for start in range(len(tokens)):
             young[tokens[start:]] = entry
 
+    def resize(self, max_entries: int) -> None:
+        """Change the bound; where less fits than there is, the newest entries stay."""
+        with self._lock:
+            self.max_entries, half = max_entries, max_entries // 2
+            if len(self._old) <= half and len(self._young) <= half:
+                return
+            entries = [*self._old.items(), *self._young.items()]
+            end = len(entries) - half
+            self._young, self._old = dict(entries[max(end, 0) :]), dict(entries[max(end - half, 0) : max(end, 0)])
+
     def generations(self) -> tuple[Entries, Entries]:
         """The entries of the old and of the young generation."""
         with self._lock:

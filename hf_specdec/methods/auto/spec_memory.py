@@ -44,6 +44,13 @@ class SpecMemory:
         """Most tokens of text and most recycled entries."""
         return self.pool.max_tokens, self.recycled.max_entries
 
+    def resize(self, max_tokens: int, max_entries: int) -> None:
+        """Change the bounds; where less fits than there is, what is newest stays."""
+        if max_tokens != self.pool.max_tokens:
+            self.pool.resize(max_tokens)
+        if max_entries != self.recycled.max_entries:
+            self.recycled.resize(max_entries)
+
     def experience(self, is_sampled: bool) -> AdaptiveWeights:
         """What was learned from greedy, or from sampled texts."""
         return self.sampled if is_sampled else self.greedy

@@ -50,6 +50,20 @@ class NgramPool:
             self._young.extend(kept)
             self._young.extend([BOUNDARY])
 
+    def resize(self, max_tokens: int) -> None:
+        """Change the bound; where less fits than there is, the newest texts stay."""
+        with self._lock:
+            self.max_tokens, half = max_tokens, max_tokens // 2
+            if len(self._old) <= half and len(self._young) <= half:
+                return
+            texts = [*self._old.tokens, *self._young.tokens]
+            self._old, self._young = NgramIndex(self.max_ngram_size), NgramIndex(self.max_ngram_size)
+            end = len(texts)
+            for index in (self._young, self._old):
+                start = max(end - half, 0)
+                index.extend(texts[start:end])
+                end = start
+
     def search(self, ngram: Sequence[int], *, limit: int) -> list[tuple[NgramIndex, int]]:
         """At most `limit` places behind occurrences of `ngram` in earlier texts, newest first, with their index.
 

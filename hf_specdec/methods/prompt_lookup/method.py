@@ -10,10 +10,10 @@ __all__ = ["PROMPT_LOOKUP"]
 
 
 def _shared_pool(state: MethodState, config: PromptLookupConfig) -> NgramPool:
-    """The pool of earlier texts; made at first use, made anew when its size changes."""
+    """The pool of earlier texts, with the bound of `config`; made at first use."""
     pool = state.of(PROMPT_LOOKUP.name, lambda: NgramPool(config.max_pool_tokens))
     if pool.max_tokens != config.max_pool_tokens:
-        pool = state.by_name[PROMPT_LOOKUP.name] = NgramPool(config.max_pool_tokens)
+        pool.resize(config.max_pool_tokens)
     return pool
 
 

@@ -95,3 +95,17 @@ def test_it_is_copied_with_what_it_holds() -> None:
     other = pickle.loads(pickle.dumps(recycled))
     other.put((5, 6), entry(2))
     assert (recycled.get((6,)), other.get((6,))) == (entry(1), entry(2))
+
+
+@pytest.mark.parametrize(("bound", "num_kept"), [(1_000, 60), (40, 40), (10, 10)])
+def test_another_bound_keeps_the_newest_entries(bound: int, num_kept: int) -> None:
+    recycled = RecycledLogits(100)
+    for token in range(60):
+        recycled.put((token,), entry(token))
+    recycled.resize(bound)
+    assert recycled.max_entries == bound
+    kept = [token for token in range(60) if recycled.get((token,)) is not None]
+    assert kept == list(range(60 - num_kept, 60))
+    recycled.put((77,), entry(1))
+    assert recycled.get((77,)) == entry(1)
+    assert len(recycled) <= bound

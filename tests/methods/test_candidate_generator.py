@@ -1,0 +1,40 @@
+"""Every drafter as transformers' `CandidateGenerator`: it drafts from the text it is handed, whatever came before."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from hf_specdec import AutoSpecConfig, Drafter, DraftModelConfig, LookaheadConfig, PromptLookupConfig
+from hf_specdec.methods.auto.drafter import AutoDrafter
+from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
+from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
+from hf_specdec.methods.plain.drafter import PlainDrafter
+from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
+from tests.helpers.draft_tables import TableScorer, random_table
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "plain": PlainDrafter,
+    "prompt_lookup": lambda: PromptLookupDrafter(PromptLookupConfig()),
+    "lookahead": lambda: LookaheadDrafter(LookaheadConfig()),
+    "auto": lambda: AutoDrafter(AutoSpecConfig()),
+    "draft_model": lambda: DraftModelDrafter(DraftModelConfig(), TableScorer(random_table(1, 12))),
+}
+FIRST = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 1, 2]
+LATER = {
+    "a shorter one": [7, 8, 9, 7, 8],
+    "its own beginning": FIRST[:8],
+    "one as long": [7, 8, 9, 10, 11, 7, 8, 9, 7, 8, 9, 7],
+    "a longer one": [7, 8, 9, 10, 11, 7, 8, 9, 7, 8, 9, 7, 8, 9],
+}
+
+
+@pytest.mark.parametrize("text", LATER.values(), ids=LATER)
+@pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS)
+def test_a_second_prompt_is_drafted_as_by_a_new_drafter(make: Callable[[], Drafter], text: list[int]) -> None:
+    drafter = make()
+    drafter.get_candidates(torch.tensor([FIRST]))
+    drafter.get_candidates(torch.tensor([[*FIRST, 3]]))
+    again, _ = drafter.get_candidates(torch.tensor([text]))
+    fresh, _ = make().get_candidates(torch.tensor([text]))
+    assert again.tolist() == fresh.tolist()
