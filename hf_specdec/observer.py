@@ -1,11 +1,52 @@
-"""What an observer sees of one verify step."""
+"""What an observer sees of one verify step.
+
+def show(step):
+    for token, node in zip(step.tree.tokens[1:], step.nodes):
+        print(token, node.source, node.probability)
+
+model.generate(**inputs, spec_method="auto", spec_observer=show)
+"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from hf_specdec.tree import DraftTree
 
-__all__ = ["SpecStep"]
+__all__ = ["DraftedNode", "Source", "SourceVote", "SpecStep"]
+
+Source = Literal["text", "earlier_texts", "recycled_logits", "window", "draft_model", "head"]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceVote:
+    """What one source said of a drafted token, where a method blends several.
+
+    Attributes:
+        source (`str`): which.
+        probability (`float`): of the token after its parent, by this source alone.
+        weight (`float`): log odds that it added to the blend.
+    """
+
+    source: Source
+    probability: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedNode:
+    """Where one drafted node came from.
+
+    Attributes:
+        source (`str`): `"text"`, `"earlier_texts"`, `"recycled_logits"`, `"window"`, `"draft_model"` or `"head"`; of a
+            blend, the source that added most.
+        probability (`float | None`): that the target accepts the node and all before it, as its drafter estimated;
+            `None` where it estimates nothing.
+        votes (`tuple[SourceVote, ...]`): what each source of a blend said of it.
+    """
+
+    source: Source
+    probability: float | None = None
+    votes: tuple[SourceVote, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +61,9 @@ class SpecStep:
         draft_seconds, verify_seconds, commit_seconds (`float`): where the step's time went, all rows together.
         row (`int`): row of the batch.
         view: what the drafter shows of itself after the step, such as a `LookaheadView`; `None` where it shows nothing.
+        nodes (`tuple[DraftedNode, ...]`): where each drafted node of `tree` came from, node 1 first; empty where the
+            drafter does not say.
+        observer_seconds (`float`): time that observing took in the steps before this one, for clocks to leave out.
     """
 
     index: int
@@ -31,3 +75,5 @@ class SpecStep:
     commit_seconds: float
     row: int = 0
     view: Any = None
+    nodes: tuple[DraftedNode, ...] = ()
+    observer_seconds: float = 0.0

@@ -140,6 +140,14 @@ class DraftTree:
             for child in self._children[node].values()
         ]
 
+    def nodes_in(self, other: "DraftTree") -> list[int | None]:
+        """For each node, the node of `other` with the same tokens from the root on; `None` where there is none."""
+        found: list[int | None] = [0]
+        for node in range(1, len(self.tokens)):
+            above = found[self.parents[node]]
+            found.append(None if above is None else other.child(above, self.tokens[node]))
+        return found
+
     def first_branch(self) -> list[int]:
         """Tokens of the branch that takes the first child of every node, the root left out."""
         tokens, node = [], 0

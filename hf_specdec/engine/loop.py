@@ -58,6 +58,8 @@ class SpecLoop:
         agreement: of the processes that decode together; by default this one is alone.
     """
 
+    _observer_seconds: float = 0.0
+
     def __init__(
         self,
         target: ModelRunner,
@@ -157,7 +159,9 @@ class SpecLoop:
             self.budget.record(trees, num_live, num_tokens=num_tokens, seconds=rest, draft_seconds=drafting)
         if self.observer is not None:
             seconds = drafted - began + observed - committed, verified - drafted, committed - verified
+            began = time.perf_counter()
             self.rank_sync.attempt(self._show, trees, verdicts, seconds)
+            self._observer_seconds += time.perf_counter() - began
 
     def _begin(self, row: SequenceState, place: int, logits: torch.Tensor, draft_model: DraftRunner | None) -> None:
         """The prompt is read and its first token chosen: the drafter begins, where drafts are made."""
@@ -321,5 +325,7 @@ class SpecLoop:
                         commit_seconds=seconds[2],
                         row=row.index,
                         view=row.drafter.view,
+                        nodes=row.drafter.describe(tree) if self.rank_sync.is_leader else (),
+                        observer_seconds=self._observer_seconds,
                     )
                 )

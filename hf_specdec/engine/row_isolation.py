@@ -11,6 +11,7 @@ import torch
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
+from hf_specdec.observer import DraftedNode
 from hf_specdec.tree import DraftTree
 
 __all__ = ["GuardedDrafter"]
@@ -31,6 +32,10 @@ class GuardedDrafter(Drafter):
     def view(self) -> Any:
         """See `Drafter`."""
         return self.drafter.view
+
+    def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
+        """See `Drafter.describe`."""
+        return self.drafter.describe(tree)
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """See `Drafter.begin`."""

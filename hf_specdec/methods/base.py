@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers.generation import CandidateGenerator
 
+from hf_specdec.observer import DraftedNode
 from hf_specdec.tree import DraftTree
 
 __all__ = ["DraftCost", "Drafter"]
@@ -71,6 +72,14 @@ class Drafter(CandidateGenerator, ABC):
                 unless `needs_logits`.
             accepted: the tokens that the step added to the text, at least one: drafted ones and the one after them.
         """
+
+    def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
+        """Where each drafted node of `tree` came from, node 1 first; asked after `observe`, and only for observers.
+
+        Args:
+            tree: what was verified: nodes that were proposed may be missing, and have other numbers.
+        """
+        return ()
 
     def end(self) -> None:
         """The text is finished, or was interrupted; store what should outlive the call."""

@@ -21,6 +21,7 @@ from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.auto.window import AutoWindow
 from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, RoundDrafter
 from hf_specdec.methods.ngram.index import NgramIndex
+from hf_specdec.observer import DraftedNode
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["AutoDrafter"]
@@ -107,7 +108,7 @@ class AutoDrafter(RoundDrafter):
         if budget < 1 or self.rests:
             self._root = None
             return DraftTree.chain(self.index.tokens[-1])
-        root = self._root = _Node(self.index.tokens[-1], self.predictor.text_of(self.index))
+        root = self._root = self._described = _Node(self.index.tokens[-1], self.predictor.text_of(self.index))
         nodes = self._likeliest(root, budget)
         if self.scorer is None:
             return self._tree_of(root, nodes)
@@ -136,6 +137,18 @@ class AutoDrafter(RoundDrafter):
         if self.scorer is not None:
             self.scorer.keep(tree, accepted)
 
+    def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
+        """The source that made each node likeliest, and what each source said of it."""
+        assert self._described is not None or len(tree) == 1
+        grown, described = [self._described], []
+        for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
+            above = grown[parent]
+            assert above is not None and above.guess is not None
+            node, votes = above.children[token], above.guess.votes(token)
+            grown.append(node)
+            described.append(DraftedNode(votes[0].source, node.probability, votes))
+        return tuple(described)
+
     def end(self) -> None:
         """Hand the text to the memory; a second call adds nothing."""
         if self.remembers and len(self.index):
@@ -155,6 +168,7 @@ class AutoDrafter(RoundDrafter):
             self.predictor.found = self.window.found
             self.max_extra_tokens = self.window.num_columns
         self._root: _Node | None = None
+        self._described: _Node | None = None  # the root of the last round, for observers
         self._skipped = 0
 
     def _likeliest(self, root: _Node, budget: int) -> list[_Node]:

@@ -13,7 +13,7 @@ takes no trials to find out that a text cannot be drafted.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
@@ -21,6 +21,7 @@ from hf_specdec.methods.auto.matches import Matches, Votes
 from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry, RecycledLogits
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.ngram.index import NgramIndex
+from hf_specdec.observer import Source, SourceVote
 
 __all__ = ["Context", "Prediction", "Predictor"]
 
@@ -32,6 +33,14 @@ SMOOTHING_COUNT = 4.0  # votes that stand for tokens never seen behind the conte
 OWN, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
 COMMON, DRAFT, FOUND = range(RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 3)
 NUM_SOURCES = FOUND + 1
+SOURCE_NAMES: Mapping[int, Source] = {
+    OWN: "text",
+    POOLED: "earlier_texts",
+    **{RECYCLED + place: "recycled_logits" for place in range(MAX_KEY)},
+    COMMON: "text",
+    DRAFT: "draft_model",
+    FOUND: "window",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,8 @@ class Prediction:
         raw (`list[float]`): the probability of each before the correction.
         probabilities (`list[float]`): its probability; together they are at most 1.
         is_found (`bool`): whether a window took part.
+        sources: what each source said, by its place in a row of evidence.
+        weights: of the sources, by the same places.
     """
 
     context: Context
@@ -70,10 +81,22 @@ class Prediction:
     raw: list[float]
     probabilities: list[float]
     is_found: bool = False
+    sources: Sequence[tuple[int, Entry]] = ()
+    weights: Sequence[float] = ()
 
     def share(self, token: int) -> float:
         """The probability of `token`, 0 where it is no candidate."""
         return self.probabilities[self.tokens.index(token)] if token in self.tokens else 0.0
+
+    def votes(self, token: int) -> tuple[SourceVote, ...]:
+        """What each source that knows `token` said of it, the one that added most first."""
+        votes = []
+        for place, (tokens, evidence) in self.sources:
+            if token in tokens:
+                value = evidence[tokens.index(token)]
+                probability = 1.0 / (1.0 + math.exp(FLOOR - value))
+                votes.append(SourceVote(SOURCE_NAMES[place], probability, self.weights[place] * value))
+        return tuple(sorted(votes, key=lambda vote: -vote.weight))
 
 
 class Predictor:
@@ -132,7 +155,8 @@ class Predictor:
         total = sum(probabilities)
         if total > 1.0:
             probabilities = [probability / total for probability in probabilities]
-        return Prediction(context, drafted, list(sums), raw, probabilities, sources[-1][0] == FOUND)
+        is_found = sources[-1][0] == FOUND
+        return Prediction(context, drafted, list(sums), raw, probabilities, is_found, sources, weights)
 
     def learn(self, guess: Prediction, token: int, drafted: Sequence[int]) -> None:
         """The token behind the context was `token`; `drafted` are the candidates that were verified there."""

@@ -16,6 +16,7 @@ from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.candidates import Candidate, Growth, depth_first, draw_children, likeliest_children
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, LogitsProcessorFn, RoundDrafter
+from hf_specdec.observer import DraftedNode
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["DraftModelDrafter"]
@@ -59,6 +60,7 @@ class DraftModelDrafter(RoundDrafter):
         self._text: list[int] = []
         self._ids: torch.Tensor | None = None  # (1, L) of the text, once a round asks for it
         self._round: Growth | None = None
+        self._described: Growth | None = None  # the last round, for observers
         self._skipped = 0
 
     @property
@@ -80,7 +82,7 @@ class DraftModelDrafter(RoundDrafter):
         self._round = None
         if budget < 1:
             return growth.scored.build()
-        self._round = growth
+        self._round = self._described = growth
         if not self._pays():
             return growth.scored.build()
         if self.draws:
@@ -96,6 +98,15 @@ class DraftModelDrafter(RoundDrafter):
         self.scorer.keep(tree, accepted)
         self._text += accepted
         self._ids = None
+
+    def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
+        """The draft model drafts everything; with the estimated probability of each node."""
+        assert self._described is not None or len(tree) == 1
+        grown, described = [self._described.root] if self._described is not None else [], []
+        for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
+            grown.append(grown[parent].children[token])
+            described.append(DraftedNode("draft_model", grown[-1].value))
+        return tuple(described)
 
     def _grow_best_first(self, growth: Growth, budget: int) -> DraftRound:
         """Score the most promising nodes, forward by forward; keep the best `budget` candidates."""

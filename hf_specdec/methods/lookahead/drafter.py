@@ -17,6 +17,7 @@ from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.lookahead.pool import TailPool
 from hf_specdec.methods.lookahead.window import JacobiWindow
+from hf_specdec.observer import DraftedNode
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["LookaheadDrafter", "LookaheadView"]
@@ -68,16 +69,25 @@ class LookaheadDrafter(Drafter):
 
     def propose(self, budget: int) -> DraftTree:
         """The n-grams that begin with the root, merged into a trie, and the window beside them."""
+        self._candidates = self._pool.entries(self._root) if budget > 0 else []
         if budget < 1:
             return DraftTree.chain(self._root)
         builder = TreeBuilder(self._root)
-        for tail in self._pool.tails(self._root):
+        for tail, _ in self._candidates:
             node = 0
             for token in tail:
                 if len(builder) > budget:
                     break
                 node = builder.add(node, token)
         return builder.build().with_extra(self._window.extra())
+
+    def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
+        """Whether a node's n-gram stood in this text, or the window alone found it."""
+        builder, described = TreeBuilder(tree.tokens[0]), list[DraftedNode]()
+        for tail, is_text in self._candidates:
+            builder.add_path(0, tail)
+            described += [DraftedNode("text" if is_text else "window")] * (len(builder) - 1 - len(described))
+        return tuple([described[node - 1] for node in tree.nodes_in(builder.build())[1:] if node])
 
     def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
         """Pool what the window yields and what the text gained; `logits` has a row for each node and extra token.
@@ -107,6 +117,7 @@ class LookaheadDrafter(Drafter):
         """An empty text; the window draws its tokens from `source`."""
         config = self.config
         self._root = source[-1]
+        self._candidates: list[tuple[tuple[int, ...], bool]] = []  # of the last step, for observers
         self._recent: list[int] = []  # the last N - 1 tokens of the text, fewer at its start
         self._window = JacobiWindow(
             width=config.window_size,

@@ -18,6 +18,7 @@ from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.methods.ngram.pool import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
+from hf_specdec.observer import DraftedNode
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["PromptLookupDrafter"]
@@ -39,6 +40,8 @@ class PromptLookupDrafter(Drafter):
     def __init__(self, config: PromptLookupConfig, pool: NgramPool | None = None) -> None:
         self.config, self.pool = config, pool
         self.index = NgramIndex(config.max_matching_ngram_size)
+        self._proposed: DraftTree | None = None  # the last draft, for observers
+        self._origins: list[tuple[bool, float | None]] = []  # of its nodes: whether this text has it, and the votes
 
     @property
     def assisted_budget(self) -> int:
@@ -60,15 +63,24 @@ class PromptLookupDrafter(Drafter):
             self.pool.add(self.index.tokens)
             self.index = NgramIndex(self.config.max_matching_ngram_size)
 
+    def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
+        """Whether this text or an earlier one was copied; in a tree also the votes' estimate."""
+        assert self._proposed is not None
+        origins = [self._origins[node - 1] for node in tree.nodes_in(self._proposed)[1:] if node]
+        return tuple([DraftedNode("text" if is_own else "earlier_texts", share) for is_own, share in origins])
+
     def propose(self, budget: int) -> DraftTree:
         """A chain of at most `max_draft_len` tokens, or a tree of at most `node_budget`."""
         root = self.index.tokens[-1]
         budget = min(budget, self.config.node_budget)
+        self._origins = []
         if budget < 1:
-            return DraftTree.chain(root)
-        if self.config.num_branches == 1:
-            return DraftTree.chain(root, self._chain(min(budget, self.config.max_draft_len)))
-        return self._tree(budget)
+            self._proposed = DraftTree.chain(root)
+        elif self.config.num_branches == 1:
+            self._proposed = DraftTree.chain(root, self._chain(min(budget, self.config.max_draft_len)))
+        else:
+            self._proposed = self._tree(budget)
+        return self._proposed.first_branch_first()
 
     def _chain(self, length: int) -> list[int]:
         """The tokens behind the best place; where they run into the text's end, the copy goes on with itself."""
@@ -91,6 +103,7 @@ class PromptLookupDrafter(Drafter):
             if token < 0:  # the end of an earlier text
                 break
             drafted.append(token)
+        self._origins = [(source is self.index, None)] * len(drafted)
         return drafted
 
     def _best_place(self, length: int) -> tuple[NgramIndex, int] | None:
@@ -121,23 +134,27 @@ class PromptLookupDrafter(Drafter):
         builder = TreeBuilder(self.index.tokens[-1])
         context = self.index.tokens[-TREE_MATCH:]
         common = self.index.common.shares()
-        # (-probability, order of arrival, parent, token, the drafted tokens up to and including this one)
-        waiting: list[tuple[float, int, int, int, list[int]]] = []
+        # (-probability, order of arrival, parent, token, the drafted tokens up to this one, whether this text has it)
+        waiting: list[tuple[float, int, int, int, list[int], bool]] = []
         arrivals = 0
         node, probability, path = 0, 1.0, list[int]()
         while True:
             if len(path) < config.max_draft_len:
-                for token, share in self._votes(context + path, common):
+                for token, share, is_own in self._votes(context + path, common):
                     arrivals += 1
-                    heapq.heappush(waiting, (-probability * share, arrivals, node, token, [*path, token]))
+                    heapq.heappush(waiting, (-probability * share, arrivals, node, token, [*path, token], is_own))
             if not waiting or len(builder) > budget:
-                return builder.build().first_branch_first()
-            negative, _, parent, token, path = heapq.heappop(waiting)
+                return builder.build()
+            negative, _, parent, token, path, is_own = heapq.heappop(waiting)
             node, probability = builder.add(parent, token), -negative
+            self._origins.append((is_own, probability))
 
-    def _votes(self, context: list[int], common: Mapping[int, float]) -> Iterable[tuple[int, float]]:
-        """The `num_branches` likeliest next tokens after `context` with their estimated probabilities."""
+    def _votes(self, context: list[int], common: Mapping[int, float]) -> Iterable[tuple[int, float, bool]]:
+        """The `num_branches` likeliest next tokens after `context`, their estimated probabilities, and whether this
+        text has them.
+        """
         votes: dict[int, float] = {}
+        own = set(common)
         total = SMOOTHING_COUNT
         seen: set[tuple[int, int]] = set()
         for size in range(min(self.config.max_matching_ngram_size, len(context)), 0, -1):
@@ -153,7 +170,9 @@ class PromptLookupDrafter(Drafter):
                 token = source.tokens[place]
                 votes[token] = votes.get(token, 0.0) + vote
                 total += vote
+                if source is self.index:
+                    own.add(token)
         for token, share in common.items():
             votes[token] = votes.get(token, 0.0) + SMOOTHING_COUNT * share
         best = sorted(votes.items(), key=lambda item: -item[1])[: self.config.num_branches]
-        return [(token, vote / total) for token, vote in best]
+        return [(token, vote / total, token in own) for token, vote in best]
