@@ -16,7 +16,7 @@ from hf_specdec.errors import (
     SpecError,
     UnsupportedModelError,
 )
-from hf_specdec.loading import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from hf_specdec.loading import AutoDraftHead, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from hf_specdec.many_prompts import ManyResult, generate_many
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.spec_memory import SpecMemory
@@ -34,6 +34,7 @@ from hf_specdec.tree import DraftTree, TreeBuilder
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutoDraftHead",
     "AutoModelForCausalLM",
     "AutoModelForSeq2SeqLM",
     "AutoSpecConfig",

@@ -19,12 +19,14 @@ from hf_specdec.distributed.placement import parallel_arguments
 from hf_specdec.errors import CheckpointError, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
+from hf_specdec.methods.eagle3.checkpoint import load_head
+from hf_specdec.methods.eagle3.network import Eagle3Head
 from hf_specdec.quantization.bnb import prepare
 from hf_specdec.quantization.fp8 import check_offloading
 from hf_specdec.quantization.precision import PRECISIONS, checkpoint_config, dtype_after_widening, loading_arguments
 from hf_specdec.quantization.report import FIXED_TEXT, LoadedWeights, loaded_weights, logit_error, precision_of
 
-__all__ = ["PRECISIONS", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "describe_weights"]
+__all__ = ["PRECISIONS", "AutoDraftHead", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "describe_weights"]
 
 MIN_TOKENS = 16  # that a tokenizer makes of the fixed text, if it has a vocabulary
 
@@ -107,6 +109,42 @@ class AutoModelForSeq2SeqLM(_EnabledAutoModel):
     """`transformers.AutoModelForSeq2SeqLM` whose models understand `spec_method`."""
 
     auto_class = transformers.AutoModelForSeq2SeqLM
+
+
+class AutoDraftHead:
+    """Loads draft heads: networks that draft from the target's hidden states, for `assistant_model=`.
+
+    ```python
+    head = hf_specdec.AutoDraftHead.from_pretrained("path/to/eagle3-head")
+    model.generate(**inputs, spec_method="eagle3", assistant_model=head)
+    ```
+    """
+
+    def __init__(self) -> None:
+        raise TypeError("AutoDraftHead is not instantiated; use AutoDraftHead.from_pretrained(path).")
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        **hub: Any,
+    ) -> Eagle3Head:
+        """Read an EAGLE-3 head in the speculators format or that of SafeAILab and SpecForge.
+
+        Args:
+            path (`str`): a folder, or a name on the Hugging Face hub.
+            dtype (`torch.dtype`, *optional*): of the weights; by default that of the file.
+            device (`torch.device`, *optional*): where they go; by default the CPU.
+            hub: `revision`, `token`, `cache_dir`, `local_files_only` and the like, as in transformers.
+
+        Raises:
+            CheckpointError: something is missing or unreadable.
+            ConfigError: config.json describes no EAGLE-3 head.
+        """
+        return load_head(path, dtype=dtype, **hub).to(device)
 
 
 def describe_weights(model: transformers.PreTrainedModel, *, compare: bool = False) -> LoadedWeights:
