@@ -8,7 +8,6 @@ argument, processor, criterion and cache is prepared by transformers itself.
 """
 
 import inspect
-import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -29,7 +28,7 @@ from hf_specdec.arguments import (
 )
 from hf_specdec.capabilities.probe import Capability
 from hf_specdec.engine.call import Call, with_stats
-from hf_specdec.engine.decode import decode_call
+from hf_specdec.engine.decode import decode_call, transformers_reason
 from hf_specdec.engine.model_state import ATTRIBUTE, state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.kernels.registry import checks_attention, unchecked_attention
@@ -43,7 +42,6 @@ from hf_specdec.stats import SpecStats
 
 __all__ = ["SpecGenerationMixin", "capability", "decode", "disable", "enable", "spec_memory"]
 
-logger = logging.getLogger("hf_specdec")
 Model = TypeVar("Model")
 
 
@@ -95,7 +93,7 @@ def disable(model: Model) -> Model:
 def capability(model: Any) -> Capability:
     """How `model` can be driven: its tier and why. Found by a few small forwards, then kept on the model."""
     inner = _generating(model)
-    return state_of(inner).capability(inner)
+    return state_of(inner).findings.of(inner).capability
 
 
 def spec_memory(model: Any) -> SpecMemory:
@@ -301,7 +299,8 @@ def _generate(
             raise
         return _plainly(model, plain, request, kwargs, str(error))
     place_models(model, request.assistant_model, request.config, kwargs)
-    if request.assistant_model is not None and (reason := _reason_for_transformers(request, kwargs)):
+    translates = kwargs.get("assistant_tokenizer") is not None
+    if (reason := transformers_reason(request, translates=translates)) is not None:
         return _by_transformers(model, plain, request, kwargs, reason)
     bind_stop_strings(model, kwargs)
     unset(model, kwargs, "prompt_lookup_num_tokens")
@@ -332,8 +331,7 @@ def _plainly(
     model: PreTrainedModel, plain: Callable[..., Any], request: Request, kwargs: dict[str, Any], reason: str
 ) -> Any:
     """`plain(**kwargs)` where a default method cannot be honoured; says once why."""
-    if state_of(model).first_time(reason):
-        logger.warning("%s decodes without its default spec_method: %s", type(model).__name__, reason)
+    state_of(model).warn_once(f"{type(model).__name__} decodes without its default spec_method: {reason}")
     if request.assistant_model is not None:
         kwargs["assistant_model"] = request.assistant_model
     if kwargs.get("custom_generate") is decode:
@@ -341,19 +339,11 @@ def _plainly(
     return plain(**kwargs)
 
 
-def _reason_for_transformers(request: Request, kwargs: dict[str, Any]) -> str | None:
-    """Why a draft model is left to transformers' own assisted decoding, if it is."""
-    if kwargs.get("assistant_tokenizer") is not None:
-        return "the draft has a tokenizer of its own: transformers' universal assisted decoding translates its drafts"
-    return "transformers' own assisted decoding was asked for" if request.config.engine == "assisted" else None
-
-
 def _by_transformers(
     model: PreTrainedModel, plain: Callable[..., Any], request: Request, kwargs: dict[str, Any], reason: str
 ) -> Any:
     """transformers' assisted generation, with its arguments."""
-    if state_of(model).first_time(reason):
-        logger.warning("%s: %s", type(model).__name__, reason)
+    state_of(model).warn_once(f"{type(model).__name__}: {reason}")
     output = plain(**kwargs, assistant_model=request.assistant_model)
     stats = SpecStats(method=request.name or "", tier="chain", plain_reason=reason)
     if not isinstance(output, torch.Tensor):

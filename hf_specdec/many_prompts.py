@@ -4,8 +4,8 @@ for result in hf_specdec.generate_many(model, prompts, tokenizer=tokenizer, max_
     print(result.index, result.text)
 """
 
+import contextlib
 import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from operator import length_hint
 from typing import Any
@@ -15,11 +15,12 @@ import torch
 from hf_specdec import compat
 from hf_specdec.api import enable, prepared_call
 from hf_specdec.arguments import settings_of
+from hf_specdec.capabilities.findings import Found
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
-from hf_specdec.engine.call import Call
 from hf_specdec.engine.continuous_batching import QueuedSequence, SpecStream
-from hf_specdec.engine.decode import costs_of, drafting, fields_of
+from hf_specdec.engine.decode import alone_reason, costs_of, drafting, fields_of, one_by_one_reason
 from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.random_streams import OwnDraws
 from hf_specdec.engine.speculative import budget_of, queued_sequence_of
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from hf_specdec.methods.config import check_positive
@@ -30,7 +31,6 @@ from hf_specdec.stats import SpecStats
 __all__ = ["ManyResult", "generate_many"]
 
 MAX_CACHE_TOKENS = 1 << 18
-ROW_TENSORS = ("attention_mask", "position_ids")  # of a prompt alone, all ones and a count
 NOT_FOR_MANY = ("streamer", "num_return_sequences", "past_key_values", "inputs_embeds")
 NOT_FOR_ONE = ("streamer", "num_return_sequences")
 PROMPT_FIELDS = ("prompt", "input_ids", "PROMPT")  # of errors that are one prompt's
@@ -108,8 +108,7 @@ def generate_many(
     if seed is None and settings("do_sample"):
         seed = rank_sync_of(inner).decide_now(lambda: int(torch.randint(1 << 62, ())))
     job = _Job(inner, tokenizer, seed, {**generate_kwargs, "spec_method": spec_method})
-    numbers = itertools.count() if indices is None else indices
-    results = job.run(zip(numbers, prompts, strict=False), max_batch_size, max_cache_tokens)
+    results = job.run(_numbered(prompts, indices), max_batch_size, max_cache_tokens)
     return with_bar(results, total=length_hint(prompts) or None) if progress else results
 
 
@@ -125,7 +124,11 @@ class _Job:
     def run(self, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int) -> Iterator[ManyResult]:
         """Results as they finish."""
         request = self._request()
-        if not self._can_share(request):
+        found = state_of(self.model).findings.of(self.model)
+        translates = self.kwargs.get("assistant_tokenizer") is not None
+        if (reason := one_by_one_reason(self.model, request, found, translates=translates)) is not None:
+            if max_rows > 1:
+                self._warn_once(f"decodes prompts one by one, whatever max_batch_size is: {reason}")
             for index, prompt in prompts:
                 yield self._alone(index, prompt)
             return
@@ -138,7 +141,7 @@ class _Job:
             observer=request.observer,
             rank_sync=rank_sync,
         )
-        for row in stream.run_all(self._guests(prompts, rank_sync)):
+        for row in stream.run_all(self._queued(prompts, found, rank_sync)):
             yield from self._finished()
             yield self._result(row.index, self._prompts.pop(row.index), row.emitted, row.error, row.stats)
         yield from self._finished()
@@ -151,49 +154,51 @@ class _Job:
             raise ConfigError("spec_method", "must be given", None, 'Use "plain" for no drafts.')
         return request
 
-    def _can_share(self, request: Request) -> bool:
-        """Whether the model can decode prompts together, by our loop."""
-        state = state_of(self.model)
-        tier = state.capability(self.model).tier
-        ours = request.config.engine == "loop" and self.kwargs.get("assistant_tokenizer") is None
-        asks_model = compat.has_own_input_preparation(self.model) or self.model.config.is_encoder_decoder
-        return tier == "tree" and ours and not asks_model and state.batch_fallback_reason(self.model) is None
-
     def _finished(self) -> Iterator[ManyResult]:
         """Results of prompts that never got a row."""
         while self._ready:
             yield self._ready.pop(0)
 
-    def _guests(self, prompts: Iterator[tuple[int, Any]], rank_sync: RankSync) -> Iterator[QueuedSequence]:
-        """Prompts ready to be seated; what cannot share a batch is decoded alone on the way."""
+    def _queued(
+        self, prompts: Iterator[tuple[int, Any]], found: Found, rank_sync: RankSync
+    ) -> Iterator[QueuedSequence]:
+        """Prompts ready to join the batch; those that cannot share it are decoded alone on the way."""
         for index, prompt in prompts:
             try:
-                inputs = self._inputs(prompt)
-                if _asks_for_none(inputs):
-                    self._ready.append(self._alone(index, prompt))
-                    continue
-                call, request = prepared_call(self.model, {**self.kwargs, **inputs})
-                if not _can_share(call):
-                    self._ready.append(self._alone(index, prompt))
-                    continue
-                draft_model, make_drafter = drafting(call, request)
-                if draft_model is not None and not draft_model.reads_prompt:
-                    self._ready.append(self._alone(index, prompt))
-                    continue
-                seed = self._seed_of(index, inputs)
-                generator = None if seed is None else torch.Generator(call.input_ids.device).manual_seed(seed)
-                rank_sync.check(lambda: fields_of(call, request, prompt=index))  # noqa: B023 - called at once
-                drafter = make_drafter(0, generator)
-                guest = queued_sequence_of(call, request.budget, drafter, index, generator, draft_model, rank_sync)
-                guest.row.stats.method = request.name or guest.row.stats.method
-                guest.row.stats.seeds = None if seed is None else [seed]
+                queued = self._prepared(index, prompt, found, rank_sync)
             except Exception as error:
                 if not _is_the_prompts_own(error) or not rank_sync.intact:
                     raise
                 self._ready.append(self._result(index, prompt, [], error, SpecStats()))
                 continue
+            if isinstance(queued, str):
+                self._warn_once(f"decodes some prompts alone: {queued}")
+                queued = None
+            if queued is None:
+                self._ready.append(self._alone(index, prompt))
+                continue
             self._prompts[index] = prompt
-            yield guest
+            yield queued
+
+    def _prepared(self, index: int, prompt: Any, found: Found, rank_sync: RankSync) -> QueuedSequence | str | None:
+        """One prompt ready to join the batch, or why it cannot; `None` where it wants no speculation."""
+        inputs = self._inputs(prompt)
+        if _asks_for_none(inputs):
+            return None
+        call, request = prepared_call(self.model, {**self.kwargs, **inputs})
+        if (reason := alone_reason(call)) is not None:
+            return reason
+        draft_model, make_drafter = drafting(call, request, found)
+        if draft_model is not None and not draft_model.reads_prompt:
+            return "the draft model has no positions for all of its prompt"
+        seed = self._seed_of(index, inputs)
+        generator = None if seed is None else torch.Generator(call.input_ids.device).manual_seed(seed)
+        rank_sync.check(lambda: fields_of(call, request, prompt=index))
+        drafter = make_drafter(0, generator)
+        queued = queued_sequence_of(call, request.budget, drafter, index, generator, draft_model, rank_sync)
+        queued.row.stats.method = request.name or queued.row.stats.method
+        queued.row.stats.seeds = None if seed is None else [seed]
+        return queued
 
     def _alone(self, index: int, prompt: Any) -> ManyResult:
         """One prompt through `generate`, with its own random stream."""
@@ -202,10 +207,8 @@ class _Job:
             if (observer := self.kwargs.get("spec_observer")) is not None:
                 inputs["spec_observer"] = lambda step: observer(dataclasses.replace(step, row=index))
             seed = self._seed_of(index, inputs)
-            with torch.random.fork_rng(enabled=seed is not None):
-                if seed is not None:
-                    torch.manual_seed(seed)
-                kwargs = {**self.kwargs, **inputs, "return_dict_in_generate": True}
+            kwargs = {**self.kwargs, **inputs, "return_dict_in_generate": True}
+            with contextlib.nullcontext() if seed is None else OwnDraws(seed):
                 output = self.model.generate(**(_without_drafts(kwargs) if _asks_for_none(inputs) else kwargs))
         except Exception as error:
             if not _is_the_prompts_own(error):
@@ -215,6 +218,9 @@ class _Job:
         stats.seeds = None if seed is None else [seed]
         new_tokens = output.sequences[0, output.sequences.shape[1] - stats.num_tokens :].tolist()
         return self._result(index, prompt, new_tokens, None, stats)
+
+    def _warn_once(self, what: str) -> None:
+        state_of(self.model).warn_once(f"{type(self.model).__name__} {what}")
 
     def _result(
         self, index: int, prompt: Any, token_ids: list[int], error: Exception | None, stats: SpecStats
@@ -258,6 +264,27 @@ class _Job:
         return self._seeds[index]
 
 
+def _numbered(prompts: Iterable[Any], indices: Iterable[int] | None) -> Iterator[tuple[int, Any]]:
+    """Every prompt with its number.
+
+    Raises:
+        ConfigError: there are fewer numbers than prompts, or one is given twice.
+    """
+    if indices is None:
+        yield from enumerate(prompts)
+        return
+    numbers, seen = iter(indices), set[int]()
+    for prompt in prompts:
+        number = next(numbers, None)
+        if number is None:
+            rule, remedy = "must have a number for every prompt", "Give as many as there are prompts."
+            raise ConfigError("indices", rule, f"{len(seen)} numbers", remedy)
+        if number in seen:
+            raise ConfigError("indices", "must hold each number once", number, "Number the prompts differently.")
+        seen.add(number)
+        yield number, prompt
+
+
 def _asks_for_none(inputs: Mapping[str, Any]) -> bool:
     """Whether a prompt wants no speculation, whatever the job does."""
     return "spec_method" in inputs and inputs["spec_method"] is None
@@ -272,23 +299,6 @@ def _without_drafts(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def _configs(model: Any, kwargs: Mapping[str, Any]) -> list[Any]:
     """Generation configurations of a call, the one that counts most first."""
     return [c for c in (kwargs.get("generation_config"), model.generation_config) if c is not None]
-
-
-def _can_share(call: Call) -> bool:
-    """Whether the prompt's forwards take nothing of a row but ids and positions, counted from 0.
-
-    Its cache has to be one that may change its shape, and that nobody looks at afterwards.
-    """
-    kwargs = call.model_kwargs
-    cache = kwargs.get(compat.cache_name(kwargs))
-    if isinstance(cache, compat.StaticCache) or compat.is_users_own(cache):
-        return False
-    mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
-    tensors = {name for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
-    if not tensors <= set(ROW_TENSORS) or (mask is not None and not bool(mask.all())):
-        return False
-    counted = torch.arange(call.input_ids.shape[1], device=call.input_ids.device)
-    return positions is None or (positions.shape[-1] == len(counted) and bool((positions == counted).all()))
 
 
 def _is_the_prompts_own(error: Exception) -> bool:

@@ -117,14 +117,15 @@ def _measured(
 
 def _target(call: Call, texts: list[TokenBuffer]) -> ModelRunner:
     """What computes the call's forwards."""
-    state, encoder = state_of(call.model), call.model_kwargs.get("encoder_outputs")
+    encoder = call.model_kwargs.get("encoder_outputs")
     kwargs = None if encoder is None else {name: call.model_kwargs[name] for name in ("encoder_outputs",)}
-    found = state.capability(call.model, kwargs)
-    reason = found.reason if found.tier == "plain" else None
+    found = state_of(call.model).findings.of(call.model, kwargs)
+    tier = found.capability.tier
+    reason = found.capability.reason if tier == "plain" else None
     if reason is None and len(texts) > 1:
-        reason = state.batch_fallback_reason(call.model, kwargs)
+        reason = found.batch_fallback_reason(call.model, kwargs)
     if reason is not None:
         raise UnsupportedModelError(f"{type(call.model).__name__} decodes without speculation: {reason}")
     return ModelRunner(
-        call.model, call.input_ids, call.generation_config, call.model_kwargs, texts, tier=found.tier, keep_cache=False
+        call.model, call.input_ids, call.generation_config, call.model_kwargs, texts, tier=tier, keep_cache=False
     )

@@ -6,7 +6,6 @@ Never a list of model names. The reference is the model as plain `generate` driv
     capability.tier, capability.reason
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +15,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.capabilities.probe_rows import probe_rows
 from hf_specdec.capabilities.reference import (
-    ATTEMPTS,
+    REFUSALS,
+    ProbeFailed,
     arguments,
     compare,
     encoded,
@@ -24,6 +24,7 @@ from hf_specdec.capabilities.reference import (
     sentence,
     tokens_of,
     tolerance_of,
+    tried,
 )
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import adapter_of, takes_positions
@@ -32,7 +33,7 @@ from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_mask import TreeMasks
 from hf_specdec.tree import DraftTree, TreeBuilder
 
-__all__ = ["Capability", "probe"]
+__all__ = ["Capability", "probe", "untried"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,30 +67,38 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
     Args:
         encoder_kwargs: for encoder-decoder models, `encoder_outputs` and `attention_mask` of one row; by default a
             few tokens are encoded.
+
+    Raises:
+        ProbeFailed: a fault that may pass; it says nothing of the model.
     """
     attention, dtype = compat.attention_implementation(model.config), str(model.dtype).removeprefix("torch.")
     if _forgets_what_it_sees(model):
         reason = "several tokens in one forward do not work: its cache has a window that its mask does not have"
         return Capability("plain", reason, attention, dtype, float("nan"))
     why_not_tree = _known_reason(model)
-    if why_not_tree is None:
-        try:
-            if model.config.is_encoder_decoder:
-                encoder_kwargs = encoder_kwargs or encoded(model)
-            error = _attempt(model, encoder_kwargs or {}, _try_tree)
-            _check_rows(model, encoder_kwargs)
-            reason = "a tree of tokens gives the logits of the same tokens in sequence"
-            return Capability("tree", reason, attention, dtype, error)
-        except Exception as exception:  # noqa: BLE001 a model may fail in any way
-            why_not_tree = sentence(exception)
     try:
         if model.config.is_encoder_decoder:
-            encoder_kwargs = encoder_kwargs or encoded(model)
-        error = _attempt(model, encoder_kwargs or {}, _try_chain)
+            encoder_kwargs = encoder_kwargs or tried(lambda _: encoded(model))
+        if why_not_tree is None:
+            try:
+                error = tried(lambda attempt: _try_tree(model, encoder_kwargs or {}, attempt))
+                _check_rows(model, encoder_kwargs)
+                reason = "a tree of tokens gives the logits of the same tokens in sequence"
+                return Capability("tree", reason, attention, dtype, error)
+            except REFUSALS as exception:
+                why_not_tree = sentence(exception)
+        error = tried(lambda attempt: _try_chain(model, encoder_kwargs or {}, attempt))
         return Capability("chain", f"several tokens in sequence work; no tree: {why_not_tree}", attention, dtype, error)
-    except Exception as exception:  # noqa: BLE001 a model may fail in any way
+    except REFUSALS as exception:
         reason = f"several tokens in one forward do not work: {sentence(exception)}"
         return Capability("plain", reason, attention, dtype, float("nan"))
+
+
+def untried(model: PreTrainedModel, error: ProbeFailed) -> Capability:
+    """What holds for a call whose probe failed."""
+    attention, dtype = compat.attention_implementation(model.config), str(model.dtype).removeprefix("torch.")
+    reason = f"several tokens in one forward could not be tried: {error}"
+    return Capability("plain", reason, attention, dtype, float("nan"))
 
 
 def _forgets_what_it_sees(model: PreTrainedModel) -> bool:
@@ -115,19 +124,6 @@ def _check_rows(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None) -
         return
     if (reason := probe_rows(model, "tree", encoder_kwargs)) is not None:
         raise UnsupportedModelError(reason)
-
-
-def _attempt(model: PreTrainedModel, encoder_kwargs: dict[str, Any], trial: Callable[..., float]) -> float:
-    """Try more than once: what a model cannot do fails each time, a mishap or an expert's near tie does not."""
-    for attempt in range(ATTEMPTS):
-        try:
-            return trial(model, encoder_kwargs, attempt)
-        except UnsupportedModelError:
-            raise
-        except Exception:
-            if attempt == ATTEMPTS - 1:
-                raise
-    raise AssertionError
 
 
 def _try_tree(model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: int) -> float:

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.capabilities.reference import (
-    ATTEMPTS,
+    REFUSALS,
     arguments,
     compare,
     encoded,
@@ -20,6 +20,7 @@ from hf_specdec.capabilities.reference import (
     sentence,
     tokens_of,
     tolerance_of,
+    tried,
 )
 from hf_specdec.forward.inputs import rows_of
 from hf_specdec.forward.model_runner import ModelRunner, Tier
@@ -33,18 +34,19 @@ PADDING = 3  # tokens in front of the second row
 
 @torch.no_grad()
 def probe_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
-    """Why the rows of a batch cannot be told apart while several tokens are verified, or `None` where they can."""
-    for attempt in range(ATTEMPTS):
-        try:
-            _try_rows(model, tier, encoder_kwargs, attempt)
-        except Exception as exception:  # noqa: BLE001 a model may fail in any way
-            reason = sentence(exception)
-        else:
-            return None
-    return f"several sequences at once do not work: {reason}"
+    """Why the rows of a batch cannot be told apart while several tokens are verified, or `None` where they can.
+
+    Raises:
+        ProbeFailed: a fault that may pass; it says nothing of the model.
+    """
+    try:
+        tried(lambda attempt: _try_rows(model, tier, encoder_kwargs, attempt))
+    except REFUSALS as exception:
+        return f"several sequences at once do not work: {sentence(exception)}"
+    return None
 
 
-def _try_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any] | None, attempt: int) -> None:
+def _try_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any] | None, attempt: int) -> float:
     prompt, t = tokens_of(model, attempt)
     if model.config.is_encoder_decoder:
         encoder_kwargs = encoder_kwargs or encoded(model)
@@ -58,6 +60,7 @@ def _try_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any]
     )
     target.prefill()
     tolerance = tolerance_of(model, encoder_kwargs or {}, prompt, t)
+    error = 0.0
     done = [0, 0]  # tokens of `coming` before each row's root
     for accepted in ((2, 0), (0, 1), (0, 0)):
         trees = []
@@ -68,9 +71,10 @@ def _try_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any]
         logits = target.forward([tree for tree, _ in trees])
         for row, (_, path) in enumerate(trees):
             expected = wanted[row, done[row] : done[row] + len(path)]
-            compare(logits[row][torch.tensor(path)].float(), expected, tolerance)
+            error = max(error, compare(logits[row][torch.tensor(path)].float(), expected, tolerance))
         target.commit([path[: count + 1] for (_, path), count in zip(trees, accepted, strict=True)])
         done = [before + count + 1 for before, count in zip(done, accepted, strict=True)]
+    return error
 
 
 def _tree(coming: list[int], *, wrong: int, as_tree: bool) -> tuple[DraftTree, list[int]]:

@@ -5,9 +5,11 @@ error = compare(logits, wanted, tolerance_of(model, {}, prompt, tokens))
 """
 
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
@@ -15,8 +17,9 @@ from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.inputs import rows_of
 
 __all__ = [
-    "ATTEMPTS",
+    "REFUSALS",
     "Mismatch",
+    "ProbeFailed",
     "accepts",
     "arguments",
     "compare",
@@ -26,8 +29,10 @@ __all__ = [
     "sentence",
     "tokens_of",
     "tolerance_of",
+    "tried",
 ]
 
+Result = TypeVar("Result")
 PROMPT_LENGTH, LONGEST_PROMPT = 9, 1024
 PERIOD = 6
 RECENT = 5  # tokens that a convolution's state may hold
@@ -40,6 +45,41 @@ MASKED_WINDOWS = ("sliding_window", "attention_chunk_size")  # read by transform
 
 class Mismatch(Exception):
     """A forward gave other logits than the reference."""
+
+
+class ProbeFailed(Exception):
+    """A probe met a fault that may pass, such as a full memory: nothing is known of the model."""
+
+
+# What forwards raise where a model does not allow for what is tried.
+REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, Mismatch, RuntimeError, TypeError, ValueError)
+
+
+def tried(trial: Callable[[int], Result]) -> Result:
+    """The result of `trial(attempt)`. What a model cannot do fails each time, an expert's near tie does not.
+
+    Raises:
+        REFUSALS: of the last attempt.
+        ProbeFailed: what was raised says nothing of the model.
+    """
+    for attempt in range(ATTEMPTS):
+        try:
+            return trial(attempt)
+        except ProbeFailed:
+            raise
+        except REFUSALS as error:
+            if _may_pass(error):
+                raise ProbeFailed(f"{type(error).__name__}: {error}") from error
+            if attempt == ATTEMPTS - 1 or isinstance(error, UnsupportedModelError):
+                raise
+        except Exception as error:
+            raise ProbeFailed(f"{type(error).__name__}: {error}") from error
+    raise AssertionError
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether an error is the machine's: its memory is full, or the device has failed."""
+    return isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or should_reduce_batch_size(error)
 
 
 def plain_logits(
@@ -135,7 +175,14 @@ def _error(rows: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def compare(rows: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> float:
-    """The error; raises where rounding cannot explain it."""
+    """The error; raises where rounding cannot explain it.
+
+    Raises:
+        Mismatch: the logits differ, or are of another shape.
+        ProbeFailed: there is nothing to compare with.
+    """
+    if bool(wanted.isnan().any()):
+        raise ProbeFailed("its logits are NaN")
     if rows.shape != wanted.shape:
         raise Mismatch(f"{tuple(rows.shape)} logits instead of {tuple(wanted.shape)}")
     error = _error(rows, wanted)

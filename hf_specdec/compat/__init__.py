@@ -214,7 +214,7 @@ def set_attention_implementation(config: Any, name: str) -> None:
 
 def mask_function_of(implementation: str | None) -> Callable[..., Any] | None:
     """transformers' mask function for an attention implementation, or `None` where it has none."""
-    return ALL_MASK_ATTENTION_FUNCTIONS.get(implementation)
+    return cast("Callable[..., Any] | None", ALL_MASK_ATTENTION_FUNCTIONS.get(implementation))
 
 
 def register_mask_function(name: str, function: Callable[..., Any]) -> None:

@@ -10,7 +10,7 @@ Names                              Why
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AttentionInterface, PreTrainedModel
@@ -34,7 +34,7 @@ MASKS_OF_OTHER_KINDS = ("flash_attention_2", "flex_attention")
 
 def attention_function_of(implementation: str) -> Callable[..., Any] | None:
     """The attention function that is registered under a name, or `None`; `"eager"` stands for each model's own."""
-    return AttentionInterface().get(implementation)
+    return cast("Callable[..., Any] | None", AttentionInterface().get(implementation))
 
 
 def register_attention(name: str, function: Callable[..., Any]) -> None:

@@ -1,11 +1,8 @@
 """One prepared call, decoded in the best way that its model and its inputs allow.
 
-Knows the methods and what a model can do; nothing of `generate`'s arguments, nor of how a loop works.
-
-    output = decode_call(call, request)
+The one place that says why a call is decoded plainly, by transformers, or apart from the prompts beside it.
 """
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.capabilities.findings import Found
 from hf_specdec.capabilities.probe import Capability
 from hf_specdec.compat.attention import takes_tensor_masks
 from hf_specdec.compat.placement import device_mesh
@@ -35,34 +33,42 @@ from hf_specdec.methods.registry import METHODS
 from hf_specdec.request import Request
 from hf_specdec.stats import SpecStats
 
-__all__ = ["check_tier", "costs_of", "decode_call", "drafting", "fields_of"]
+__all__ = [
+    "alone_reason",
+    "check_tier",
+    "costs_of",
+    "decode_call",
+    "drafting",
+    "fields_of",
+    "found_for",
+    "one_by_one_reason",
+    "plain_reason",
+    "transformers_reason",
+]
 
-logger = logging.getLogger("hf_specdec")
+SEQUENCE_TENSORS = ("attention_mask", "position_ids")  # of a prompt alone, all ones and a count
 
 
 def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None) -> Any:
     """Decode a prepared call in the best way that the model and the inputs allow."""
-    model = call.model
-    state = state_of(model)
-    rank_sync = rank_sync_of(model)
+    model, rank_sync = call.model, rank_sync_of(call.model)
     stats = SpecStats(method=(request.name or "") if request is not None else "plain")
     if request is None:
         return decode_plain(call, stats=stats, rank_sync=rank_sync)
-    found = state.capability(model, _encoder_kwargs(call))
-    stats.tier = found.tier
-    stats.plain_reason = _reason_for_plain(call, request, found)
-    rank_sync.check(lambda: fields_of(call, request, tier=found.tier, reason=stats.plain_reason))
+    found = found_for(call)
+    tier = stats.tier = found.capability.tier
+    stats.plain_reason = plain_reason(call, request, found)
+    rank_sync.check(lambda: fields_of(call, request, tier=tier, reason=stats.plain_reason))
     if stats.plain_reason is not None:
         stats.tier = "plain"
-        if state.first_time(stats.plain_reason):
-            logger.warning("%s decodes without speculation: %s", type(model).__name__, stats.plain_reason)
+        state_of(model).warn_once(f"{type(model).__name__} decodes without speculation: {stats.plain_reason}")
         return decode_plain(call, stats=stats, rank_sync=rank_sync)
-    check_tier(model, request, found)
+    check_tier(model, request, found.capability)
     if request.config.engine == "loop":
         check_cache(call)
-    if found.tier == "chain" and not takes_tensor_masks(found.attention) and state.first_time(found.reason):
-        logger.warning("%s verifies chains only: %s", type(model).__name__, found.reason)
-    draft_model, make_drafter = drafting(call, request, encoder_inputs)
+    if tier == "chain" and not takes_tensor_masks(found.capability.attention):
+        state_of(model).warn_once(f"{type(model).__name__} verifies chains only: {found.capability.reason}")
+    draft_model, make_drafter = drafting(call, request, found, encoder_inputs)
     if request.config.engine == "assisted":
         drafter = make_drafter(0, None)
         stats.method = stats.method or type(drafter).__name__
@@ -70,7 +76,7 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
     return decode_speculatively(
         call,
         make_drafter,
-        tier=found.tier,
+        tier=tier,
         budget=request.budget,
         stats=stats,
         draft_model=draft_model,
@@ -78,6 +84,81 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
         observer=request.observer,
         rank_sync=rank_sync,
     )
+
+
+def found_for(call: Call) -> Found:
+    """What is known of the call's model as it is now."""
+    return state_of(call.model).findings.of(call.model, _encoder_kwargs(call))
+
+
+def plain_reason(call: Call, request: Request, found: Found) -> str | None:
+    """Why a call decodes without speculation, if it does."""
+    if found.capability.tier == "plain":
+        return found.capability.reason
+    if call.generation_config.output_attentions and call.generation_config.return_dict_in_generate:
+        return "the model's own generate asks for attention, which over a tree is not the text's"
+    if (reason := reason_against_static(call, found.capability.tier, request.config.engine)) is not None:
+        return reason
+    if request.is_default and (reason := _reason_against_default(call, request, found)) is not None:
+        return reason
+    if len(call.input_ids) == 1:
+        return None
+    if request.config.engine == "assisted":
+        return "transformers' assisted decoding takes one sequence"
+    mask = call.model_kwargs.get("attention_mask")
+    if mask is not None and not call.model.config.is_encoder_decoder and compat.has_own_cache(call.model):
+        return "padding meets cache layers of the model's own, which a few tokens cannot try out"
+    return batch_fallback_reason(call) or found.batch_fallback_reason(call.model, _encoder_kwargs(call))
+
+
+def one_by_one_reason(model: PreTrainedModel, request: Request, found: Found, *, translates: bool) -> str | None:
+    """Why prompts of different lengths are decoded one by one, if they are.
+
+    Args:
+        translates: whether the draft model has a tokenizer of its own.
+    """
+    if (reason := transformers_reason(request, translates=translates)) is not None:
+        return reason
+    if request.config.engine == "assisted":
+        return "transformers' assisted decoding takes one sequence"
+    if found.capability.tier != "tree":
+        return found.capability.reason
+    if model.config.is_encoder_decoder:
+        return "its decoder reads an encoding of each prompt"
+    if compat.has_own_input_preparation(model):
+        return "its class prepares the inputs of each forward itself"
+    return found.batch_fallback_reason(model)
+
+
+def alone_reason(call: Call) -> str | None:
+    """Why one prompt among others is decoded by itself, if it is.
+
+    In a shared batch a forward takes nothing of a sequence but ids and positions, counted from 0; the cache changes its
+    shape, and nobody looks at it afterwards.
+    """
+    kwargs = call.model_kwargs
+    cache = kwargs.get(compat.cache_name(kwargs))
+    if isinstance(cache, compat.StaticCache) or compat.is_users_own(cache):
+        return f"it has a {type(cache).__name__} of its own"
+    others = [name for name, v in kwargs.items() if isinstance(v, torch.Tensor) and name not in SEQUENCE_TENSORS]
+    if others:
+        return f"its forward takes {others[0]}"
+    mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
+    if mask is not None and not bool(mask.all()):
+        return "its attention_mask hides tokens"
+    counted = torch.arange(call.input_ids.shape[1], device=call.input_ids.device)
+    if positions is not None and (positions.shape[-1] != len(counted) or not bool((positions == counted).all())):
+        return "its position_ids do not count from 0"
+    return None
+
+
+def transformers_reason(request: Request, *, translates: bool) -> str | None:
+    """Why a draft model is left to transformers' own assisted decoding, if it is."""
+    if request.assistant_model is None:
+        return None
+    if translates:
+        return "the draft has a tokenizer of its own: transformers' universal assisted decoding translates its drafts"
+    return "transformers' own assisted decoding was asked for" if request.config.engine == "assisted" else None
 
 
 def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:
@@ -99,7 +180,7 @@ def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:
 
 
 def drafting(
-    call: Call, request: Request, encoder_inputs: Any = None
+    call: Call, request: Request, found: Found, encoder_inputs: Any = None
 ) -> tuple[DraftRunner | None, Callable[[int, torch.Generator | None], Drafter]]:
     """The call's draft model, if its method has one, and what makes the drafter of a row."""
     draft_model = None
@@ -107,7 +188,7 @@ def drafting(
         tier = draft_capability(call.model, request.assistant_model).tier
         draft_model = draft_model_of(call, request.assistant_model, tier=tier, encoder_inputs=encoder_inputs)
     logits_processor, state = logits_processor_of(call), state_of(call.model)
-    takes_trees = state.capability(call.model, _encoder_kwargs(call)).tier == "tree"
+    takes_trees = found.capability.tier == "tree"
     is_sampled = bool(call.generation_config.do_sample)
 
     def make_drafter(row: int, generator: torch.Generator | None) -> Drafter:
@@ -134,35 +215,15 @@ def costs_of(model: PreTrainedModel, request: Request, device: torch.device) -> 
     state = state_of(model)
     costs = state.step_costs(model, device, path)
     doubt = other_threads(costs.facts, device)
-    if doubt is not None and state.first_time(doubt):
-        logger.warning("%s: %s", type(model).__name__, doubt)
+    if doubt is not None:
+        state.warn_once(f"{type(model).__name__}: {doubt}")
     return costs
 
 
-def _reason_for_plain(call: Call, request: Request, found: Capability) -> str | None:
-    """Why this call decodes without speculation, if it does."""
-    if found.tier == "plain":
-        return found.reason
-    if call.generation_config.output_attentions and call.generation_config.return_dict_in_generate:
-        return "the model's own generate asks for attention, which over a tree is not the text's"
-    if (reason := reason_against_static(call, found.tier, request.config.engine)) is not None:
-        return reason
-    if request.is_default and (reason := _reason_against_default(call, request, found)) is not None:
-        return reason
-    if len(call.input_ids) == 1:
-        return None
-    if request.config.engine == "assisted":
-        return "transformers' assisted decoding takes one sequence"
-    mask = call.model_kwargs.get("attention_mask")
-    if mask is not None and not call.model.config.is_encoder_decoder and compat.has_own_cache(call.model):
-        return "padding meets cache layers of the model's own, which a few tokens cannot try out"
-    return batch_fallback_reason(call) or state_of(call.model).batch_fallback_reason(call.model, _encoder_kwargs(call))
-
-
-def _reason_against_default(call: Call, request: Request, found: Capability) -> str | None:
+def _reason_against_default(call: Call, request: Request, found: Found) -> str | None:
     """Why a method that was not asked for in the call itself cannot be honoured, or `None`."""
     try:
-        check_tier(call.model, request, found)
+        check_tier(call.model, request, found.capability)
         check_cache(call)
     except (ConfigError, UnsupportedModelError) as error:
         return str(error)

@@ -71,7 +71,7 @@ def draft_capability(target: PreTrainedModel, draft: PreTrainedModel) -> Capabil
         UnsupportedModelError: the draft cannot roll back, so that it could not follow the text.
     """
     check_pair(target, draft)
-    found = state_of(draft).capability(draft)
+    found = state_of(draft).findings.of(draft).capability
     if found.tier == "plain":
         raise UnsupportedModelError(
             f"`assistant_model` must be able to forget rejected tokens, but {type(draft).__name__} is not: "

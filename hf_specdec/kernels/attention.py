@@ -88,9 +88,10 @@ class KernelAttention:
                 return found, None
         sdpa = attention_function_of("sdpa")
         assert sdpa is not None
-        return sdpa(
+        attended: tuple[torch.Tensor, torch.Tensor | None] = sdpa(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
         )
+        return attended
 
     def _by_kernel(
         self,

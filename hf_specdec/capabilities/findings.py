@@ -1,0 +1,81 @@
+"""What the probes found out about a model, found again once the model computes in another way."""
+
+import contextlib
+import threading
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec.capabilities.probe import Capability, probe, untried
+from hf_specdec.capabilities.probe_rows import probe_rows
+from hf_specdec.capabilities.reference import ProbeFailed
+from hf_specdec.compat.fingerprint import fingerprint
+
+__all__ = ["Findings", "Found"]
+
+MOST_KEPT = 8  # adapters and attention implementations that a model changes between
+_stance_lock = threading.RLock()  # torch has one stance for the whole process
+
+
+class Found:
+    """What is known of a model in one state of it.
+
+    Attributes:
+        capability (`Capability`): how it is driven.
+    """
+
+    def __init__(self, capability: Capability) -> None:
+        self.capability = capability
+        self._reasons: list[str | None] = []  # one entry once batches were tried
+        self._lock = threading.Lock()
+
+    def batch_fallback_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
+        """Why the model decodes batches plainly, or `None`; probed at the first batch."""
+        with self._lock:
+            if not self._reasons:
+                try:
+                    with _uncompiled():
+                        self._reasons.append(probe_rows(model, self.capability.tier, encoder_kwargs))
+                except ProbeFailed as error:
+                    return f"several sequences at once could not be tried: {error}"
+            return self._reasons[0]
+
+
+class Findings:
+    """What is known of one model, by its fingerprint. Safe to share between threads; a copy begins with nothing."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Found] = {}
+        self._lock = threading.Lock()
+
+    def of(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> Found:
+        """What is known of the model as it is now; probed at first. A probe that failed is repeated at the next call.
+
+        Args:
+            encoder_kwargs: of encoder-decoder models, see `probe`.
+        """
+        key = fingerprint(model)
+        with self._lock:
+            if key in self._known:
+                return self._known[key]
+            try:
+                with _uncompiled():
+                    found = Found(probe(model, encoder_kwargs))
+            except ProbeFailed as error:
+                return Found(untried(model, error))
+            while len(self._known) >= MOST_KEPT:
+                del self._known[next(iter(self._known))]
+            self._known[key] = found
+            return found
+
+    def __reduce__(self) -> tuple[type["Findings"], tuple[()]]:
+        return Findings, ()
+
+
+@contextlib.contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Run compiled models as they were written: a probe's forwards would use up the recompilations of the real ones."""
+    with _stance_lock, torch.compiler.set_stance("force_eager"):
+        yield

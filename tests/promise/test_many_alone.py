@@ -1,0 +1,98 @@
+"""`generate_many` where prompts cannot share a batch, and the numbers that it is given for them."""
+
+import logging
+import threading
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from hf_specdec.engine.random_streams import OwnDraws
+from tests.helpers.support import plain
+from tests.helpers.zoo import FALLBACK, FAMILIES, build
+
+SAMPLED: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "seed": 3}
+PROMPTS = [[5, 6, 7, 8, 5, 6], [9, 10, 11], [5, 6, 7, 5, 6]]
+APART = ["lfm2", "t5", "mamba"]  # chains, an encoder, no speculation
+
+
+def build_any(family: str) -> Any:
+    return build({**FAMILIES, **FALLBACK}[family])
+
+
+@pytest.mark.parametrize("family", APART)
+def test_the_global_generator_is_left_alone_while_a_prompt_samples(family: str) -> None:
+    """No seeding, not even for a moment: another thread may be drawing."""
+    model = build_any(family)
+    expected = []
+    for index, prompt in enumerate(PROMPTS):
+        torch.manual_seed(3 + index)
+        new = plain(model, torch.tensor([prompt]), max_new_tokens=8, do_sample=True)[0]
+        expected.append(new[1 if model.config.is_encoder_decoder else len(prompt) :].tolist())
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    seen = []
+
+    def watch(module: Any, args: Any) -> None:
+        seen.append(torch.equal(torch.get_rng_state(), before))
+
+    model.get_output_embeddings().register_forward_pre_hook(watch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = {r.index: r.token_ids for r in hf_specdec.generate_many(model, PROMPTS, **SAMPLED)}
+    assert found == dict(enumerate(expected))
+    assert seen
+    assert all(seen)
+
+
+def test_own_draws_are_of_one_thread() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    found: list[torch.Tensor] = []
+    with OwnDraws(9):
+        thread = threading.Thread(target=lambda: found.append(torch.rand(3)))
+        thread.start()
+        thread.join()
+        own = torch.rand(3)
+    assert torch.equal(found[0], expected)
+    assert torch.equal(own, torch.rand(3, generator=torch.Generator().manual_seed(9)))
+
+
+@pytest.mark.parametrize("family", APART)
+def test_decoding_one_by_one_is_said_once_with_its_reason(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = build_any(family)
+    with caplog.at_level(logging.WARNING, "hf_specdec"):
+        for _ in range(2):
+            list(hf_specdec.generate_many(model, PROMPTS, max_new_tokens=2, do_sample=False))
+    said = [record.message for record in caplog.records if "one by one" in record.message]
+    assert len(said) == 1
+    assert said[0].startswith(f"{type(model).__name__} decodes prompts one by one, whatever max_batch_size is: ")
+
+
+def test_a_prompt_decoded_alone_among_others_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    ids = torch.tensor([PROMPTS[0]])
+    shifted = {"input_ids": ids, "position_ids": torch.arange(ids.shape[1])[None] + 4}
+    with caplog.at_level(logging.WARNING, "hf_specdec"):
+        list(hf_specdec.generate_many(build_any("llama"), [PROMPTS[1], shifted, shifted], max_new_tokens=2))
+    said = [record.message for record in caplog.records]
+    assert said == ["LlamaForCausalLM decodes some prompts alone: its position_ids do not count from 0"]
+
+
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+@pytest.mark.parametrize("indices", [[4, 5], iter([4, 5]), []])
+def test_numbers_that_do_not_reach_for_all_prompts_are_an_error(family: str, indices: Any) -> None:
+    with pytest.raises(hf_specdec.ConfigError, match="`indices` must have a number for every prompt"):
+        list(hf_specdec.generate_many(build_any(family), PROMPTS, indices=indices, max_new_tokens=2))
+
+
+def test_a_number_given_twice_is_an_error() -> None:
+    with pytest.raises(hf_specdec.ConfigError, match="`indices` must hold each number once, but is 4"):
+        list(hf_specdec.generate_many(build_any("llama"), PROMPTS, indices=[4, 5, 4], max_new_tokens=2))
+
+
+def test_results_carry_the_numbers_they_were_given() -> None:
+    results = hf_specdec.generate_many(build_any("llama"), PROMPTS, indices=range(7, 100), max_new_tokens=2)
+    assert {result.index: result.prompt for result in results} == dict(zip((7, 8, 9), PROMPTS, strict=True))
