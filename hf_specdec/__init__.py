@@ -2,12 +2,15 @@
 
 import hf_specdec
 hf_specdec.enable(model)
-model.generate(**inputs, spec_method="prompt_lookup")
+model.generate(**inputs, spec_method="auto")
+
+A name is imported from its module when it is first used, so that importing the package costs little.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from hf_specdec import embedded
-from hf_specdec.api import SpecGenerationMixin, capability, decode, disable, enable, spec_memory
-from hf_specdec.capabilities.probe import Capability
 from hf_specdec.errors import (
     CheckpointError,
     ConfigError,
@@ -16,20 +19,6 @@ from hf_specdec.errors import (
     SpecError,
     UnsupportedModelError,
 )
-from hf_specdec.loading import AutoDraftHead, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-from hf_specdec.many_prompts import ManyResult, generate_many
-from hf_specdec.methods.auto.config import AutoSpecConfig
-from hf_specdec.methods.auto.spec_memory import SpecMemory
-from hf_specdec.methods.base import Drafter
-from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.draft_model.config import DraftModelConfig
-from hf_specdec.methods.lookahead.config import LookaheadConfig, max_draft_len
-from hf_specdec.methods.plain.config import PlainConfig
-from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-from hf_specdec.observer import SpecStep
-from hf_specdec.self_draft import self_draft
-from hf_specdec.stats import SpecStats
-from hf_specdec.tree import DraftTree, TreeBuilder
 
 __version__ = "0.1.0"
 
@@ -54,6 +43,7 @@ __all__ = [
     "SpecError",
     "SpecGenerationMixin",
     "SpecMemory",
+    "SpecOutput",
     "SpecStats",
     "SpecStep",
     "TreeBuilder",
@@ -69,3 +59,52 @@ __all__ = [
     "self_draft",
     "spec_memory",
 ]
+
+_NAMES = {  # by module
+    "api": ("SpecGenerationMixin", "capability", "decode", "disable", "enable", "spec_memory"),
+    "capabilities.probe": ("Capability",),
+    "loading": ("AutoDraftHead", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"),
+    "many_prompts": ("ManyResult", "generate_many"),
+    "methods.auto.config": ("AutoSpecConfig",),
+    "methods.auto.spec_memory": ("SpecMemory",),
+    "methods.base": ("Drafter",),
+    "methods.config": ("SpecConfig",),
+    "methods.draft_model.config": ("DraftModelConfig",),
+    "methods.lookahead.config": ("LookaheadConfig", "max_draft_len"),
+    "methods.plain.config": ("PlainConfig",),
+    "methods.prompt_lookup.config": ("PromptLookupConfig",),
+    "observer": ("SpecStep",),
+    "self_drafting": ("self_draft",),
+    "stats": ("SpecOutput", "SpecStats"),
+    "tree": ("DraftTree", "TreeBuilder"),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+if TYPE_CHECKING:
+    from hf_specdec.api import SpecGenerationMixin, capability, decode, disable, enable, spec_memory
+    from hf_specdec.capabilities.probe import Capability
+    from hf_specdec.loading import AutoDraftHead, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from hf_specdec.many_prompts import ManyResult, generate_many
+    from hf_specdec.methods.auto.config import AutoSpecConfig
+    from hf_specdec.methods.auto.spec_memory import SpecMemory
+    from hf_specdec.methods.base import Drafter
+    from hf_specdec.methods.config import SpecConfig
+    from hf_specdec.methods.draft_model.config import DraftModelConfig
+    from hf_specdec.methods.lookahead.config import LookaheadConfig, max_draft_len
+    from hf_specdec.methods.plain.config import PlainConfig
+    from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
+    from hf_specdec.observer import SpecStep
+    from hf_specdec.self_drafting import self_draft
+    from hf_specdec.stats import SpecOutput, SpecStats
+    from hf_specdec.tree import DraftTree, TreeBuilder
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name from its module; Python looks here once, when the name is not there yet (PEP 562)."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -9,7 +9,7 @@ argument, processor, criterion and cache is prepared by transformers itself.
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, overload
 
 import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
@@ -38,7 +38,7 @@ from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.registry import config_arguments
 from hf_specdec.request import Request, own_arguments, read_request
-from hf_specdec.stats import SpecStats
+from hf_specdec.stats import SpecOutput, SpecStats
 
 __all__ = ["SpecGenerationMixin", "capability", "decode", "disable", "enable", "spec_memory"]
 
@@ -117,17 +117,42 @@ class SpecGenerationMixin(GenerationMixin):
     ```
     """
 
+    @overload
+    def generate(self, *args: Any, return_dict_in_generate: Literal[True], **kwargs: Any) -> SpecOutput: ...
+
+    @overload
+    def generate(self, *args: Any, **kwargs: Any) -> Any: ...
+
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As `GenerationMixin.generate`, plus `spec_method`, `spec_config`, `spec_observer` and the list forms."""
+        """As transformers' `generate`, and with `spec_method` the same result in fewer forwards.
+
+        Args:
+            spec_method (`str`, *optional*): how to draft: `"auto"`, `"prompt_lookup"`, `"lookahead"`, `"draft_model"`,
+                or a `Drafter` of your own; `"plain"` drafts nothing, `None` is transformers' own loop.
+            spec_config (*optional*): the method's configuration: an object, a dict of its fields, or its list form.
+            spec_observer (*optional*): called with a `SpecStep` after each verify step.
+            auto_config, prompt_lookup_config, lookahead_config, draft_model_config (*optional*): `spec_config` under
+                the method's own name; each chooses its method. `ngram_config` and `draft_target_model_config` are
+                TensorRT-LLM's names.
+            args, kwargs: everything that transformers' `generate` takes.
+
+        Returns:
+            As transformers' `generate`; with `return_dict_in_generate=True` the output has `spec_stats` too.
+        """
         return _generate(cast(PreTrainedModel, self), super().generate, args, kwargs)
 
 
 def _with_own_arguments(signature: inspect.Signature) -> inspect.Signature:
     """The signature with our arguments in front of its `**kwargs`."""
-    *named, var_keyword = signature.parameters.values()
+    named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD and p.name not in own_arguments()]
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [inspect.Parameter(name, kind, default=None) for name in own_arguments()]
-    return signature.replace(parameters=[*named, *own, var_keyword])
+    return signature.replace(parameters=[*named, *own, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])
+
+
+SpecGenerationMixin.generate.__signature__ = _with_own_arguments(  # type: ignore[attr-defined]
+    inspect.signature(GenerationMixin.generate)
+)
 
 
 def decode(
@@ -203,8 +228,20 @@ class _EndedOnce:
 class _EnabledGenerate:
     """`model.generate` of an enabled model: an attribute of the instance, which copies and pickles with it."""
 
+    __doc__ = SpecGenerationMixin.generate.__doc__
+    __name__ = "generate"
+
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+
+    def __get__(self, instance: object, owner: type | None = None) -> "_EnabledGenerate":
+        """What has this method counts as a method for `help`."""
+        return self
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """As `inspect.signature` and `help` show it."""
+        return _with_own_arguments(inspect.signature(self.__wrapped__))
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:

@@ -7,13 +7,13 @@ model.generate(**inputs, spec_method="prompt_lookup")
 import json
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
 import transformers
 from safetensors import SafetensorError
 
-from hf_specdec.api import enable
+from hf_specdec.api import SpecGenerationMixin, enable
 from hf_specdec.compat import dropped_settings
 from hf_specdec.distributed.placement import parallel_arguments
 from hf_specdec.errors import CheckpointError, unknown_name
@@ -31,6 +31,12 @@ __all__ = ["PRECISIONS", "AutoDraftHead", "AutoModelForCausalLM", "AutoModelForS
 MIN_TOKENS = 16  # that a tokenizer makes of the fixed text, if it has a vocabulary
 
 
+if TYPE_CHECKING:
+
+    class SpecModel(SpecGenerationMixin, transformers.PreTrainedModel):
+        """What type checkers see of a loaded model: transformers' model whose `generate` takes `spec_method`."""
+
+
 class _EnabledAutoModel:
     """Base of the two classes below."""
 
@@ -38,6 +44,23 @@ class _EnabledAutoModel:
 
     def __init__(self) -> None:
         raise TypeError(f"{type(self).__name__} is not instantiated; use {type(self).__name__}.from_pretrained(path).")
+
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        precision: str | None = None,
+        output_loading_info: Literal[True],
+        **kwargs: Any,
+    ) -> tuple["SpecModel", dict[str, Any]]: ...
+
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls, path: str | os.PathLike[str], *, precision: str | None = None, **kwargs: Any
+    ) -> "SpecModel": ...
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str], *, precision: str | None = None, **kwargs: Any) -> Any:

@@ -68,7 +68,7 @@ def generate_many(
     tokenizer: Any = None,
     seed: int | None = None,
     max_cache_tokens: int = MAX_CACHE_TOKENS,
-    spec_method: Any = "prompt_lookup",
+    spec_method: Any = "auto",
     indices: Iterable[int] | None = None,
     progress: bool = False,
     **generate_kwargs: Any,

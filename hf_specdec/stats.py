@@ -6,9 +6,11 @@ out.spec_stats.mean_acceptance_length
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-__all__ = ["SpecStats"]
+import torch
+
+__all__ = ["SpecOutput", "SpecStats"]
 
 NUM_BINS = 10
 
@@ -110,3 +112,20 @@ class SpecStats:
             "reliability",
         )
         return {name: getattr(self, name) for name in names}
+
+
+class SpecOutput(Protocol):
+    """What `generate(..., return_dict_in_generate=True)` returns: transformers' output with `spec_stats`, for types.
+
+    The other fields are those of transformers' `GenerateDecoderOnlyOutput` or `GenerateEncoderDecoderOutput`.
+
+    Attributes:
+        sequences (`torch.LongTensor` of shape `(batch_size, length)`): prompts and new tokens.
+        spec_stats (`SpecStats`): what was drafted and accepted.
+    """
+
+    sequences: torch.Tensor
+    scores: tuple[torch.Tensor, ...] | None
+    logits: tuple[torch.Tensor, ...] | None
+    past_key_values: Any
+    spec_stats: SpecStats

@@ -1,6 +1,7 @@
 """The command line `hf-specdec`: one file per command, thin over the Python interface.
 
-Data goes to stdout, logs to stderr, `--json` prints one JSON document. A user's mistake exits with 2.
+Data goes to stdout, logs to stderr, `--json` prints one JSON document. A user's mistake exits with 2. A command's
+module is imported when the command is called, so that `--help` and `--version` are there at once.
 
     hf-specdec generate "def fib(n):" --compare
     hf-specdec bench --limit 6
@@ -8,22 +9,55 @@ Data goes to stdout, logs to stderr, `--json` prints one JSON document. A user's
     hf-specdec tune path/to/model --out costs.json
 """
 
+import importlib
+from typing import Annotated, Any
+
 import typer
+from typer.core import TyperCommand
 
-from hf_specdec.cli.bench import bench
-from hf_specdec.cli.generate import generate
-from hf_specdec.cli.info import info
-from hf_specdec.cli.tune import tune
+from hf_specdec import __version__
 
-__all__ = ["app"]
+__all__ = ["COMMANDS", "app"]
 
-app = typer.Typer(name="hf-specdec", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command()(bench)
-app.command()(generate)
-app.command()(info)
-app.command()(tune)
+COMMANDS = {  # each in the module and the function of its name
+    "bench": "Measure ways to generate against plain generate, on the same prompts in turn.",
+    "generate": "Continue a prompt with speculative decoding.",
+    "info": "Say what a model can do on this machine and why, and which optional packages are installed.",
+    "tune": "Measure what a forward of T tokens costs, and keep it in a file for auto.",
+}
+OPTIONS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False}
+
+app = typer.Typer(name="hf-specdec", no_args_is_help=True, **OPTIONS)
+
+
+class _Imported(TyperCommand):
+    """A command that is imported when it is called."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Called with the words after the command's name: the context is the imported command's."""
+        alone = typer.Typer(**OPTIONS)
+        alone.command(self.name)(getattr(importlib.import_module(f"{__name__}.{self.name}"), str(self.name)))
+        return typer.main.get_command(alone).make_context(*args, **kwargs)
+
+
+def _nothing() -> None:
+    """Stands where the imported command will be."""
+
+
+for _name, _summary in COMMANDS.items():
+    app.command(_name, cls=_Imported, help=_summary)(_nothing)
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(__version__)
+        raise typer.Exit
 
 
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Speculative decoding for Hugging Face transformers: the same text, sooner."""

@@ -39,7 +39,7 @@ def info(
     offload_folder: options.OffloadFolder = None,
     json: options.Json = False,
 ) -> None:
-    """Say what a model can do on this machine and why, what its weights are, and which optional packages are installed.
+    """Say what a model can do on this machine and why, and which optional packages are installed.
 
     With --dtype, also how far the logits are from those of the checkpoint's own precision. With a draft model, also
     whether the two go together.

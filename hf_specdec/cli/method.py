@@ -17,10 +17,9 @@ from hf_specdec.methods.registry import METHODS, config_arguments, resolve
 
 __all__ = ["AUTO", "DEFAULT_METHOD", "check_draft_options", "describe_methods", "read_method"]
 
-DEFAULT_METHOD = "prompt_lookup"
 DRAFT_METHODS = [method.name for method in METHODS.values() if method.needs_draft_model]
 WITH_DRAFT = [method.name for method in METHODS.values() if method.takes_draft_model]
-AUTO = "auto"
+AUTO = DEFAULT_METHOD = "auto"
 
 
 def describe_methods() -> str:
@@ -40,7 +39,7 @@ def read_method(
     """The method's own name and its configuration; `(None, None)` for transformers' own loop.
 
     Args:
-        name: what `--spec-method` says; without it, the method of the other options, else prompt lookup.
+        name: what `--spec-method` says; without it, the method of the other options, else auto.
         list_forms: what was given to the options named after arguments of `generate`, such as `lookahead_config`.
         draft_model: `--draft-model`, which chooses a method like a list form.
         memory: `--spec-memory`, which chooses `auto`.
@@ -75,10 +74,14 @@ def check_draft_options(
     if method in DRAFT_METHODS and model is not None and draft_model is None:
         rule = f"must be given with --model and --spec-method {method}"
         raise ConfigError("--draft-model", rule, None, "Name a smaller model of the same vocabulary.")
-    for option, value in {"--draft-model": draft_model, "--draft-dtype": draft_dtype}.items():
-        if value is not None and method not in WITH_DRAFT:
-            wanted = " or ".join(f"--spec-method {name}" for name in WITH_DRAFT)
-            raise ConfigError(option, f"must come with {wanted}", value, "Other methods need no second model.")
+    if draft_model is not None and method not in WITH_DRAFT:
+        wanted = " or ".join(f"--spec-method {name}" for name in WITH_DRAFT)
+        raise ConfigError(
+            "--draft-model", f"must come with {wanted}", draft_model, "Other methods need no second model."
+        )
+    if draft_dtype is not None and draft_model is None and method not in DRAFT_METHODS:
+        rule = f"must come with --draft-model or --spec-method {DRAFT_METHODS[0]}"
+        raise ConfigError("--draft-dtype", rule, draft_dtype, "Without a second model there is nothing to load.")
 
 
 def _method_of(forms: Mapping[str, str], draft_model: str | None, memory: Path | None) -> Method:

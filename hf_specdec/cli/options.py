@@ -87,7 +87,7 @@ SpecMethod = Annotated[
     typer.Option(
         "--spec-method",
         help=f"How to draft. {describe_methods()}; none: transformers' own loop. Default: the method that the other "
-        "options belong to, else prompt_lookup.",
+        "options belong to, else auto.",
     ),
 ]
 SpecConfigText = Annotated[

@@ -23,7 +23,7 @@ def rows(run: Run, *words: str) -> dict[str, dict[str, Any]]:
 
 def test_all_three_are_measured_and_ours_is_equal(run: Run) -> None:
     found = rows(run, "--dtype", "fp32")
-    assert list(found) == [PLAIN, TRANSFORMERS, "prompt_lookup"]
+    assert list(found) == [PLAIN, TRANSFORMERS, "auto"]
     assert all(row["equal_to_plain"] and row["tokens"] == found[PLAIN]["tokens"] for row in found.values())
     assert found[PLAIN]["ratio_to_plain"] == 1.0
     assert found[TRANSFORMERS]["ratio_to_transformers"] == 1.0
@@ -49,7 +49,7 @@ def test_acceptance_by_probabilities_promises_no_seed(run: Run) -> None:
 
 
 def test_a_sample_is_compared_from_one_seed(run: Run) -> None:
-    assert rows(run, "--dtype", "fp32", "--do-sample", "--temperature", "0.7")["prompt_lookup"]["equal_to_plain"]
+    assert rows(run, "--dtype", "fp32", "--do-sample", "--temperature", "0.7")["auto"]["equal_to_plain"]
 
 
 def test_without_a_prompt_several_are_compared(run: Run) -> None:
@@ -60,7 +60,7 @@ def test_without_a_prompt_several_are_compared(run: Run) -> None:
 def test_the_table_has_a_row_for_each(run: Run) -> None:
     result = run(*COMPARE, "--dtype", "fp32")
     assert result.exit_code == 0, result.stderr
-    for word in (PLAIN, TRANSFORMERS, "prompt_lookup", "tokens/s", "drafted", "accepted", "equal to", "yes"):
+    for word in (PLAIN, TRANSFORMERS, "auto", "tokens/s", "drafted", "accepted", "equal to", "yes"):
         assert word in result.stdout
 
 
@@ -91,7 +91,7 @@ def test_a_model_that_transformers_refuses_leaves_its_row_out(run: Run, monkeypa
 
     monkeypatch.setattr(job.Job, "run", refusing)
     result = run(*COMPARE, "--dtype", "fp32", "--json")
-    assert [row["name"] for row in json.loads(result.stdout)["rows"]] == [PLAIN, "prompt_lookup"]
+    assert [row["name"] for row in json.loads(result.stdout)["rows"]] == [PLAIN, "auto"]
     assert "is left out: assisted generation is not supported" in result.stderr
 
 

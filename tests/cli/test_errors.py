@@ -12,11 +12,16 @@ from tests.cli.conftest import Run
 
 LIST = "--prompt-lookup-config"
 CONFIG = "--spec-config"
+LOOKUP = ("--spec-method", "prompt_lookup")
 LOOKAHEAD, DRAFT_LIST = "--lookahead-config", "--draft-model-config"
 CASES = [
     (["--spec-method", "promt_lookup"], "`spec_method` must be one of", "Did you mean 'prompt_lookup'?"),
-    ([CONFIG, '{"max_draft_length": 4}'], "spec_config key", "Did you mean 'max_draft_len'?"),
-    ([CONFIG, '{"max_draft_len": -1}'], "`max_draft_len` must be a whole number of at least 1, but is -1.", "4 to 10"),
+    ([*LOOKUP, CONFIG, '{"max_draft_length": 4}'], "spec_config key", "Did you mean 'max_draft_len'?"),
+    (
+        [*LOOKUP, CONFIG, '{"max_draft_len": -1}'],
+        "`max_draft_len` must be a whole number of at least 1, but is -1.",
+        "4 to 10",
+    ),
     ([CONFIG, '{"max_draft_len": '], "`spec_config` must be a list or dict", "For example: [10, 2, [0]]."),
     ([CONFIG, '{"pool": "global"}'], "`pool` must be one of 'request', 'shared'", "Choose"),
     ([CONFIG, "7"], "`spec_config` must be", ""),
@@ -40,7 +45,7 @@ CASES = [
         "`--draft-model` must come with --spec-method draft_model",
         "second",
     ),
-    (["--draft-dtype", "fp32"], "`--draft-dtype` must come with --spec-method draft_model", "second model"),
+    (["--draft-dtype", "fp32"], "`--draft-dtype` must come with --draft-model or --spec-method", "second model"),
     (["--spec-method", "draft_model", "--model", "x"], "`--draft-model` must be given with --model", "vocabulary"),
     (["--spec-method", "draft_model", "--draft-model", "./no/such"], "there is no './no/such'", ""),
     (["--spec-method", "none", LOOKAHEAD, "[7,7,7]"], "`--lookahead-config` must come with a method", ""),

@@ -46,7 +46,7 @@ def test_json_holds_tokens_setting_and_statistics(run: Run, target: Any, tokeniz
     found = document(run, PROMPT, *SHORT)
     assert found["token_ids"] == reference(target, tokenizer)
     assert found["text"] == tokenizer.decode(found["token_ids"], skip_special_tokens=True)
-    assert found["spec_method"] == "prompt_lookup"
+    assert found["spec_method"] == "auto"
     assert found["spec_stats"]["num_tokens"] == len(found["token_ids"])
     assert found["dtype"] == "float32"
 
@@ -95,7 +95,12 @@ def test_the_list_form_sets_the_method(run: Run, option: str) -> None:
 
 @pytest.mark.parametrize("text", ['{"max_draft_len": 7, "max_nodes": null}', "{'max_draft_len': 7, 'max_nodes': None}"])
 def test_spec_config_is_json_or_python(run: Run, text: str) -> None:
-    assert document(run, PROMPT, *SHORT, "--spec-config", text)["spec_config"]["max_draft_len"] == 7
+    assert (
+        document(run, PROMPT, *SHORT, "--spec-method", "prompt_lookup", "--spec-config", text)["spec_config"][
+            "max_draft_len"
+        ]
+        == 7
+    )
 
 
 def test_device_list_may_name_the_cpu(run: Run) -> None:

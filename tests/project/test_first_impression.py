@@ -1,0 +1,121 @@
+"""What a newcomer meets first: imports and help that are there at once, signatures that show, types that check."""
+
+import importlib.util
+import inspect
+import pydoc
+import resource
+import subprocess
+import sys
+import tomllib
+import typing
+from pathlib import Path
+
+import pytest
+
+import hf_specdec
+from hf_specdec.cli import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "transformers", "accelerate", "safetensors")
+SECONDS_OF_HELP = 1.0
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_the_package_imports_no_library() -> None:
+    loaded = run_python(f"import sys, hf_specdec; print([name for name in {HEAVY!r} if name in sys.modules])")
+    assert loaded.strip() == "[]"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["nonsense"]], ids=" ".join)
+def test_what_needs_no_model_imports_no_library(words: list[str]) -> None:
+    """In less than a second of processor time."""
+    code = f"""
+import sys
+from hf_specdec.cli import app
+try:
+    app({words!r}, prog_name="hf-specdec")
+except SystemExit:
+    print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert run_python(code).splitlines()[-1] == "[]"
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS_OF_HELP
+
+
+def test_version_prints_the_version() -> None:
+    done = subprocess.run([sys.executable, "-m", "hf_specdec", "--version"], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == hf_specdec.__version__ + "\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_each_command_says_first(name: str) -> None:
+    command = getattr(importlib.import_module(f"hf_specdec.cli.{name}"), name)
+    first, _, _ = inspect.getdoc(command).partition("\n")
+    assert first.replace("`", "") == COMMANDS[name]
+
+
+def test_every_public_name_is_imported_when_it_is_used() -> None:
+    """In a process that has imported nothing yet, each alone, and `from hf_specdec import *` gives them all."""
+    names = run_python("from hf_specdec import *; print(sorted(name for name in dir() if not name.startswith('__')))")
+    assert names.strip() == str(sorted(name for name in hf_specdec.__all__ if not name.startswith("__")))
+    assert set(hf_specdec.__all__) <= set(dir(hf_specdec))
+    for name in hf_specdec.__all__:
+        found = getattr(hf_specdec, name)
+        module = inspect.getmodule(found)
+        assert name.startswith("__") or (module is not None and module.__name__.startswith("hf_specdec"))
+    with pytest.raises(AttributeError, match="no attribute 'enabel'"):
+        hf_specdec.enabel  # noqa: B018
+
+
+def test_no_module_has_the_name_of_a_public_function() -> None:
+    """Importing such a module would put it in the place of the function."""
+    shadowed = [name for name in hf_specdec.__all__ if importlib.util.find_spec(f"hf_specdec.{name}") is not None]
+    assert shadowed == ["embedded"]
+
+
+def test_generate_shows_its_arguments(model: typing.Any) -> None:
+    wanted = {"spec_method", "spec_config", "spec_observer", "auto_config", "prompt_lookup_config"}
+    for generate in (model.generate, hf_specdec.SpecGenerationMixin.generate):
+        names = inspect.signature(generate).parameters.keys()
+        assert wanted <= names
+        assert {"generation_config", "streamer", "custom_generate"} <= names
+        shown = pydoc.render_doc(generate, renderer=pydoc.plaintext)
+        assert all(name in shown for name in wanted), shown
+        assert "spec_method=None" in shown
+
+
+def test_outputs_and_loaders_are_typed() -> None:
+    returned = [typing.get_type_hints(form)["return"] for form in typing.get_overloads(_generate())]
+    assert hf_specdec.SpecOutput in returned
+    assert typing.get_type_hints(hf_specdec.SpecOutput)["spec_stats"] is hf_specdec.SpecStats
+    loaders = typing.get_overloads(hf_specdec.AutoModelForCausalLM.from_pretrained.__func__)
+    assert "SpecModel" in [inspect.signature(form.__func__).return_annotation for form in loaders]
+
+
+def _generate() -> typing.Any:
+    """The function behind `SpecGenerationMixin.generate`."""
+    return vars(hf_specdec.SpecGenerationMixin)["generate"]
+
+
+def test_one_default_everywhere() -> None:
+    from hf_specdec.cli.method import DEFAULT_METHOD
+
+    default = inspect.signature(hf_specdec.generate_many).parameters["spec_method"].default
+    assert default == DEFAULT_METHOD == "auto"
+
+
+def test_the_metadata_names_only_what_is_there() -> None:
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project = document["project"]
+    assert project["readme"] == "README.md"
+    assert project["authors"]
+    sdist = document["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert [path for path in sdist if not (ROOT / path.lstrip("/")).exists()] == []
+    versions = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line]
+    assert versions == ["3.11"], "the interpreters that the tests have run on"
