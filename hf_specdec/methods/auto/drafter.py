@@ -71,6 +71,11 @@ class AutoDrafter(RoundDrafter):
         takes_trees: whether the target verifies siblings; where not, a chain is grown.
     """
 
+    index: NgramIndex
+    window: AutoWindow | None
+    _root: _Node | None
+    _described: _Node | None  # the root of the last round, for observers
+
     def __init__(
         self,
         config: AutoSpecConfig,
@@ -162,13 +167,12 @@ class AutoDrafter(RoundDrafter):
             memory, is_sampled=self.is_sampled, uses_texts=self.remembers, uses_recycled=config.use_recycled
         )
         self.index = NgramIndex(MAX_NGRAM)
-        self.window: AutoWindow | None = None
+        self.window = None
         if config.window_size and config.num_nodes is None and config.use_recycled and self.takes_trees:
             self.window = AutoWindow(config.window_size, config.ngram_size, self.predictor.experience)
             self.predictor.found = self.window.found
             self.max_extra_tokens = self.window.num_columns
-        self._root: _Node | None = None
-        self._described: _Node | None = None  # the root of the last round, for observers
+        self._root = self._described = None
         self._skipped = 0
 
     def _likeliest(self, root: _Node, budget: int) -> list[_Node]:

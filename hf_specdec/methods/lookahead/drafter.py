@@ -45,6 +45,9 @@ class LookaheadDrafter(Drafter):
     """
 
     needs_logits = True
+    _pool: TailPool
+    _window: JacobiWindow
+    _candidates: list[tuple[tuple[int, ...], bool]]  # of the last step, for observers
 
     def __init__(self, config: LookaheadConfig) -> None:
         self.config = config
@@ -117,7 +120,7 @@ class LookaheadDrafter(Drafter):
         """An empty text; the window draws its tokens from `source`."""
         config = self.config
         self._root = source[-1]
-        self._candidates: list[tuple[tuple[int, ...], bool]] = []  # of the last step, for observers
+        self._candidates = []
         self._recent: list[int] = []  # the last N - 1 tokens of the text, fewer at its start
         self._window = JacobiWindow(
             width=config.window_size,
