@@ -81,8 +81,12 @@ def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: An
 
 
 def disable(model: Model) -> Model:
-    """Undo `enable`: the model generates as its class does, and what was kept on it is dropped. Returns the model."""
-    inner = compat.generation_model(model)
+    """Undo `enable`: the model generates as its class does, and what was kept on it is dropped. Returns the model.
+
+    Raises:
+        UnsupportedModelError: it is no model with a `generate`.
+    """
+    inner = _generating(model)
     if isinstance(inner.__dict__.get("generate"), _EnabledGenerate):
         del inner.__dict__["generate"]
     unchecked_attention(inner)

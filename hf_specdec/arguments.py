@@ -10,6 +10,7 @@ bind_stop_strings(model, kwargs)
 import copy
 import inspect
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -72,6 +73,9 @@ def check_modes(settings: Callable[[str], Any], kwargs: Mapping[str, Any]) -> No
         remedy = plain if name in kwargs else f"Pass {name}={instead!r}: a generation configuration sets it. {plain}"
         raise ConfigError(name, f"must be {rule}", settings(name), remedy)
 
+    for name in ("max_new_tokens", "max_length", "min_new_tokens", "min_length"):
+        if settings(name) is not None and not isinstance(settings(name), Integral):
+            raise ConfigError(name, "must be a whole number", settings(name), "Write 64, not 64.0.")
     if (settings("num_beams") or 1) > 1:
         refuse("num_beams", "1 with spec_method (beam search has no speculative form)", 1)
     if settings("use_cache") is False:

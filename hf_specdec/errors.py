@@ -21,6 +21,8 @@ __all__ = [
     "unknown_name",
 ]
 
+MOST_SHOWN = 200  # characters of a value in an error
+
 
 class SpecError(Exception):
     """Base class of the package's errors."""
@@ -37,11 +39,20 @@ class ConfigError(SpecError, ValueError):
     """
 
     def __init__(self, field: str, rule: str, value: object, remedy: str) -> None:
-        super().__init__(f"`{field}` {rule}, but is {value!r}. {remedy}")
+        super().__init__(f"`{field}` {rule}, but is {_shown(value)}. {remedy}")
         self.field, self.rule, self.value, self.remedy = field, rule, value, remedy
 
     def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, str, object, str]]:
         return type(self), (self.field, self.rule, self.value, self.remedy)
+
+
+def _shown(value: object) -> str:
+    """`repr(value)` on one line, cut where it is long; the type alone of what cannot be shown."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # noqa: BLE001 - nested too deeply, a number of too many digits, or a `__repr__` that raises
+        return f"a {type(value).__name__}"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 class UnsupportedModelError(SpecError, ValueError):
@@ -70,6 +81,6 @@ class MissingExtraError(SpecError, ImportError):
 def unknown_name(field: str, value: object, known: Iterable[str]) -> ConfigError:
     """The error for a name that is none of `known`, with the nearest match as its remedy."""
     names = sorted(known)
-    close = difflib.get_close_matches(str(value), names, n=1)
+    close = difflib.get_close_matches(value[:MOST_SHOWN], names, n=1) if isinstance(value, str) else []
     remedy = f"Did you mean {close[0]!r}?" if close else "Choose one of them."
     return ConfigError(field, f"must be one of {', '.join(map(repr, names))}", value, remedy)

@@ -90,21 +90,23 @@ def read_request(
     if method_value is None:
         if config is not None or given:
             name = "spec_config" if config is not None else next(iter(given))
-            raise ConfigError(name, "must come with a spec_method", config or given, 'Add spec_method="prompt_lookup".')
+            value = given[name] if config is None else config
+            raise ConfigError(name, "must come with a spec_method", value, 'Add spec_method="prompt_lookup".')
         return None
     if not isinstance(method_value, (str, Method)):
         return _own_drafter(method_value, config, given, observer)
     method = method_value if isinstance(method_value, Method) else resolve(method_value)
     config = _one_config(method, config, given)
+    field = next(iter(given), "spec_config")
     if config is None:
         config = _configured(method, configs)
     if config is None:
         config = defaults.get(method.name)
     if method.config_class.transformers_arguments:
         config = _with_transformers_names(method, config, kwargs, configs)
-    parsed = method.config_class.parse(config)
+    parsed = method.config_class.parse(config, field)
     if (reserved := defaults.get(method.name)) is not None:
-        parsed.check_within(reserved, next(iter(method.config_arguments), "spec_config"))
+        parsed.check_within(reserved, field)
     return Request(
         method=method,
         config=parsed,
@@ -187,7 +189,7 @@ def _own_drafter(value: Any, config: Any, given: Mapping[str, Any], observer: Ob
         raise ConfigError("spec_method", f"must be one of {names} or a Drafter", value, "See hf_specdec.Drafter.")
     if config is not None or given:
         rule = "must be unset for a drafter of your own"
-        raise ConfigError("spec_config", rule, config or given, "Configure the drafter itself.")
+        raise ConfigError("spec_config", rule, given if config is None else config, "Configure the drafter itself.")
     if make is not None and any(
         p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
         for p in inspect.signature(make).parameters.values()

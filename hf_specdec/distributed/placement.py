@@ -153,7 +153,11 @@ def _device(item: int | str, device_list: DeviceList, known: Sequence[torch.devi
     accelerator = known[-1].type if len(known) > 1 else "cuda"
     try:
         device = torch.device(accelerator, item) if isinstance(item, int) else torch.device(item)
-    except RuntimeError as error:
+        if str(device) != (
+            f"{accelerator}:{item}" if isinstance(item, int) else item
+        ):  # torch keeps 8 bits of a number
+            raise ValueError(item)
+    except (RuntimeError, ValueError, TypeError, OverflowError) as error:
         remedy = 'Write [0], [4, 5] or ["cpu"].'
         raise ConfigError(field, "must name devices that torch knows", device_list, remedy) from error
     if device.type == "cpu":

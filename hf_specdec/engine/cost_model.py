@@ -36,6 +36,7 @@ SECONDS = 0.4  # for measuring at first use
 SLOPES = {"cpu": 0.045}  # cost of one more token before anything is known, over a forward of one
 SLOPE = 0.004  # on accelerators
 FORMAT = "hf_specdec costs 1"
+LARGEST_RATIO, LARGEST_SIZE = 1e6, 1 << 20  # that a file of costs may hold
 TOWARDS_NOW = 0.1  # share of a step's surprise that goes into the time of one token
 TOWARDS_SHAPE = 0.03  # and into the ratio of its size
 LARGEST_SURPRISE = 2.0  # a step that took longer was disturbed from outside
@@ -154,7 +155,7 @@ class StepCosts:
             document = json.loads(Path(path).read_text("utf-8"))
         except OSError as error:
             raise ConfigError("costs", "must be a file that can be read", os.fspath(path), remedy) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError("costs", "must be a file of JSON", os.fspath(path), remedy) from error
         try:
             if document["format"] != FORMAT:
@@ -162,10 +163,10 @@ class StepCosts:
             self.facts = dict(document["facts"])
             for rows, saved in document["curves"].items():
                 ratios = dict(zip(map(int, saved["sizes"]), map(float, saved["ratios"]), strict=True))
-                if not all(0.0 < ratio < math.inf for ratio in ratios.values()):
+                if not all(0.0 < ratio < LARGEST_RATIO and 1 <= size <= LARGEST_SIZE for size, ratio in ratios.items()):
                     raise ValueError(ratios)
                 self.curve(int(rows)).set(ratios)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
             raise ConfigError("costs", f"must be of format {FORMAT!r}", os.fspath(path), remedy) from error
 
 

@@ -217,6 +217,9 @@ class SpecLoop:
             raise ConfigError(
                 "tree.tokens[0]", "must be the last token of the text", tree.tokens[0], "Build the tree on that root."
             )
+        if min(tree.tokens) < 0:
+            remedy = "Draft token ids of the target's vocabulary."
+            raise ConfigError("tree.tokens", "must be at least 0", min(tree.tokens), remedy)
         if self.target.tier == "chain" and not (tree.is_chain and tree.extra is None):
             tree = tree.chained()
         if tree.extra is not None and not self._fits(tree.extra):

@@ -12,7 +12,18 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from hf_specdec.errors import ConfigError, unknown_name
 
-__all__ = ["SpecConfig", "check_at_least", "check_choice", "check_devices", "check_positive"]
+__all__ = [
+    "MAX_NGRAM_SIZE",
+    "MAX_STEP_TOKENS",
+    "SpecConfig",
+    "check_at_least",
+    "check_choice",
+    "check_devices",
+    "check_positive",
+]
+
+MAX_STEP_TOKENS = 4096  # drafted in one step: its mask has as many columns squared
+MAX_NGRAM_SIZE = 128  # tokens: an index has an entry for each size at each place of a text
 
 Engine = Literal["loop", "assisted"]
 
@@ -87,7 +98,7 @@ class SpecConfig:
             return cls.parse(_literal(value, field), field)
         if isinstance(value, Mapping):
             return cls(**cls._canonical(value, field))
-        if isinstance(value, Sequence):
+        if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray, memoryview)):
             return cls._from_list(value, field)
         raise ConfigError(
             field,
@@ -101,15 +112,19 @@ class SpecConfig:
         """Fields by their own names; an alias beside the name it stands for is an error if they differ."""
         names = {f.name for f in dataclasses.fields(cls)}
         found: dict[str, Any] = {}
+        given: dict[str, str] = {}  # the key that set each field
         for key, item in value.items():
             name = cls.aliases.get(key, key)
-            if name not in names:
+            if not isinstance(key, str) or name not in names:
                 raise unknown_name(f"{field} key", key, names | set(cls.aliases))
-            if name in found and found[name] != item:
+            if name in found and not _same(found[name], item):
                 raise ConfigError(
-                    key, f"must agree with `{name}`, of which it is an alias", item, "Give only one of the two."
+                    key,
+                    f"must agree with `{given[name]}`, which is the same setting",
+                    item,
+                    "Give only one of the two.",
                 )
-            found[name] = item
+            found[name], given[name] = item, key
         return found
 
     @classmethod
@@ -124,20 +139,22 @@ class SpecConfig:
         return cls(**dict(zip(cls.list_form, value, strict=False)))
 
 
-def check_positive(field: str, value: object, remedy: str) -> None:
-    """Raise unless `value` is a whole number of at least 1."""
-    check_at_least(field, value, 1, remedy)
+def check_positive(field: str, value: object, remedy: str, *, most: int | None = None) -> None:
+    """Raise unless `value` is a whole number of at least 1, and at most `most` where that is given."""
+    check_at_least(field, value, 1, remedy, most=most)
 
 
-def check_at_least(field: str, value: object, least: int, remedy: str) -> None:
-    """Raise unless `value` is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(field, f"must be a whole number of at least {least}", value, remedy)
+def check_at_least(field: str, value: object, least: int, remedy: str, *, most: int | None = None) -> None:
+    """Raise unless `value` is a whole number of at least `least`, and at most `most` where that is given."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or value < least or (most is not None and value > most):  # type: ignore[operator]
+        bounds = f"at least {least}" if most is None else f"at least {least} and at most {most}"
+        raise ConfigError(field, f"must be a whole number of {bounds}", value, remedy)
 
 
 def check_choice(field: str, value: object, choices: Sequence[str]) -> None:
     """Raise unless `value` is one of `choices`."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise unknown_name(field, value, choices)
 
 
@@ -154,10 +171,18 @@ def check_devices(field: str, value: object) -> None:
             raise ConfigError(field, rule, value, remedy)
 
 
+def _same(one: object, other: object) -> bool:
+    """Whether two values of one setting are equal; values that no setting takes are not."""
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - whatever a value's own comparison raises
+        return False
+
+
 def _literal(text: str, field: str) -> Any:
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         value = None
     if not isinstance(value, (list, tuple, dict)):
         raise ConfigError(field, "must be a list or dict in Python's notation", text, "For example: [10, 2, [0]].")

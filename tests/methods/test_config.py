@@ -105,13 +105,15 @@ def test_an_unknown_key_is_answered_with_the_nearest_one() -> None:
 
 
 def test_two_names_of_one_field_must_agree() -> None:
-    with pytest.raises(ConfigError, match="alias"):
+    with pytest.raises(ConfigError, match="the same setting"):
         PromptLookupConfig.parse({"max_draft_len": 4, "prompt_lookup_num_tokens": 5})
 
 
 def test_a_value_in_a_dict_or_list_is_checked_as_well() -> None:
     for value in ({"max_draft_len": 0}, [0], "[0]"):
-        with pytest.raises(ConfigError, match="`max_draft_len` must be a whole number of at least 1, but is 0"):
+        with pytest.raises(
+            ConfigError, match="`max_draft_len` must be a whole number of at least 1 and at most 4096, but is 0"
+        ):
             PromptLookupConfig.parse(value)
 
 

@@ -5,10 +5,18 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, get_args
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import SpecConfig, check_at_least, check_choice, check_devices, check_positive
+from hf_specdec.methods.config import (
+    MAX_STEP_TOKENS,
+    SpecConfig,
+    check_at_least,
+    check_choice,
+    check_devices,
+    check_positive,
+)
 
 __all__ = ["AutoSpecConfig"]
 
+MAX_WINDOW_SIZE, MAX_WINDOW_NGRAM = 256, 16
 Pool = Literal["request", "shared"]
 
 
@@ -66,18 +74,19 @@ class AutoSpecConfig(SpecConfig):
 
     def __post_init__(self) -> None:
         SpecConfig.__post_init__(self)
-        check_positive("max_nodes", self.max_nodes, "The default is 64.")
+        check_positive("max_nodes", self.max_nodes, "The default is 64.", most=MAX_STEP_TOKENS)
         if self.num_nodes is not None:
-            check_positive("num_nodes", self.num_nodes, "Use `None` for as many as pay.")
+            check_positive("num_nodes", self.num_nodes, "Use `None` for as many as pay.", most=MAX_STEP_TOKENS)
         check_choice("pool", self.pool, get_args(Pool))
         check_positive("max_pool_tokens", self.max_pool_tokens, 'Use pool="request" to keep nothing between calls.')
         check_positive("max_recycled", self.max_recycled, "Use `use_recycled=False` to keep no logits.")
         if not isinstance(self.use_recycled, bool):
             raise ConfigError("use_recycled", "must be True or False", self.use_recycled, "Write True or False.")
-        if isinstance(self.window_size, bool) or self.window_size != 0:
-            check_at_least("window_size", self.window_size, 2, "Use 0 for no window; usual values are 3 to 8.")
-        check_at_least("ngram_size", self.ngram_size, 2, "Usual values are 3 to 5.")
-        check_positive("draft_len", self.draft_len, "Usual values are 2 to 8.")
+        if not isinstance(self.window_size, int) or isinstance(self.window_size, bool) or self.window_size != 0:
+            remedy = "Use 0 for no window; usual values are 3 to 8."
+            check_at_least("window_size", self.window_size, 2, remedy, most=MAX_WINDOW_SIZE)
+        check_at_least("ngram_size", self.ngram_size, 2, "Usual values are 3 to 5.", most=MAX_WINDOW_NGRAM)
+        check_positive("draft_len", self.draft_len, "Usual values are 2 to 8.", most=MAX_STEP_TOKENS)
         if self.costs is not None and (not isinstance(self.costs, str) or not self.costs):
             raise ConfigError("costs", "must be the path of a file", self.costs, "hf-specdec tune writes one.")
         check_devices("draft_model_device_list", self.draft_model_device_list)

@@ -28,6 +28,7 @@ __all__ = ["MemoryFile"]
 FORMAT = "hf_specdec memory 1"
 FIELD, REMEDY = "spec_memory", "Give a file that SpecMemory.save wrote, or begin with SpecMemory()."
 GENERATIONS = ("old", "young")
+MOST_WEIGHT = 1000.0  # of weights, log odds, gains and counts; what is learned stays far below
 NOTHING = -1  # fills the rows of shorter keys and entries
 
 
@@ -84,7 +85,9 @@ class MemoryFile:
         """Turn what is found wrong in here into one error for the user."""
         try:
             yield
-        except (KeyError, ValueError, IndexError) as error:
+        except ConfigError:
+            raise
+        except (KeyError, ValueError, IndexError, TypeError, ArithmeticError) as error:
             reason = f"tensor {error} is missing" if isinstance(error, KeyError) else str(error)
             raise ConfigError(FIELD, f"must be undamaged ({reason})", self.path, REMEDY) from error
 
@@ -133,7 +136,7 @@ class MemoryFile:
         tokens = self._tensor("recycled.tokens", torch.int32, (None, NUM_KEPT))
         evidence = self._tensor("recycled.evidence", torch.float64, (len(tokens), NUM_KEPT))
         _check(bool((tokens >= NOTHING).all()), "recycled.tokens holds what is no token")
-        _check(bool(evidence.isfinite().all() and (evidence >= 0.0).all()), "recycled.evidence is out of range")
+        _check(bool(((evidence >= 0.0) & (evidence <= MOST_WEIGHT)).all()), "recycled.evidence is out of range")
         kept = [[token for token in row if token != NOTHING] for row in tokens.tolist()]
         entries: list[Entry] = [
             (tuple(row), tuple(values[: len(row)])) for row, values in zip(kept, evidence.tolist(), strict=True)
@@ -173,7 +176,7 @@ class MemoryFile:
         gains = self._tensor(f"{name}.gains", torch.float64, (None,))
         window_gain = self._tensor(f"{name}.window_gain", torch.float64, (1,))
         for tensor in (weights, gains, window_gain, *counts):
-            _check(bool(tensor.isfinite().all()), f"{name} holds what is no number")
+            _check(bool((tensor.abs() <= MOST_WEIGHT).all()), f"{name} holds what no text has taught")
         _check(all(bool((tensor >= 0).all()) for tensor in (seen, *counts)), f"{name} holds negative counts")
         mixer.weights, mixer.seen = [tuple(row) for row in weights.tolist()], seen.tolist()
         calibration.restore(counts[0].tolist(), counts[1].tolist())

@@ -20,6 +20,7 @@ __all__ = ["Mixer"]
 RATE = 0.02  # of the first steps; it falls with the root of what a kind has seen
 SEEN_AT_RATE = 200.0
 LONGEST_STEP = 2.0  # of a gradient's component, so that one odd token cannot turn the weights
+LARGEST = 700.0  # exponent that a float holds
 CLEAR = 0.002  # errors below it teach nothing
 
 
@@ -43,7 +44,7 @@ class Mixer:
         """Of each candidate, that it is the next token. They need not add up to one."""
         bias, *weights = self.weights[kind]
         sums = [bias + sum([weight * value for weight, value in zip(weights, row, strict=True)]) for row in evidence]
-        return [1.0 / (1.0 + math.exp(-total)) for total in sums]
+        return [1.0 / (1.0 + math.exp(min(-total, LARGEST))) for total in sums]
 
     def learn(self, kind: int, evidence: Sequence[Sequence[float]], right: int | None) -> None:
         """Learn from one token of the text: it was candidate `right`, or `None` of them."""

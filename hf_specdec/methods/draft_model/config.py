@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import SpecConfig, check_devices, check_positive
+from hf_specdec.methods.config import MAX_STEP_TOKENS, SpecConfig, check_devices, check_positive
 
 __all__ = ["DraftModelConfig"]
 
@@ -70,19 +70,19 @@ class DraftModelConfig(SpecConfig):
 
     def __post_init__(self) -> None:
         SpecConfig.__post_init__(self)
-        check_positive("draft_len", self.draft_len, "Usual values are 4 to 10.")
+        check_positive("draft_len", self.draft_len, "Usual values are 4 to 10.", most=MAX_STEP_TOKENS)
         check_devices("draft_model_device_list", self.draft_model_device_list)
         check_devices("target_model_device_list", self.target_model_device_list)
         if not isinstance(self.use_logits, bool):
             remedy = "True compares probabilities, False compares tokens."
             raise ConfigError("use_logits", "must be True or False", self.use_logits, remedy)
-        check_positive("num_branches", self.num_branches, "Use 1 for a chain.")
+        check_positive("num_branches", self.num_branches, "Use 1 for a chain.", most=MAX_STEP_TOKENS)
         if self.max_nodes is not None:
-            check_positive("max_nodes", self.max_nodes, "Use `None` for the default.")
+            check_positive("max_nodes", self.max_nodes, "Use `None` for the default.", most=MAX_STEP_TOKENS)
         self._check_threshold(self.confidence_threshold)
 
     def _check_threshold(self, value: object) -> None:
-        if value == "auto":
+        if isinstance(value, str) and value == "auto":
             object.__setattr__(self, "confidence_threshold", value := None)
         if value is None:
             return

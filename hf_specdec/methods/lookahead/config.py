@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from typing import ClassVar, Self
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import SpecConfig, check_positive
+from hf_specdec.methods.config import MAX_NGRAM_SIZE, MAX_STEP_TOKENS, SpecConfig, check_at_least, check_positive
 
 __all__ = ["LookaheadConfig", "max_draft_len"]
 
+MAX_SEED = (1 << 63) - 1  # of a torch generator
+SMALLER = "Usual are 7, 5 and 7."
 PLAIN = "Plain decoding is window_size=1, ngram_size=1, verification_set_size=0; else all three start at (1, 2, 1)."
 
 
@@ -67,24 +69,30 @@ class LookaheadConfig(SpecConfig):
 
     def __post_init__(self) -> None:
         SpecConfig.__post_init__(self)
-        check_positive("window_size", self.window_size, "Usual values are 5 to 15.")
-        check_positive("ngram_size", self.ngram_size, "Usual values are 3 to 7.")
+        check_positive("window_size", self.window_size, "Usual values are 5 to 15.", most=MAX_STEP_TOKENS)
+        check_positive("ngram_size", self.ngram_size, "Usual values are 3 to 7.", most=MAX_NGRAM_SIZE)
         if self.ngram_size == 1:
             if self.window_size != 1:
                 raise ConfigError("window_size", "must be 1 where `ngram_size` is 1", self.window_size, PLAIN)
-            if isinstance(self.verification_set_size, bool) or self.verification_set_size != 0:
+            if (
+                not isinstance(self.verification_set_size, int)
+                or isinstance(self.verification_set_size, bool)
+                or (self.verification_set_size != 0)
+            ):
                 raise ConfigError(
                     "verification_set_size", "must be 0 where `ngram_size` is 1", self.verification_set_size, PLAIN
                 )
         else:
-            check_positive("verification_set_size", self.verification_set_size, PLAIN)
+            check_positive("verification_set_size", self.verification_set_size, PLAIN, most=MAX_STEP_TOKENS)
+            if self.max_draft_len > MAX_STEP_TOKENS:
+                rule = f"must leave at most {MAX_STEP_TOKENS} tokens a step, (W - 1 + G) * (N - 1) + N - 2"
+                raise ConfigError("window_size, ngram_size, verification_set_size", rule, self.max_draft_len, SMALLER)
         if not isinstance(self.fill_from_prompt, bool):
             raise ConfigError(
                 "fill_from_prompt", "must be True or False", self.fill_from_prompt, "Write True or False."
             )
         check_positive("max_keys", self.max_keys, "The default is 16384.")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ConfigError("seed", "must be a whole number", self.seed, "The default is 0.")
+        check_at_least("seed", self.seed, 0, "The default is 0.", most=MAX_SEED)
 
     @property
     def is_plain(self) -> bool:

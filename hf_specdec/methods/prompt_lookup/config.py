@@ -4,7 +4,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, get_args
 
-from hf_specdec.methods.config import SpecConfig, check_choice, check_devices, check_positive
+from hf_specdec.methods.config import (
+    MAX_NGRAM_SIZE,
+    MAX_STEP_TOKENS,
+    SpecConfig,
+    check_choice,
+    check_devices,
+    check_positive,
+)
 
 __all__ = ["PromptLookupConfig"]
 
@@ -62,13 +69,14 @@ class PromptLookupConfig(SpecConfig):
 
     def __post_init__(self) -> None:
         SpecConfig.__post_init__(self)
-        check_positive("max_draft_len", self.max_draft_len, "Usual values are 4 to 10.")
-        check_positive("max_matching_ngram_size", self.max_matching_ngram_size, "Usual values are 2 to 4.")
+        check_positive("max_draft_len", self.max_draft_len, "Usual values are 4 to 10.", most=MAX_STEP_TOKENS)
+        size = self.max_matching_ngram_size
+        check_positive("max_matching_ngram_size", size, "Usual values are 2 to 4.", most=MAX_NGRAM_SIZE)
         if self.draft_len_per_match is not None:
             check_positive("draft_len_per_match", self.draft_len_per_match, "Use `None` for no such limit.")
-        check_positive("num_branches", self.num_branches, "Use 1 for a chain.")
+        check_positive("num_branches", self.num_branches, "Use 1 for a chain.", most=MAX_STEP_TOKENS)
         if self.max_nodes is not None:
-            check_positive("max_nodes", self.max_nodes, "Use `None` for the default.")
+            check_positive("max_nodes", self.max_nodes, "Use `None` for the default.", most=MAX_STEP_TOKENS)
         check_choice("pool", self.pool, get_args(Pool))
         check_positive("max_pool_tokens", self.max_pool_tokens, 'Use pool="request" to keep nothing between calls.')
         check_devices("device_list", self.device_list)

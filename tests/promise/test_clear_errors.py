@@ -1,0 +1,81 @@
+"""Errors that name the field as the user wrote it, the rule, the value and the remedy, in one line."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from hf_specdec.distributed.placement import read_devices
+from hf_specdec.tree import DraftTree
+from tests.helpers.support import PROMPT
+
+CALLS: dict[str, tuple[dict[str, Any], str]] = {
+    "half a token": (
+        {"max_new_tokens": 1.5, "spec_method": "prompt_lookup"},
+        "`max_new_tokens` must be a",
+    ),
+    "a configuration of bytes": ({"spec_method": "prompt_lookup", "spec_config": b"[10]"}, "`spec_config` must be"),
+    "a key that cannot be one": ({"spec_method": "prompt_lookup", "spec_config": "{[1]: 2}"}, "`spec_config` must be"),
+    "a long n-gram": (
+        {"prompt_lookup_config": {"max_matching_ngram_size": 10**9}},
+        "at most 128, but is 1",
+    ),
+    "many nodes": (
+        {"auto_config": {"max_nodes": 10**9}},
+        "`max_nodes` must be a whole number of at least 1 and",
+    ),
+    "a window without bound": ({"lookahead_config": [4000, 100, 4000]}, "must leave at most 4096 tokens a step"),
+    "an alias after its setting": (
+        {"prompt_lookup_config": {"max_draft_len": 4, "num_draft_tokens": 5}},
+        "`num_draft_tokens` must agree with `max_draft_len`",
+    ),
+    "a setting after its alias": (
+        {"prompt_lookup_config": {"num_draft_tokens": 5, "max_draft_len": 4}},
+        "`max_draft_len` must agree with `num_draft_tokens`",
+    ),
+    "a method's own argument": ({"lookahead_config": [7, 5]}, "`lookahead_config` must have 3 entries"),
+    "a key of a method's own argument": ({"lookahead_config": {"window": 5}}, "`lookahead_config key` must be one of"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_mistake_is_named(model: Any, call: str) -> None:
+    kwargs, message = CALLS[call]
+    with pytest.raises(ValueError, match="`") as error:
+        model.generate(PROMPT, **({"max_new_tokens": 4} | kwargs))
+    assert message in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("undone", [hf_specdec.disable, hf_specdec.enable])
+@pytest.mark.parametrize("value", [None, 3, torch.nn.Linear(2, 2)])
+def test_what_is_no_model_is_named(undone: Callable[[Any], Any], value: Any) -> None:
+    with pytest.raises(ValueError, match="`model` must be a transformers model"):
+        undone(value)
+
+
+class Negative(hf_specdec.Drafter):
+    """Drafts a token id that there is not."""
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        self.last = prompt_ids[-1]
+
+    def propose(self, budget: int) -> DraftTree:
+        return DraftTree.chain(self.last, [-1])
+
+    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+        self.last = accepted[-1]
+
+
+def test_a_drafters_negative_token_is_named(model: Any) -> None:
+    with pytest.raises(ValueError, match=r"`tree.tokens` must be at least 0, but is -1"):
+        model.generate(PROMPT, max_new_tokens=4, spec_method=Negative)
+
+
+@pytest.mark.parametrize("name", [256, 10**30, "cpu:256", "\udc80"])
+def test_a_device_number_that_torch_would_wrap_is_no_device(name: int | str) -> None:
+    """torch keeps the last eight bits of a number."""
+    with pytest.raises(ValueError, match="`device_list` must name devices"):
+        read_devices([name])
