@@ -1,0 +1,63 @@
+"""Sphinx configuration of the site: `make docs` builds it into docs/_build/html, with warnings as errors."""
+
+import re
+from importlib.metadata import version as installed_version
+from typing import Any
+
+project = "hf_specdec"
+author = "The hf_specdec authors"
+copyright = author
+release = version = installed_version("hf_specdec")
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build"]
+templates_path = ["_templates"]
+
+# Markdown pages: tables, links to headings, and notebooks as they were saved (the tests run them).
+myst_enable_extensions = ["deflist", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"
+suppress_warnings = ["myst.xref_missing_download"]
+
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+napoleon_numpy_docstring = False
+default_role = "code"  # docstrings are written in Markdown, where one backtick marks code
+
+html_theme = "furo"
+html_title = "hf_specdec"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {"source_edit_link": "", "top_of_page_buttons": []}
+copybutton_prompt_text = r"^\$ "
+
+FENCE = re.compile(r"^( *)```(\w*) *$")
+
+
+def markdown_fences(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Turn Markdown's fenced code blocks and links of docstrings into reStructuredText."""
+    converted: list[str] = []
+    indent: str | None = None
+    for line in lines:
+        fence = FENCE.match(line)
+        if fence and indent is None:
+            indent = fence[1]
+            converted += ["", f"{indent}.. code-block:: {fence[2] or 'text'}", ""]
+        elif fence:
+            indent = None
+            converted.append("")
+        else:
+            converted.append(line if indent is None else f"    {line}")
+    lines[:] = converted
+
+
+def setup(app: Any) -> None:
+    """Register the conversion of docstrings."""
+    app.connect("autodoc-process-docstring", markdown_fences, priority=400)
