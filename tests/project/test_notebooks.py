@@ -1,0 +1,25 @@
+"""The tutorials run from top to bottom."""
+
+import json
+from pathlib import Path
+
+import matplotlib.pyplot
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_the_cells_run_in_order(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    matplotlib.pyplot.switch_backend("Agg")
+    namespace: dict[str, object] = {"__name__": "__tutorial__"}
+    for number, cell in enumerate(json.loads(notebook.read_text(encoding="utf-8"))["cells"]):
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), f"{notebook.name}, cell {number}", "exec"), namespace)
+    matplotlib.pyplot.close("all")
+
+
+def test_there_are_tutorials() -> None:
+    assert len(NOTEBOOKS) >= 5

@@ -1,0 +1,41 @@
+"""The site builds without a warning, offline, and its reference names everything that the package offers."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hf_specdec
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", str(DOCS), str(tmp_path / "html")]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert (tmp_path / "html" / "search.html").exists()
+    for page in (tmp_path / "html").rglob("*.html"):
+        loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text(encoding="utf-8"))
+        assert not loaded, f"{page.name} loads {loaded} from a network"
+
+
+@pytest.mark.parametrize("name", [name for name in hf_specdec.__all__ if not name.startswith("__")])
+def test_every_public_name_is_in_the_reference(name: str) -> None:
+    reference = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
+    assert re.search(rf":: hf_specdec\.{name}\b", reference)
+
+
+@pytest.mark.parametrize("name", [name for name in hf_specdec.__all__ if not name.startswith("__")])
+def test_every_public_name_has_an_example(name: str) -> None:
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
+    code = [block for page in pages for block in CODE.findall(page.read_text(encoding="utf-8"))]
+    for notebook in (DOCS / "tutorials").glob("*.ipynb"):
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        code += ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert any(re.search(rf"\b{name}\b", block) for block in code)
