@@ -39,6 +39,7 @@ unit: $(VENV)/.installed
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_reference.py
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
