@@ -88,6 +88,10 @@ class AutoDrafter(RoundDrafter):
         super().__init__(scorer)
         self.config, self.takes_trees, self.is_sampled = config, takes_trees, is_sampled
         self.remembers = memory is not None
+        self.window: AutoWindow | None = None
+        self._root: _Node | None = None
+        self._described: _Node | None = None  # the root of the last round, for observers
+        self.index = NgramIndex(MAX_NGRAM)
         self._start(SpecMemory(1, config.max_recycled) if memory is None else memory)
 
     @property
