@@ -31,7 +31,6 @@ class SpecStats:
         prefill_seconds, draft_seconds, verify_seconds, commit_seconds (`float`):
             time in the prompt's forward, in the drafter, in the target's forwards, and in choosing tokens and
             moving the cache. Seconds are of the host; on a GPU the forward's own time shows up where the host waits.
-        measure_seconds (`float`): time in measuring what forwards cost, at the first call of `auto`.
         peak_tree_size (`int`): most nodes verified at once, the root counted.
         seeds (`list[int] | None`): of a sampled batch: row r draws what plain generation of its prompt alone draws
             after `torch.manual_seed(seeds[r])`.
@@ -53,7 +52,6 @@ class SpecStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     commit_seconds: float = 0.0
-    measure_seconds: float = 0.0
     peak_tree_size: int = 0
     seeds: list[int] | None = None
     plain_reason: str | None = None

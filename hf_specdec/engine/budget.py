@@ -1,15 +1,16 @@
-"""How many drafted tokens a step verifies: as many as bring more tokens than their time is worth.
+"""How many drafted tokens a step verifies: as many as gain more tokens than come about in their time otherwise.
 
 A step's value is the tokens it is expected to add less the tokens that would come about in its time otherwise, by the
 rate of the steps before it (so the rate itself grows as large as it can: Dinkelbach's rule for a ratio). The trees'
 probabilities say what to expect, a `CostCurve` what a forward takes. Rows of a batch share a forward, so they are
 weighed together; those whose texts have ended and that cannot leave it cost as much, and bring nothing. Where nothing
-is worth its time, steps verify one token, as plain decoding does; where drafting itself is not worth its time, drafters
-rest, and try again ever more rarely.
+gains its time, steps verify one token, as plain decoding does; where drafting itself does not gain its time, drafters
+are paused, and tried again ever more rarely.
 
-    budget = Budget(costs, max_nodes=64, vocab_size=32000)
-    budget.prepare(target, roots, largest=65, agreement=agreement)
-    worth = budget.worth(num_rows, num_live)    # for the drafters
+What forwards of unknown sizes cost is found out by steps of these sizes, a few of them where many tokens are to come.
+
+    budget = Budget(costs, max_nodes=64)
+    cost = budget.draft_cost(num_rows, num_live, tokens_left=200)    # for the drafters
     trees = budget.cut(trees, num_live)
     budget.record(trees, num_live, num_tokens=3, seconds=0.04, draft_seconds=0.001)
 """
@@ -17,9 +18,7 @@ rest, and try again ever more rarely.
 import math
 from collections.abc import Sequence
 
-from hf_specdec.distributed.rank_sync import RankSync
-from hf_specdec.engine.cost_model import CostCurve, StepCosts, measure
-from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.engine.cost_model import CostCurve, StepCosts
 from hf_specdec.methods.base import DraftCost
 from hf_specdec.tree import DraftTree
 
@@ -29,13 +28,14 @@ FADE = 0.97  # of what earlier steps brought, a step
 FIRST_STEPS = 4.0  # plain steps that the rate starts with
 RETRY = 64  # steps of one token after which a small tree is tried, so that a changed machine is noticed
 RETRY_SIZE = 4
-FIRST_CREDIT = 1.5  # tokens a row that drafting may lose before it rests, when nothing is known yet
-CREDIT = 0.75  # the same after a rest; as much as it brings is added, up to the first
+FIRST_CREDIT = 1.5  # tokens a row that drafting may lose before it is paused, when nothing is known yet
+CREDIT = 0.75  # the same after a pause; as much as it gains is added, up to the first
 GREATEST_LOSS = 0.5  # of one step: more is a disturbance from outside
-NEGLIGIBLE = 0.015  # loss of tokens a step that is no reason to rest: who rests learns nothing
-SHORTEST_REST, LONGEST_REST = 16, 256  # steps
-MEMORY_OF_GAIN = 0.1  # weight of a step in what drafting gains
-MEASURE_AFTER = 2  # steps that show whether a forward is quick enough to be measured
+NEGLIGIBLE = 0.015  # loss of tokens a step that is no reason to pause: a paused drafter learns nothing
+SHORTEST_PAUSE, LONGEST_PAUSE = 16, 256  # steps
+GAIN_RATE = 0.1  # weight of a step in what drafting gains
+EXPLORE_EVERY = 8  # steps from one of an unknown size to the next
+EXPLORE_SHARE = 0.02  # of a call's time that such steps may add
 
 
 class Budget:
@@ -44,56 +44,56 @@ class Budget:
     Args:
         costs: of the target; kept on the model, corrected by this call's steps.
         max_nodes: most drafted tokens a row.
-        vocab_size: tokens that the target knows.
     """
 
-    def __init__(self, costs: StepCosts, *, max_nodes: int, vocab_size: int) -> None:
-        self.costs, self.max_nodes, self.vocab_size = costs, max_nodes, vocab_size
+    def __init__(self, costs: StepCosts, *, max_nodes: int) -> None:
+        self.costs, self.max_nodes = costs, max_nodes
         self._tokens = self._cost = FIRST_STEPS  # a row's tokens, and the time they took in steps of one token
         self._seconds_of_node = 0.0
         self._num_plain = self._num_steps = 0
         self._gain = 0.0  # tokens that drafting brings a step and row beyond what its time would bring otherwise
         self._expected = 0.0  # the same of this step, without the time of drafting
-        self._credit, self._resting, self._next_rest = FIRST_CREDIT, 0, SHORTEST_REST
+        self._credit, self._paused, self._next_pause = FIRST_CREDIT, 0, SHORTEST_PAUSE
+        self._explored: set[int] = set()  # unknown sizes that were tried
+        self._exploring, self._explored_at = 0, -EXPLORE_EVERY  # the size tried in this step, and when one was last
+        self._time = self._explored_time = 0.0  # of all steps, and added by trying sizes, in steps of one token
 
     @property
     def rate(self) -> float:
         """Tokens a live row that come about in the time of a step of one token; plain decoding's is 1."""
         return max(1.0, self._tokens / self._cost)
 
-    def prepare(self, target: ModelRunner, roots: Sequence[int], *, largest: int, rank_sync: RankSync) -> None:
-        """Before a step: measure what forwards of so many rows cost, if nobody knows yet and they are quick enough.
-
-        Args:
-            roots: the last token of each row's text.
-            largest: most columns a row that the target has room for.
-            agreement: of the processes that compute the target's forwards together.
-        """
-        curve = self.costs.curve(len(roots))
-        if not curve.is_measured and self._num_steps >= MEASURE_AFTER and curve.seconds_of_one is not None:
-            measure(target, curve, roots, vocab_size=self.vocab_size, largest=largest, rank_sync=rank_sync)
-
-    def worth(self, num_rows: int, num_live: int) -> DraftCost:
-        """What drafts of this step have to bring; a node of a resting drafter more than any can.
+    def draft_cost(self, num_rows: int, num_live: int, tokens_left: int) -> DraftCost:
+        """What drafts of this step have to gain; a node of a paused drafter more than any can.
 
         Args:
             num_live: rows whose texts go on.
+            tokens_left: most tokens that one of them may still get.
         """
-        if self._resting:
+        self._exploring = 0
+        if self._paused:
             return DraftCost(of_node=math.inf, of_forward=math.inf)
         curve = self.costs.curve(num_rows)
+        self._exploring = self._size_to_explore(curve, tokens_left)
+        if self._exploring > 1:
+            return DraftCost(of_node=0.0, of_forward=math.inf)
         one = curve.seconds_of_one
         drafting = self._seconds_of_node / one if one else 0.0
         widening = curve.slope(self.max_nodes + 1)  # shared with the other rows' nodes, as drafting is not
         return DraftCost(of_node=self.rate * (widening + num_live * drafting), of_forward=self.rate)
 
     def cut(self, trees: Sequence[DraftTree], num_live: int) -> list[DraftTree]:
-        """The trees without what is not worth its time, each row's first branch in front."""
-        if self._resting:
+        """The trees without what does not gain its time, each row's first branch in front."""
+        if self._paused:
             return list(trees)
         curve = self.costs.curve(len(trees))
         size, self._expected = self._best_size(trees, num_live, curve)
-        if size == 1:
+        if self._exploring:
+            self._explored.add(self._exploring)
+            self._explored_at = self._num_steps
+            self._explored_time += max(0.0, curve.ratio(self._exploring) - curve.ratio(size))
+            size = self._exploring
+        elif size == 1:
             self._num_plain += 1
             if self._num_plain % RETRY == 0:
                 size = RETRY_SIZE
@@ -120,25 +120,35 @@ class Budget:
         if curve.seconds_of_one is None:
             return
         self._tokens = FADE * self._tokens + num_tokens / num_live
-        self._cost = FADE * self._cost + curve.ratio(widest) + draft_seconds / curve.seconds_of_one
+        time = curve.ratio(widest) + draft_seconds / curve.seconds_of_one
+        self._cost, self._time = FADE * self._cost + time, self._time + time
         num_drafted = sum(tree.num_draft_tokens for tree in trees)
         if num_drafted:
             self._seconds_of_node += 0.1 * (draft_seconds / num_drafted - self._seconds_of_node)
-        self._rest_or_try(self._expected / num_live - self.rate * draft_seconds / curve.seconds_of_one)
+        if not self._exploring:
+            self._pause_or_go_on(self._expected / num_live - self.rate * draft_seconds / curve.seconds_of_one)
 
-    def _rest_or_try(self, gain: float) -> None:
-        """Let the drafters rest where the last steps' drafts brought less than their own time."""
-        if self._resting:
-            self._resting -= 1
+    def _size_to_explore(self, curve: CostCurve, tokens_left: int) -> int:
+        """A size that nobody knows the cost of and that the tokens still to come can afford; 0 for none."""
+        if self._num_steps == 0 or self._num_steps < self._explored_at + EXPLORE_EVERY:
+            return 0
+        affordable = EXPLORE_SHARE * (self._time + tokens_left / self.rate) - self._explored_time
+        unknown = (size for size in curve.unknown(self.max_nodes + 1) if size not in self._explored)
+        return next((size for size in unknown if curve.ratio(size) - 1.0 <= affordable), 0)
+
+    def _pause_or_go_on(self, gain: float) -> None:
+        """Pause the drafters where the last steps' drafts gained less than their own time."""
+        if self._paused:
+            self._paused -= 1
             self._credit = CREDIT
             return
         gain = max(gain, -GREATEST_LOSS)
-        self._gain += MEMORY_OF_GAIN * (gain - self._gain)
+        self._gain += GAIN_RATE * (gain - self._gain)
         self._credit = min(FIRST_CREDIT, self._credit + gain)
         if self._gain > 0.0:
-            self._next_rest = SHORTEST_REST
+            self._next_pause = SHORTEST_PAUSE
         elif self._credit < 0.0 and self._gain < -NEGLIGIBLE:
-            self._resting, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
+            self._paused, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
             self._gain = 0.0
 
     def _best_size(self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve) -> tuple[int, float]:
@@ -151,13 +161,13 @@ class Budget:
             for size, probability in enumerate(tree.probabilities[1 : self.max_nodes + 1], 2):
                 gains[size] += probability
             largest = max(largest, min(len(tree), self.max_nodes + 1))
-        price = self.rate * num_live
+        time_value = self.rate * num_live  # tokens that come about in the time of one forward
         extra = max(tree.num_columns - len(tree) for tree in trees)  # drafters weigh these themselves
-        alone = price * curve.ratio(1 + extra)
+        alone = time_value * curve.ratio(1 + extra)
         best, best_value, value = 1, 0.0, 0.0
         for size in range(2, largest + 1):
             value += gains[size]
-            worth = value - price * curve.ratio(size + extra) + alone
-            if worth > best_value:
-                best, best_value = size, worth
+            gain = value - time_value * curve.ratio(size + extra) + alone
+            if gain > best_value:
+                best, best_value = size, gain
         return best, best_value

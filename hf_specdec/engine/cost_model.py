@@ -1,7 +1,7 @@
-"""What the target's forwards cost: t(T)/t(1) for T tokens a row, by the number of rows; measured, corrected, saved.
+"""What the target's forwards cost: t(T)/t(1) for T tokens a row, by the number of rows; learned, measured, saved.
 
-Knows clocks and forwards; nothing of drafts or of what is worth its cost. Safe to share between threads: a lost
-correction is made up for by the next.
+Decoding teaches it, by the time of each step; `measure` times forwards for a file. Knows nothing of drafts or of what
+they gain. Safe to share between threads: a lost correction is made up for by the next.
 
     costs = StepCosts.of_device(torch.device("cpu"))
     curve = costs.curve(num_rows=1)
@@ -10,6 +10,7 @@ correction is made up for by the next.
     curve.observe(num_columns=8, seconds=0.031)
 """
 
+import itertools
 import json
 import math
 import os
@@ -29,17 +30,18 @@ from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["CostCurve", "StepCosts", "measure"]
 
+LEAST = 0.5  # of a ratio: noise makes no forward free
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 ORDER = (1, 8, 32, 2, 64, 4, 16, 12, 24, 48)  # first those that tell most
-ROUNDS = 5
-SECONDS = 0.4  # for measuring at first use
 SLOPES = {"cpu": 0.045}  # cost of one more token before anything is known, over a forward of one
 SLOPE = 0.004  # on accelerators
 FORMAT = "hf_specdec costs 1"
 LARGEST_RATIO, LARGEST_SIZE = 1e6, 1 << 20  # that a file of costs may hold
 TOWARDS_NOW = 0.1  # share of a step's surprise that goes into the time of one token
-TOWARDS_SHAPE = 0.03  # and into the ratio of its size
+TOWARDS_SHAPE = 0.03  # and into the ratio of its size; of first steps of a size more, the mean of all of them
 LARGEST_SURPRISE = 2.0  # a step that took longer was disturbed from outside
+ASSUMED_SPAN = 16  # tokens as which the assumed slope counts beyond the largest known size
+MEASURED_COUNT = 32  # steps as which a measured size counts
 
 
 class CostCurve:
@@ -47,14 +49,25 @@ class CostCurve:
 
     Attributes:
         ratios (`list[float]`): at `SIZES`, lines in between; the last line goes on.
+        counts (`list[int]`): steps that each of these sizes was learned from; sizes without any follow the others.
         seconds_of_one (`float | None`): time of a step with a single token now; `None` before the first one.
-        is_measured (`bool`): whether the ratios were measured, not assumed.
+        is_measured (`bool`): whether `measure` or a file gave the ratios.
+
+    Args:
+        slope: what one more token is assumed to cost, before anything is known.
     """
 
     def __init__(self, slope: float) -> None:
+        self.slope_assumed = slope
         self.ratios = [1.0 + slope * (size - 1) for size in SIZES]
+        self.counts = [0] * len(SIZES)
         self.seconds_of_one: float | None = None
         self.is_measured = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether steps or a measurement have taught it more than one size."""
+        return sum(count > 0 for count in self.counts) > 1
 
     def ratio(self, num_columns: float) -> float:
         """t(T)/t(1); below 1 the first line goes on."""
@@ -69,41 +82,65 @@ class CostCurve:
         return max(0.0, min((self.ratio(size) - 1.0) / (size - 1) for size in sizes))
 
     def set(self, seconds: dict[int, float]) -> None:
-        """Take measured times by size, that of 1 among them; sizes in between and beyond follow by lines."""
-        known = {size: time / seconds[1] for size, time in sorted(seconds.items())}
-        sizes = list(known)
-        for place, size in enumerate(SIZES):
-            right = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
-            left = max(right - 1, 0)
-            if left == right:
-                break
-            steepness = (known[sizes[right]] - known[sizes[left]]) / (sizes[right] - sizes[left])
-            self.ratios[place] = max(0.5, known[sizes[left]] + steepness * (size - sizes[left]))
-        self.ratios[0] = 1.0
+        """Take measured times of some of `SIZES`, that of 1 among them; the others follow."""
+        self.counts = [MEASURED_COUNT * (size in seconds) for size in SIZES]
+        for size, taken in seconds.items():
+            self.ratios[SIZES.index(size)] = max(LEAST, taken / seconds[1])
+        self._fill()
         self.is_measured = True
+
+    def unknown(self, limit: int) -> list[int]:
+        """Sizes up to `limit` that nothing was learned from, those that would tell most first."""
+        return [size for size in ORDER if size <= limit and not self.counts[SIZES.index(size)]]
 
     def of_share(self, share: float) -> "CostCurve":
         """The curve of a share of the rows, if a forward's time depends on its tokens alone."""
         curve, one = CostCurve(0.0), max(share, self.ratio(share))
         curve.ratios = [max(0.5, self.ratio(size * share) / one) for size in SIZES]
         curve.seconds_of_one = None if self.seconds_of_one is None else self.seconds_of_one * one
-        curve.is_measured = self.is_measured
+        curve.slope_assumed, curve.is_measured = self.slope_assumed, self.is_measured
+        curve.counts = [int(self.is_known)] * len(SIZES)
         return curve
 
     def observe(self, num_columns: int, seconds: float) -> None:
         """Correct the curve by a step that was taken: the time of one token quickly, the ratios slowly."""
         if self.seconds_of_one is None:
             self.seconds_of_one = seconds / self.ratio(num_columns)
+            self.counts[0] += num_columns == 1
             return
         surprise = seconds / (self.seconds_of_one * self.ratio(num_columns))
         surprise = max(1.0 / LARGEST_SURPRISE, min(LARGEST_SURPRISE, surprise))
-        self.seconds_of_one *= surprise**TOWARDS_NOW
         if num_columns == 1:  # then all other sizes cost less, or more, in comparison
+            share = max(TOWARDS_NOW, 1.0 / (self.counts[0] + 2))
+            self.counts[0] += 1
+            self.seconds_of_one *= surprise**share
             for place in range(1, len(SIZES)):
                 self.ratios[place] *= surprise**-TOWARDS_SHAPE
             return
+        self.seconds_of_one *= surprise**TOWARDS_NOW
         place = min(range(1, len(SIZES)), key=lambda place: abs(SIZES[place] - num_columns))
-        self.ratios[place] *= surprise**TOWARDS_SHAPE
+        share = max(TOWARDS_SHAPE, 1.0 / (self.counts[place] + 2))
+        self.counts[place] += 1
+        self.ratios[place] = max(LEAST, self.ratios[place] * surprise**share)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Let sizes that nothing was learned from follow: lines between known ones; beyond, the last line.
+
+        A short last line says little of sizes far beyond it, so the assumed slope has a share in it.
+        """
+        known = [0, *[place for place in range(1, len(SIZES)) if self.counts[place]]]
+        self.ratios[0] = 1.0
+        for left, right in itertools.pairwise(known):
+            steepness = (self.ratios[right] - self.ratios[left]) / (SIZES[right] - SIZES[left])
+            for place in range(left + 1, right):
+                self.ratios[place] = self.ratios[left] + steepness * (SIZES[place] - SIZES[left])
+        last = known[-1]
+        before = known[-2] if last else 0
+        rise, span = self.ratios[last] - self.ratios[before], SIZES[last] - SIZES[before]
+        steepness = (max(0.0, rise) + self.slope_assumed * ASSUMED_SPAN) / (span + ASSUMED_SPAN)
+        for place in range(last + 1, len(SIZES)):
+            self.ratios[place] = self.ratios[last] + steepness * (SIZES[place] - SIZES[last])
 
 
 class StepCosts:
@@ -124,14 +161,13 @@ class StepCosts:
         return cls(SLOPES.get(device.type, SLOPE))
 
     def curve(self, num_rows: int) -> CostCurve:
-        """The curve of as many rows, rounded up to a power of two; at first that of more rows, where one was measured.
+        """The curve of as many rows, rounded up to a power of two; at first that of more rows, where one is known.
 
-        So rows that leave a batch cost no measuring.
+        So nothing is learned anew as rows leave a batch.
         """
         rows = 1 << max(num_rows - 1, 0).bit_length()
         if rows not in self._curves:
-            measured = [known for known, curve in self._curves.items() if curve.is_measured and known > rows]
-            more = min(measured, default=0)
+            more = min([known for known, curve in self._curves.items() if curve.is_known and known > rows], default=0)
             self._curves[rows] = self._curves[more].of_share(rows / more) if more else CostCurve(self._slope)
         return self._curves[rows]
 
@@ -176,12 +212,12 @@ def measure(
     roots: Sequence[int],
     *,
     vocab_size: int,
-    largest: int = ORDER[4],
-    seconds: float = SECONDS,
-    rounds: int = ROUNDS,
+    largest: int,
+    seconds: float,
+    rounds: int,
     rank_sync: RankSync | None = None,
 ) -> dict[int, float]:
-    """Time forwards of different sizes behind the target's cached texts; the cache is left as it was.
+    """Time forwards of different sizes after the target's cached texts; the cache is left as it was.
 
     Args:
         curve: what is known so far, the time of one token among it; gets the results.
@@ -220,7 +256,6 @@ def measure(
     found = {size: median(tries) for size, tries in sorted(times.items())}
     if len(found) > 1 and 1 in found:
         curve.set(found)
-    curve.is_measured = True
     return found
 
 

@@ -129,7 +129,7 @@ class SpecLoop:
 
     def _step(self) -> None:
         if self.budget is not None:
-            self._measure(self.budget)
+            self._set_draft_cost(self.budget)
         began = time.perf_counter()
         trees = self.rank_sync.trees(self._draft, self.draft_model)
         drafted = time.perf_counter()
@@ -183,19 +183,13 @@ class SpecLoop:
             elif self.draft_model is not None:
                 self.draft_model.keep(place, result.tokens)
 
-    def _measure(self, budget: Budget) -> None:
-        """Let the budget see what forwards cost and the drafters what drafts have to bring."""
-        start = time.perf_counter()
-        room = self._room()
-        depths = [self._depth(place, row, room) for place, row in enumerate(self._active) if not row.finished]
-        depth = min(depths, default=0)
-        largest = self.limits.budget if self.target.tier == "tree" and depth > 1 else depth
-        roots = [row.text.tokens[-1] for row in self._active]
-        budget.prepare(self.target, roots, largest=largest + 1, rank_sync=self.rank_sync)
-        self.stats.measure_seconds += time.perf_counter() - start
-        worth = budget.worth(len(self._active), self._num_live)
+    def _set_draft_cost(self, budget: Budget) -> None:
+        """Let the drafters know what drafts have to gain."""
+        lengths = [(row.stop_check.max_length, len(row.text)) for row in self._active if not row.finished]
+        tokens_left = max([0 if most is None else most - length for most, length in lengths], default=0)
+        cost = budget.draft_cost(len(self._active), self._num_live, tokens_left)
         for row in self._active:
-            row.drafter.worth = worth
+            row.drafter.draft_cost = cost
 
     def _draft(self) -> list[DraftTree]:
         """The drafters' trees, cut to what the model can verify and what the texts have room for."""

@@ -45,7 +45,7 @@ class GuardedDrafter(Drafter):
         """The drafter's tree, or after an error the root alone."""
         last = self.row.text.tokens[-1]
         try:
-            self.drafter.worth = self.worth
+            self.drafter.draft_cost = self.draft_cost
             tree = self.drafter.propose(budget)
             if tree.tokens[0] != last:
                 rule = "must be the last token of the text"

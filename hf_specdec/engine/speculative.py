@@ -119,8 +119,7 @@ def budget_of(model: PreTrainedModel, most: int, costs: StepCosts | None) -> Bud
     """The budget of calls that draft at most `most` tokens a step; none without costs."""
     if costs is None:
         return None
-    vocab_size = getattr(compat.text_config(model.config), "vocab_size", None) or 1
-    return Budget(costs, max_nodes=most, vocab_size=vocab_size)
+    return Budget(costs, max_nodes=most)
 
 
 def _texts(call: Call) -> list[TokenBuffer]:

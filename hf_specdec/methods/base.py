@@ -24,11 +24,11 @@ __all__ = ["DraftCost", "Drafter"]
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """What a draft has to bring, in expected tokens; set before each `propose` where costs are known.
+    """What a draft has to gain, in expected tokens; set before each `propose` where costs are known.
 
     Attributes:
         of_node (`float`): by one node; one that is less likely to be accepted is better left out.
-        of_forward (`float`): by as much time as a forward of the target takes.
+        of_forward (`float`): in as much time as a forward of the target takes.
     """
 
     of_node: float = 0.0
@@ -42,14 +42,14 @@ class Drafter(CandidateGenerator, ABC):
         needs_logits (`bool`): whether `observe` reads `logits`; if not, the loop passes `None` and saves a copy.
         is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
         max_extra_tokens (`int`): most extra tokens beside a tree; a static cache's forwards have room for them.
-        worth (`DraftCost`): what a draft has to bring.
+        draft_cost (`DraftCost`): what a draft has to gain.
         view: what it shows of itself to `spec_observer` after a step, if anything.
     """
 
     needs_logits: bool = False
     is_deterministic: bool = True
     max_extra_tokens: int = 0
-    worth: DraftCost = DraftCost()
+    draft_cost: DraftCost = DraftCost()
     view: Any = None
     _assisted_ids: list[int] | None = None
     _assisted_tree: DraftTree | None = None

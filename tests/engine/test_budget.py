@@ -5,8 +5,17 @@ import math
 import pytest
 import torch
 
-from hf_specdec.engine.budget import FIRST_CREDIT, LONGEST_REST, RETRY, RETRY_SIZE, SHORTEST_REST, Budget
-from hf_specdec.engine.cost_model import StepCosts
+from hf_specdec.engine.budget import (
+    EXPLORE_EVERY,
+    EXPLORE_SHARE,
+    FIRST_CREDIT,
+    LONGEST_PAUSE,
+    RETRY,
+    RETRY_SIZE,
+    SHORTEST_PAUSE,
+    Budget,
+)
+from hf_specdec.engine.cost_model import ORDER, SIZES, StepCosts
 from hf_specdec.methods.base import DraftCost
 from hf_specdec.tree import DraftTree, ExtraTokens
 
@@ -17,9 +26,9 @@ FLAT, STEEP = 0.0, 1.0  # what a token more costs, in steps of one
 def budget_of(slope: float, *, rows: int = 1, max_nodes: int = 64) -> Budget:
     costs = StepCosts(0.3)
     curve = costs.curve(rows)
-    curve.set({1: ONE, 128: ONE * (1.0 + 127 * slope)})
+    curve.set({size: ONE * (1.0 + (size - 1) * slope) for size in SIZES})
     curve.seconds_of_one = ONE
-    return Budget(costs, max_nodes=max_nodes, vocab_size=100)
+    return Budget(costs, max_nodes=max_nodes)
 
 
 def chain(*probabilities: float) -> DraftTree:
@@ -27,8 +36,8 @@ def chain(*probabilities: float) -> DraftTree:
 
 
 def step(budget: Budget, probability: float, *, num_tokens: int, drafting: float) -> list[DraftTree] | None:
-    """One step of one row; `None` where the drafter rested."""
-    if budget.worth(1, 1).of_node == math.inf:
+    """One step of one row; `None` where the drafter was paused."""
+    if budget.draft_cost(1, 1, 0).of_node == math.inf:
         budget.record([DraftTree.chain(1)], 1, num_tokens=1, seconds=ONE, draft_seconds=0.0)
         return None
     trees = budget.cut([chain(*[probability ** (depth + 1) for depth in range(8)])], 1)
@@ -135,12 +144,12 @@ def test_now_and_then_a_small_tree_is_tried_where_none_pays() -> None:
     assert max(sizes) == RETRY_SIZE
 
 
-def test_drafters_hear_what_a_node_has_to_bring() -> None:
-    assert budget_of(0.1).worth(1, 1) == DraftCost(of_node=pytest.approx(0.1), of_forward=1.0)
+def test_drafters_are_told_what_a_node_has_to_gain() -> None:
+    assert budget_of(0.1).draft_cost(1, 1, 100) == DraftCost(of_node=pytest.approx(0.1), of_forward=1.0)
 
 
-def rests(budget: Budget, steps: int, **how: float) -> list[int]:
-    """Lengths of the rests in so many steps."""
+def pauses(budget: Budget, steps: int, **how: float) -> list[int]:
+    """Lengths of the pauses in so many steps."""
     found, length = [], 0
     for _ in range(steps):
         if step(budget, how["probability"], num_tokens=1, drafting=how["drafting"]) is None:
@@ -151,13 +160,13 @@ def rests(budget: Budget, steps: int, **how: float) -> list[int]:
     return found
 
 
-def test_drafters_rest_where_drafting_costs_more_than_it_brings_and_ever_longer() -> None:
-    found = rests(budget_of(0.5), 1_500, probability=0.05, drafting=0.2 * ONE)
-    assert found[:3] == [SHORTEST_REST, 2 * SHORTEST_REST, 4 * SHORTEST_REST]
-    assert max(found) == LONGEST_REST
+def test_drafters_are_paused_where_drafting_costs_more_than_it_gains_and_ever_longer() -> None:
+    found = pauses(budget_of(0.5), 1_500, probability=0.05, drafting=0.2 * ONE)
+    assert found[:3] == [SHORTEST_PAUSE, 2 * SHORTEST_PAUSE, 4 * SHORTEST_PAUSE]
+    assert max(found) == LONGEST_PAUSE
 
 
-def test_a_first_rest_comes_when_so_much_is_lost_and_no_sooner() -> None:
+def test_a_first_pause_comes_when_so_much_is_lost_and_no_sooner() -> None:
     """Plain decoding's rate is 1, so a step loses what its drafting takes."""
     budget = budget_of(0.5)
     taken = [step(budget, 0.0, num_tokens=1, drafting=0.1 * ONE) for _ in range(40)]
@@ -165,17 +174,17 @@ def test_a_first_rest_comes_when_so_much_is_lost_and_no_sooner() -> None:
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.3])
-def test_rests_grow_whatever_is_lost(share: float) -> None:
-    found = rests(budget_of(0.5), 1_500, probability=0.0, drafting=share * ONE)
-    assert found[:3] == [SHORTEST_REST, 2 * SHORTEST_REST, 4 * SHORTEST_REST]
+def test_pauses_grow_whatever_is_lost(share: float) -> None:
+    found = pauses(budget_of(0.5), 1_500, probability=0.0, drafting=share * ONE)
+    assert found[:3] == [SHORTEST_PAUSE, 2 * SHORTEST_PAUSE, 4 * SHORTEST_PAUSE]
 
 
-def test_a_small_loss_is_no_reason_to_rest() -> None:
+def test_a_small_loss_is_no_reason_to_pause() -> None:
     budget = budget_of(0.5)
     assert None not in [step(budget, 0.0, num_tokens=1, drafting=0.01 * ONE) for _ in range(600)]
 
 
-def test_one_long_disturbance_is_no_reason_to_rest() -> None:
+def test_one_long_disturbance_is_no_reason_to_pause() -> None:
     budget = budget_of(0.02)
     steps = [(0.8, 3, 0.05)] * 20 + [(0.8, 3, 50.0)] + [(0.8, 3, 0.05)] * 20
     assert None not in [step(budget, p, num_tokens=count, drafting=share * ONE) for p, count, share in steps]
@@ -186,10 +195,60 @@ def test_drafting_that_pays_goes_on() -> None:
     assert None not in [step(budget, 0.8, num_tokens=3, drafting=0.05 * ONE) for _ in range(300)]
 
 
-def test_after_a_rest_a_text_that_can_be_drafted_again_is() -> None:
+def test_after_a_pause_a_text_that_can_be_drafted_again_is() -> None:
     budget = budget_of(0.02)
-    assert rests(budget, 600, probability=0.01, drafting=0.3 * ONE)
+    assert pauses(budget, 600, probability=0.01, drafting=0.3 * ONE)
     later = [step(budget, 0.9, num_tokens=4, drafting=0.05 * ONE) for _ in range(600)]
-    assert None not in later[LONGEST_REST:]
-    worse = rests(budget, 400, probability=0.01, drafting=0.3 * ONE)
-    assert worse[0] == SHORTEST_REST
+    assert None not in later[LONGEST_PAUSE:]
+    worse = pauses(budget, 400, probability=0.01, drafting=0.3 * ONE)
+    assert worse[0] == SHORTEST_PAUSE
+
+
+def decode(budget: Budget, num_tokens: int, slope: float) -> list[int]:
+    """A call of so many tokens, one a step, drafts of 64 likely nodes and more; returns the sizes of its steps."""
+    sizes = []
+    for done in range(num_tokens):
+        cost = budget.draft_cost(1, 1, num_tokens - done)
+        most = 64 if cost.of_node < 1.0 else 0
+        (tree,) = budget.cut([chain(*[0.01] * most)], 1)
+        seconds = ONE * (1.0 + slope * (len(tree) - 1))
+        budget.record([tree], 1, num_tokens=1, seconds=seconds, draft_seconds=0.0)
+        sizes.append(len(tree))
+    return sizes
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.01, 0.05, 0.2])
+@pytest.mark.parametrize("num_tokens", [1, 4, 5, 64, 600])
+def test_a_call_spends_little_of_its_time_on_unknown_sizes(num_tokens: int, slope: float) -> None:
+    """A share of the whole call, and what the first of them cost more than assumed."""
+    sizes = decode(Budget(StepCosts(0.045), max_nodes=64), num_tokens, slope)
+    added = slope * sum(size - 1 for size in sizes)
+    assert added <= max(1.0, slope / 0.045) * EXPLORE_SHARE * num_tokens + slope * 10
+    if slope >= 0.05:  # else larger trees pay
+        assert sum(size > 2 for size in sizes) <= num_tokens / EXPLORE_EVERY + num_tokens / RETRY + 1
+
+
+@pytest.mark.parametrize("slope", [0.005, 0.045])
+def test_a_long_call_learns_what_every_size_costs(slope: float) -> None:
+    budget = Budget(StepCosts(0.02), max_nodes=64)
+    sizes = decode(budget, 2_000, slope)
+    assert set(ORDER) <= set(sizes)
+    curve = budget.costs.curve(1)
+    assert curve.unknown(65) == []
+    fresh = StepCosts(0.02).curve(1)
+    for size in (8, 32, 64):
+        true = 1.0 + slope * (size - 1)
+        assert abs(curve.ratio(size) - true) < 0.7 * abs(fresh.ratio(size) - true)
+
+
+@pytest.mark.parametrize("num_tokens", [2, 3, 4, 5])
+def test_short_calls_leave_costs_that_later_ones_can_use(num_tokens: int) -> None:
+    """Ten warm-up calls, their steps three times as long as assumed or a tenth: nothing is settled by them."""
+    costs = StepCosts(0.045)
+    for _ in range(10):
+        decode(Budget(costs, max_nodes=64), num_tokens, slope=0.02)
+    curve = costs.curve(1)
+    assert not curve.is_measured
+    assert curve.ratio(64) == pytest.approx(1.0 + 0.045 * 63, rel=0.5)
+    assert len(decode(Budget(costs, max_nodes=64), 600, slope=0.02)) == 600
+    assert curve.ratio(32) == pytest.approx(1.0 + 0.02 * 31, rel=0.35)

@@ -28,7 +28,7 @@ def test_measured_times_become_ratios_with_lines_between_them() -> None:
     assert [curve.ratio(size) for size in (1, 8, 64)] == pytest.approx([1.0, 1.5, 2.9])
     assert curve.ratio(4) == pytest.approx(1.0 + 0.5 * 3 / 7)
     assert curve.ratio(32) == pytest.approx(1.5 + 1.4 * 24 / 56)
-    assert curve.ratio(128) == pytest.approx(2.9 + 1.4 * 64 / 56)
+    assert curve.ratio(128) == pytest.approx(2.9 + 64 * (1.4 + 0.1 * 16) / (56 + 16))
 
 
 def test_noise_in_a_measurement_makes_no_forward_free() -> None:
@@ -53,8 +53,8 @@ def test_what_is_seen_moves_the_curve_towards_it() -> None:
     assert curve.seconds_of_one == 0.01
     before = curve.ratio(8)
     curve.observe(8, 0.01 * before * 1.5)
-    assert before < curve.ratio(8) < 1.1 * before
-    assert curve.ratio(32) == linear(0.1).ratio(32)
+    assert before < curve.ratio(8) < 1.3 * before
+    assert curve.ratio(32) == pytest.approx(linear(0.1).ratio(32), rel=0.3)
     for _ in range(400):
         curve.observe(1, 0.01)
         curve.observe(8, 0.04)
@@ -162,6 +162,9 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
         StepCosts(0.1).load(tmp_path / "costs.json")
 
 
+HOW: dict[str, Any] = {"largest": 64, "seconds": 0.4, "rounds": 5}
+
+
 class Clocked:
     """A target whose forwards take the time that `cost` says, on a clock of their own."""
 
@@ -195,7 +198,7 @@ def clocked(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("tier", ["tree", "chain"])
 def test_measuring_finds_what_forwards_take_and_keeps_no_token(clocked: Any, tier: str) -> None:
     target, curve = clocked(lambda size: 1e-3 * (1.0 + 0.02 * size), tier), linear()
-    found = measure(target, curve, [3, 4], vocab_size=40)
+    found = measure(target, curve, [3, 4], vocab_size=40, **HOW)
     assert found[8] == pytest.approx(1e-3 * 1.16)
     assert curve.ratio(48) == pytest.approx((1.0 + 0.02 * 48) / 1.02)
     assert set(target.sizes) == set(module.ORDER)
@@ -208,30 +211,30 @@ def test_measuring_finds_what_forwards_take_and_keeps_no_token(clocked: Any, tie
 def test_measuring_ends_in_time(clocked: Any) -> None:
     target, curve = clocked(lambda size: 0.1), linear(0.0)
     curve.observe(1, 0.1)
-    measure(target, curve, [3], vocab_size=40, seconds=0.35)
+    measure(target, curve, [3], vocab_size=40, **{**HOW, "seconds": 0.35})
     assert target.sizes == [1, 8, 32]
     assert curve.is_measured
 
 
-def test_a_forward_too_slow_to_be_measured_is_not_tried_again_and_again(clocked: Any) -> None:
+def test_a_forward_too_slow_to_be_measured_is_not_called_measured(clocked: Any) -> None:
     target, curve = clocked(lambda size: 3.0), linear(0.1)
     curve.observe(1, 3.0)
-    measure(target, curve, [3], vocab_size=5)
+    measure(target, curve, [3], vocab_size=5, **HOW)
     assert target.sizes == []
-    assert curve.is_measured
+    assert not curve.is_measured
     assert curve.ratio(8) == pytest.approx(1.7)
 
 
 def test_measuring_stays_within_the_room_there_is(clocked: Any) -> None:
     target = clocked(lambda size: 1e-3)
-    measure(target, linear(), [3], vocab_size=50, largest=10)
+    measure(target, linear(), [3], vocab_size=50, **{**HOW, "largest": 10})
     assert set(target.sizes) == {1, 2, 4, 8}
 
 
 def test_a_vocabulary_too_small_for_a_tree_of_a_size_is_not_timed_at_it(clocked: Any) -> None:
     """A smaller tree's time must not be taken for that of the size that was wanted."""
     target = clocked(lambda size: 1e-3 * size)
-    found = measure(target, linear(), [3], vocab_size=5)
+    found = measure(target, linear(), [3], vocab_size=5, **HOW)
     assert set(target.sizes) == set(found) == {1, 2, 4, 8}
 
 

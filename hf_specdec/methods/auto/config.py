@@ -47,7 +47,7 @@ class AutoSpecConfig(SpecConfig):
             Most forwards of the draft model a step, where `assistant_model` is given; fewer where they do not pay.
         costs (`str`, *optional*):
             File that `hf-specdec tune` has written, with the times of this model's forwards on this machine. `None`
-            measures them at the first call, in about 0.4 seconds.
+            learns them from the steps of calls.
         draft_model_device_list (`list[int | str]`, *optional*):
             Devices of the draft model, as for `spec_method="draft_model"`.
         target_model_device_list (`list[int | str]`, *optional*):

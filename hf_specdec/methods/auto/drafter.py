@@ -95,14 +95,14 @@ class AutoDrafter(RoundDrafter):
         self._start(SpecMemory(1, config.max_recycled) if memory is None else memory)
 
     @property
-    def rests(self) -> bool:
-        """Whether no draft can be worth its time now: then nothing is looked up and no logits are read."""
-        return self.worth.of_node >= 1.0
+    def is_paused(self) -> bool:
+        """Whether no draft can gain its time now: then nothing is looked up and no logits are read."""
+        return self.draft_cost.of_node >= 1.0
 
     @property
     def needs_logits(self) -> bool:  # type: ignore[override]
         """Whether the next step's logits are kept."""
-        return self.config.use_recycled and not self.rests
+        return self.config.use_recycled and not self.is_paused
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Index the prompt."""
@@ -114,7 +114,7 @@ class AutoDrafter(RoundDrafter):
     def grow(self, budget: int) -> DraftRound:
         """The tree of the likeliest nodes, at most `budget`; asks the draft model as often as that pays."""
         budget = min(budget, self.config.node_budget)
-        if budget < 1 or self.rests:
+        if budget < 1 or self.is_paused:
             self._root = None
             return DraftTree.chain(self.index.tokens[-1])
         root = self._root = self._described = _Node(self.index.tokens[-1], self.predictor.text_of(self.index))
@@ -181,7 +181,7 @@ class AutoDrafter(RoundDrafter):
 
     def _likeliest(self, root: _Node, budget: int) -> list[_Node]:
         """At most `budget` nodes in the order of their probabilities, each behind its parent."""
-        floor = max(SMALLEST, self.worth.of_node)
+        floor = max(SMALLEST, self.draft_cost.of_node)
         nodes: list[_Node] = []
         waiting: list[tuple[float, int, _Node, int]] = []  # (-probability, order of arrival, parent, token)
         arrivals = 0
@@ -212,7 +212,7 @@ class AutoDrafter(RoundDrafter):
         tree = builder.build().with_probabilities((1.0, *[node.probability for node in nodes]))
         if self.window is None:
             return tree
-        return tree.with_extra(self.window.beside(self.index.tokens, self.worth.of_node))
+        return tree.with_extra(self.window.beside(self.index.tokens, self.draft_cost.of_node))
 
     def _value(self, nodes: Sequence[_Node]) -> float:
         """Expected accepted tokens of a tree by what is known now, less those that its forward has to bring."""
@@ -223,7 +223,7 @@ class AutoDrafter(RoundDrafter):
             if parent.guess is None:
                 parent.guess = self.predictor.guess(parent.context, parent.drafted)
             probabilities[id(node)] = probabilities.get(id(parent), 1.0) * parent.guess.share(node.token)
-        return sum(probabilities.values()) - len(nodes) * self.worth.of_node
+        return sum(probabilities.values()) - len(nodes) * self.draft_cost.of_node
 
     def _worth_scoring(self, root: _Node, nodes: Sequence[_Node]) -> list[_Node]:
         """The likeliest nodes that the draft model has not been asked for and can be."""
@@ -242,7 +242,7 @@ class AutoDrafter(RoundDrafter):
     def _pays(self, number: int) -> bool:
         """Whether the draft model's forward of this number is worth its time, by what such forwards added before."""
         assert self.scorer is not None
-        if self.predictor.experience.gain(number) >= self.scorer.relative_cost * self.worth.of_forward:
+        if self.predictor.experience.gain(number) >= self.scorer.relative_cost * self.draft_cost.of_forward:
             return True
         self._skipped += 1
         return self._skipped % RETRY == 0
@@ -250,7 +250,7 @@ class AutoDrafter(RoundDrafter):
     def _learn(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """Let the predictor see the token behind every context that the text went through."""
         node, place = self._root, 0
-        floor, without, gained = max(SMALLEST, self.worth.of_node), 1.0, 0
+        floor, without, gained = max(SMALLEST, self.draft_cost.of_node), 1.0, 0
         for token in accepted:
             if node is None or node.guess is None:
                 break

@@ -126,7 +126,7 @@ def test_nodes_that_cannot_be_worth_their_time_are_left_out(memory: SpecMemory) 
     drafter = drafter_of(memory)
     drafter.begin(text_of(30))
     everything = drafter.propose(64).probabilities
-    drafter.worth = DraftCost(of_node=0.2)
+    drafter.draft_cost = DraftCost(of_node=0.2)
     some = drafter.propose(64).probabilities
     assert everything is not None
     assert some is not None
@@ -140,14 +140,14 @@ def test_it_rests_where_nothing_can_be_worth_its_time(memory: SpecMemory, worth:
     drafter = drafter_of(memory, scorer=scorer)
     drafter.begin(text_of(30))
     assert drafter.needs_logits
-    drafter.worth = DraftCost(of_node=worth, of_forward=worth)
-    assert drafter.rests
+    drafter.draft_cost = DraftCost(of_node=worth, of_forward=worth)
+    assert drafter.is_paused
     assert not drafter.needs_logits
     tree = drafter.propose(16)
     assert len(tree) == 1
     assert scorer.requests == []
     drafter.observe(tree, None, [3])
-    drafter.worth = DraftCost()
+    drafter.draft_cost = DraftCost()
     assert drafter.propose(16).tokens[0] == 3
 
 

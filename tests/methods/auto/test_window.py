@@ -47,7 +47,7 @@ def drafter_of(
     **config: int | bool,
 ) -> AutoDrafter:
     drafter = AutoDrafter(AutoSpecConfig.parse(config), memory or SpecMemory())
-    drafter.worth = worth
+    drafter.draft_cost = worth
     drafter.begin(prompt)
     return drafter
 
@@ -148,7 +148,7 @@ def test_configurations_without_a_window(config: dict[str, int]) -> None:
 
 def test_a_target_that_takes_no_trees_gets_no_window() -> None:
     drafter = AutoDrafter(AutoSpecConfig(), takes_trees=False)
-    drafter.worth = CHEAP
+    drafter.draft_cost = CHEAP
     drafter.begin([1, 2, 3])
     assert drafter.propose(8).extra is None
 
