@@ -1,0 +1,1 @@
+"""Summaries of articles by any method, their ROUGE scores and their speed."""

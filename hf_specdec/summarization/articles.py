@@ -1,0 +1,97 @@
+"""Articles with reference summaries: the set that ships with the package, a `.jsonl` file, or a data set.
+
+articles = read_articles(None)                        # twelve short articles written for this project
+articles = read_articles(Path("articles.jsonl.gz"))   # lines with "article" and "highlights" (or "summary")
+articles = load_articles("abisee/cnn_dailymail:3.0.0:test", limit=20)
+"""
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hf_specdec.errors import ConfigError, MissingExtraError
+
+__all__ = ["Article", "load_articles", "read_articles"]
+
+SHIPPED = Path(__file__).parent / "articles.jsonl"
+TEXT_FIELDS = ("article", "document", "text")
+REFERENCE_FIELDS = ("highlights", "summary", "reference")
+
+
+@dataclass(frozen=True, slots=True)
+class Article:
+    """One article.
+
+    Attributes:
+        text (`str`): what is to be summarised.
+        reference (`str`): the summary of a person.
+    """
+
+    text: str
+    reference: str
+
+
+def read_articles(path: Path | None, *, limit: int | None = None) -> list[Article]:
+    """The articles of a `.jsonl` or `.jsonl.gz` file; those that ship with the package where `path` is `None`.
+
+    Raises:
+        ConfigError: there is no such file, or a line of it is no article.
+    """
+    path = SHIPPED if path is None else path
+    if not path.is_file():
+        raise ConfigError("--articles", "must be an existing file", str(path), "Check the spelling.")
+    raw = path.read_bytes()
+    lines = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8").splitlines()
+    return _articles("--articles", (_object(line) for line in lines if line.strip()), limit)
+
+
+def load_articles(name: str, *, limit: int | None = None) -> list[Article]:
+    """The articles of a data set, through `datasets`.
+
+    Args:
+        name (`str`): a name on the hub or a folder, with configuration and split behind colons where they are needed:
+            `"abisee/cnn_dailymail:3.0.0:test"`. The split is `"test"` by default.
+
+    Raises:
+        ConfigError: the data set has no articles with summaries.
+        MissingExtraError: `datasets` is not installed.
+    """
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise MissingExtraError("datasets", "datasets", "A data set of articles") from error
+    path, configuration, split = (*name.split(":"), "", "")[:3]
+    rows = load_dataset(path, configuration or None, split=split or "test")
+    return _articles("--dataset", rows, limit)
+
+
+def _articles(option: str, rows: Iterable[Any], limit: int | None) -> list[Article]:
+    articles = [_article(option, row) for row in islice(rows, limit)]
+    if not articles:
+        raise ConfigError(option, "must hold at least one article", 0, "A line is an article and its highlights.")
+    return articles
+
+
+def _article(option: str, row: Any) -> Article:
+    fields = row if isinstance(row, Mapping) else {}
+    found = [
+        next((fields[name] for name in names if isinstance(fields.get(name), str)), "").strip()
+        for names in (TEXT_FIELDS, REFERENCE_FIELDS)
+    ]
+    if not all(found):
+        rule = f"must have one of {', '.join(TEXT_FIELDS)} and one of {', '.join(REFERENCE_FIELDS)} on every line"
+        shown = sorted(fields) if fields else str(row)[:80]
+        raise ConfigError(option, rule, shown, 'For example {"article": "...", "highlights": "..."}.')
+    return Article(*found)
+
+
+def _object(line: str) -> Any:
+    """The value of a line; the line itself where it is not JSON, for the check of its fields to refuse."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return line

@@ -1,0 +1,151 @@
+"""Summaries of the same articles by several ways to generate, in turn. Knows nothing about ROUGE or printing.
+
+way = {"spec_method": "prompt_lookup"}
+written = summarize_all(Summarizer(model, tokenizer), articles, {"plain": {}, "prompt_lookup": way})
+"""
+
+import copy
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_specdec.compat import input_device
+from hf_specdec.engine.model_state import remembering, state_of
+from hf_specdec.errors import ConfigError
+from hf_specdec.summarization.articles import Article
+
+__all__ = ["CHAT_TEMPLATE", "TEXT_TEMPLATE", "Summaries", "Summarizer", "summarize_all"]
+
+CHAT_TEMPLATE = "Summarize the following article in a few sentences.\n\n{article}"
+TEXT_TEMPLATE = "{article}\n\nTL;DR:"
+
+
+@dataclass(slots=True)
+class Summaries:
+    """What one way to generate wrote, article by article.
+
+    Attributes:
+        token_ids (`list[list[int]]`): the new tokens, up to the end-of-text token and with it.
+        seconds (`float`): wall-clock time of all calls of `generate`.
+    """
+
+    token_ids: list[list[int]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of all summaries."""
+        return sum(map(len, self.token_ids))
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over all calls."""
+        return self.num_tokens / self.seconds
+
+    def num_equal(self, other: "Summaries") -> int:
+        """Articles whose summary has the same tokens in both."""
+        return sum(mine == theirs for mine, theirs in zip(self.token_ids, other.token_ids, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Summarizer:
+    """A model that writes summaries.
+
+    Attributes:
+        options (`Mapping[str, Any]`): keyword arguments of `generate` that all ways share.
+        seed (`int | None`): set before each call; `None` leaves the random state as it is.
+        batch_size (`int`): articles in one call.
+        max_input_tokens (`int`): of one article; the rest of it is left out.
+        template (`str | None`): the prompt, with `{article}` in it. `None` asks in a chat where the tokenizer has a
+            chat template, else puts "TL;DR:" behind the article.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    batch_size: int = 1
+    max_input_tokens: int = 1024
+    template: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.template is not None and "{article}" not in self.template:
+            raise ConfigError("--prompt-template", "must contain {article}", self.template, "Say where the text goes.")
+
+    def prompt(self, article: Article) -> str:
+        """The text that the model continues."""
+        shortened = self._shortened(article.text)
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            return (self.template or TEXT_TEMPLATE).replace("{article}", shortened)
+        asked = (self.template or CHAT_TEMPLATE).replace("{article}", shortened)
+        message = [{"role": "user", "content": asked}]
+        return str(self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
+
+    def write(self, articles: Sequence[Article], into: Summaries, how: Mapping[str, Any]) -> None:
+        """Summarise one batch of articles; `how` holds the arguments of `generate` that choose the way."""
+        inputs = self._encode([self.prompt(article) for article in articles])
+        if self.seed is not None:
+            torch.manual_seed(self.seed)
+        started = time.perf_counter()
+        output: torch.Tensor = self.model.generate(**inputs, **self.options, **how)
+        new_tokens = output[:, inputs["input_ids"].shape[1] :].tolist()
+        into.seconds += time.perf_counter() - started
+        for token_ids in map(self._without_padding, new_tokens):
+            into.token_ids.append(token_ids)
+            into.texts.append(self.tokenizer.decode(token_ids, skip_special_tokens=True).strip())
+
+    def _shortened(self, text: str) -> str:
+        ids = self.tokenizer(text, add_special_tokens=False, truncation=True, max_length=self.max_input_tokens)
+        whole = self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)
+        is_cut = len(whole["input_ids"]) > len(ids["input_ids"])
+        return self.tokenizer.decode(ids["input_ids"]) if is_cut else text
+
+    def _encode(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Token ids and mask, `(batch, length)` each, padded on the left."""
+        is_chat = getattr(self.tokenizer, "chat_template", None) is not None
+        side, self.tokenizer.padding_side = self.tokenizer.padding_side, "left"
+        try:
+            encoded = self.tokenizer(
+                list(prompts), return_tensors="pt", padding=len(prompts) > 1, add_special_tokens=not is_chat
+            )
+        finally:
+            self.tokenizer.padding_side = side
+        return {name: encoded[name].to(input_device(self.model)) for name in ("input_ids", "attention_mask")}
+
+    def _without_padding(self, token_ids: list[int]) -> list[int]:
+        config = self.model.generation_config
+        eos = config.eos_token_id if config is not None else None
+        ends = set(eos) if isinstance(eos, list) else {eos}
+        length = next((place + 1 for place, token in enumerate(token_ids) if token in ends), len(token_ids))
+        return token_ids[:length]
+
+
+def summarize_all(
+    summarizer: Summarizer, articles: Sequence[Article], ways: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Summaries]:
+    """Summarise all articles by every way, batch by batch in turn, after one batch to warm up.
+
+    A machine's speed drifts, so the ways take turns, and each goes first equally often. What the model remembers of
+    the batch to warm up is forgotten.
+    """
+    batches = list(_batches(articles, summarizer.batch_size))
+    known = state_of(summarizer.model).memory
+    with remembering(summarizer.model, copy.deepcopy(known)):
+        for how in ways.values():
+            summarizer.write(batches[0], Summaries(), how)
+    written = {name: Summaries() for name in ways}
+    names = list(ways)
+    for turn, batch in enumerate(batches):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            summarizer.write(batch, written[name], ways[name])
+    return written
+
+
+def _batches(articles: Sequence[Article], size: int) -> Iterator[Sequence[Article]]:
+    for start in range(0, len(articles), size):
+        yield articles[start : start + size]

@@ -1,0 +1,88 @@
+"""`hf-specdec summarize`: ROUGE of plain generation and of a method, and an exit code that checks them."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_specdec.summarization.run import Summarizer
+from tests.cli.conftest import Run
+
+SHORT = ("summarize", "--limit", "2", "--max-input-tokens", "40", "--max-new-tokens", "8", "--dtype", "fp32")
+LIST_FORMS = {
+    "prompt_lookup": ("--prompt-lookup-config", "[4,2,['cpu']]"),
+    "lookahead": ("--lookahead-config", "[3,3,3]"),
+    "draft_model": ("--draft-target-model-config", "[3,['cpu'],['cpu'],False]"),
+    "auto": ("--auto-config", '{"num_nodes": 6}'),
+}
+
+
+@pytest.mark.parametrize("method", LIST_FORMS)
+def test_every_method_scores_as_plain_generation(run: Run, method: str) -> None:
+    result = run(*SHORT, *LIST_FORMS[method], "--check-accuracy", "--json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    plain, ours = document["rows"]
+    assert (plain["name"], ours["name"]) == ("plain generate", method)
+    assert ours["summaries"] == plain["summaries"]
+    assert ours["num_equal_to_plain"] == plain["num_equal_to_plain"] == document["num_articles"] == 2
+    for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum", "num_tokens"):
+        assert ours[kind] == plain[kind]
+    assert ours["tokens_per_second"] > 0
+
+
+def test_the_table_shows_both(run: Run) -> None:
+    result = run(*SHORT, "--spec-method", "prompt_lookup", "--batch-size", "2")
+    assert result.exit_code == 0, result.stderr
+    for word in ("plain generate", "prompt_lookup", "ROUGE-1", "ROUGE-Lsum", "tokens/s", "2 of 2"):
+        assert word in result.stdout
+
+
+def test_a_rouge_score_below_the_threshold_fails_the_check(run: Run) -> None:
+    missed = run(*SHORT, *LIST_FORMS["prompt_lookup"], "--check-accuracy", "--rouge1-threshold", "99")
+    assert missed.exit_code == 1
+    assert "below 99.00" in missed.stderr
+    assert run(*SHORT, *LIST_FORMS["prompt_lookup"], "--rouge1-threshold", "99").exit_code == 0
+
+
+@pytest.mark.parametrize(("options", "exit_code"), [((), 1), (("--equal-threshold", "0.5"), 0)])
+def test_other_tokens_fail_the_check(
+    run: Run, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], exit_code: int
+) -> None:
+    """One of two summaries has a wrong last token, which decodes to nothing that ROUGE would see."""
+    real = Summarizer.write
+
+    def wrong(self: Summarizer, articles: Any, into: Any, how: Any) -> None:
+        real(self, articles, into, how)
+        if how and len(into.token_ids) == 1:
+            into.token_ids[0] = [*into.token_ids[0][:-1], -1]
+
+    monkeypatch.setattr(Summarizer, "write", wrong)
+    result = run(*SHORT, *LIST_FORMS["prompt_lookup"], "--check-accuracy", *options)
+    assert result.exit_code == exit_code
+    assert "1 of 2" in result.stdout
+    assert ("below 100%" in result.stderr) == bool(exit_code)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--spec-method", "none"), "--spec-method"),
+        (("--dataset", "a", "--articles", "b.jsonl"), "--dataset"),
+        (("--articles", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("--prompt-template", "nothing"), "{article}"),
+    ],
+)
+def test_mistakes_are_named(run: Run, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    result = run(*SHORT, *words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_without_rouge_the_install_line_is_given(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    result = run(*SHORT)
+    assert result.exit_code == 2
+    assert 'pip install "hf_specdec[bench]"' in result.stderr

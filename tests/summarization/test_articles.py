@@ -1,0 +1,59 @@
+"""Articles come from the package, from a file or from a data set; a line that is none is named."""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_specdec.errors import ConfigError, MissingExtraError
+from hf_specdec.summarization.articles import Article, load_articles, read_articles
+
+ROWS = [{"article": f"Text {number}.", "highlights": f"Short {number}."} for number in range(3)]
+
+
+def test_the_shipped_articles_are_longer_than_their_summaries() -> None:
+    articles = read_articles(None)
+    assert len(articles) == 12
+    assert len({article.text for article in articles}) == 12
+    for article in articles:
+        assert 20 < len(article.reference.split()) < len(article.text.split()) / 2
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_is_read_up_to_the_limit(tmp_path: Path, packed: bool) -> None:
+    content = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    path = tmp_path / ("articles.jsonl.gz" if packed else "articles.jsonl")
+    path.write_bytes(gzip.compress(content) if packed else content)
+    assert read_articles(path, limit=2) == [Article("Text 0.", "Short 0."), Article("Text 1.", "Short 1.")]
+    assert len(read_articles(path)) == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"article": "Only a text."}', '{"highlights": "Only a summary."}', '["a", "b"]', "no JSON", '{"article": 3}', ""],
+)
+def test_a_line_that_is_no_article_is_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "articles.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(ConfigError, match="--articles"):
+        read_articles(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere.jsonl"):
+        read_articles(tmp_path / "nowhere.jsonl")
+
+
+def test_a_data_set_without_its_package_gives_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtraError, match=r"hf_specdec\[datasets\]"):
+        load_articles("abisee/cnn_dailymail:3.0.0:test")
+
+
+@pytest.mark.extras
+def test_a_data_set_is_loaded_from_a_folder(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    assert load_articles(str(tmp_path), limit=1) == [Article("Text 0.", "Short 0.")]
