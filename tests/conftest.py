@@ -8,10 +8,16 @@ import pytest
 import torch
 import transformers as tf
 
+from tests.helpers.cover import mark_wide
 from tests.helpers.zoo import FALLBACK, FAMILIES, build
 
 torch.set_num_threads(1)
 tf.logging.set_verbosity_error()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of thinned tests, `make test` runs a cover of their cells."""
+    mark_wide(items)
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,7 @@ def logits(model: Any, name: str, inputs: dict[str, torch.Tensor]) -> list[torch
     return found
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", [name for name in OFFERED if name not in ("t5", "bart", "m2m_100")])
@@ -62,6 +63,7 @@ def test_half_precision_differs_by_rounding_only(family: str, attention: str) ->
         assert error <= 1.5 * rounding + 1e-3
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", OFFERED)

@@ -73,6 +73,7 @@ def alone(zoo: Callable[[str], Any]) -> Callable[[str, str], Alone]:
     return texts
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", [*FAMILIES, *FALLBACK])

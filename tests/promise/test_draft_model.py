@@ -243,6 +243,7 @@ def chi_square(model: Any, draft: Any, logits_processor: dict[str, Any], shape: 
     return statistic, output.spec_stats.num_accepted_tokens
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("logits_processor", "shape"), list(itertools.product(WARPS, SHAPES)))
 def test_rejection_sampling_leaves_the_targets_distribution(
     far_pair: tuple[Any, Any], logits_processor: str, shape: str

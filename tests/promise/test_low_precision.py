@@ -15,6 +15,7 @@ from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_runs_in_half_precision(family: str, dtype: torch.dtype) -> None:

@@ -78,6 +78,7 @@ def load_in_fp32(checkpoint: Callable[[str], str], family: str, precision: str) 
     return model
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fp8_weights_change_nothing_about_speculation(

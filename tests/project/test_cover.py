@@ -1,0 +1,34 @@
+"""The cells that `make test` runs of a wide test leave out no value, or no pair of values, of its parameters."""
+
+import itertools
+from collections.abc import Mapping
+
+import pytest
+
+from tests.helpers.cover import cover
+
+SIZES = {"family": 7, "method": 5, "mode": 3, "cache": 2}
+CELLS: list[Mapping[str, str]] = [
+    dict(zip(SIZES, values, strict=True))
+    for values in itertools.product(*(map(str, range(size)) for size in SIZES.values()))
+]
+
+
+def pairs(cells: list[Mapping[str, str]], strength: int) -> set[tuple[tuple[str, str], ...]]:
+    return {values for cell in cells for values in itertools.combinations(cell.items(), strength)}
+
+
+@pytest.mark.parametrize("cells", [CELLS, CELLS[::3], CELLS[:40]], ids=["all", "a third", "some"])
+@pytest.mark.parametrize("strength", [1, 2])
+def test_every_combination_that_occurs_is_kept(cells: list[Mapping[str, str]], strength: int) -> None:
+    kept = [cells[place] for place in cover(cells, strength)]
+    assert pairs(kept, strength) == pairs(cells, strength)
+
+
+def test_few_cells_are_needed() -> None:
+    assert len(cover(CELLS, 1)) == 7
+    assert 35 <= len(cover(CELLS, 2)) <= 45
+
+
+def test_one_cell_is_its_own_cover() -> None:
+    assert cover([{"family": "3"}], 2) == [0]
