@@ -1,24 +1,33 @@
-# make demo   a real language model continues Python code, with and without speculation
-# make test   ruff, mypy and pytest
+# make demo          a real language model continues Python code, with and without speculation
+# make test          ruff, import-linter, mypy, and pytest on a cover of the widest tests: minutes
+# make test-all      every cell of every test that needs no GPU: an hour
+# make test-oldest   the promise on the lowest versions that pyproject.toml allows, in an environment of its own
+# make mutants       break the engine on purpose, one fault at a time, and see which faults the tests catch
+# make docs          write the pages that are generated
 #
-# Both build .venv on first use. torch comes first because its wheel decides between CPU and GPU:
+# The first use builds .venv. torch comes first because its wheel decides between CPU and GPU:
 #   make demo                                                     PyPI's torch: with CUDA on Linux
 #   make demo TORCH="torch --index-url https://download.pytorch.org/whl/cpu"      without CUDA, a tenth of the size
 #   make demo TORCH="torch --index-url https://download.pytorch.org/whl/cu130"    for one CUDA version
 #   make demo PYTHON=python3.13                                   another interpreter
+#   make test WORKERS=8                                           more processes than two
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
+OLDEST ?= .venv-oldest
+WORKERS ?= 2
 BIN := $(VENV)/bin
 DEMO ?= --max-new-tokens 96 --dtype fp32
+# A file's tests stay in one process, so that its models are built once.
+PYTEST := $(BIN)/pytest --quiet --numprocesses $(WORKERS) --dist loadfile
 
 # The embedded models are too small for two threads to pay, and threads that share a core wait for one another.
 export OMP_NUM_THREADS ?= 1
 # Everything here runs offline; a look-up at the hub would only wait.
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test lint types unit docs clean
+.PHONY: demo test test-all test-oldest lint types unit docs mutants clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hf-specdec generate --spec-method prompt_lookup $(DEMO) </dev/null
@@ -35,7 +44,17 @@ types: $(VENV)/.installed
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed
-	$(BIN)/pytest
+	$(PYTEST)
+
+test-all: lint types
+	$(PYTEST) -m "not gpu"
+
+# uv takes the lowest version of each direct dependency. torch 2.10 comes from PyPI, on Linux with CUDA (3 GB).
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/pytest --quiet --numprocesses $(WORKERS) --dist loadfile tests/promise tests/matrix tests/capabilities
+
+mutants: $(VENV)/.installed
+	$(BIN)/python -m tests.mutants
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_reference.py
@@ -50,5 +69,11 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.torch
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	@touch $@
 
+$(OLDEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/pip install --quiet uv
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct --editable ".[dev]"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .grimp_cache
