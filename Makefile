@@ -47,7 +47,7 @@ unit: $(VENV)/.installed
 	$(PYTEST)
 
 test-all: lint types
-	$(PYTEST) -m "not gpu"
+	$(PYTEST) -m "not gpu and not extras"
 
 # uv takes the lowest version of each direct dependency. torch 2.10 comes from PyPI, on Linux with CUDA (3 GB).
 test-oldest: $(OLDEST)/.installed
