@@ -16,11 +16,9 @@ Nothing else in the package imports a private transformers name. Tried with tran
 """
 
 import copy
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -50,7 +48,19 @@ from transformers.masking_utils import (
     create_masks_for_generate,
 )
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import ModelOutput, cached_file
+from transformers.utils import ModelOutput
+
+from hf_specdec.compat.caches import (
+    DummyLayer,
+    cache_name,
+    cached_length,
+    can_crop,
+    can_reorder,
+    holds_states,
+    is_users_own,
+    replaced_attributes,
+)
+from hf_specdec.compat.settings import dropped_settings, keep_own_settings
 
 __all__ = [
     "PROCESSORS_MODULE",
@@ -90,6 +100,7 @@ __all__ = [
     "input_device",
     "is_compiled",
     "is_dispatched",
+    "is_users_own",
     "keep_own_settings",
     "knows_windows",
     "mark_static_address",
@@ -111,11 +122,6 @@ __all__ = [
 ]
 
 PROCESSORS_MODULE = LogitsProcessor.__module__  # of transformers' own logits processors
-# Placeholder of a layer that keeps no keys of its own; older releases have none, and no such layers.
-DummyLayer: Any = getattr(cache_utils, "DummyLayer", type("DummyLayer", (), {}))
-# Layers with a recurrent or convolution state; they derive from nothing that attention layers derive from.
-StateLayer: Any = getattr(cache_utils, "LinearAttentionCacheLayerMixin", CacheLayerMixin)
-CACHE_NAMES = ("past_key_values", "cache_params", "state")  # under which `generate` keeps a model's cache
 
 
 @dataclass
@@ -255,60 +261,9 @@ def fresh_cache(model: PreTrainedModel, batch_size: int = 1) -> dict[str, Any]:
     return kwargs
 
 
-def keep_own_settings(generation_config: GenerationConfig) -> None:
-    """Let settings that transformers does not know survive saving and loading.
-
-    Where a configuration was made from the model's own, loading it drops them; nothing else depends on that mark.
-    """
-    if generation_config._from_model_config:
-        generation_config._from_model_config = False
-
-
-def dropped_settings(generation_config: GenerationConfig, path: str, **hub_arguments: Any) -> dict[str, Any]:
-    """Settings in a checkpoint's generation configuration that loading it dropped."""
-    try:
-        found = cached_file(path, "generation_config.json", **hub_arguments)
-        saved = json.loads(Path(found).read_text("utf-8"))
-    except (OSError, ValueError):  # there is none that could be read
-        return {}
-    if not isinstance(saved, dict) or not saved.get("_from_model_config"):
-        return {}
-    return {name: value for name, value in saved.items() if not hasattr(generation_config, name)}
-
-
 def own_positions(model: PreTrainedModel, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> torch.Tensor:
     """The `position_ids` that `generate` makes for a prompt; some models count in several dimensions."""
     return cast("torch.Tensor", model._prepare_position_ids_for_generation(input_ids, model_kwargs))
-
-
-def cache_name(model_kwargs: dict[str, Any]) -> str:
-    """The name of the cache among a forward's arguments; `"past_key_values"` where there is none yet."""
-    return next((name for name in CACHE_NAMES if model_kwargs.get(name) is not None), CACHE_NAMES[0])
-
-
-def cached_length(cache: Any) -> int | None:
-    """Tokens in a cache; `None` for those that do not count them."""
-    try:
-        return int(cache.get_seq_length())
-    except (AttributeError, ValueError):  # no cache of transformers; recurrent layers only
-        return None
-
-
-def is_users_own(cache: Any) -> bool:
-    """Whether a cache was given to `generate`, so that somebody will look at it."""
-    return bool(getattr(cache, "_is_user_defined", False))
-
-
-def can_crop(cache: Any) -> bool:
-    """Whether `crop` undoes a forward on every layer: transformers' own layers, none with a recurrent state."""
-    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
-    own = all(type(layer).__module__ == cache_utils.__name__ for layer in layers)
-    return bool(layers) and own and isinstance(cache, Cache) and bool(cache.is_croppable)
-
-
-def can_reorder(cache: Any) -> bool:
-    """Whether `reorder_cache` takes any rows of a cache: transformers' own, filled on every layer."""
-    return type(cache) is DynamicCache and all(type(layer).__module__ == cache_utils.__name__ for layer in cache.layers)
 
 
 def mark_static_address(tensor: torch.Tensor) -> None:
@@ -327,18 +282,6 @@ def prompt_length(input_ids: torch.Tensor, generation_config: GenerationConfig, 
     mask = model_kwargs.get("attention_mask")
     known = mask.shape[1] if isinstance(mask, torch.Tensor) else getattr(generation_config, "_mask_length", 0)
     return max(int(known), input_ids.shape[1])
-
-
-def holds_states(value: Any) -> bool:
-    """Whether the attributes of an object are part of a cache's content: caches, some of no common base, and layers."""
-    return isinstance(value, (Cache, CacheLayerMixin, StateLayer)) or type(value).__name__.endswith("Cache")
-
-
-def replaced_attributes(layer: Any) -> tuple[str, ...]:
-    """Attributes of a cache layer that a forward replaces by new tensors, and never writes into."""
-    own = getattr(type(layer), "update", None)
-    known = own in (DynamicLayer.update, DynamicSlidingWindowLayer.update)
-    return ("keys", "values") if known else ()
 
 
 def is_compiled(model: PreTrainedModel) -> bool:
