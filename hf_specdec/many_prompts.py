@@ -17,7 +17,7 @@ from hf_specdec.api import enable, prepared_call
 from hf_specdec.arguments import settings_of
 from hf_specdec.capabilities.findings import Found
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
-from hf_specdec.engine.continuous_batching import QueuedSequence, SpecStream
+from hf_specdec.engine.continuous_batching import ContinuousBatching, QueuedSequence
 from hf_specdec.engine.decode import alone_reason, costs_of, drafting, fields_of, one_by_one_reason
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.random_streams import OwnDraws
@@ -134,16 +134,16 @@ class _Job:
             return
         rank_sync = rank_sync_of(self.model)
         costs = costs_of(self.model, request, compat.input_device(self.model))
-        stream = SpecStream(
+        batching = ContinuousBatching(
             max_rows=max_rows,
             max_columns=max_columns,
             budget=budget_of(self.model, request.budget, costs),
             observer=request.observer,
             rank_sync=rank_sync,
         )
-        for row in stream.run_all(self._queued(prompts, found, rank_sync)):
+        for done in batching.run(self._queued(prompts, found, rank_sync)):
             yield from self._finished()
-            yield self._result(row.index, self._prompts.pop(row.index), row.emitted, row.error, row.stats)
+            yield self._result(done.index, self._prompts.pop(done.index), done.emitted, done.error, done.stats)
         yield from self._finished()
 
     def _request(self) -> Request:
@@ -196,8 +196,8 @@ class _Job:
         rank_sync.check(lambda: fields_of(call, request, prompt=index))
         drafter = make_drafter(0, generator)
         queued = queued_sequence_of(call, request.budget, drafter, index, generator, draft_model, rank_sync)
-        queued.row.stats.method = request.name or queued.row.stats.method
-        queued.row.stats.seeds = None if seed is None else [seed]
+        stats = queued.sequence.stats
+        stats.method, stats.seeds = request.name or stats.method, None if seed is None else [seed]
         return queued
 
     def _alone(self, index: int, prompt: Any) -> ManyResult:

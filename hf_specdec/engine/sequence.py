@@ -1,37 +1,42 @@
-"""One row of a call while it is decoded: its text, and those who draft, choose and stop for it."""
+"""One sequence of a call while it is decoded: its text, and those who draft, choose and stop for it."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
-
-import torch
 
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.sampling import Sampler, StopCheck
 from hf_specdec.engine.verify import VerifyResult, verify_tree
+from hf_specdec.errors import ConfigError
+from hf_specdec.forward.model_runner import NodeOutputs
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree
 
-__all__ = ["SequenceState"]
+__all__ = ["OnToken", "SequenceState"]
+
+OnToken = Callable[["SequenceState", int, int], Any]
 
 
 class SequenceState:
-    """State of one row.
+    """State of one sequence.
 
     Args:
-        index (`int`): its place in the batch.
+        index (`int`): its place in the batch, or its prompt's number.
         prompt (`list[int]`): token ids of the prompt without padding; empty where embeddings were given.
 
     Attributes:
         tree (`DraftTree`): what is being verified.
-        visited (`list[int]`): nodes whose rows have decided a token in this step.
+        visited (`list[int]`): nodes whose logits have decided a token in this step.
         begun (`bool`): whether its drafter has begun.
         finished (`bool`): whether its text has ended; padding may follow in `text`.
         length (`int`): tokens of the text without that padding.
-        error (`Exception | None`): what ended the row alone, where rows of one batch are strangers.
         stats (`SpecStats`): its counters, or those of the whole call.
-        agreement (`RankSync`): of the processes that decode it; by default this one is alone.
+        rank_sync (`RankSync`): of the processes that decode it; by default this one is alone.
+        isolates_errors (`bool`): whether an error of its processors, criteria or observers ends this sequence alone.
+        isolates_drafter (`bool`): the same for its drafter.
+        error (`Exception | None`): what ended the sequence alone.
     """
 
     def __init__(
@@ -50,25 +55,55 @@ class SequenceState:
         self.tree = DraftTree.chain(prompt[-1] if prompt else 0)
         self.visited: list[int] = []
         self.begun = self.finished = False
+        self.isolates_errors = self.isolates_drafter = False
         self.error: Exception | None = None
         self.stats = stats
         self.length = len(text)
         self.rank_sync = rank_sync or RankSync()
 
-    def begin(self, token: int, logits: torch.Tensor) -> None:
-        """Hand the prompt and the first `token` to the drafter."""
+    @property
+    def emitted(self) -> list[int]:
+        """The tokens after the prompt, padding left aside."""
+        return self.text.tokens[self.text.prompt_length : self.length]
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that the text may still get; 0 where nothing bounds it."""
+        most = self.stop_check.max_length
+        return 0 if most is None else most - len(self.text)
+
+    def begin(self, token: int, outputs: NodeOutputs) -> None:
+        """Hand the prompt, the first `token` and what the prompt's forward computed to the drafter."""
         self.begun = True
         self.drafter.begin(self.prompt or [token])
         if self.prompt:
-            root = DraftTree.chain(self.prompt[-1])
-            self.drafter.observe(root, logits if self.drafter.needs_logits else None, [token])
+            self._tell(DraftTree.chain(self.prompt[-1]), outputs, [token])
 
-    def verify(self, tree: DraftTree, on_token: Callable[["SequenceState", int, int], Any]) -> VerifyResult:
-        """Verify `tree`; `on_token(row, node, token)` is called for each token chosen, before the stop check."""
+    def propose(self, budget: int) -> DraftTree:
+        """The drafter's tree; the root alone after an error that ends this sequence alone."""
+        root = self.text.tokens[-1]
+        with self._isolated(self.isolates_drafter):
+            tree = self.drafter.propose(budget)
+            if tree.tokens[0] != root:
+                rule = "must be the last token of the text"
+                raise ConfigError("tree.tokens[0]", rule, tree.tokens[0], "Build the tree on that root.")
+            if min(tree.tokens) < 0:
+                remedy = "Draft token ids of the target's vocabulary."
+                raise ConfigError("tree.tokens", "must be at least 0", min(tree.tokens), remedy)
+            return tree
+        return DraftTree.chain(root)
+
+    def verify(self, tree: DraftTree, on_token: OnToken | None) -> VerifyResult:
+        """Verify `tree`; `on_token` is called for each token chosen, before the stop check.
+
+        The result is empty after an error that ends this sequence alone.
+        """
         self.tree, self.visited = tree, []
-        return verify_tree(tree, lambda node: self.emit(node, on_token))
+        with self._isolated(self.isolates_errors):
+            return verify_tree(tree, lambda node: self.emit(node, on_token))
+        return VerifyResult([], [])
 
-    def emit(self, node: int, on_token: Callable[["SequenceState", int, int], Any]) -> tuple[int, bool]:
+    def emit(self, node: int, on_token: OnToken | None) -> tuple[int, bool]:
         """Choose the token after `node`, add it to the text; returns it, and whether the text ends with it."""
         self.visited.append(node)
         decide, sampler, stop_check = self.rank_sync.decide, self.sampler, self.stop_check
@@ -79,17 +114,22 @@ class SequenceState:
         )
         self.text.append(token)
         self.length += 1
-        self.rank_sync.attempt(on_token, self, node, token)
+        if on_token is not None:
+            self.rank_sync.attempt(on_token, self, node, token)
+        self.stats.num_tokens += 1
         self.finished = bool(decide(lambda: stop_check(self.text, sampler.scores), is_watched=stop_check.is_watched))
         return token, self.finished
 
-    @property
-    def emitted(self) -> list[int]:
-        """The tokens behind the prompt, padding left aside."""
-        return self.text.tokens[self.text.prompt_length : self.length]
+    def observe(self, tree: DraftTree, outputs: NodeOutputs, accepted: list[int]) -> None:
+        """Tell the drafter what became of its tree."""
+        with self._isolated(self.isolates_drafter):
+            self._tell(tree, outputs, accepted)
+
+    def _tell(self, tree: DraftTree, outputs: NodeOutputs, accepted: list[int]) -> None:
+        self.drafter.observe(tree, outputs.logits if self.drafter.needs_logits else None, accepted)
 
     def pad(self, length: int, token: int) -> None:
-        """Padding behind the text, up to `length`."""
+        """Padding after the text, up to `length`."""
         for _ in range(length - len(self.text)):
             self.text.append(token)
 
@@ -97,4 +137,19 @@ class SequenceState:
         """The text is finished or interrupted."""
         if self.begun:
             self.begun = False
-            self.drafter.end()
+            with self._isolated(self.isolates_errors):
+                self.drafter.end()
+
+    def fail(self, error: Exception) -> None:
+        """End this sequence with its first error."""
+        self.error, self.finished = self.error or error, True
+
+    @contextlib.contextmanager
+    def _isolated(self, isolates: bool) -> Iterator[None]:
+        """Errors in there end this sequence alone where it `isolates` them, and the processes can still go on."""
+        try:
+            yield
+        except Exception as error:
+            if not (isolates and self.rank_sync.intact):
+                raise
+            self.fail(error)

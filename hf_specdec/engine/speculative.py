@@ -19,10 +19,11 @@ from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.continuous_batching import QueuedSequence
 from hf_specdec.engine.cost_model import StepCosts
-from hf_specdec.engine.loop import Limits, SpecLoop
+from hf_specdec.engine.loop import SpecLoop
 from hf_specdec.engine.sampling import Sampler, StopCheck
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.static_shapes import fixed_shapes
+from hf_specdec.engine.step import Batch, Limits
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.draft_runner import DraftRunner, used_by
 from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner, Tier
@@ -51,27 +52,24 @@ def decode_speculatively(
     """Decode in our loop; returns what plain generation would return, with `.spec_stats`.
 
     Args:
-        agreement: of the processes that decode together; by default this one is alone.
-        make_drafter: makes the drafter of one row from its index and random generator.
+        make_drafter: makes the drafter of one sequence from its index and random generator.
         costs: of the target's forwards; with them, each step verifies as much as pays.
+        rank_sync: of the processes that decode together; by default this one is alone.
     """
     config, model = call.generation_config, call.model
     original = call.model_kwargs.get(compat.cache_name(call.model_kwargs))
     keep_cache = bool(config.return_dict_in_generate) or compat.is_users_own(original)
     texts = _texts(call)
     rank_sync = rank_sync or RankSync()
-    rows = _rows(call, texts, make_drafter, stats, rank_sync)
-    fixed = fixed_shapes(call, [row.drafter for row in rows], budget)
+    sequences = _sequences(call, texts, make_drafter, stats, rank_sync)
+    fixed = fixed_shapes(call, [sequence.drafter for sequence in sequences], budget)
     target = ModelRunner(
         model, call.input_ids, config, call.model_kwargs, texts, tier=tier, keep_cache=keep_cache, fixed=fixed
     )
-    stats.tier, stats.method = target.tier, stats.method or type(rows[0].drafter).__name__
+    stats.tier, stats.method = target.tier, stats.method or type(sequences[0].drafter).__name__
     loop = SpecLoop(
-        target,
-        rows,
-        _limits(call, budget),
+        Batch(sequences, target, _limits(call, budget), used_by(rank_sync, draft_model)),
         stats,
-        draft_model=used_by(rank_sync, draft_model),
         budget=budget_of(model, budget, costs),
         streamer=call.streamer,
         observer=observer,
@@ -83,18 +81,18 @@ def decode_speculatively(
         rank_sync.share_random_state()
     if call.streamer is not None:
         call.streamer.end()
-    sequences = torch.cat([text.ids()[:, : loop.length] for text in texts])
-    return with_stats(_output(call, loop, sequences), stats) if config.return_dict_in_generate else sequences
+    ids = torch.cat([text.ids()[:, : loop.length] for text in texts])  # (batch, longest)
+    return with_stats(_output(call, loop, ids), stats) if config.return_dict_in_generate else ids
 
 
-def _output(call: Call, loop: SpecLoop, sequences: torch.Tensor) -> Any:
+def _output(call: Call, loop: SpecLoop, ids: torch.Tensor) -> Any:
     """What plain generation returns with `return_dict_in_generate`."""
-    sampler = loop.rows[0].sampler
+    sampler = loop.sequences[0].sampler
     fields: dict[str, Any] = {
-        "sequences": sequences,
+        "sequences": ids,
         "scores": _tuple(sampler.scores),
         "logits": _tuple(sampler.logits),
-        "past_key_values": loop.target.cache.handed_out,
+        "past_key_values": loop.batch.target.cache.handed_out,
     }
     hidden_states = _tuple(loop.hidden_states)
     if not call.model.config.is_encoder_decoder:
@@ -129,13 +127,13 @@ def _texts(call: Call) -> list[TokenBuffer]:
     return [TokenBuffer(call.input_ids[row : row + 1], room=room) for row in range(len(call.input_ids))]
 
 
-def _rows(
+def _sequences(
     call: Call, texts: Sequence[TokenBuffer], make_drafter: MakeDrafter, stats: SpecStats, rank_sync: RankSync
 ) -> list[SequenceState]:
-    """Drafter, chooser and stop check of every row.
+    """Drafter, sampler and stop check of every sequence.
 
-    One row samples with the global generator, as plain generation does. The rows of a batch have a generator each, so
-    that none depends on its neighbours; their seeds come from the global one.
+    A single sequence samples with the global generator, as plain generation does. Those of a batch have a generator
+    each, so that none depends on its neighbours; their seeds come from the global one.
     """
     device = call.input_ids.device
     generators: list[torch.Generator | None] = [None] * len(texts)
@@ -143,19 +141,19 @@ def _rows(
         first = rank_sync.decide_now(lambda: int(torch.randint(1 << 62, ())))
         stats.seeds = [first + row for row in range(len(texts))]
         generators = [torch.Generator(device).manual_seed(seed) for seed in stats.seeds]
-    rows: list[SequenceState] = []
+    sequences: list[SequenceState] = []
     for index, (text, generator) in enumerate(zip(texts, generators, strict=True)):
         processors = processors_of_row(call.logits_processor, index) if len(texts) > 1 else call.logits_processor
         sampler = Sampler(processors, call.generation_config, device, generator)
         prompt = _without_padding(text, call.model_kwargs.get("attention_mask"), index)
         drafter = make_drafter(index, generator)
-        if any(drafter is row.drafter for row in rows):
-            rule = "must make a drafter for each row of a batch"
+        if any(drafter is sequence.drafter for sequence in sequences):
+            rule = "must make a drafter for each sequence of a batch"
             raise ConfigError("spec_method", rule, drafter, "Pass its class, or a function that makes one.")
-        rows.append(
+        sequences.append(
             SequenceState(index, text, prompt, drafter, sampler, StopCheck(call.stopping_criteria), stats, rank_sync)
         )
-    return rows
+    return sequences
 
 
 def queued_sequence_of(
@@ -167,11 +165,11 @@ def queued_sequence_of(
     draft_model: DraftRunner | None,
     rank_sync: RankSync,
 ) -> QueuedSequence:
-    """A call of one row on a model of the tree tier, for a `SpecStream`."""
+    """A call of one sequence on a model of the tree tier, to be decoded among others."""
     (text,) = _texts(call)
     sampler = Sampler(call.logits_processor, call.generation_config, call.input_ids.device, generator)
     stats = SpecStats(method=type(drafter).__name__, tier="tree")
-    row = SequenceState(
+    sequence = SequenceState(
         index, text, text.tokens.copy(), drafter, sampler, StopCheck(call.stopping_criteria), stats, rank_sync
     )
     target = ModelRunner(
@@ -184,7 +182,7 @@ def queued_sequence_of(
         keep_cache=False,
     )
     longest = (call.generation_config.max_length or len(text)) + MAX_DRAFT
-    return QueuedSequence(row, target, longest, _limits(call, budget), used_by(rank_sync, draft_model))
+    return QueuedSequence(Batch([sequence], target, _limits(call, budget), used_by(rank_sync, draft_model)), longest)
 
 
 def _without_padding(text: TokenBuffer, attention_mask: Any, row: int) -> list[int]:

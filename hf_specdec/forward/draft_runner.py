@@ -67,7 +67,7 @@ class DraftRunner:
         self.reads_prompt = self.max_positions is None or input_ids.shape[1] <= self.max_positions
         self.is_shared = device_mesh(model) is not None
         self.rank_sync = RankSync()
-        self._resting: list[int] = []
+        self._paused: list[int] = []
         self._trees: list[DraftTree | None] = [None] * len(self.texts)
         self._paths: list[list[int]] = [[] for _ in self.texts]
         self._scorers: list[RowScorer | None] = [None] * len(self.texts)
@@ -95,7 +95,7 @@ class DraftRunner:
         self.rank_sync.score(trees)
         self._settle()
         trees = list(trees)
-        for place in self._resting:
+        for place in self._paused:
             trees[place] = DraftTree.chain(self.texts[place].tokens[-1])
         with self.rank_sync.forward():
             rows = self.target.forward([tree and self._readable(tree) for tree in trees])
@@ -119,14 +119,14 @@ class DraftRunner:
         self._scorers = [self._scorers[row] for row in rows]
         self._renew()
 
-    def rest(self, places: Sequence[int], *, ahead: int) -> None:
+    def pause(self, places: Sequence[int], *, ahead: int) -> None:
         """The texts of these rows have ended and stay in the batch.
 
         Where rows are kept in step, they go on with padding, `ahead` of the others, which would wait for them else.
         """
         if not self.target.lockstep:
             return
-        self._resting = list(places)
+        self._paused = list(places)
         length = max((len(text) for place, text in enumerate(self.texts) if place not in places), default=0)
         for place in places:
             for _ in range(length + ahead - len(self.texts[place])):

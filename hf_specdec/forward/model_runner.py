@@ -13,6 +13,7 @@ only its new nodes are computed. A batch is the same with more rows.
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -28,12 +29,26 @@ from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.tree import DraftTree
 
-__all__ = ["ModelRunner", "Tier"]
+__all__ = ["ModelRunner", "NodeOutputs", "Tier"]
 
 Tier = Literal["tree", "chain", "plain"]
 RESERVE = 1024  # cache columns allocated at once behind the prompt, at most
 MAX_LAG = 8  # tokens that a row may have to feed again and still draft
 MAX_DRAFT = 64  # columns that the last step may write beyond the text's end without growing the cache
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOutputs:
+    """What a forward computed for one row's nodes and extra tokens, or for its prompt.
+
+    Attributes:
+        logits (`Tensor`): `(C, vocab_size)`; of a prompt, its last token's.
+        hidden_states (`tuple[Tensor, ...]`): `(C, hidden_size)` for each of `ModelRunner.hidden_layers`; of a prompt,
+            all tokens that its forward computed.
+    """
+
+    logits: torch.Tensor
+    hidden_states: tuple[torch.Tensor, ...] = ()
 
 
 class ModelRunner:
@@ -45,6 +60,7 @@ class ModelRunner:
         texts: one a row; they grow while the call runs, and the caller appends to them.
         tier: `"tree"` or `"chain"`, as the model's capability says.
         keep_cache: whether anybody will look at the cache in `model_kwargs` afterwards.
+        hidden_layers: whose hidden states are kept of every forward; k is `hidden_states[k]` in transformers' numbers.
         fixed: the shapes of all forwards after the prompt, where that cache is a static one.
 
     Attributes:
@@ -66,8 +82,10 @@ class ModelRunner:
         *,
         tier: Tier,
         keep_cache: bool = True,
+        hidden_layers: Sequence[int] = (),
         fixed: FixedShapes | None = None,
     ) -> None:
+        self.hidden_layers = tuple(hidden_layers)
         self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
         self.texts, self.keep_cache = list(texts), keep_cache
         length = input_ids.shape[1]
@@ -84,6 +102,8 @@ class ModelRunner:
         self.kwargs = dict(model_kwargs)
         if original is not None:
             self.kwargs[compat.cache_name(model_kwargs)] = self.cache.model_cache
+        if self.hidden_layers and self.kwargs.get("output_hidden_states") is not True:
+            self.kwargs["output_hidden_states"] = list(self.hidden_layers)
         self.outputs: Any = None
         self._fed = [len(text) for text in self.texts]  # tokens of each text in the cache once the prompt is
         self._columns: list[TreeLayout] = []
@@ -178,12 +198,26 @@ class ModelRunner:
 
     def hidden_states(self, row: int, node: int | None) -> tuple[torch.Tensor, ...]:
         """Of one node of the last forward, `(1, 1, hidden_size)` a layer; of the whole prompt without a `node`."""
-        states = self.outputs.get("decoder_hidden_states") or self.outputs.hidden_states
+        states = self._states()
         if node is None:
             return tuple(states)
         columns = self._columns[row]
         column = columns.node_columns[node] - columns.first_new
         return tuple(layer[row : row + 1, column : column + 1] for layer in states)
+
+    def node_states(self, row: int) -> tuple[torch.Tensor, ...]:
+        """Of the nodes that the last forward computed, `(C, hidden_size)` for each of `hidden_layers`."""
+        new = self._columns[row].new_rows
+        return tuple(self._states()[layer][row, new] for layer in self.hidden_layers)
+
+    def prompt_states(self, row: int) -> tuple[torch.Tensor, ...]:
+        """Of the tokens that the prompt's forward computed, padding among them, as `node_states`."""
+        return tuple(self._states()[layer][row] for layer in self.hidden_layers)
+
+    def _states(self) -> Sequence[torch.Tensor]:
+        """`(batch, columns, hidden_size)` for each layer that was asked for."""
+        states: Sequence[torch.Tensor] = self.outputs.get("decoder_hidden_states") or self.outputs.hidden_states
+        return states
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""
@@ -195,7 +229,7 @@ class ModelRunner:
         self.texts = [self.texts[row] for row in rows]
         self._fed = [self._fed[row] for row in rows]
 
-    def fed(self, row: int) -> int:
+    def num_cached_tokens(self, row: int) -> int:
         """How many tokens of a row's text the cache holds."""
         return self._fed[row]
 

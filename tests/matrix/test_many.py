@@ -156,12 +156,12 @@ def test_a_shared_beginning_is_computed_once(
 
     streams = []
 
-    class Spied(stream.SpecStream):
+    class Spied(stream.ContinuousBatching):
         def __init__(self, **kwargs: Any) -> None:
             super().__init__(**kwargs)
             streams.append(self)
 
-    monkeypatch.setattr("hf_specdec.many_prompts.SpecStream", Spied)
+    monkeypatch.setattr("hf_specdec.many_prompts.ContinuousBatching", Spied)
     for family in ("llama", "mistral", "gemma3", "deepseek_v3"):
         reference = alone(family, "greedy")
         results = list(reference.many("prompt_lookup", max_batch_size=len(PROMPTS)))
