@@ -27,6 +27,7 @@ from hf_specdec.arguments import (
     with_cache,
 )
 from hf_specdec.capabilities.probe import Capability
+from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.decode import decode_call, transformers_reason
 from hf_specdec.engine.model_state import ATTRIBUTE, state_of
@@ -97,7 +98,7 @@ def disable(model: Model) -> Model:
 def capability(model: Any) -> Capability:
     """How `model` can be driven: its tier and why. Found by a few small forwards, then kept on the model."""
     inner = _generating(model)
-    return state_of(inner).findings.of(inner).capability
+    return state_of(inner).findings.of(inner, rank_sync=rank_sync_of(inner)).capability
 
 
 def spec_memory(model: Any) -> SpecMemory:

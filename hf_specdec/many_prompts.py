@@ -124,7 +124,8 @@ class _Job:
     def run(self, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int) -> Iterator[ManyResult]:
         """Results as they finish."""
         request = self._request()
-        found = state_of(self.model).findings.of(self.model)
+        rank_sync = rank_sync_of(self.model)
+        found = state_of(self.model).findings.of(self.model, rank_sync=rank_sync)
         translates = self.kwargs.get("assistant_tokenizer") is not None
         if (reason := one_by_one_reason(self.model, request, found, translates=translates)) is not None:
             if max_rows > 1:
@@ -132,7 +133,6 @@ class _Job:
             for index, prompt in prompts:
                 yield self._alone(index, prompt)
             return
-        rank_sync = rank_sync_of(self.model)
         costs = costs_of(self.model, request, compat.input_device(self.model))
         batching = ContinuousBatching(
             max_rows=max_rows,

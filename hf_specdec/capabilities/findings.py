@@ -12,6 +12,7 @@ from hf_specdec.capabilities.probe import Capability, probe, untried
 from hf_specdec.capabilities.probe_rows import probe_rows
 from hf_specdec.capabilities.reference import ProbeFailed
 from hf_specdec.compat.fingerprint import fingerprint
+from hf_specdec.distributed.rank_sync import RankSync
 
 __all__ = ["Findings", "Found"]
 
@@ -50,20 +51,25 @@ class Findings:
         self._known: dict[Hashable, Found] = {}
         self._lock = threading.Lock()
 
-    def of(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> Found:
+    def of(
+        self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None, *, rank_sync: RankSync | None = None
+    ) -> Found:
         """What is known of the model as it is now; probed at first. A probe that failed is repeated at the next call.
 
         Args:
             encoder_kwargs: of encoder-decoder models, see `probe`.
+            rank_sync: of the processes that share the model: all of them probe if one has to.
         """
-        key = fingerprint(model)
+        rank_sync, key = rank_sync or RankSync(), fingerprint(model)
         with self._lock:
-            if key in self._known:
+            if not rank_sync.any(key not in self._known):
                 return self._known[key]
             try:
                 with _uncompiled():
                     found = Found(probe(model, encoder_kwargs))
             except ProbeFailed as error:
+                if not rank_sync.is_alone:  # the others wait in the middle of a forward
+                    raise (error.__cause__ or error) from None
                 return Found(untried(model, error))
             while len(self._known) >= MOST_KEPT:
                 del self._known[next(iter(self._known))]

@@ -81,6 +81,10 @@ class RankSync:
         """As `decide`, for a decision that is needed before the next trees."""
         return make()
 
+    def any(self, flag: bool) -> bool:
+        """Whether `flag` holds in any process; all of them ask."""
+        return flag
+
     def attempt(self, function: Callable[..., Any], *args: Any) -> None:
         """Call what is not the first process's alone; an error in another process ends all at the next message."""
         function(*args)
@@ -132,6 +136,10 @@ class _Together(RankSync):
     def forward(self) -> AbstractContextManager[None]:
         """See `RankSync.forward`."""
         return self._computing()
+
+    def any(self, flag: bool) -> bool:
+        """See `RankSync.any`."""
+        return any(row[0] for row in self.wire.table([int(flag)]))
 
     def check(self, fields: Callable[[], Mapping[str, int]]) -> None:
         """See `RankSync.check`."""

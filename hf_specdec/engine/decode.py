@@ -88,7 +88,8 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
 
 def found_for(call: Call) -> Found:
     """What is known of the call's model as it is now."""
-    return state_of(call.model).findings.of(call.model, _encoder_kwargs(call))
+    findings, rank_sync = state_of(call.model).findings, rank_sync_of(call.model)
+    return findings.of(call.model, _encoder_kwargs(call), rank_sync=rank_sync)
 
 
 def plain_reason(call: Call, request: Request, found: Found) -> str | None:

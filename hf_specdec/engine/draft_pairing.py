@@ -15,6 +15,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.capabilities.probe import Capability
 from hf_specdec.compat.placement import device_mesh
+from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.batch_rules import processors_of_row
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
@@ -71,7 +72,7 @@ def draft_capability(target: PreTrainedModel, draft: PreTrainedModel) -> Capabil
         UnsupportedModelError: the draft cannot roll back, so that it could not follow the text.
     """
     check_pair(target, draft)
-    found = state_of(draft).findings.of(draft).capability
+    found = state_of(draft).findings.of(draft, rank_sync=rank_sync_of(draft)).capability
     if found.tier == "plain":
         raise UnsupportedModelError(
             f"`assistant_model` must be able to forget rejected tokens, but {type(draft).__name__} is not: "

@@ -139,11 +139,12 @@ def test_a_row_that_has_ended_does_not_hold_up_the_drafts_cache(pairs: Callable[
     options: dict[str, Any] = {"max_new_tokens": 100, "do_sample": False, "return_dict_in_generate": True}
     free = plain(model, IDS[:2], **options).sequences[:, IDS.shape[1] :].tolist()
     eos = next(token for token in free[0][3:20] if token not in free[1])
-    model.generate(IDS[:2], **METHODS["draft_model"], assistant_model=draft, max_new_tokens=4)
     widths: list[int] = []
     handle = draft.register_forward_pre_hook(
         lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
+    model.generate(IDS[:2], **METHODS["draft_model"], assistant_model=draft, max_new_tokens=4)
+    widths.clear()
     try:
         model.generate(IDS[:2], eos_token_id=eos, **METHODS["draft_model"], assistant_model=draft, **options)
     finally:
@@ -157,9 +158,10 @@ def test_a_row_that_has_ended_costs_recurrent_models_no_forwards(pairs: Callable
     options: dict[str, Any] = {"max_new_tokens": 60, "do_sample": False, "return_dict_in_generate": True}
     free = plain(model, IDS[:2], **options).sequences[:, IDS.shape[1] :].tolist()
     eos = next(token for token in free[0][3:20] if token not in free[1])
-    model.generate(IDS[:2], spec_method="prompt_lookup", max_new_tokens=4)
     forwards: list[int] = []
     handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    model.generate(IDS[:2], spec_method="prompt_lookup", max_new_tokens=4)
+    forwards.clear()
     try:
         output = model.generate(IDS[:2], eos_token_id=eos, spec_method="prompt_lookup", **options)
     finally:

@@ -79,11 +79,12 @@ def test_a_draft_that_cannot_forget_is_refused(pair: tuple[Any, Any], zoo: Calla
 def test_the_drafts_cache_is_never_rebuilt(pair: tuple[Any, Any], config: dict[str, Any]) -> None:
     """It reads the prompt once; after that each token of the text at most once, and the nodes of its trees."""
     model, draft = pair
-    hf_specdec.capability(draft)
     fed: list[int] = []
     handle = draft.register_forward_pre_hook(
         lambda module, args, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
+    hf_specdec.capability(draft)
+    fed.clear()
     steps: list[Any] = []
     try:
         model.generate(

@@ -164,9 +164,10 @@ def test_a_drafter_is_told_of_the_end_of_each_text_it_has_begun(model: Any, at: 
 @pytest.mark.parametrize("pool", ["request", "shared"])
 def test_a_prompt_that_cannot_be_read_fails_with_its_own_error(model: Any, pool: str) -> None:
     """The drafter, which has not begun, must not hide it."""
-    model.generate(PROMPT, max_new_tokens=2, spec_method="prompt_lookup")
-    bomb = Bomb(RuntimeError("out of memory"), 1)
+    bomb = Bomb(RuntimeError("out of memory"), -1)
     handle = model.model.layers[1].register_forward_hook(lambda *_: bomb.tick())
+    model.generate(PROMPT, max_new_tokens=2, spec_method="prompt_lookup")
+    bomb.left = 1
     try:
         with pytest.raises(RuntimeError, match="out of memory"):
             model.generate(PROMPT, max_new_tokens=4, spec_method="prompt_lookup", spec_config={"pool": pool})
@@ -179,11 +180,12 @@ def test_a_prompt_that_cannot_be_read_fails_with_its_own_error(model: Any, pool:
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_a_forward_that_fails_half_way_leaves_a_usable_cache(model: Any, draft: Draft, at: int, layer: int) -> None:
     """Some layers have the new columns and some have not; the cache argument has the text all the same."""
-    hf_specdec.capability(model)  # found beforehand, so that the forwards below are the call's own
     expected = plain(model, PROMPT, max_new_tokens=NUM_TOKENS, do_sample=False)[0].tolist()
     start = plain(model, PROMPT[:, :20], max_new_tokens=1, return_dict_in_generate=True).past_key_values
-    cache, bomb = copy.deepcopy(start), Bomb(RuntimeError("out of memory"), at)
+    cache, bomb = copy.deepcopy(start), Bomb(RuntimeError("out of memory"), -1)
     handle = model.model.layers[layer].register_forward_hook(lambda *_: bomb.tick())
+    hf_specdec.capability(model)  # found beforehand, so that the forwards below are the call's own
+    bomb.left = at
     try:
         with pytest.raises(RuntimeError, match="out of memory"):
             speculative(

@@ -22,11 +22,12 @@ def model() -> Any:
 
 def widths(model: Any, **kwargs: Any) -> list[int]:
     """How many tokens each forward behind the prompt computes."""
-    hf_specdec.capability(model)
     seen: list[int] = []
     handle = model.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
+    hf_specdec.capability(model)
+    seen.clear()
     try:
         model.generate(PROMPT, spec_method="lookahead", **OPTIONS, **kwargs)
     finally:

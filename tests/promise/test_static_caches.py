@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import hf_specdec
+from hf_specdec.engine.model_state import state_of
 from hf_specdec.methods.plain.drafter import PlainDrafter
 from hf_specdec.tree import DraftTree, ExtraTokens
 from tests.helpers.support import PROMPT, assert_same_cache, assert_same_run, both, noisy_copy, plain, run, speculative
@@ -56,6 +57,8 @@ def shapes_of() -> Iterator[Recorded]:
             shapes.append({name: tuple(v.shape) for name, v in named.items() if isinstance(v, torch.Tensor)})
 
         hooks.append(model.register_forward_pre_hook(look, with_kwargs=True))
+        state_of(model).findings.of(model).batch_fallback_reason(model)  # tried now, not in the call
+        shapes.clear()
         return shapes
 
     yield record
