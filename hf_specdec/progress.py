@@ -15,12 +15,14 @@ __all__ = ["with_bar"]
 Item = TypeVar("Item")
 
 
-def with_bar(items: Iterable[Item], *, total: int | None, done: int = 0, is_shown: bool = True) -> Iterator[Item]:
-    """The same items, counted from `done` to `total`; `None` is an unknown total."""
-    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+def with_bar(
+    items: Iterable[Item], *, total: int | None, done: int = 0, is_shown: bool = True, label: str = "prompts"
+) -> Iterator[Item]:
+    """The same items, counted from `done` to `total`; `None` is an unknown total. `label` stands before the bar."""
+    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not is_shown or not console.is_terminal) as bar:
-        task = bar.add_task("prompts", total=total, completed=done)
+        task = bar.add_task(label, total=total, completed=done)
         for item in items:
             bar.advance(task)
             yield item

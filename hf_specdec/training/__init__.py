@@ -1,0 +1,12 @@
+"""Training draft heads of one's own: `train_head`, which `hf-specdec train` calls.
+
+from hf_specdec.training import HeadTraining, train_head
+report = train_head(target, tokenizer, prompts, "head", HeadTraining(num_texts=2000, minutes=20))
+report.measured[0].tokens_per_step
+"""
+
+from hf_specdec.training.config import HeadTraining
+from hf_specdec.training.report import HeadReport, Measured
+from hf_specdec.training.train_head import train_head
+
+__all__ = ["HeadReport", "HeadTraining", "Measured", "train_head"]

@@ -1,0 +1,103 @@
+"""What `train_head` can be told."""
+
+from dataclasses import dataclass
+
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.config import check_at_least, check_positive
+
+__all__ = ["HeadTraining"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTraining:
+    """How an EAGLE-3 head is trained.
+
+    Args:
+        num_texts (`int`, *optional*, defaults to `4000`):
+            Texts that the target writes; prompts are used again where there are fewer.
+        prompt_tokens (`int`, *optional*, defaults to `64`):
+            Tokens of a prompt; longer prompts and text files are cut into pieces of this length.
+        new_tokens (`int`, *optional*, defaults to `128`):
+            Tokens that the target writes after each prompt.
+        temperatures (`tuple[float, ...]`, *optional*, defaults to `(0.0, 0.7)`):
+            The shards' temperatures, in turn; 0 writes greedily.
+        layer_ids (`tuple[int, ...]`, *optional*):
+            Hidden states that the head reads, as `output_hidden_states` numbers them. `None` takes a low, a middle and
+            a high one.
+        draft_vocab_size (`int`, *optional*):
+            Tokens that the head can draft, the most frequent ones of the texts. `None` is all of the target's, at most
+            32,000.
+        epochs (`float`, *optional*, defaults to `8.0`):
+            Most passes over the texts.
+        minutes (`float`, *optional*):
+            Most minutes of training, those before an interruption counted; the learning rate ends with them.
+        batch_size (`int`, *optional*, defaults to `8`):
+            Texts a step, of one process.
+        rollout_steps (`int`, *optional*, defaults to `4`):
+            Draft steps of each position that are trained (the paper's training-time test).
+        step_decay (`float`, *optional*, defaults to `0.8`):
+            Weight of a draft step's loss over that of the step before it.
+        learning_rate (`float`, *optional*):
+            Of AdamW, at its peak. `None` is 0.4 / hidden_size: 1e-4 at 4,096, the published heads' order of magnitude.
+        held_out (`float`, *optional*, defaults to `0.05`):
+            Share of the texts that acceptance is measured on.
+        patience (`int`, *optional*, defaults to `4`):
+            Training ends when held-out acceptance has not risen at this many measurements in a row.
+        eval_every (`int`, *optional*, defaults to `100`):
+            Steps between two measurements, after each of which the state is saved.
+        texts_per_shard (`int`, *optional*, defaults to `64`):
+            Texts that are written together and kept in one file.
+        mixed_precision (`str`, *optional*, defaults to `"no"`):
+            accelerate's: `"no"`, `"bf16"` or `"fp16"`.
+        seed (`int`, *optional*, defaults to `0`):
+            Of everything that is drawn.
+    """
+
+    num_texts: int = 4000
+    prompt_tokens: int = 64
+    new_tokens: int = 128
+    temperatures: tuple[float, ...] = (0.0, 0.7)
+    layer_ids: tuple[int, ...] | None = None
+    draft_vocab_size: int | None = None
+    epochs: float = 8.0
+    minutes: float | None = None
+    batch_size: int = 8
+    rollout_steps: int = 4
+    step_decay: float = 0.8
+    learning_rate: float | None = None
+    held_out: float = 0.05
+    patience: int = 4
+    eval_every: int = 100
+    texts_per_shard: int = 64
+    mixed_precision: str = "no"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_tokens", "new_tokens", "batch_size", "rollout_steps", "eval_every", "texts_per_shard"):
+            check_positive(name, getattr(self, name), "Leave it out for the default.")
+        check_at_least("patience", self.patience, 1, "Use a large number to never stop early.")
+        check_at_least("num_texts", self.num_texts, 2 * self.texts_per_shard, "One shard at least is held out.")
+        if not self.temperatures or min(self.temperatures) < 0.0:
+            raise ConfigError("temperatures", "must be numbers from 0.0 on", self.temperatures, "Use 0.0 for greedy.")
+        for name, value in (("epochs", self.epochs), ("minutes", self.minutes)):
+            if value is not None and value <= 0.0:
+                raise ConfigError(name, "must be above 0", value, "Leave it out for the default.")
+        if not 0.0 < self.held_out <= 0.5:
+            remedy = "A twentieth is enough."
+            raise ConfigError("held_out", "must be a share above 0.0 and up to 0.5", self.held_out, remedy)
+        if self.mixed_precision not in ("no", "bf16", "fp16"):
+            rule, remedy = 'must be "no", "bf16" or "fp16"', "See accelerate's mixed precision."
+            raise ConfigError("mixed_precision", rule, self.mixed_precision, remedy)
+
+    @property
+    def num_shards(self) -> int:
+        """Files of texts."""
+        return -(-self.num_texts // self.texts_per_shard)
+
+    @property
+    def num_held_out_shards(self) -> int:
+        """The first shards, a multiple of the temperatures where there are enough, so that all are measured."""
+        wanted = max(1, round(self.num_shards * self.held_out))
+        cycle = len(self.temperatures)
+        rounded = -(-wanted // cycle) * cycle
+        return min(rounded, max(1, self.num_shards // 2))

@@ -1,0 +1,183 @@
+"""Prompts as token ids, and the texts that the target writes after them, with what it computed on the way.
+
+A shard is one file: the ids of its texts, the hidden states that a head reads, and the target's likeliest next tokens
+with their probabilities. What was written is not written again.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_specdec import compat
+from hf_specdec.errors import ConfigError
+from hf_specdec.training.config import HeadTraining
+
+__all__ = ["Shard", "prompt_ids", "read_shard", "shard_path", "shards", "write_shard"]
+
+TOP = 64  # likeliest tokens that are kept of each distribution; the rest of it is little and trains nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Texts of one length, N of them.
+
+    Attributes:
+        ids (`Tensor`): `(N, L)`, prompts and what the target wrote after them.
+        features (`Tensor`): `(N, L, num_features * hidden_size)` bf16.
+        top_ids, top_probabilities (`Tensor`): `(N, L, TOP)`, the target's distribution after each token.
+        real (`Tensor`): `(N, L)` bool, false on the padding at the front and behind a text's end.
+        num_prompt_tokens (`int`): columns of the prompts.
+        temperature (`float`): at which the texts were written.
+    """
+
+    ids: torch.Tensor
+    features: torch.Tensor
+    top_ids: torch.Tensor
+    top_probabilities: torch.Tensor
+    real: torch.Tensor
+    num_prompt_tokens: int
+    temperature: float
+
+
+def prompt_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: HeadTraining) -> list[list[int]]:
+    """The prompts as token ids, each of at most `prompt_tokens`; longer ones are cut into several.
+
+    Raises:
+        ConfigError: there is no token in them.
+    """
+    pieces: list[list[int]] = []
+    for text in texts:
+        ids = tokenizer(text, verbose=False)["input_ids"]
+        starts = range(0, max(len(ids) - config.prompt_tokens // 2, 1), config.prompt_tokens)
+        pieces += [ids[start : start + config.prompt_tokens] for start in starts if ids]
+    if not pieces:
+        raise ConfigError("prompts", "must hold at least one token", list(texts)[:3], "Give longer prompts.")
+    return pieces
+
+
+def shard_path(folder: Path, index: int) -> Path:
+    """Where shard `index` lies."""
+    return folder / f"shard-{index:05d}.safetensors"
+
+
+def write_shard(
+    folder: Path,
+    index: int,
+    target: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    layer_ids: Sequence[int],
+    config: HeadTraining,
+) -> None:
+    """Let the target write one shard's texts; nothing where the file is there already."""
+    path = shard_path(folder, index)
+    if path.exists():
+        return
+    generator = torch.Generator().manual_seed(config.seed + index)
+    chosen = torch.randint(len(prompts), (config.texts_per_shard,), generator=generator)
+    if len(prompts) >= config.num_texts:  # each prompt once
+        chosen = torch.arange(config.texts_per_shard) + index * config.texts_per_shard
+        order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(config.seed))
+        chosen = order[chosen % len(prompts)]
+    temperature = config.temperatures[index % len(config.temperatures)]
+    shard = _written(target, [prompts[int(place)] for place in chosen], layer_ids, temperature, config, index)
+    tensors = {
+        "ids": shard.ids.int(),
+        "features": shard.features,
+        "top_ids": shard.top_ids.int(),
+        "top_probabilities": shard.top_probabilities.to(torch.bfloat16),
+        "real": shard.real,
+    }
+    about = {"num_prompt_tokens": str(shard.num_prompt_tokens), "temperature": str(temperature)}
+    partial = path.with_suffix(".partial")
+    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, partial, metadata=about)
+    partial.replace(path)
+
+
+def read_shard(folder: Path, index: int) -> Shard:
+    """Shard `index` as it was written."""
+    with safe_open(shard_path(folder, index), framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        about = file.metadata()
+    return Shard(
+        ids=tensors["ids"].long(),
+        features=tensors["features"],
+        top_ids=tensors["top_ids"].long(),
+        top_probabilities=tensors["top_probabilities"],
+        real=tensors["real"],
+        num_prompt_tokens=int(about["num_prompt_tokens"]),
+        temperature=float(about["temperature"]),
+    )
+
+
+def _written(
+    target: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    layer_ids: Sequence[int],
+    temperature: float,
+    config: HeadTraining,
+    index: int,
+) -> Shard:
+    """The texts, and one forward over them."""
+    device = compat.input_device(target)
+    longest = max(len(prompt) for prompt in prompts)
+    pad = target.generation_config.pad_token_id
+    pad = 0 if pad is None else int(pad)
+    ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    mask = torch.arange(longest, device=device) >= longest - lengths[:, None]
+    drawing: dict[str, Any] = {"do_sample": False}
+    if temperature > 0.0:
+        drawing = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+        torch.manual_seed(zlib.crc32(f"{config.seed} {index}".encode()))
+        text = target.generate(
+            input_ids=ids, attention_mask=mask.long(), max_new_tokens=config.new_tokens, pad_token_id=pad, **drawing
+        )
+        real = torch.nn.functional.pad(mask, (0, text.shape[1] - longest), value=True)
+        real = real & ~_behind_the_end(target, text, longest)
+        features, top = _computed(target, text, real, layer_ids)
+    return Shard(text, features, top.indices, top.values, real, longest, temperature)
+
+
+def _computed(
+    target: PreTrainedModel, text: torch.Tensor, real: torch.Tensor, layer_ids: Sequence[int]
+) -> tuple[torch.Tensor, Any]:
+    """Hidden states and likeliest next tokens of whole texts, a few texts a forward."""
+    features, values, indices = [], [], []
+    for rows, seen in zip(text.split(8), real.split(8), strict=True):
+        positions = (seen.long().cumsum(-1) - 1).clamp(min=0)
+        outputs = target(
+            input_ids=rows,
+            attention_mask=seen.long(),
+            position_ids=positions,
+            output_hidden_states=list(layer_ids),
+            use_cache=False,
+        )
+        features.append(torch.cat([outputs.hidden_states[i].cpu() for i in layer_ids], dim=-1).bfloat16())
+        top = outputs.logits.float().softmax(-1).topk(min(TOP, outputs.logits.shape[-1]), dim=-1)
+        values.append(top.values.cpu())
+        indices.append(top.indices.cpu())
+    return torch.cat(features), torch.return_types.topk((torch.cat(values), torch.cat(indices)))  # type: ignore[attr-defined]
+
+
+def _behind_the_end(target: PreTrainedModel, text: torch.Tensor, num_prompt_tokens: int) -> torch.Tensor:
+    """`(N, L)` bool: what stands behind the token that ended a text."""
+    ends = target.generation_config.eos_token_id
+    if ends is None:
+        return torch.zeros_like(text, dtype=torch.bool)
+    ended = torch.isin(text, torch.tensor(ends, device=text.device))
+    ended[:, :num_prompt_tokens] = False
+    return (ended.long().cumsum(-1) - ended.long()) > 0
+
+
+def shards(folder: Path, indices: Sequence[int]) -> Iterator[Shard]:
+    """The shards `indices`, one after the other."""
+    for index in indices:
+        yield read_shard(folder, index)
