@@ -7,6 +7,7 @@ module is imported when the command is called, so that `--help` and `--version` 
     hf-specdec bench --limit 6
     hf-specdec info --model path/to/model
     hf-specdec summarize --spec-method auto --check-accuracy
+    hf-specdec train path/to/model --prompts prompts.jsonl --out head
     hf-specdec tune path/to/model --out costs.json
 """
 
@@ -25,6 +26,7 @@ COMMANDS = {  # each in the module and the function of its name
     "generate": "Continue a prompt with speculative decoding.",
     "info": "Say what a model can do on this machine and why, and which optional packages are installed.",
     "summarize": "Summarise articles plainly and with a method: ROUGE scores and tokens a second of both.",
+    "train": "Train an EAGLE-3 draft head for any target, from text that the target writes.",
     "tune": "Measure what a forward of T tokens costs, and keep it in a file for auto.",
 }
 OPTIONS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False}

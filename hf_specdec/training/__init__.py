@@ -6,7 +6,7 @@ report.measured[0].tokens_per_step
 """
 
 from hf_specdec.training.config import HeadTraining
+from hf_specdec.training.head_trainer import train_head
 from hf_specdec.training.report import HeadReport, Measured
-from hf_specdec.training.train_head import train_head
 
 __all__ = ["HeadReport", "HeadTraining", "Measured", "train_head"]

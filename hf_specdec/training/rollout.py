@@ -58,6 +58,8 @@ class HeadRollout(nn.Module):
         decay (`float`): weight of a step's loss over that of the step before.
     """
 
+    draft_ids: torch.Tensor
+
     def __init__(
         self, head: Eagle3Head, embed: Callable[[torch.Tensor], torch.Tensor], *, steps: int, decay: float
     ) -> None:

@@ -4,6 +4,7 @@ A shard is one file: the ids of its texts, the hidden states that a head reads, 
 with their probabilities. What was written is not written again.
 """
 
+import random
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -49,11 +50,15 @@ class Shard:
 def prompt_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: HeadTraining) -> list[list[int]]:
     """The prompts as token ids, each of at most `prompt_tokens`; longer ones are cut into several.
 
+    Texts are taken in a seeded order until there are prompts for all that the target writes.
+
     Raises:
         ConfigError: there is no token in them.
     """
     pieces: list[list[int]] = []
-    for text in texts:
+    for text in random.Random(config.seed).sample(list(texts), len(texts)):
+        if len(pieces) >= 2 * config.num_texts:
+            break
         ids = tokenizer(text, verbose=False)["input_ids"]
         starts = range(0, max(len(ids) - config.prompt_tokens // 2, 1), config.prompt_tokens)
         pieces += [ids[start : start + config.prompt_tokens] for start in starts if ids]
@@ -151,7 +156,7 @@ def _computed(
 ) -> tuple[torch.Tensor, Any]:
     """Hidden states and likeliest next tokens of whole texts, a few texts a forward."""
     features, values, indices = [], [], []
-    for rows, seen in zip(text.split(8), real.split(8), strict=True):
+    for rows, seen in zip(torch.split(text, 8), torch.split(real, 8), strict=True):
         positions = (seen.long().cumsum(-1) - 1).clamp(min=0)
         outputs = target(
             input_ids=rows,
@@ -164,7 +169,7 @@ def _computed(
         top = outputs.logits.float().softmax(-1).topk(min(TOP, outputs.logits.shape[-1]), dim=-1)
         values.append(top.values.cpu())
         indices.append(top.indices.cpu())
-    return torch.cat(features), torch.return_types.topk((torch.cat(values), torch.cat(indices)))  # type: ignore[attr-defined]
+    return torch.cat(features), torch.return_types.topk((torch.cat(values), torch.cat(indices)))
 
 
 def _behind_the_end(target: PreTrainedModel, text: torch.Tensor, num_prompt_tokens: int) -> torch.Tensor:

@@ -236,7 +236,7 @@ def _measured(
     ]
     with torch.no_grad():
         for shard in shards(work, mine):
-            for rows in torch.arange(len(shard.ids)).split(config.batch_size):
+            for rows in torch.split(torch.arange(len(shard.ids)), config.batch_size):
                 outcome = rollout(_batch(shard, rows, accelerator.device))
                 counted = torch.cat([outcome.num_positions[None], outcome.accepted]).float().cpu()
                 sums[shard.temperature] += counted

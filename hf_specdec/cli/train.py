@@ -1,0 +1,171 @@
+"""`hf-specdec train`: make an EAGLE-3 head for any target, from text that the target writes."""
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from hf_specdec.cli import options
+from hf_specdec.cli.inputs import load, set_threads
+from hf_specdec.cli.prompts_file import FORMS, own_device, read_prompts
+from hf_specdec.cli.report import note, print_json, reports_errors, stdout_console
+from hf_specdec.cli.where import read_where
+from hf_specdec.errors import ConfigError
+from hf_specdec.training import HeadReport, HeadTraining, train_head
+
+__all__ = ["train"]
+
+DEFAULT = HeadTraining()
+ModelArgument = Annotated[str | None, typer.Argument(help="Folder or hub name. Default: the embedded target.")]
+HeadOut = Annotated[Path, typer.Option("--out", help="Folder of the head; an interrupted training there goes on.")]
+Prompts = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--prompts",
+        help="A .jsonl file (.gz too) of prompts, a text file, or a folder of text files; repeat for more. Texts are "
+        "cut into prompts. Default: the target writes from its first token on.",
+    ),
+]
+NumTexts = Annotated[int, typer.Option("--num-texts", help="Texts that the target writes.")]
+PromptTokens = Annotated[int, typer.Option("--prompt-tokens", help="Tokens of a prompt.")]
+NewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Tokens that the target writes after each prompt.")]
+Layers = Annotated[
+    str | None,
+    typer.Option(
+        "--layers",
+        help='Hidden states that the head reads, "2,16,29": 0 the embeddings, the number of layers the last one. '
+        "Default: a low, a middle and a high one.",
+    ),
+]
+DraftVocabSize = Annotated[
+    int | None, typer.Option("--draft-vocab-size", help="Tokens that the head can draft. Default: all, at most 32,000.")
+]
+Epochs = Annotated[float, typer.Option("--epochs", help="Most passes over the texts.")]
+Minutes = Annotated[float | None, typer.Option("--minutes", help="Most minutes of training. Default: no bound.")]
+TextsPerStep = Annotated[int, typer.Option("--batch-size", help="Texts a step, of one process.")]
+RolloutSteps = Annotated[int, typer.Option("--rollout-steps", help="Draft steps of each position that are trained.")]
+LearningRate = Annotated[float | None, typer.Option("--learning-rate", help="Default: 0.4 / hidden_size.")]
+MixedPrecision = Annotated[str, typer.Option("--mixed-precision", help="Of training: no, bf16, fp16.")]
+TrainingSeed = Annotated[int, typer.Option("--seed", help="Of everything that is drawn.")]
+
+
+@reports_errors
+def train(
+    out: HeadOut,
+    model: ModelArgument = None,
+    prompts: Prompts = None,
+    num_texts: NumTexts = DEFAULT.num_texts,
+    prompt_tokens: PromptTokens = DEFAULT.prompt_tokens,
+    max_new_tokens: NewTokens = DEFAULT.new_tokens,
+    layers: Layers = None,
+    draft_vocab_size: DraftVocabSize = None,
+    epochs: Epochs = DEFAULT.epochs,
+    minutes: Minutes = None,
+    batch_size: TextsPerStep = DEFAULT.batch_size,
+    rollout_steps: RolloutSteps = DEFAULT.rollout_steps,
+    learning_rate: LearningRate = None,
+    mixed_precision: MixedPrecision = DEFAULT.mixed_precision,
+    seed: TrainingSeed = DEFAULT.seed,
+    dtype: options.Dtype = "auto",
+    device_map: options.DeviceMap = None,
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Train an EAGLE-3 draft head for any target, from text that the target writes.
+
+    Training ends when held-out acceptance rises no more. The head is saved in the speculators format with a model card;
+    `accelerate launch -m hf_specdec train ...` shares the work between processes.
+    """
+    config = HeadTraining(
+        num_texts=num_texts,
+        prompt_tokens=prompt_tokens,
+        new_tokens=max_new_tokens,
+        layer_ids=_layer_ids(layers),
+        draft_vocab_size=draft_vocab_size,
+        epochs=epochs,
+        minutes=minutes,
+        batch_size=batch_size,
+        rollout_steps=rollout_steps,
+        learning_rate=learning_rate,
+        mixed_precision=mixed_precision,
+        seed=seed,
+    )
+    texts = None if prompts is None else [text for path in prompts for text in _texts_of(path)]
+    set_threads(model, threads)
+    where = read_where(device_map=device_map, max_memory=None, offload_folder=None, tensor_parallel=False)
+    target, tokenizer = load(model, dtype, None, where)
+    device = own_device()
+    if device is not None and device_map is None:
+        target.to(device)
+    _show_log()
+    report = train_head(target, tokenizer, texts, out, config)
+    if json:
+        print_json({"out": str(out), **dataclasses.asdict(report)})
+    else:
+        _print_table(report)
+    note(f"wrote {out}", "dim")
+
+
+def _layer_ids(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError("--layers", "must be whole numbers with commas between", text, "Write 2,16,29.") from None
+
+
+def _texts_of(path: Path) -> list[str]:
+    """The texts of a file, or of all files below a folder; files that are no UTF-8 text are left out of folders.
+
+    Raises:
+        ConfigError: there is nothing, or a line of a `.jsonl` file is no prompt.
+    """
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and _is_text(file))
+        if not files:
+            raise ConfigError("--prompts", "must hold text files", str(path), "Check the folder.")
+        return [text for file in files for text in _texts_of(file)]
+    if not path.name.endswith((".jsonl", ".jsonl.gz")):
+        if not path.is_file() or not _is_text(path):
+            raise ConfigError("--prompts", "must be an existing text file", str(path), "Check the spelling.")
+        return [path.read_text("utf-8")]
+    prompts = read_prompts(path)
+    for number, prompt in enumerate(prompts, start=1):
+        if not isinstance(prompt, str):
+            raise ConfigError("--prompts", f"must hold a prompt in line {number}", prompt["line"], f"Write {FORMS}.")
+    return prompts
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        path.read_text("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _show_log() -> None:
+    """The measurements while training, on stderr."""
+    logger = logging.getLogger("hf_specdec")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+def _print_table(report: HeadReport) -> None:
+    caption = f"{report.num_steps} steps, the best after {report.best_step}, {report.minutes:.1f} minutes"
+    table = Table(caption=caption, caption_justify="left")
+    table.add_column("held-out texts\nof temperature", justify="right")
+    for place in range(len(report.measured[0].rates)):
+        table.add_column(f"first {place + 1}\naccepted", justify="right")
+    table.add_column("tokens\na step", justify="right")
+    for found in report.measured:
+        rates = [f"{rate:.3f}" for rate in found.rates]
+        table.add_row(f"{found.temperature:g}", *rates, f"{found.tokens_per_step:.2f}")
+    stdout_console().print(table)

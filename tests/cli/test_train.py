@@ -1,0 +1,62 @@
+"""`hf-specdec train`: one command from a file of prompts to a head that loads, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hf_specdec import AutoDraftHead
+from tests.cli.conftest import Run
+
+QUICK = ("--num-texts", "128", "--prompt-tokens", "8", "--max-new-tokens", "6", "--epochs", "1", "--rollout-steps", "2")
+
+
+def test_train_makes_a_head_from_a_file_of_prompts(run: Run, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "head"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"def f{i}(self):\n    return {i}"}) for i in range(20)))
+    result = run("train", "--prompts", str(prompts), "--out", str(out), "--draft-vocab-size", "512", *QUICK, "--json")
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["num_steps"] == 8
+    assert [found["temperature"] for found in report["measured"]] == [0.0]
+    assert "tokens per step" in result.stderr
+    head = AutoDraftHead.from_pretrained(out)
+    assert (head.config.hidden_size, head.config.draft_vocab_size, head.config.layer_ids) == (256, 512, (1, 3, 5))
+    assert "held-out" in (out / "README.md").read_text().lower()
+
+
+def test_prompts_are_taken_from_text_files_and_folders(tmp_path: Path) -> None:
+    from hf_specdec.cli.train import _texts_of
+
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "b.py").write_text("two")
+    (tmp_path / "below" / "c.bin").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "d.jsonl").write_text('"three"\n{"turns": ["four", "five"]}\n')
+    assert _texts_of(tmp_path) == ["one", "two", "three", "four"]
+    assert _texts_of(tmp_path / "a.txt") == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("--layers", "1,x"), "--layers"),
+        (("--layers", "1,2,40"), "layer_ids"),
+        (("--prompts", "/nowhere.txt"), "--prompts"),
+        (("--num-texts", "3"), "num_texts"),
+        (("--minutes", "0"), "minutes"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(run: Run, tmp_path: Path, words: tuple[str, ...], field: str) -> None:
+    result = run("train", "--out", str(tmp_path / "head"), *words)
+    assert result.exit_code == 2
+    assert f"`{field}`" in result.stderr
+    assert "hint:" in result.stderr
+
+
+def test_a_line_that_is_no_prompt_is_named(run: Run, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "x = 1"}\n{"answer": 2}\n')
+    result = run("train", "--out", str(tmp_path / "head"), "--prompts", str(prompts))
+    assert result.exit_code == 2
+    assert "line 2" in result.stderr
