@@ -26,7 +26,14 @@ from hf_specdec.quantization.fp8 import check_offloading
 from hf_specdec.quantization.precision import PRECISIONS, checkpoint_config, dtype_after_widening, loading_arguments
 from hf_specdec.quantization.report import FIXED_TEXT, LoadedWeights, loaded_weights, logit_error, precision_of
 
-__all__ = ["PRECISIONS", "AutoDraftHead", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "describe_weights"]
+__all__ = [
+    "PRECISIONS",
+    "AutoDraftHead",
+    "AutoModelForCausalLM",
+    "AutoModelForSeq2SeqLM",
+    "describe_weights",
+    "load_tokenizer",
+]
 
 MIN_TOKENS = 16  # that a tokenizer makes of the fixed text, if it has a vocabulary
 
@@ -168,6 +175,21 @@ class AutoDraftHead:
             ConfigError: config.json describes no EAGLE-3 head.
         """
         return load_head(path, dtype=dtype, **hub).to(device)
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> transformers.PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    try:
+        return transformers.AutoTokenizer.from_pretrained(path)
+    except Exception as error:
+        raise CheckpointError(
+            f"`tokenizer` must be one that transformers can load, but that of {os.fspath(path)!r} is not: "
+            f"{_first_line(error)} Put the checkpoint's tokenizer files beside its weights."
+        ) from error
 
 
 def describe_weights(model: transformers.PreTrainedModel, *, compare: bool = False) -> LoadedWeights:

@@ -14,7 +14,6 @@ can be drafted for is made of random tokens. Knows nothing about tokenizers or m
     prompts += random_prompts(8, length=64)
 """
 
-import gzip
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -23,6 +22,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from hf_specdec.bench.text_files import lines_of, read_text
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import check_positive
 
@@ -127,8 +127,7 @@ def _from_path(path: Path) -> list[Prompt]:
     name = path.name.removesuffix(".gz")
     if not name.endswith(".jsonl"):
         return [Prompt(name, "text", (_read(path),))]
-    lines = [(number, line) for number, line in enumerate(_read(path).splitlines(), 1) if line.strip()]
-    return [_from_line(line, path, number) for number, line in lines]
+    return [_from_line(line, path, number) for number, line in lines_of(_read(path))]
 
 
 def _from_folder(folder: Path) -> list[Prompt]:
@@ -144,14 +143,13 @@ def _task(file: Path, folder: Path) -> str:
 
 
 def _read(path: Path) -> str:
-    raw = path.read_bytes()
-    return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+    return read_text(path, "prompts")
 
 
 def _from_line(line: str, path: Path, number: int) -> Prompt:
     try:
         entry: Any = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         entry = None
     stem = path.name.removesuffix(".gz").removesuffix(".jsonl")
     match entry:

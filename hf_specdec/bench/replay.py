@@ -25,6 +25,7 @@ import typer
 
 from hf_specdec.bench.document import FORMAT, REPLAY
 from hf_specdec.bench.header import header
+from hf_specdec.bench.text_files import lines_of, read_text
 from hf_specdec.bench.transformers_lookup import TransformersPromptLookup
 from hf_specdec.errors import ConfigError, SpecError
 from hf_specdec.methods.base import Drafter
@@ -89,12 +90,8 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
     Raises:
         ConfigError: a line is not an object with non-empty lists `prompt_ids` and `answer_ids`.
     """
-    records = []
-    with Path(path).open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                records.append(_record(line, f"{Path(path).name}:{number}"))
-    return records
+    file = Path(path)
+    return [_record(line, f"{file.name}:{number}") for number, line in lines_of(read_text(file, "replay"))]
 
 
 def replay(
@@ -168,7 +165,7 @@ def _verify(tree: DraftTree, expected: Sequence[int]) -> Sequence[int]:
 def _record(line: str, where: str) -> Record:
     try:
         value = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         value = None
     fields = value if isinstance(value, dict) else {}
     prompt_ids, answer_ids = fields.get("prompt_ids"), fields.get("answer_ids")

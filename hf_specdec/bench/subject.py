@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.bench.widen import check_widening, widen
+from hf_specdec.distributed.placement import read_devices
 from hf_specdec.errors import ConfigError, unknown_name
+from hf_specdec.loading import load_tokenizer
 from hf_specdec.quantization.precision import DTYPES, PRECISIONS
 
 __all__ = ["EMBEDDED", "Subject", "check_subjects", "load_subject", "pick_device"]
@@ -91,7 +93,7 @@ def load_subject(
     helper = None if draft is None else hf_specdec.AutoModelForCausalLM.from_pretrained(draft, precision=own_precision)
     return Subject(
         model=model.to(where).eval(),
-        tokenizer=AutoTokenizer.from_pretrained(folder),
+        tokenizer=load_tokenizer(folder),
         name=EMBEDDED if path is None else path,
         assistant=None if helper is None else helper.to(where).eval(),
         assistant_name=EMBEDDED_DRAFT if path is None and assistant is None else assistant,
@@ -144,11 +146,12 @@ def check_subjects(subjects: Sequence[Subject]) -> None:
 
 
 def pick_device(name: str | torch.device | None) -> torch.device:
-    """The device called `name`; without a name the accelerator, or the CPU where there is none."""
+    """The device called `name`; without a name the accelerator, or the CPU where there is none.
+
+    Raises:
+        ConfigError: it is no device, or is not here.
+    """
     if name is None:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         return accelerator if accelerator is not None else torch.device("cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError("device", "must be a device that torch knows", name, 'Write "cpu" or "cuda:0".') from error
+    return read_devices([str(name)], "device")[0]

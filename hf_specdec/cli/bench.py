@@ -9,6 +9,7 @@ import typer
 from hf_specdec.bench.cost import measure_cost
 from hf_specdec.bench.document import SPEEDS, flagged, read_document, summarize_again, write_document
 from hf_specdec.bench.journal import Journal, is_journal
+from hf_specdec.bench.naming import is_import
 from hf_specdec.bench.plan import BenchSettings
 from hf_specdec.bench.plots import check_matplotlib, plot_document
 from hf_specdec.bench.prompts import Prompt, load_prompts, random_prompts
@@ -21,6 +22,7 @@ from hf_specdec.cli import bench_options as given
 from hf_specdec.cli import options
 from hf_specdec.cli.bench_output import progress_bar, show
 from hf_specdec.cli.bench_subjects import load_subjects, look_here
+from hf_specdec.cli.inputs import check_seed
 from hf_specdec.cli.report import note, reports_errors
 from hf_specdec.errors import ConfigError
 
@@ -68,6 +70,9 @@ def bench(
     The exit code is 1 if a row gives other tokens than it promises, 130 if the run is interrupted; what was measured
     is printed all the same.
     """
+    if any(is_import(name) for name in row or ()):
+        look_here()
+    check_seed(seed)
     _check(output, plot, is_speeds=show_file is None and replay is None and not cost)
     if show_file is not None:
         document = read_document(show_file)
@@ -143,7 +148,6 @@ def _measured_cost(
 
 
 def _replayed(file: Path, names: list[str] | None, output: Path | None) -> dict[str, Any]:
-    look_here()
     with progress_bar() as progress:
         document = replay_rows(read_records(file), names, progress)
     if output is not None:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from transformers import logging
 
 from hf_specdec.bench.subject import Subject, load_subject, pick_device
 from hf_specdec.bench.widen import read_size
+from hf_specdec.cli.inputs import set_threads
 from hf_specdec.cli.report import note
 
 __all__ = ["NATIVE", "load_subjects", "look_here"]
@@ -32,13 +32,12 @@ def load_subjects(
     threads: int | None = None,
 ) -> list[Subject]:
     """Every model at every size, each once; without paths the embedded target, without sizes each at its own."""
-    look_here()
     logging.disable_progress_bar()
     wanted = list(dict.fromkeys(None if size == NATIVE else read_size(size) for size in sizes or [NATIVE]))
     models: list[str | None] = [*dict.fromkeys(paths or ())] or [None]
     where = pick_device(device)
     if threads is not None or where.type == "cpu":
-        torch.set_num_threads(threads or 1)
+        set_threads(None, threads)
     subjects = []
     for path, size in itertools.product(models, wanted):
         subject = load_subject(

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel, TextStreamer
 
 from hf_specdec.cli import options
 from hf_specdec.cli.compare import compare_methods
-from hf_specdec.cli.inputs import encode, load, load_draft, read_prompt, read_sampling, set_threads
+from hf_specdec.cli.inputs import check_seed, encode, load, load_draft, read_prompt, read_sampling, set_threads
 from hf_specdec.cli.job import Job, Result
-from hf_specdec.cli.memory import remembering
+from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.method import DRAFT_METHODS, check_draft_options, read_method
 from hf_specdec.cli.prompts import PROMPTS
 from hf_specdec.cli.prompts_file import ManyJob, check_many_options, own_device, run_many
@@ -27,6 +27,8 @@ from hf_specdec.methods.config import SpecConfig
 from hf_specdec.quantization.report import precision_of
 
 __all__ = ["generate"]
+
+SHOWN_FAILURES = 10
 
 
 @reports_errors
@@ -59,6 +61,7 @@ def generate(
     prompts_file: options.PromptsFile = None,
     out: options.Out = None,
     batch_size: options.BatchSize = 8,
+    retry_failed: options.RetryFailed = False,
     compare: options.Compare = False,
     rounds: options.Rounds = 3,
     json: options.Json = False,
@@ -68,14 +71,16 @@ def generate(
     The exit code is 1 if, with --compare, the method's text differs from plain generate's in fp32, or if a prompt of
     --prompts-file failed. A file's job goes on if it is started again; `accelerate launch` and torchrun share it out.
     """
-    check_many_options(prompts_file, out, prompt=prompt, compare=compare)
+    check_many_options(prompts_file, out, prompt=prompt, compare=compare, retry_failed=retry_failed)
     forms = {"prompt_lookup_config": prompt_lookup_config, "lookahead_config": lookahead_config}
     forms |= {"draft_model_config": draft_model_config, "auto_config": auto_config}
     given = {"spec_config": spec_config, "engine": engine, "draft_model": draft_model}
     method, config = read_method(spec_method, list_forms=forms, memory=spec_memory, **given)
     check_draft_options(method, model=model, draft_model=draft_model, draft_dtype=draft_dtype)
     sampling = read_sampling(do_sample, temperature=temperature, top_p=top_p, top_k=top_k)
+    check_seed(seed)
     text = read_prompt(prompt) if prompts_file is None else None
+    kept = open_memory(spec_memory)
     set_threads(model, threads)
     place: dict[str, Any] = {"device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder}
     device = None if prompts_file is None or tensor_parallel else own_device()
@@ -85,9 +90,10 @@ def generate(
     if method in DRAFT_METHODS or draft_model is not None:
         how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, where.beside(loaded))
     job = Job(loaded, tokenizer, {"max_new_tokens": max_new_tokens, **sampling}, seed)
-    with where.together(), remembering(loaded, spec_memory):
+    with where.together(), remembering(loaded, kept):
         if prompts_file is not None and out is not None:
-            _many(job, how, prompts_file, out, batch_size, tensor_parallel, json)
+            shared = {"batch_size": batch_size, "is_one_model": tensor_parallel, "retry_failed": retry_failed}
+            _many(job, how, prompts_file, out, shared, json)
         else:
             (_compare if compare else _continue)(job, text, how, rounds, json)
 
@@ -115,8 +121,7 @@ def _many(
     how: Mapping[str, Any],
     prompts_file: Path,
     out: Path,
-    batch_size: int,
-    is_one_model: bool,
+    shared: Mapping[str, Any],
     as_json: bool,
 ) -> None:
     many = ManyJob(
@@ -124,9 +129,8 @@ def _many(
         job.tokenizer,
         options={**job.options, **(how or {"spec_method": "plain"})},
         settings={name: value for name, value in _setting(job, how).items() if name != "threads"},
-        batch_size=batch_size,
         seed=job.seed or 0,
-        is_one_model=is_one_model,
+        **shared,
     )
     summary = run_many(many, prompts_file, out)
     if summary is None:  # another process of the same job sums up
@@ -135,7 +139,13 @@ def _many(
         print_json({**_setting(job, how), "out": str(out), **summary})
     else:
         note(f"{summary['num_prompts']} prompts in {out}, {summary['num_failed']} failed", "dim")
-    if summary["num_failed"]:
+    failures = summary["failures"]
+    for index, reason in list(failures.items())[:SHOWN_FAILURES]:
+        note(f"prompt {index}: {reason}", "red")
+    if len(failures) > SHOWN_FAILURES:
+        note(f"and {len(failures) - SHOWN_FAILURES} more, each with its error in {out}", "red")
+    if failures:
+        note("hint: --retry-failed tries them again", "cyan")
         raise typer.Exit(1)
 
 

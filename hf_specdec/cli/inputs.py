@@ -5,28 +5,44 @@ model, tokenizer = load(None, "auto", config)
 draft = load_draft(None, "auto", config)
 """
 
+import os
 import sys
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, logging
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 import hf_specdec
 from hf_specdec import embedded
+from hf_specdec.bench.text_files import lone_surrogate
 from hf_specdec.cli.where import Where
 from hf_specdec.distributed.placement import place
 from hf_specdec.errors import ConfigError, MissingExtraError
+from hf_specdec.loading import load_tokenizer
 from hf_specdec.methods.config import SpecConfig
 
-__all__ = ["encode", "load", "load_draft", "read_prompt", "read_sampling", "set_threads"]
+__all__ = ["check_seed", "encode", "load", "load_draft", "read_prompt", "read_sampling", "set_threads"]
+
+MAX_SEED = 1 << 62
 
 
 def read_prompt(argument: str | None) -> str | None:
-    """The prompt from the argument or stdin; `None` where neither says anything."""
+    """The prompt from the argument or stdin; `None` where neither says anything.
+
+    Raises:
+        ConfigError: stdin is asked for and closed, or is no text.
+    """
     if argument is not None and argument != "-":
         return argument
+    if sys.stdin is None:  # closed
+        if argument == "-":
+            raise ConfigError("PROMPT", "must be text where stdin is closed", argument, "Give the text itself.")
+        return None
     if argument == "-" or not sys.stdin.isatty():
-        piped = sys.stdin.read()
+        try:
+            piped = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise ConfigError("PROMPT", "must be UTF-8 text on stdin", error.object[:20], f"{error.reason}.") from error
         return piped if piped or argument == "-" else None
     return None
 
@@ -45,11 +61,28 @@ def read_sampling(do_sample: bool, **options: float | None) -> dict[str, Any]:
 
 
 def set_threads(model: str | None, threads: int | None) -> None:
-    """Use `threads` CPU threads; without a number, one for the embedded target, which is too small to share."""
+    """Use `threads` CPU threads; without a number, one for the embedded target, which is too small to share.
+
+    Raises:
+        ConfigError: more than there are CPUs.
+    """
     if threads is None and model is None:
         threads = 1
     if threads is not None:
+        most = os.cpu_count() or 1
+        if threads > most:
+            raise ConfigError("--threads", f"must be at most {most} (CPUs of this machine)", threads, "Leave it out.")
         torch.set_num_threads(threads)
+
+
+def check_seed(seed: int | None) -> None:
+    """Raise unless torch and every prompt's own number leave room for the seed.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    if seed is not None and not 0 <= seed < MAX_SEED:
+        raise ConfigError("--seed", f"must be 0 to {MAX_SEED - 1}", seed, "Usual values are small.")
 
 
 def load(
@@ -66,7 +99,7 @@ def load(
         where: what the options of placement say; else the device list decides, if there is one.
 
     Raises:
-        CheckpointError: the folder is missing or incomplete.
+        CheckpointError: the folder is missing or incomplete, or its tokenizer cannot be loaded.
         ConfigError: an unknown precision or device, or an attention that is not installed.
     """
     path = model if model is not None else embedded.path("target")
@@ -82,7 +115,7 @@ def load(
             raise
         remedy = f"transformers says: {error}"
         raise ConfigError("--attn-implementation", "must be installed", attn_implementation, remedy) from error
-    return loaded, AutoTokenizer.from_pretrained(path)
+    return loaded, load_tokenizer(path)
 
 
 def load_draft(
@@ -114,8 +147,11 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, device: torch.device
     """Token ids and mask of one prompt, `(1, length)` each.
 
     Raises:
-        ConfigError: the prompt holds no token.
+        ConfigError: the prompt holds no token, or what is no character.
     """
+    if (place := lone_surrogate(prompt)) is not None:
+        rule = f"must be Unicode text, but character {place} is half of a pair"
+        raise ConfigError("PROMPT", rule, prompt[place], "Is it UTF-8?")
     encoded = tokenizer(prompt, return_tensors="pt")
     if encoded["input_ids"].shape[1] == 0:
         raise ConfigError("PROMPT", "must hold at least one token", prompt, "Type some text to continue.")

@@ -1,24 +1,46 @@
 """The output of a long job: a line a prompt, appended as results finish, complete after any interruption.
 
 Knows nothing about models. A job that is started again finds what is done and goes on; the finished file is sorted by
-prompt, so an interrupted job and an uninterrupted one leave the same file.
+prompt, so an interrupted job and an uninterrupted one leave the same file. A file that holds anything but lines of
+this job is never touched.
 
-    file = JobFile(path, {"model": "...", "max_new_tokens": 64})
-    done = file.recover()                   # numbers of the prompts that are done
-    file.append({"index": 3, "text": "..."})
-    file.finish()
+    with JobFile(path, {"model": "...", "max_new_tokens": 64}).held() as file:
+        done = file.recover()                   # numbers of the prompts that are done
+        file.append({"index": 3, "text": "..."})
+        file.finish()
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hf_specdec.errors import ConfigError
+from hf_specdec.files import check_output, replacing
 
-__all__ = ["JobFile"]
+__all__ = ["JobFile", "check_job_output"]
+
+FIELD = "--out"
+FIRST_BYTES = b'{"index": '  # of every line
+LINE_BREAKS = {ord(mark): f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"}  # of readers that split by more than \n
+OWN_LINES = "must be a new file, or one of the same job (model, prompts, method and options)"
+
+
+def check_job_output(path: Path, prompts_file: Path) -> None:
+    """Refuse an output that no job of any settings wrote, before anything is loaded.
+
+    Raises:
+        ConfigError: it is the file of prompts, no regular file, not writable, or holds other things than results.
+    """
+    if path.exists() and path.samefile(prompts_file):
+        raise ConfigError(FIELD, "must not be the file of prompts", str(path), "Choose another file.")
+    Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
+    check_output(FIELD, path)
+    JobFile(path, None).done()
 
 
 class JobFile:
@@ -26,70 +48,139 @@ class JobFile:
 
     Args:
         path: the file; it need not exist.
-        settings: everything that decides the results, JSON values. A file of another job is refused.
+        settings: everything that decides the results, JSON values. A file of another job is refused. `None` accepts
+            any job's, for looking only.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self.path = path
+    def __init__(self, path: Path, settings: Mapping[str, Any] | None) -> None:
+        self.path = Path(os.path.realpath(path))
         text = json.dumps(settings, sort_keys=True, default=str)
-        self.job = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.job = None if settings is None else hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[Self]:
+        """Keep other commands off the file; one process of a job does this for all.
+
+        Raises:
+            ConfigError: another command writes to it, or it cannot be written.
+        """
+        check_output(FIELD, self.path)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                remedy = "Wait until it has ended, or choose another file."
+                raise ConfigError(FIELD, "must not be written by another command", str(self.path), remedy) from error
+            if not self.path.exists() or not os.path.samestat(os.fstat(descriptor), self.path.stat()):
+                remedy = "Start the command again."
+                raise ConfigError(FIELD, "must not be replaced while the job begins", str(self.path), remedy)
+            yield self
+        finally:
+            os.close(descriptor)
 
     def recover(self) -> set[int]:
-        """Drop a line that was cut off by an interruption; returns the numbers of the prompts that are done.
-
-        One process does this before any appends.
+        """Drop the beginning of a line at the end, left by an interruption; returns the numbers of what is done.
 
         Raises:
             ConfigError: the file belongs to another job, or is none of a job.
         """
-        lines = self._lines()
-        self._write(lines)
-        return set(lines)
+        done = self.done()
+        with self._appending() as descriptor:
+            _drop_unfinished(descriptor)
+        return done
 
-    def done(self) -> set[int]:
-        """The numbers of the prompts that are done."""
-        return set(self._lines())
+    def done(self, *, retries_failed: bool = False) -> set[int]:
+        """The numbers of the prompts that are done; with `retries_failed`, of those that did not fail."""
+        return {index for index, line in self._lines().items() if not retries_failed or "error" not in line}
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add one result; a single write, so that lines of several processes never mix."""
-        text = "\n" + json.dumps({**line, "job": self.job}, ensure_ascii=False) + "\n"
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        """Add one result; lines of several processes never mix.
+
+        Raises:
+            OSError: the line could not be written whole; nothing of it stays.
+        """
+        text = _encoded({**line, "job": self.job})
+        with self._appending() as descriptor:
+            end = _drop_unfinished(descriptor)
+            try:
+                written = os.write(descriptor, text)
+            except OSError as error:
+                raise OSError(f"{str(self.path)!r} could not take another line: {error.strerror}") from error
+            if written < len(text):
+                os.ftruncate(descriptor, end)
+                raise OSError(f"{str(self.path)!r} took {written} of {len(text)} bytes of a line: no room is left")
+
+    def finish(self, num_prompts: int) -> list[dict[str, Any]]:
+        """Sort the file by prompt; returns its lines.
+
+        Raises:
+            ConfigError: prompts are missing.
+        """
+        found = self._lines()
+        if missing := set(range(num_prompts)) - set(found):
+            rule, remedy = f"must hold a line for each of {num_prompts} prompts", "Start the command again."
+            raise ConfigError(FIELD, rule, f"without {len(missing)} of them", remedy)
+        lines = [found[index] for index in sorted(found)]
+        content = b"".join(map(_encoded, lines))
+        if content != self.path.read_bytes():
+            with replacing(self.path) as beside:
+                beside.write_bytes(content)
+        return lines
+
+    @contextlib.contextmanager
+    def _appending(self) -> Iterator[int]:
+        """The file to append to, by one process of the job at a time."""
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         try:
-            os.write(descriptor, text.encode("utf-8"))
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)  # a lock of another kind than `held`'s
+            yield descriptor
         finally:
             os.close(descriptor)
 
-    def finish(self) -> int:
-        """Sort the file by prompt; returns the number of lines."""
-        lines = self._lines()
-        self._write(lines)
-        return len(lines)
-
-    def _lines(self) -> dict[int, str]:
-        """Whole lines by prompt number; of two for one prompt, the first."""
+    def _lines(self) -> dict[int, dict[str, Any]]:
+        """Lines by prompt number; of several for one prompt the first that did not fail, else the last."""
         if not self.path.exists():
             return {}
-        found: dict[int, str] = {}
-        for text in self.path.read_text("utf-8", errors="replace").split("\n"):
-            if not text.strip():
-                continue
-            try:
-                line = json.loads(text)
-            except json.JSONDecodeError:
-                continue  # cut off by an interruption
-            if not isinstance(line, dict) or line.get("job") != self.job or not isinstance(line.get("index"), int):
-                raise ConfigError(
-                    "--out",
-                    "must be a new file, or one of the same job (model, prompts, method and options)",
-                    str(self.path),
-                    "Choose another file, or remove this one to start anew.",
-                )
-            found.setdefault(line["index"], text)
+        *whole, unfinished = self.path.read_bytes().split(b"\n")
+        found: dict[int, dict[str, Any]] = {}
+        for number, text in enumerate(whole, 1):
+            line = self._line(text, number)
+            if "error" in found.get(line["index"], {"error": None}):
+                found[line["index"]] = line
+        if unfinished and not (found and FIRST_BYTES.startswith(unfinished[: len(FIRST_BYTES)])):
+            raise self._foreign(len(whole) + 1)
         return found
 
-    def _write(self, lines: Mapping[int, str]) -> None:
-        """Replace the file in one step."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_name(self.path.name + ".new")
-        beside.write_text("".join(lines[index] + "\n" for index in sorted(lines)), encoding="utf-8")
-        beside.replace(self.path)
+    def _line(self, text: bytes, number: int) -> dict[str, Any]:
+        try:
+            line = json.loads(text.decode("utf-8"))
+        except (ValueError, RecursionError):
+            line = None
+        is_line = isinstance(line, dict) and isinstance(line.get("index"), int) and isinstance(line.get("job"), str)
+        if not is_line or self.job not in (None, line["job"]):
+            raise self._foreign(number)
+        return dict(line)
+
+    def _foreign(self, number: int) -> ConfigError:
+        remedy = f"Line {number} is none of it. Choose another file, or remove this one to start anew."
+        return ConfigError(FIELD, OWN_LINES, str(self.path), remedy)
+
+
+def _encoded(line: Mapping[str, Any]) -> bytes:
+    """One line: readable characters as they are; half a surrogate pair, which UTF-8 cannot hold, escaped."""
+    try:
+        text = json.dumps(line, ensure_ascii=False).translate(LINE_BREAKS).encode("utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(line).encode("ascii")
+    return text + b"\n"
+
+
+def _drop_unfinished(descriptor: int) -> int:
+    """Cut off what follows the last line break, left by a process that was killed; returns the file's end."""
+    end = os.fstat(descriptor).st_size
+    if end == 0 or os.pread(descriptor, 1, end - 1) == b"\n":
+        return end
+    kept = os.pread(descriptor, end, 0).rfind(b"\n") + 1
+    os.ftruncate(descriptor, kept)
+    return kept

@@ -1,38 +1,99 @@
 """`--spec-memory FILE`: what `auto` remembers, from one run of a command to the next.
 
-with remembering(model, Path("memory.safetensors")):
+kept = open_memory(Path("memory.safetensors"))
+with remembering(model, kept):
     model.generate(**inputs, spec_method="auto")
 """
 
+import contextlib
+import fcntl
+import os
+import signal
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
 from transformers import PreTrainedModel
 
 import hf_specdec
 from hf_specdec.cli.processes import processes
-from hf_specdec.errors import ConfigError
+from hf_specdec.files import check_output
 
-__all__ = ["remembering"]
+__all__ = ["MemoryOnDisk", "open_memory", "remembering"]
+
+FIELD = "--spec-memory"
 
 
-@contextmanager
-def remembering(model: PreTrainedModel, file: Path | None) -> Iterator[None]:
-    """Give `model` the memory in `file`, if it is there, and save it at the end, however that comes about.
+class MemoryOnDisk:
+    """A file of a memory that several commands may use at once.
 
     Raises:
-        ConfigError: the file is none of a memory, or its folder is missing.
+        ConfigError: the file is none of a memory, or cannot be written.
     """
-    if file is None:
+
+    def __init__(self, path: Path) -> None:
+        check_output(FIELD, path)
+        self.path = Path(os.path.realpath(path))
+        self.memory = hf_specdec.SpecMemory.load(self.path) if self.path.exists() else None
+        self._seen = self._state()
+
+    def save(self, memory: hf_specdec.SpecMemory) -> None:
+        """Put `memory` in the file; what another command has put there meanwhile is kept beside it."""
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # the folder's, since the file itself is replaced
+            if self._state() not in (None, self._seen):
+                memory.merge(hf_specdec.SpecMemory.load(self.path))
+            memory.save(self.path)
+            self._seen = self._state()
+        finally:
+            os.close(folder)
+
+    def _state(self) -> Any:
+        """Changes whenever the file is replaced; `None` where there is none."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def open_memory(path: Path | None) -> MemoryOnDisk | None:
+    """What `--spec-memory` names, checked before a model is loaded; `None` without the option."""
+    return None if path is None else MemoryOnDisk(path)
+
+
+@contextlib.contextmanager
+def remembering(model: PreTrainedModel, kept: MemoryOnDisk | None) -> Iterator[None]:
+    """Give `model` the memory in the file, and save it at the end, however that comes about, SIGTERM included."""
+    if kept is None:
         yield
         return
-    if not file.absolute().parent.is_dir():
-        raise ConfigError("--spec-memory", "must lie in an existing folder", str(file), "Make the folder first.")
-    if file.exists():
-        hf_specdec.enable(model, spec_memory=hf_specdec.SpecMemory.load(file))
+    if kept.memory is not None:
+        hf_specdec.enable(model, spec_memory=kept.memory)
+    with _terminable():
+        try:
+            yield
+        finally:
+            if processes().is_main_process:
+                kept.save(hf_specdec.spec_memory(model))
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the block as an exception does; signals are the main thread's."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)  # once is enough
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
     try:
         yield
     finally:
-        if processes().is_main_process:
-            hf_specdec.spec_memory(model).save(file)
+        signal.signal(signal.SIGTERM, before)

@@ -122,5 +122,5 @@ def _from_json(text: str | None) -> Any:
     """The value of a JSON text; the text itself where it is not JSON, for `parse` to read as a Python literal."""
     try:
         return None if text is None else json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return text

@@ -29,6 +29,7 @@ __all__ = [
     "Prompt",
     "PromptLookup",
     "PromptsFile",
+    "RetryFailed",
     "Rounds",
     "Seed",
     "SpecConfigText",
@@ -163,6 +164,9 @@ Out = Annotated[
         "--out",
         help="With --prompts-file: the .jsonl file of results. A job that was interrupted goes on where it stopped.",
     ),
+]
+RetryFailed = Annotated[
+    bool, typer.Option("--retry-failed", help="With --prompts-file: try prompts again that failed before.")
 ]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="With --prompts-file: prompts decoded together.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Most tokens to generate.")]

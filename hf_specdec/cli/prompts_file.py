@@ -4,7 +4,7 @@ Each process takes its share of the prompts and appends to the one output; what 
 that share one model (tensor parallel) go through the prompts together.
 """
 
-import gzip
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 import hf_specdec
-from hf_specdec.cli.job_file import JobFile
+from hf_specdec.bench.text_files import lines_of, lone_surrogate, read_text
+from hf_specdec.cli.job_file import JobFile, check_job_output
 from hf_specdec.cli.processes import processes
 from hf_specdec.errors import ConfigError
 from hf_specdec.progress import with_bar
@@ -35,6 +36,7 @@ class ManyJob:
         settings: what decides the results, as JSON values: an output of other settings is not gone on with.
         is_one_model (`bool`): whether the processes of this launch share one model: then all go through all prompts,
             and the first writes.
+        retry_failed (`bool`): whether prompts that failed before are tried again.
     """
 
     model: Any
@@ -44,6 +46,7 @@ class ManyJob:
     batch_size: int
     seed: int
     is_one_model: bool = False
+    retry_failed: bool = False
 
 
 def read_prompts(path: Path) -> list[Any]:
@@ -54,29 +57,33 @@ def read_prompts(path: Path) -> list[Any]:
     """
     if not path.is_file():
         raise ConfigError("--prompts-file", "must be an existing file", str(path), "Check the spelling.")
-    raw = path.read_bytes()
-    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
-    prompts = [_prompt(line) for line in text.splitlines() if line.strip()]
+    prompts = [_prompt(line) for _, line in lines_of(read_text(path, "--prompts-file"))]
     if not prompts:
         raise ConfigError("--prompts-file", "must hold at least one line", str(path), f"A line is {FORMS}.")
     return prompts
 
 
-def check_many_options(prompts_file: Path | None, out: Path | None, *, prompt: str | None, compare: bool) -> None:
-    """Refuse options that do not go with a file of prompts.
+def check_many_options(
+    prompts_file: Path | None, out: Path | None, *, prompt: str | None, compare: bool, retry_failed: bool
+) -> None:
+    """Refuse options that do not go with a file of prompts, and an output that no such job wrote.
 
     Raises:
-        ConfigError: one of the two files is missing, or another job is asked for too.
+        ConfigError: one of the two files is missing or is another kind of file, or another job is asked for too.
     """
     if (prompts_file is None) != (out is None):
         given, missing = ("--prompts-file", "--out") if out is None else ("--out", "--prompts-file")
         raise ConfigError(missing, f"must be given with {given}", None, f"Add {missing} FILE.jsonl.")
-    if prompts_file is None:
+    if prompts_file is None or out is None:
+        if retry_failed:
+            raise ConfigError("--retry-failed", "must come with --prompts-file", True, "Give the job's two files.")
         return
     if prompt is not None:
         raise ConfigError("PROMPT", "must be left out with --prompts-file", prompt, "Give one of the two.")
     if compare:
         raise ConfigError("--compare", "must be left out with --prompts-file", True, "`hf-specdec bench` compares.")
+    read_prompts(prompts_file)
+    check_job_output(out, prompts_file)
 
 
 def own_device() -> torch.device | None:
@@ -85,34 +92,36 @@ def own_device() -> torch.device | None:
     return state.device if state.num_processes > 1 else None
 
 
-def run_many(job: ManyJob, prompts_file: Path, out: Path) -> dict[str, int] | None:
+def run_many(job: ManyJob, prompts_file: Path, out: Path) -> dict[str, Any] | None:
     """Generate for every prompt that is not done yet.
 
     Returns:
-        How many prompts the output holds and how many of them failed; `None` in all processes but the first.
+        How many prompts the output holds, how many of them failed, and why, by their numbers; `None` in all processes
+        but the first.
     """
     state = processes()
     prompts = read_prompts(prompts_file)
     content = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
     file = JobFile(out, {**job.settings, "prompts": content, "seed": job.seed})
-    if state.is_main_process:
-        file.recover()
-    state.wait_for_everyone()
-    done = file.done()
-    count, own = (1, 0) if job.is_one_model else (state.num_processes, state.process_index)
-    state.wait_for_everyone()  # before anything is added to what all have read
-    share = [index for index in range(len(prompts)) if index % count == own]
-    todo = [index for index in share if index not in done]
-    lines = _results(job, prompts, todo)
-    for line in with_bar(lines, total=len(share), done=len(share) - len(todo), is_shown=state.is_main_process):
-        if state.is_main_process or not job.is_one_model:
-            file.append(line)
-    state.wait_for_everyone()
-    if not state.is_main_process:
-        return None
-    count = file.finish()
-    failed = sum("error" in json.loads(line) for line in out.read_text("utf-8").splitlines())
-    return {"num_prompts": count, "num_failed": failed}
+    with file.held() if state.is_main_process else contextlib.nullcontext():
+        if state.is_main_process:
+            file.recover()
+        state.wait_for_everyone()
+        done = file.done(retries_failed=job.retry_failed)
+        count, own = (1, 0) if job.is_one_model else (state.num_processes, state.process_index)
+        state.wait_for_everyone()  # before anything is added to what all have read
+        share = [index for index in range(len(prompts)) if index % count == own]
+        todo = [index for index in share if index not in done]
+        lines = _results(job, prompts, todo)
+        for line in with_bar(lines, total=len(share), done=len(share) - len(todo), is_shown=state.is_main_process):
+            if state.is_main_process or not job.is_one_model:
+                file.append(line)
+        state.wait_for_everyone()
+        if not state.is_main_process:
+            return None
+        written = file.finish(len(prompts))
+    failures = {line["index"]: line["error"] for line in written if "error" in line}
+    return {"num_prompts": len(written), "num_failed": len(failures), "failures": failures}
 
 
 def _results(job: ManyJob, prompts: list[Any], todo: list[int]) -> Iterator[dict[str, Any]]:
@@ -120,7 +129,7 @@ def _results(job: ManyJob, prompts: list[Any], todo: list[int]) -> Iterator[dict
     good = [index for index in todo if isinstance(prompts[index], str)]
     for index in todo:
         if not isinstance(prompts[index], str):
-            yield {"index": index, "prompt": prompts[index]["line"], "error": f"must be {FORMS}"}
+            yield {"index": index, "prompt": prompts[index]["line"], "error": prompts[index]["error"]}
     results = hf_specdec.generate_many(
         job.model,
         (prompts[index] for index in good),
@@ -139,10 +148,10 @@ def _results(job: ManyJob, prompts: list[Any], todo: list[int]) -> Iterator[dict
 
 
 def _prompt(line: str) -> Any:
-    """The text of one line; `{"line": ...}` where it has none."""
+    """The text of one line; `{"line": ..., "error": ...}` where it has none."""
     try:
         entry: Any = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         entry = None
     match entry:
         case (
@@ -152,5 +161,8 @@ def _prompt(line: str) -> Any:
             | {"text": str(text)}
             | {"turns": [str(text), *_]}
         ):
-            return text
-    return {"line": line[:200]}
+            place = lone_surrogate(text)
+            if place is None:
+                return text
+            return {"line": line[:200], "error": f"must be Unicode text, but character {place} is half of a pair"}
+    return {"line": line[:200], "error": f"must be {FORMS}"}

@@ -44,8 +44,15 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if sys.stdout is None:  # closed: what is opened next would take its number
+            if sys.stderr is not None:
+                _stderr("error: `stdout` must be open, but is closed.", "red")
+                _stderr("hint: redirect it: > FILE or > /dev/null", "cyan")
+            raise typer.Exit(2)
         try:
-            return command(*args, **kwargs)
+            result = command(*args, **kwargs)
+            sys.stdout.flush()
+            return result
         except BrokenPipeError:
             raise
         except (SpecError, ValueError, OSError) as error:

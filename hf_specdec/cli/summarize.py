@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 
 from hf_specdec.cli import options
-from hf_specdec.cli.inputs import load, load_draft, read_sampling, set_threads
-from hf_specdec.cli.memory import remembering
+from hf_specdec.cli.inputs import check_seed, load, load_draft, read_sampling, set_threads
+from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.method import DRAFT_METHODS, check_draft_options, read_method
 from hf_specdec.cli.report import note, print_json, reports_errors, stdout_console
 from hf_specdec.cli.where import read_where
@@ -118,7 +118,8 @@ def summarize(
     method, config = _method(read_method(spec_method, list_forms=forms, memory=spec_memory, **given))
     check_draft_options(method, model=model, draft_model=draft_model, draft_dtype=draft_dtype)
     sampling = read_sampling(do_sample, temperature=temperature, top_p=top_p, top_k=top_k)
-    texts = _read(articles, dataset, limit)
+    check_seed(seed)
+    texts, kept = _read(articles, dataset, limit), open_memory(spec_memory)
     set_threads(model, threads)
     place: dict[str, Any] = {"device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder}
     where = read_where(**place, tensor_parallel=False, config=config)
@@ -128,7 +129,7 @@ def summarize(
         how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, where.beside(loaded))
     shared = {"max_new_tokens": max_new_tokens, **sampling}
     summarizer = Summarizer(loaded, tokenizer, shared, seed, batch_size, max_input_tokens, prompt_template)
-    with remembering(loaded, spec_memory):
+    with remembering(loaded, kept):
         accuracy = _measure(summarizer, texts, {PLAIN: {}, method: how}, json)
     if check_accuracy:
         least_equal = _least_equal(summarizer, config) if equal_threshold is None else equal_threshold

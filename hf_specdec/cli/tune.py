@@ -11,7 +11,9 @@ from hf_specdec.cli import options
 from hf_specdec.cli.inputs import load, set_threads
 from hf_specdec.cli.report import note, print_json, reports_errors, stdout_console
 from hf_specdec.cli.where import read_where
+from hf_specdec.engine.cost_model import check_costs_file
 from hf_specdec.errors import ConfigError
+from hf_specdec.files import check_output
 
 __all__ = ["tune"]
 
@@ -21,7 +23,7 @@ BatchSizes = Annotated[
     list[int] | None, typer.Option("--batch-size", min=1, help="Rows decoded together; repeat for more. Default: 1.")
 ]
 ContextLength = Annotated[int, typer.Option("--context-length", min=1, help="Tokens in the cache.")]
-Seconds = Annotated[float, typer.Option("--seconds", min=0.0, help="Most time to measure, for each batch size.")]
+Seconds = Annotated[float, typer.Option("--seconds", help="Most time to measure, for each batch size.")]
 
 
 @reports_errors
@@ -41,8 +43,10 @@ def tune(
 
     Without such a file, `auto` measures for about 0.4 seconds at the first call on a model.
     """
-    if not out.absolute().parent.is_dir():
-        raise ConfigError("--out", "must lie in an existing folder", str(out), "Make the folder first.")
+    if not seconds > 0:
+        raise ConfigError("--seconds", "must be above 0", seconds, "The default is 20.")
+    check_output("--out", out)
+    check_costs_file("--out", out)
     set_threads(model, threads)
     where = read_where(device_map=device_map, max_memory=None, offload_folder=None, tensor_parallel=False)
     loaded, _ = load(model, dtype, None, where, attn_implementation=attn_implementation)

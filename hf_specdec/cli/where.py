@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
+from hf_specdec.distributed.placement import read_devices
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
 
@@ -114,12 +115,20 @@ def _device_map(text: str) -> str | dict[str, Any]:
     if text in STRATEGIES:
         return text
     if text.startswith("{"):
-        return _json_of("--device-map", text)
+        found = _json_of("--device-map", text)
+        for device in found.values():
+            if device != "disk":
+                read_devices([device], "--device-map")
+        return found
+    if text == "disk":
+        return {"": text}
     try:
-        return {"": text if text == "disk" else str(torch.device(text))}
+        torch.device(text)
     except RuntimeError as error:
         rule = f"must be one of {', '.join(STRATEGIES)}, a device, or JSON of parts and devices"
         raise ConfigError("--device-map", rule, text, 'For example auto, cpu, or \'{"model": "cpu"}\'.') from error
+    read_devices([text], "--device-map")
+    return {"": text}
 
 
 def _max_memory(text: str) -> dict[Any, Any]:
@@ -130,7 +139,7 @@ def _max_memory(text: str) -> dict[Any, Any]:
 def _json_of(option: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise ConfigError(option, "must be a JSON object", text, 'For example \'{"0": "20GB", "cpu": "60GB"}\'.')

@@ -25,10 +25,11 @@ import torch
 
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.errors import ConfigError
+from hf_specdec.files import replacing
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.tree import DraftTree, TreeBuilder
 
-__all__ = ["CostCurve", "StepCosts", "measure"]
+__all__ = ["CostCurve", "StepCosts", "check_costs_file", "measure"]
 
 LEAST = 0.5  # of a ratio: noise makes no forward free
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -42,6 +43,23 @@ TOWARDS_SHAPE = 0.03  # and into the ratio of its size; of first steps of a size
 LARGEST_SURPRISE = 2.0  # a step that took longer was disturbed from outside
 ASSUMED_SPAN = 16  # tokens as which the assumed slope counts beyond the largest known size
 MEASURED_COUNT = 32  # steps as which a measured size counts
+
+
+def check_costs_file(field: str, path: str | os.PathLike[str]) -> None:
+    """Refuse to write costs over a file that holds something else.
+
+    Raises:
+        ConfigError: names `field`.
+    """
+    place = Path(path)
+    if not place.exists() or not place.stat().st_size:
+        return
+    try:
+        is_own = json.loads(place.read_text("utf-8"))["format"] == FORMAT
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        is_own = False
+    if not is_own:
+        raise ConfigError(field, "must be a new file, or one of costs", os.fspath(path), "Choose another name.")
 
 
 class CostCurve:
@@ -178,7 +196,8 @@ class StepCosts:
             for rows, curve in self._curves.items()
             if curve.is_measured
         }
-        Path(path).write_text(json.dumps({"format": FORMAT, "facts": facts or {}, "curves": curves}, indent=1), "utf-8")
+        with replacing(path) as beside:
+            beside.write_text(json.dumps({"format": FORMAT, "facts": facts or {}, "curves": curves}, indent=1), "utf-8")
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Take over saved curves.

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.cli.job_file import JobFile
-from hf_specdec.errors import ConfigError
+from hf_specdec.cli import prompts_file as prompts_file_module
 from tests.cli.conftest import Run
 from tests.distributed.launch import launch
 
@@ -150,18 +149,28 @@ def test_options_that_contradict_one_another(run: Run, words: tuple[str, ...], m
     assert message in result.stderr
 
 
-def test_the_first_of_two_lines_for_a_prompt_counts(tmp_path: Path) -> None:
-    file = JobFile(tmp_path / "out.jsonl", {"model": "a"})
-    for text in ("first", "second"):
-        file.append({"index": 1, "text": text})
-    file.append({"index": 0, "text": "zero"})
-    assert file.finish() == 2
-    assert [line["text"] for line in lines_of(file.path)] == ["zero", "first"]
+def test_failed_prompts_say_why_and_are_tried_again_if_asked(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other prompts' lines stay, and the file ends as one that never failed."""
+    prompts, out, whole = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS[:3]))
+    words = ("generate", "--prompts-file", str(prompts), *OPTIONS)
+    assert run(*words, "--out", str(whole)).exit_code == 0
+    real = prompts_file_module._results
 
+    def failing(job: Any, texts: list[Any], todo: list[int]) -> Any:
+        for line in real(job, texts, todo):
+            yield {**line, "error": "no room"} if line["index"] == 1 else line
 
-def test_a_file_that_is_no_job_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "notes.jsonl"
-    path.write_text('{"a": 1}\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match="new file"):
-        JobFile(path, {}).recover()
-    assert path.read_text("utf-8") == '{"a": 1}\n'
+    with monkeypatch.context() as patch:
+        patch.setattr(prompts_file_module, "_results", failing)
+        first = run(*words, "--out", str(out))
+    assert first.exit_code == 1
+    assert "prompt 1: no room" in first.stderr
+    assert "--retry-failed" in first.stderr
+    assert run(*words, "--out", str(out)).exit_code == 1, "without the option what failed stays"
+    again = run(*words, "--out", str(out), "--retry-failed", "--json")
+    assert again.exit_code == 0
+    assert json.loads(again.stdout)["failures"] == {}
+    assert lines_of(out) == lines_of(whole)

@@ -10,15 +10,14 @@ Every tensor is checked before it is believed: a damaged file is an error, never
 
 import contextlib
 import os
-import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from hf_specdec.errors import ConfigError
+from hf_specdec.files import replacing
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, Entries, Entry, RecycledLogits
 from hf_specdec.methods.ngram.pool import BOUNDARY, NgramPool
@@ -70,15 +69,9 @@ class MemoryFile:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write all tensors beside `path`, then put the file in its place."""
-        place = Path(path)
-        beside = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
-        try:
-            save_file({name: tensor.contiguous() for name, tensor in self.tensors.items()}, beside, self.metadata)
-            beside.replace(place)
-        except SafetensorError as error:  # safetensors' own word for what the file system says
-            raise OSError(str(error)) from error
-        finally:
-            beside.unlink(missing_ok=True)
+        content = save({name: tensor.contiguous() for name, tensor in self.tensors.items()}, self.metadata)
+        with replacing(path) as beside:
+            beside.write_bytes(content)
 
     @contextlib.contextmanager
     def checked(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ ids of texts, so treat a saved file as you treat the texts.
     memory = SpecMemory.load("memory.safetensors")
 """
 
+import copy
 import os
 
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
@@ -54,6 +55,24 @@ class SpecMemory:
     def experience(self, is_sampled: bool) -> AdaptiveWeights:
         """What was learned from greedy, or from sampled texts."""
         return self.sampled if is_sampled else self.greedy
+
+    def merge(self, other: "SpecMemory") -> None:
+        """Take over what another memory of the same tokenizer holds and this one does not.
+
+        Its texts count as the newest; of what was learned about the sources, the one that saw more stays.
+        """
+        known = set(self.pool.texts())
+        for text in other.pool.texts():
+            if text not in known:
+                self.pool.add(text)
+        for entries in other.recycled.generations():
+            for key, entry in entries.items():
+                if self.recycled.get(key) is None:
+                    self.recycled.put(key, entry)
+        for is_sampled in (False, True):
+            theirs = other.experience(is_sampled)
+            if sum(theirs.mixer.seen) > sum(self.experience(is_sampled).mixer.seen):
+                setattr(self, "sampled" if is_sampled else "greedy", copy.deepcopy(theirs))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one safetensors file; calls that use the memory meanwhile go on.

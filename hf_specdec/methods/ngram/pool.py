@@ -81,6 +81,17 @@ class NgramPool:
         with self._lock:
             return list(self._old.tokens), list(self._young.tokens)
 
+    def texts(self) -> list[tuple[int, ...]]:
+        """The texts, oldest first."""
+        found: list[tuple[int, ...]] = []
+        for tokens in self.generations():
+            start = 0
+            while start < len(tokens):
+                end = tokens.index(BOUNDARY, start)
+                found.append(tuple(tokens[start:end]))
+                start = end + 1
+        return found
+
     def restore(self, old: Sequence[int], young: Sequence[int]) -> None:
         """Hold these texts, as `generations` gave them."""
         indexes = NgramIndex(self.max_ngram_size), NgramIndex(self.max_ngram_size)
