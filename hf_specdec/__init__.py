@@ -36,6 +36,7 @@ __all__ = [
     "LookaheadConfig",
     "ManyResult",
     "MissingExtraError",
+    "PerRow",
     "PlainConfig",
     "PromptLookupConfig",
     "RankError",
@@ -74,6 +75,7 @@ _NAMES = {  # by module
     "methods.plain.config": ("PlainConfig",),
     "methods.prompt_lookup.config": ("PromptLookupConfig",),
     "observer": ("SpecStep",),
+    "per_row": ("PerRow",),
     "self_drafting": ("self_draft",),
     "stats": ("SpecOutput", "SpecStats"),
     "tree": ("DraftTree", "TreeBuilder"),
@@ -94,6 +96,7 @@ if TYPE_CHECKING:
     from hf_specdec.methods.plain.config import PlainConfig
     from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
     from hf_specdec.observer import SpecStep
+    from hf_specdec.per_row import PerRow
     from hf_specdec.self_drafting import self_draft
     from hf_specdec.stats import SpecOutput, SpecStats
     from hf_specdec.tree import DraftTree, TreeBuilder

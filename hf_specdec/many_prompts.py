@@ -24,6 +24,7 @@ from hf_specdec.engine.random_streams import OwnDraws
 from hf_specdec.engine.speculative import budget_of, queued_sequence_of
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from hf_specdec.methods.config import check_positive
+from hf_specdec.per_row import of_prompt
 from hf_specdec.progress import with_bar
 from hf_specdec.request import Request, own_arguments, read_request
 from hf_specdec.stats import SpecStats
@@ -182,7 +183,7 @@ class _Job:
 
     def _prepared(self, index: int, prompt: Any, found: Found, rank_sync: RankSync) -> QueuedSequence | str | None:
         """One prompt ready to join the batch, or why it cannot; `None` where it wants no speculation."""
-        inputs = self._inputs(prompt)
+        inputs = self._inputs(index, prompt)
         if _asks_for_none(inputs):
             return None
         call, request = prepared_call(self.model, {**self.kwargs, **inputs})
@@ -203,7 +204,7 @@ class _Job:
     def _alone(self, index: int, prompt: Any) -> ManyResult:
         """One prompt through `generate`, with its own random stream."""
         try:
-            inputs = self._inputs(prompt)
+            inputs = self._inputs(index, prompt)
             if (observer := self.kwargs.get("spec_observer")) is not None:
                 inputs["spec_observer"] = lambda step: observer(dataclasses.replace(step, row=index))
             seed = self._seed_of(index, inputs)
@@ -228,7 +229,7 @@ class _Job:
         text = None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)
         return ManyResult(index, prompt, token_ids, text, self._seeds.pop(index, None), error, stats)
 
-    def _inputs(self, prompt: Any) -> dict[str, Any]:
+    def _inputs(self, index: int, prompt: Any) -> dict[str, Any]:
         """`generate`'s inputs for one sequence, on the model's device."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
@@ -250,6 +251,9 @@ class _Job:
                 raise ConfigError("prompt", f"must not set {name}", inputs[name], "Use generate for it.")
         if self.tokenizer is not None:
             inputs.setdefault("tokenizer", self.tokenizer)
+        for name in ("logits_processor", "stopping_criteria"):
+            if given := inputs.get(name, self.kwargs.get(name)):
+                inputs[name] = of_prompt(given, index)
         device = compat.input_device(self.model)
         return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
 

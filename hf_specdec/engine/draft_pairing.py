@@ -16,7 +16,7 @@ from hf_specdec import compat
 from hf_specdec.capabilities.probe import Capability
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.rank_sync import rank_sync_of
-from hf_specdec.engine.batch_rules import processors_of_row
+from hf_specdec.engine.batch_rules import keeps_rows_apart, processors_of_row
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
@@ -127,6 +127,8 @@ def logits_processor_of(call: Call) -> Callable[[torch.Tensor, torch.Tensor], to
     if not call.generation_config.do_sample:
         return None
     own = [p for p in call.logits_processor if type(p).__module__ == compat.PROCESSORS_MODULE]
+    if len(call.input_ids) > 1:
+        own = [p for p in own if not keeps_rows_apart(p)]
     processors = processors_of_row(LogitsProcessorList(copy.deepcopy(own)), None)
     return lambda ids, row: cast("torch.Tensor", processors(ids, row))
 

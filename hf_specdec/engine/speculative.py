@@ -14,7 +14,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 
 from hf_specdec import compat
 from hf_specdec.distributed.rank_sync import RankSync
-from hf_specdec.engine.batch_rules import processors_of_row
+from hf_specdec.engine.batch_rules import criteria_of_row, processors_of_row
 from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.continuous_batching import QueuedSequence
@@ -143,16 +143,17 @@ def _sequences(
         generators = [torch.Generator(device).manual_seed(seed) for seed in stats.seeds]
     sequences: list[SequenceState] = []
     for index, (text, generator) in enumerate(zip(texts, generators, strict=True)):
-        processors = processors_of_row(call.logits_processor, index) if len(texts) > 1 else call.logits_processor
+        processors, criteria = call.logits_processor, call.stopping_criteria
+        if len(texts) > 1:
+            processors = processors_of_row(processors, index, len(texts))
+            criteria = criteria_of_row(criteria, index)
         sampler = Sampler(processors, call.generation_config, device, generator)
         prompt = _without_padding(text, call.model_kwargs.get("attention_mask"), index)
         drafter = make_drafter(index, generator)
         if any(drafter is sequence.drafter for sequence in sequences):
             rule = "must make a drafter for each sequence of a batch"
             raise ConfigError("spec_method", rule, drafter, "Pass its class, or a function that makes one.")
-        sequences.append(
-            SequenceState(index, text, prompt, drafter, sampler, StopCheck(call.stopping_criteria), stats, rank_sync)
-        )
+        sequences.append(SequenceState(index, text, prompt, drafter, sampler, StopCheck(criteria), stats, rank_sync))
     return sequences
 
 

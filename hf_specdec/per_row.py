@@ -1,0 +1,64 @@
+"""Logits processors and stopping criteria of which each row of a batch has its own.
+
+generate(**batch, logits_processor=[hf_specdec.PerRow(lambda row: GrammarProcessor(grammars[row]))])
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from hf_specdec.errors import ConfigError
+
+__all__ = ["PerRow", "of_prompt"]
+
+
+class PerRow:
+    """A logits processor, or a stopping criterion, made for each row of a batch.
+
+    A processor of your own may look at all rows of a batch at once, so a batch that has one is decoded plainly. With
+    `PerRow` each row has a processor that sees this row alone, and may keep what it likes between calls: grammars,
+    counters. Works in plain `generate` too. In `generate_many` the row is the number of the prompt. A processor
+    that keeps nothing between calls needs no `PerRow`: an attribute `row_safe = True` says that it treats each row by
+    itself.
+
+    Args:
+        make (`Callable[[int], Callable]`): gives the processor, or the criterion, of a row: it is called with token
+            ids `(1, length)` and scores `(1, vocab_size)` as transformers calls any, for each token of the row.
+
+    ```python
+    logits_processor = [hf_specdec.PerRow(lambda row: SuppressTokensLogitsProcessor([row]))]
+    ```
+    """
+
+    def __init__(self, make: Callable[[int], Callable[..., Any]]) -> None:
+        if not callable(make):
+            raise ConfigError("make", "must be callable", make, "Pass a function from a row's index to its processor.")
+        self.make = make
+        self._made: dict[int, Callable[..., Any]] = {}
+
+    def of_row(self, row: int) -> Callable[..., Any]:
+        """The processor of one row, the same at every call."""
+        if row not in self._made:
+            self._made[row] = self.make(row)
+        return self._made[row]
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any) -> torch.Tensor:
+        """Process `(batch, length)` ids and `(batch, vocab_size)` scores row by row."""
+        results = [
+            torch.as_tensor(self.of_row(row)(ids[None], _row_of(scores, row)), device=input_ids.device)
+            for row, ids in enumerate(input_ids)
+        ]
+        return torch.cat([result.reshape(1, *result.shape[1:]) for result in results])  # (batch, ...)
+
+
+def of_prompt(processors: Iterable[Any], index: int) -> list[Any]:
+    """The processors of one prompt of many, where each prompt is a row and none comes twice."""
+    return [item.make(index) if isinstance(item, PerRow) else item for item in processors]
+
+
+def _row_of(scores: Any, row: int) -> Any:
+    """One row of the scores; criteria get them as a tuple of steps, or not at all."""
+    if isinstance(scores, tuple | list):
+        return tuple(step[row : row + 1] for step in scores)
+    return scores if scores is None else scores[row : row + 1]
