@@ -57,6 +57,7 @@ __all__ = [
     "enable",
     "generate_many",
     "max_draft_len",
+    "pipeline",
     "self_draft",
     "spec_memory",
 ]
@@ -76,6 +77,7 @@ _NAMES = {  # by module
     "methods.prompt_lookup.config": ("PromptLookupConfig",),
     "observer": ("SpecStep",),
     "per_row": ("PerRow",),
+    "pipelines": ("pipeline",),
     "self_drafting": ("self_draft",),
     "stats": ("SpecOutput", "SpecStats"),
     "tree": ("DraftTree", "TreeBuilder"),
@@ -97,6 +99,7 @@ if TYPE_CHECKING:
     from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
     from hf_specdec.observer import SpecStep
     from hf_specdec.per_row import PerRow
+    from hf_specdec.pipelines import pipeline
     from hf_specdec.self_drafting import self_draft
     from hf_specdec.stats import SpecOutput, SpecStats
     from hf_specdec.tree import DraftTree, TreeBuilder

@@ -1,0 +1,109 @@
+"""`transformers.pipeline("text-generation")` whose texts are written with speculative decoding.
+
+pipe = hf_specdec.pipeline(model="path/to/model")
+pipe("def main():", max_new_tokens=64)[0]["generated_text"]
+pipe.spec_stats.mean_acceptance_length
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoTokenizer, TextGenerationPipeline
+
+from hf_specdec.api import enable
+from hf_specdec.errors import ConfigError
+from hf_specdec.loading import AutoModelForCausalLM
+from hf_specdec.stats import SpecStats
+
+__all__ = ["SpecTextGenerationPipeline", "pipeline"]
+
+TASK = "text-generation"
+
+
+class SpecTextGenerationPipeline(TextGenerationPipeline):
+    """`TextGenerationPipeline` that keeps what its last call drafted and accepted.
+
+    Attributes:
+        spec_stats (`SpecStats | None`): of the last call of the model; `None` where that was plain generation, or a
+            batch without `return_dict_in_generate=True`, which keeps the cache of rows that have ended.
+    """
+
+    spec_stats: SpecStats | None = None
+
+    def _forward(self, model_inputs: Any, **generate_kwargs: Any) -> Any:
+        """As the base class, with its call of `generate` watched."""
+
+        def generate(**kwargs: Any) -> Any:
+            is_asked = bool(kwargs.get("return_dict_in_generate"))
+            ids = kwargs.get("input_ids")
+            is_one = isinstance(ids, torch.Tensor) and len(ids) == 1 and kwargs.get("spec_method") is not None
+            output = self.model.generate(**kwargs | ({"return_dict_in_generate": True} if is_one else {}))
+            self.spec_stats = getattr(output, "spec_stats", None)
+            return output.sequences if is_one and not is_asked else output
+
+        watched = _StandIn(self, model=_StandIn(self.model, generate=generate))
+        return TextGenerationPipeline._forward(watched, model_inputs, **generate_kwargs)  # noqa: SLF001 - our base
+
+
+class _StandIn:
+    """An object with some of its attributes replaced, for one call."""
+
+    def __init__(self, target: Any, **own: Any) -> None:
+        self.__dict__.update(own, _target=target)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+
+def pipeline(
+    task: str = TASK,
+    model: Any = None,
+    *,
+    tokenizer: Any = None,
+    spec_method: Any = "auto",
+    precision: str | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> SpecTextGenerationPipeline:
+    """A text-generation pipeline with `spec_method`; the model need not be enabled.
+
+    Args:
+        task (`str`, *optional*, defaults to `"text-generation"`): the only one here. For another task `enable` the
+            model and give it to `transformers.pipeline` with `spec_method`.
+        model: a model, a folder, or a name on the hub.
+        tokenizer (*optional*): by default that of the model's folder or name.
+        spec_method (*optional*, defaults to `"auto"`): of every call; a call may name another.
+        precision (`str`, *optional*): of a model given by folder or name, see `AutoModelForCausalLM.from_pretrained`.
+        model_kwargs (`dict`, *optional*): for `from_pretrained`, of a model given by folder or name.
+        kwargs: everything else that `transformers.pipeline` takes: `device`, `batch_size`, `assistant_model`, and
+            arguments of `generate` for every call, `spec_config` and `lookahead_config` among them.
+
+    Raises:
+        ConfigError: another task, no model, or options of loading beside a loaded model.
+    """
+    if task != TASK:
+        remedy = "Use transformers.pipeline(task, model=hf_specdec.enable(model), ...)(..., spec_method=...)."
+        raise ConfigError("task", f'must be "{TASK}"', task, remedy)
+    if model is None:
+        raise ConfigError("model", "must be given", None, "Pass a model, a folder or a name on the hub.")
+    if isinstance(model, str):
+        name = model
+        loaded = AutoModelForCausalLM.from_pretrained(name, precision=precision, **(model_kwargs or {}))
+    else:
+        if precision is not None or model_kwargs is not None:
+            given = {"precision": precision, "model_kwargs": model_kwargs}
+            option = next(key for key, value in given.items() if value is not None)
+            raise ConfigError(option, "must be unset for a loaded model", given[option], "Load the model with it.")
+        loaded, name = enable(model), model.config.name_or_path
+    tokenizer = name if tokenizer is None else tokenizer
+    made: SpecTextGenerationPipeline = transformers.pipeline(
+        task,
+        model=loaded,
+        tokenizer=AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer,
+        pipeline_class=SpecTextGenerationPipeline,
+        spec_method=spec_method,
+        **kwargs,
+    )
+    return made

@@ -1,0 +1,78 @@
+"""`hf_specdec.pipeline`: the texts of transformers' pipeline, for models that were not enabled too."""
+
+from typing import Any
+
+import pytest
+import transformers
+
+import hf_specdec
+
+PROMPT = "def push(self, item):\n    self.items.append(item)\n\n\ndef pop(self):\n    return self.items."
+OPTIONS: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
+PATH = str(hf_specdec.embedded.path("target"))
+
+
+@pytest.fixture(scope="module")
+def plain_texts(tokenizer: Any) -> dict[str, Any]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(PATH, dtype="float32")
+    pipe = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
+    return {"one": pipe(PROMPT, **OPTIONS), "batch": pipe([PROMPT, "import "], batch_size=2, **OPTIONS)}
+
+
+def unenabled() -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(PATH, dtype="float32")
+
+
+@pytest.mark.parametrize("how", [{}, {"spec_method": "prompt_lookup"}, {"spec_method": "lookahead"}])
+def test_a_model_that_was_not_enabled_gives_the_same_text(plain_texts: Any, how: dict[str, Any]) -> None:
+    model = unenabled()
+    pipe = hf_specdec.pipeline(model=model, **how)
+    assert pipe.model is model
+    assert pipe(PROMPT, **OPTIONS) == plain_texts["one"]
+    assert pipe.spec_stats is not None
+    assert pipe.spec_stats.method == how.get("spec_method", "auto")
+    assert pipe.spec_stats.num_tokens == 16
+
+
+def test_a_folder_is_loaded_with_its_tokenizer(plain_texts: Any) -> None:
+    pipe = hf_specdec.pipeline("text-generation", PATH, precision="fp32", **OPTIONS)
+    assert pipe(PROMPT) == plain_texts["one"]
+
+
+def test_a_call_may_choose_another_method(plain_texts: Any) -> None:
+    pipe = hf_specdec.pipeline(model=unenabled(), spec_method="prompt_lookup")
+    assert pipe(PROMPT, spec_method="lookahead", lookahead_config=[3, 3, 3], **OPTIONS) == plain_texts["one"]
+    assert pipe.spec_stats is not None and pipe.spec_stats.method == "lookahead"
+    assert pipe(PROMPT, spec_method=None, **OPTIONS) == plain_texts["one"]
+    assert pipe.spec_stats is None
+
+
+def test_a_draft_model_joins_in(plain_texts: Any) -> None:
+    draft = transformers.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("draft"), dtype="float32")
+    pipe = hf_specdec.pipeline(model=unenabled(), spec_method="draft_model", assistant_model=draft)
+    assert pipe(PROMPT, **OPTIONS) == plain_texts["one"]
+    assert pipe.spec_stats is not None and pipe.spec_stats.num_accepted_tokens > 0
+
+
+def test_a_batch_gives_the_same_texts(plain_texts: Any) -> None:
+    pipe = hf_specdec.pipeline(model=unenabled(), batch_size=2)
+    assert pipe([PROMPT, "import "], **OPTIONS) == plain_texts["batch"]
+    assert pipe.spec_stats is None
+    texts = pipe([PROMPT, "import "], return_dict_in_generate=True, **OPTIONS)
+    assert texts == plain_texts["batch"]
+    assert pipe.spec_stats is not None and pipe.spec_stats.num_tokens > 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"task": "image-to-text", "model": PATH}, "task"),
+        ({}, "model"),
+        ({"model": object(), "precision": "fp32"}, "precision"),
+        ({"model": object(), "model_kwargs": {}}, "model_kwargs"),
+    ],
+)
+def test_mistakes_are_named(arguments: dict[str, Any], field: str) -> None:
+    with pytest.raises(hf_specdec.ConfigError) as raised:
+        hf_specdec.pipeline(**arguments)
+    assert raised.value.field == field
