@@ -104,7 +104,7 @@ def test_rows_are_those_that_each_model_allows(both: dict[str, Any]) -> None:
     assert any(line.startswith("Left out of other: transformers:assistant: ") for line in notes(both))
 
 
-@pytest.mark.parametrize("after", [3, 13, 40])
+@pytest.mark.parametrize("after", [3, *(pytest.param(after, marks=pytest.mark.wide) for after in (13, 40))])
 def test_an_interrupt_between_models_loses_nothing(
     subjects: list[Subject], both: dict[str, Any], after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

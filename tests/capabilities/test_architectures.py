@@ -1,9 +1,10 @@
 """Every architecture: the same text as plain `generate`, alone and in a padded batch, or plain decoding.
 
-A few dozen run always, all of them with `-m slow`; the page in the documentation says what they do.
+Twenty run in `make test`, fifty and then all in `make test-all`; the page in the documentation says what they do.
 """
 
 import warnings
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,24 @@ from tests.helpers.zoo_wide import all_models
 
 # One for each way of keeping a cache, counting positions and masking, and those that the probe has to find out.
 QUICK = (
-    "afmoe bamba bart bert bigbird_pegasus bloom codegen cohere2 ctrl deepseek_v2 deepseek_v32 doge exaone4_5 falcon "
-    "falcon_h1 falcon_mamba gemma3n_text git glm4_moe gpt_bigcode gpt_neox gptj granitemoehybrid helium inkling_text "
-    "kimi_linear lfm3 m2m_100 mamba2 marian minimax moshi mpt nemotron_h olmo_hybrid openai-gpt paligemma pegasus "
-    "qwen2_vl qwen3_5 rwkv t5 t5gemma2 umt5 led unlimited_ocr whisper xglm zamba2"
+    "afmoe bamba bigbird_pegasus ctrl deepseek_v32 falcon_h1 falcon_mamba gemma3n_text git kimi_linear "
+    "led mamba2 moshi openai-gpt paligemma qwen2_vl rwkv t5gemma2 whisper xglm"
 ).split()
+# More of the same ways.
+WIDE = (
+    "bart bert bloom codegen cohere2 deepseek_v2 doge exaone4_5 falcon glm4_moe gpt_bigcode gpt_neox gptj "
+    "granitemoehybrid helium inkling_text lfm3 m2m_100 marian minimax mpt nemotron_h olmo_hybrid pegasus "
+    "qwen3_5 t5 umt5 unlimited_ocr zamba2"
+).split()
+
+
+def chosen() -> list[Any]:
+    """The models to try, as parameters of a test."""
+    return [
+        pytest.param(*pair, marks=() if pair[0] in QUICK else pytest.mark.wide)
+        for pair in all_models()
+        if pair[0] in (*QUICK, *WIDE)
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +51,7 @@ def check(finding: Finding) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("model_type", "kind"), [pair for pair in all_models() if pair[0] in QUICK])
+@pytest.mark.parametrize(("model_type", "kind"), chosen())
 def test_an_architecture_writes_what_plain_generation_writes(model_type: str, kind: str) -> None:
     check(examine(model_type, kind))
 

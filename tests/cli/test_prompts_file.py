@@ -74,7 +74,7 @@ def test_an_output_of_another_job_is_refused_and_left_alone(
     assert out.read_bytes() == before
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.wide)])
 def test_a_killed_job_goes_on_and_ends_the_same(run: Run, prompts_file: Path, tmp_path: Path, seed: int) -> None:
     """No line lost, none twice, equal to the uninterrupted run."""
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"

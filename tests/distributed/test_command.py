@@ -23,6 +23,7 @@ def test_one_process_speaks_and_says_what_one_process_alone_says(run: Run) -> No
     assert ours["token_ids"] == alone["token_ids"]
 
 
+@pytest.mark.wide
 def test_a_file_of_prompts_is_done_once(tmp_path: Path, run: Run) -> None:
     """All processes go through all prompts; one of them writes."""
     prompts, out, other = (tmp_path / name for name in ("prompts.jsonl", "out.jsonl", "alone.jsonl"))
@@ -45,6 +46,7 @@ def test_a_mistake_ends_all_processes_with_its_hint() -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.wide
 def test_a_process_that_dies_takes_the_others_with_it(tmp_path: Path) -> None:
     """In the middle of a forward nobody can be told; torchrun ends those who wait."""
     script = tmp_path / "dies.py"

@@ -255,6 +255,7 @@ def test_rejection_sampling_leaves_the_targets_distribution(
     assert accepted > NUM_TEXTS / 20, "some drafts are accepted"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_distribution_that_the_tokens_were_not_drawn_from_shows(
     far_pair: tuple[Any, Any], shape: str, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,210 @@
+"""Breaks the engine on purpose, one fault at a time in a copy of the repository, and says which test sees it first.
+
+    python -m tests.mutants                    every fault, with the tests that `make test` runs
+    python -m tests.mutants --wide             with every cell of the widest tests, as in `make test-all`
+    python -m tests.mutants stop draws         the faults whose names hold one of these words
+
+A fault that no test sees, or that no longer applies, makes the exit status 1. Short tests run before long ones.
+"""
+
+import argparse
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+__all__ = ["MUTANTS", "Mutant", "first_failure", "main"]
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("hf_specdec", "tests", "pyproject.toml")
+# The second part runs only where the first one sees nothing.
+PARTS = (
+    ("tests/cache", "tests/forward", "tests/engine/test_verify.py", "tests/matrix"),
+    ("tests/promise", "tests/engine", "tests/methods", "tests/kernels", "tests/bench"),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mutant:
+    """One fault: in a file of the package, `old` (found once) becomes `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+VERIFY, SAMPLING, SEQUENCE = "engine/verify.py", "engine/sampling.py", "engine/sequence.py"
+LOOP, CACHE, MASK, LAYOUT = "engine/loop.py", "cache/spec_cache.py", "forward/tree_mask.py", "forward/tree_layout.py"
+MUTANTS = (
+    Mutant(
+        "a wrong child is accepted",
+        VERIFY,
+        "child = tree.child(node, token)",
+        "child = tree.child(node, token) or next(iter(tree.children(node)), None)",
+    ),
+    Mutant("the token after a full path is lost", VERIFY, "        path.append(child)\n", ""),
+    Mutant("a stop is obeyed at the end of the draft", VERIFY, "if stop or child is None", "if child is None"),
+    Mutant("q is not what the token was drawn from", VERIFY, "uniform * share < p[token]", "uniform < p[token]"),
+    Mutant("a rejected token leaves p as it was", VERIFY, "p = rest / total", "p = p / p.sum()"),
+    Mutant("a token is drawn from the parent's row", SAMPLING, "self._rows[node : node + 1]", "self._rows[:1]"),
+    Mutant(
+        "processors are called twice a token",
+        SAMPLING,
+        "self.processors(ids, row)",
+        "self.processors(ids, self.processors(ids, row))",
+    ),
+    Mutant(
+        "one more draw a token",
+        SAMPLING,
+        "        if self.do_sample:\n",
+        "        if self.do_sample:\n            torch.rand(())\n",
+    ),
+    Mutant(
+        "scores are recorded before the processors",
+        SAMPLING,
+        "self.scores.append(scores)",
+        "self.scores.append(self._rows[node : node + 1])",
+    ),
+    Mutant("texts are one token too long", SAMPLING, "len(text) >= self.max_length", "len(text) > self.max_length"),
+    Mutant("a criterion's answer is forgotten", SAMPLING, ".all()) or stop", ".all()) and stop"),
+    Mutant(
+        "rows get one another's logits",
+        LOOP,
+        "trees, logits, strict=True):\n            row.sampler",
+        "trees, list(logits)[::-1], strict=True):\n            row.sampler",
+    ),
+    Mutant(
+        "the token after a draft counts as accepted",
+        LOOP,
+        "tree.num_draft_tokens, result.num_accepted)",
+        "tree.num_draft_tokens, len(result.tokens))",
+    ),
+    Mutant("a forward counts twice", LOOP, "num_forwards += 1", "num_forwards += 2"),
+    Mutant(
+        "the streamer gets the first token of a step only",
+        LOOP,
+        "if self.streamer is not None:",
+        "if self.streamer is not None and node == 0:",
+    ),
+    Mutant(
+        "after an error nothing is committed", LOOP, "            self.target.commit(paths + ", "            (paths + "
+    ),
+    Mutant(
+        "rejected tokens stay in the cache",
+        CACHE,
+        "        self.set_lengths(lengths)\n\n    def select",
+        "\n    def select",
+    ),
+    Mutant(
+        "accepted columns stay where they are",
+        CACHE,
+        "        if moves is not None:\n            source",
+        "        if moves is None:\n            source",
+    ),
+    Mutant(
+        "all rows write where the longest ends",
+        CACHE,
+        "if len(self.lengths) == 1 or min(self.lengths) == self.length:",
+        "if self.lengths:",
+    ),
+    Mutant(
+        "the values of other rows are kept", CACHE, "self.values[rows.to(self.keys.device)]", "self.values[: len(rows)]"
+    ),
+    Mutant(
+        "a failed forward is not rolled back",
+        CACHE,
+        "layer.set_lengths(self.lengths or (0,) * len(layer.lengths))",
+        "pass",
+    ),
+    Mutant(
+        "siblings see one another in an open mask",
+        MASK,
+        ".masked_fill_(~rows.visible, hidden)",
+        ".masked_fill_(rows.visible & ~rows.visible, hidden)",
+    ),
+    Mutant("siblings see one another in a model's mask", MASK, "positions) & visible_columns", "positions)"),
+    Mutant(
+        "siblings see one another in a padded batch", MASK, "(related | ~is_new)", "(related | (column < num_columns))"
+    ),
+    Mutant("positions are off by one", LAYOUT, "[lag + depth for depth", "[lag + depth + (depth > 1) for depth"),
+    Mutant(
+        "tokens to catch up have the root's position",
+        LAYOUT,
+        "list(range(len(self.pending)))",
+        "[0] * len(self.pending)",
+    ),
+    Mutant(
+        "a call's pool serves the next call",
+        "methods/prompt_lookup/method.py",
+        ' if config.pool == "shared" else None)',
+        ")",
+    ),
+    Mutant(
+        "rows share their seed", "engine/speculative.py", "manual_seed(seed) for seed", "manual_seed(first) for _ in"
+    ),
+    Mutant(
+        "the drafter sees rejected tokens",
+        LOOP,
+        "result.tokens)\n            elif",
+        "[*result.tokens[:-1], *tree.tokens[-1:]])\n            elif",
+    ),
+)
+
+
+def first_failure(mutant: Mutant, parts: tuple[tuple[str, ...], ...], *, wide: bool) -> str | None:
+    """The first test that fails with the fault, or `None`.
+
+    Raises:
+        ValueError: the text to replace is not in the file exactly once.
+    """
+    with tempfile.TemporaryDirectory(prefix="mutant-") as name:
+        folder = Path(name)
+        for part in COPIED:
+            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+            copy(ROOT / part, folder / part)
+        file = folder / "hf_specdec" / mutant.file
+        text = file.read_text(encoding="utf-8")
+        if text.count(mutant.old) != 1:
+            raise ValueError(f"{mutant.file} holds {mutant.old!r} {text.count(mutant.old)} times")
+        file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        for paths in parts:
+            words = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=no"]
+            words += ["-m", "not slow and not gpu and not extras"] if wide else []
+            environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+            done = subprocess.run([*words, *paths], cwd=folder, env=environment, capture_output=True, text=True)
+            found = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+            if found or done.returncode not in (0, 1):
+                return found[1] if found else done.stdout[-300:] + done.stderr[-300:]
+    return None
+
+
+def main() -> int:
+    """Try the faults, print a line for each; 1 where one was not seen."""
+    parser = argparse.ArgumentParser(description="Break the engine on purpose and see which tests notice.")
+    parser.add_argument("words", nargs="*", help="only faults whose names hold one of these")
+    parser.add_argument("--wide", action="store_true", help="run every cell of the widest tests")
+    options = parser.parse_args()
+    chosen = [one for one in MUTANTS if not options.words or any(word in one.name for word in options.words)]
+    seen = 0
+    for mutant in chosen:
+        start = time.perf_counter()
+        try:
+            test = first_failure(mutant, PARTS, wide=options.wide)
+        except ValueError as error:
+            test, verdict = None, f"does not apply: {error}"
+        else:
+            verdict = test or "NOT SEEN"
+        seen += test is not None
+        print(f"{mutant.name:48} {time.perf_counter() - start:5.0f} s  {verdict}", flush=True)
+    print(f"{seen} of {len(chosen)} faults seen")
+    return int(seen < len(chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
