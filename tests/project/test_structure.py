@@ -20,10 +20,10 @@ LOOKS_INSIDE = re.compile(r"^\s*(?:from|import) (transformers\.(?!generation imp
 
 
 def functions_of(file: Path) -> Iterator[tuple[str, int]]:
-    """Name and lines of each function."""
+    """Name of each function and lines of its body; a command's parameters are its options."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+            yield node.name, (node.end_lineno or node.lineno) - node.body[0].lineno + 1
 
 
 def test_files_stay_small() -> None:
