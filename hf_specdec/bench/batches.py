@@ -26,6 +26,7 @@ from hf_specdec.bench.subject import Subject, load_subject
 from hf_specdec.bench.widen import read_size
 from hf_specdec.engine.model_state import remembering
 from hf_specdec.errors import SpecError
+from hf_specdec.many_prompts import ManyResult
 from hf_specdec.methods.method import MethodState
 
 __all__ = ["measure_batches", "measure_many"]
@@ -93,9 +94,10 @@ def measure_many(
         results = hf_specdec.generate_many(
             subject.model, prompts, max_batch_size=size, **own, **arguments_of(method, subject)
         )
-        found = {result.index: result.token_ids for result in results}
+        found = {result.index: result for result in results}
     seconds = time.perf_counter() - started
-    equal = sum(found[index] == tokens[: len(found[index])] for index, tokens in enumerate(expected))
+    failed = sum(result.error is not None for result in found.values())
+    equal = sum(_is_equal(found[index], tokens, options["pad_token_id"]) for index, tokens in enumerate(expected))
     return {
         "row": method,
         "batch_size": size,
@@ -104,7 +106,15 @@ def measure_many(
         "seconds": seconds,
         "ratio": plain_seconds / seconds,
         "equal": equal,
+        "failed": failed,
     }
+
+
+def _is_equal(result: ManyResult, expected: list[int], pad_token_id: int) -> bool:
+    """Whether a prompt has the tokens of its row in plain's batch, which is padded where the text ended early."""
+    length = len(result.token_ids)
+    same = result.token_ids == expected[:length]
+    return result.error is None and same and all(token == pad_token_id for token in expected[length:])
 
 
 def arguments_of(name: str | None, subject: Subject) -> Kwargs:

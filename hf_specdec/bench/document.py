@@ -29,6 +29,7 @@ from hf_specdec.bench.journal import Journal, is_journal, read_lines
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.statistics import summarize
 from hf_specdec.errors import ConfigError, unknown_name
+from hf_specdec.files import check_output, replacing
 
 __all__ = [
     "COST",
@@ -38,6 +39,7 @@ __all__ = [
     "Flag",
     "check_against",
     "check_continues",
+    "check_document_file",
     "flagged",
     "new_document",
     "new_entry",
@@ -170,17 +172,34 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     Raises:
         ConfigError: there is none, or it is something else.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        document = read_lines(text) if is_journal(path) else json.loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError("file", "must be a document of hf-specdec bench", str(path), str(error)) from error
-    if not isinstance(document, dict) or "kind" not in document:
-        raise ConfigError("file", "must be a document of hf-specdec bench", str(path), "Check the file.")
+    document = _parsed(path, "file")
     if document.get("format") != FORMAT:
         rule = f"must be a document of hf-specdec bench in format {FORMAT}"
         raise ConfigError("file", rule, document.get("format"), "Measure again.")
     summarize_again(document)
+    return document
+
+
+def check_document_file(field: str, path: str | os.PathLike[str]) -> None:
+    """Refuse an output that cannot be written, or that holds anything but a document, before anything is measured.
+
+    Raises:
+        ConfigError: names `field`.
+    """
+    check_output(field, path)
+    if Path(path).exists() and Path(path).stat().st_size:
+        _parsed(path, field)
+
+
+def _parsed(path: str | os.PathLike[str], field: str) -> Document:
+    """A document of any format, as it stands in the file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        document = read_lines(text) if is_journal(path) else json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(field, "must be a document of hf-specdec bench", str(path), f"{error}.") from error
+    if not isinstance(document, dict) or "kind" not in document:
+        raise ConfigError(field, "must be a document of hf-specdec bench", str(path), "Check the file.")
     return document
 
 
@@ -198,9 +217,8 @@ def write_document(document: Document, path: str | os.PathLike[str]) -> None:
             raise ConfigError("output", "must end in .json for this kind of document", str(path), "Rename it.")
         Journal(target).close(document)
         return
-    draft = target.with_name(target.name + ".part")
-    draft.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    os.replace(draft, target)
+    with replacing(target) as beside:
+        beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 _SAME_HEADER = ("hardware", "versions", "device", "threads")

@@ -18,6 +18,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hf_specdec.files import replacing
+
 __all__ = ["Journal", "is_journal", "read_lines"]
 
 GROWING = ("probes", "records")
@@ -46,10 +48,8 @@ class Journal:
         self._written = [dict.fromkeys(GROWING, 0) for _ in document["subjects"]]
         entries = [{**entry, **{name: [] for name in GROWING}, "summary": {}} for entry in document["subjects"]]
         first = {"document": {**document, "subjects": entries, **dict.fromkeys(LATE, False)}}
-        draft = self.path.with_name(self.path.name + ".part")
-        draft.unlink(missing_ok=True)
-        self._append(draft, [first, *self._news(document)])
-        os.replace(draft, self.path)
+        with replacing(self.path) as beside:
+            self._append(beside, [first, *self._news(document)])
 
     def close(self, document: Document) -> None:
         """Append the rest and how the run ended."""

@@ -7,7 +7,14 @@ from typing import Any
 import typer
 
 from hf_specdec.bench.cost import measure_cost
-from hf_specdec.bench.document import SPEEDS, flagged, read_document, summarize_again, write_document
+from hf_specdec.bench.document import (
+    SPEEDS,
+    check_document_file,
+    flagged,
+    read_document,
+    summarize_again,
+    write_document,
+)
 from hf_specdec.bench.journal import Journal, is_journal
 from hf_specdec.bench.naming import is_import
 from hf_specdec.bench.plan import BenchSettings
@@ -172,7 +179,7 @@ def _check(output: Path | None, plot: Path | None, *, is_speeds: bool) -> None:
     """What would only show after the measurement."""
     if output is not None and is_journal(output) and not is_speeds:
         raise ConfigError("output", "must end in .json for this kind of document", str(output), "Rename it.")
-    if output is not None and not output.absolute().parent.is_dir():
-        raise ConfigError("output", "must lie in an existing folder", str(output), "Make the folder first.")
+    if output is not None:
+        check_document_file("output", output)
     if plot is not None:
         check_matplotlib()

@@ -10,27 +10,37 @@ from hf_specdec.cli.report import stdout_console
 
 __all__ = ["print_comparison", "print_facts"]
 
+ANY_WIDTH = 1000  # more than any table needs
+
 
 def print_comparison(rows: Sequence[Row], num_prompts: int, caption: str) -> None:
-    """The table of `generate --compare`."""
+    """The table of `generate --compare`; where it is wider than the terminal, one row's values under the other's."""
+    cells = {
+        row.name: {
+            "tokens": str(row.tokens),
+            "tokens/s": f"{row.tokens_per_second:.1f}",
+            "x\nplain": _times(row.ratio_to_plain),
+            "x\ntransf.": _times(row.ratio_to_transformers),
+            "drafted": str(row.drafted),
+            "accepted": str(row.accepted),
+            "acceptance\nlength": f"{row.mean_acceptance_length:.2f}",
+            "equal to\nplain": _equality(row, num_prompts),
+        }
+        for row in rows
+    }
     table = Table(caption=caption, caption_justify="left")
     table.add_column("")
-    for heading in ("tokens", "tokens/s", "x plain", "x transf.", "drafted", "accepted", "acceptance\nlength"):
-        table.add_column(heading, justify="right")
-    table.add_column("equal to\nplain")
-    for row in rows:
-        table.add_row(
-            row.name,
-            str(row.tokens),
-            f"{row.tokens_per_second:.1f}",
-            _times(row.ratio_to_plain),
-            _times(row.ratio_to_transformers),
-            str(row.drafted),
-            str(row.accepted),
-            f"{row.mean_acceptance_length:.2f}",
-            _equality(row, num_prompts),
-        )
-    stdout_console().print(table)
+    for heading in cells[rows[0].name]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, values in cells.items():
+        table.add_row(name, *values.values())
+    console = stdout_console()
+    if console.measure(table, options=console.options.update(max_width=ANY_WIDTH)).minimum <= console.width:
+        console.print(table)
+    else:
+        for name, values in cells.items():
+            print_facts([(name, {heading.replace("\n", " "): value for heading, value in values.items()})])
+        console.print(caption)
 
 
 def print_facts(facts: Iterable[tuple[str, Mapping[str, object]]]) -> None:

@@ -4,11 +4,15 @@ model = AutoModelForCausalLM.from_pretrained(path, quantization_config=bnb_confi
 prepare(model)
 """
 
+import builtins
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +26,7 @@ __all__ = ["bnb_config", "is_installed", "load_bitsandbytes", "prepare", "reads_
 
 BLOCK = 64  # numbers that share a scale in nf4
 CPU_BLOCK = 32  # rows that its packed layout for AVX-512 puts together
+CPU_OPS = "bitsandbytes.backends.cpu.ops"
 INT8_CASTS = "MatMul8bitLt: inputs will be cast"
 
 
@@ -39,19 +44,15 @@ def load_bitsandbytes(purpose: str) -> Any:
     if not is_installed():
         raise MissingExtraError("bitsandbytes", "bnb", purpose)
     if "bitsandbytes" not in sys.modules:
-        logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+        logger = logging.getLogger(CPU_OPS)
         before, logger.disabled = logger.disabled, True  # it warns that it could not look there
-        missing = object()
-        kernels = sys.modules.get("kernels", missing)
-        sys.modules["kernels"] = None  # type: ignore[assignment]
+        finder = _FindsCpuOps()
+        sys.meta_path.insert(0, finder)
         try:
             importlib.import_module("bitsandbytes")
         finally:
             logger.disabled = before
-            if kernels is missing:
-                del sys.modules["kernels"]
-            else:
-                sys.modules["kernels"] = kernels  # type: ignore[assignment]
+            sys.meta_path.remove(finder)
     logger = logging.getLogger("bitsandbytes.autograd._functions")
     if not any(isinstance(known, _Int8CastsOnce) for known in logger.filters):
         logger.addFilter(_Int8CastsOnce())
@@ -142,6 +143,37 @@ def refuse_packed(module: nn.Module, prefix: str, keep_vars: bool) -> None:
             "bitsandbytes does not unpack it rightly. Save the model right after loading it, before it "
             "generates: load it again and call save_pretrained first."
         )
+
+
+class _WithoutKernels(importlib.machinery.SourceFileLoader):
+    """Runs one module whose own `import kernels` fails; imports elsewhere, in other threads too, go on as ever."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run the module with an import statement of its own."""
+
+        def imported(name: str, *args: Any, **kwargs: Any) -> Any:
+            if name.partition(".")[0] == "kernels":
+                raise ImportError("hf_specdec looks nothing up at the hub")
+            return builtins.__import__(name, *args, **kwargs)
+
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": imported}
+        super().exec_module(module)
+
+
+class _FindsCpuOps(importlib.abc.MetaPathFinder):
+    """Finds the module of bitsandbytes that asks the hub for a kernel, and no other."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Where that module is, to be loaded without `kernels`."""
+        if fullname != CPU_OPS:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if found is None or found.origin is None:
+            return found
+        loader = _WithoutKernels(fullname, found.origin)
+        return importlib.util.spec_from_file_location(fullname, found.origin, loader=loader)
 
 
 class _Int8CastsOnce(logging.Filter):

@@ -1,5 +1,6 @@
 """The batch benchmark times what it says, and notices other tokens."""
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import hf_specdec
 from hf_specdec import AutoSpecConfig
 from hf_specdec.bench import batches
 from hf_specdec.methods.auto.method import memory_in_use
@@ -55,6 +57,22 @@ def test_no_method_drafts_from_its_own_answers(monkeypatch: pytest.MonkeyPatch) 
     assert plain == [(0, 0)] * 4
     assert [before for before, _ in auto] == [0, 0, auto[0][1], auto[1][1]]
     assert known[-1][0] == 0  # generate_many begins with nothing too
+
+
+def test_a_prompt_that_failed_is_not_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one whose text ends too early; the others are."""
+    real = hf_specdec.generate_many
+
+    def failing(*args: Any, **kwargs: Any) -> Iterator[hf_specdec.ManyResult]:
+        for result in real(*args, **kwargs):
+            if result.index == 1:
+                yield dataclasses.replace(result, token_ids=[], error=RuntimeError("no room"))
+            else:
+                yield dataclasses.replace(result, token_ids=result.token_ids[: 3 if result.index == 2 else None])
+
+    monkeypatch.setattr(hf_specdec, "generate_many", failing)
+    (many,) = [row for row in run("--batch-size", "2", "--row", "prompt_lookup")["rows"] if row.get("many")]
+    assert (many["equal"], many["failed"]) == (2, 1)
 
 
 def test_a_wrong_setting_is_an_error() -> None:

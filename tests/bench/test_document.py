@@ -13,7 +13,7 @@ from hf_specdec.bench import naming
 from hf_specdec.bench import replay_rows as replay_rows_module
 from hf_specdec.bench.captions import NOT_EQUAL, facts, notes
 from hf_specdec.bench.cost import measure_cost
-from hf_specdec.bench.document import read_document, summarize_again, write_document
+from hf_specdec.bench.document import check_document_file, read_document, summarize_again, write_document
 from hf_specdec.bench.journal import Journal
 from hf_specdec.bench.plots import plot_document
 from hf_specdec.bench.replay import Record
@@ -297,3 +297,11 @@ def test_without_matplotlib_the_extra_is_named(
     with pytest.raises(MissingExtraError, match=r"hf_specdec\[bench\]"):
         plot_document(measured, tmp_path)
     assert not builtins.list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["notes.md", "notes.json", "notes.jsonl"])
+def test_a_file_that_is_no_document_is_no_output(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"mine": 1}\n')
+    with pytest.raises(ConfigError, match="must be a document of hf-specdec bench"):
+        check_document_file("output", tmp_path / name)
+    assert (tmp_path / name).read_text() == '{"mine": 1}\n'

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import sys
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from hf_specdec.cli import compare, job
+from hf_specdec.cli import compare, job, table
 from hf_specdec.cli.compare import ASSISTED, PLAIN, TRANSFORMERS
 from hf_specdec.cli.job import Job, Result
 from tests.cli.conftest import Run
@@ -118,3 +120,17 @@ def test_a_ratio_is_the_median_of_the_ratios_of_single_calls() -> None:
     own = [[Result([0] * 10, seconds, None) for seconds in turn] for turn in ((1.0, 1.0), (2.0, 1.0))]
     other = [[Result([0] * 10, seconds, None) for seconds in turn] for turn in ((2.0, 4.0), (10.0, 10.0))]
     assert compare._ratio(own, other) == pytest.approx(4.5)
+
+
+@pytest.mark.parametrize("width", [30, 40, 79, 80, 120])
+def test_the_table_is_readable_at_any_width(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every word and every value stands in one piece, and no line is wider than the terminal."""
+    rows = [compare.Row(name, 96, 1234.5, 1.0, 0.98, 123, 45, 2.34, 2, False) for name in (PLAIN, TRANSFORMERS)]
+    monkeypatch.setattr(table, "stdout_console", lambda: Console(file=sys.stdout, width=width))
+    table.print_comparison(rows, 3, "dtype float32")
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    words = ("plain", "transformers", "1234.5", "0.98", "123", "2.34", "no (2 of 3)", "tokens/s", "drafted", "accepted")
+    assert [word for word in words if word not in shown] == []

@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -136,24 +138,48 @@ def test_auto_and_nothing_leave_a_quantised_checkpoint_to_transformers(tmp_path:
     assert loading_arguments("auto", path, {}) == {"dtype": "auto"}
 
 
-def test_importing_bitsandbytes_looks_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the package `kernels` installed it would fetch one from the hub."""
+def test_importing_bitsandbytes_looks_nothing_up_and_leaves_other_imports_alone(tmp_path: Path) -> None:
+    """With the package `kernels` installed it would fetch one from the hub; another thread may import it meanwhile."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        pytest.skip("bitsandbytes is not installed")
+    (tmp_path / "kernels.py").write_text("def get_kernel(*args, **kwargs): print('looked up a kernel at the hub')\n")
+    code = """
+import importlib, sys, threading, time
+failures, stop = [], threading.Event()
 
-    class Kernels:
-        def get_kernel(self, *args: Any, **kwargs: Any) -> None:
-            raise AssertionError("looked up a kernel at the hub")
+def imports_kernels():
+    while not stop.is_set():
+        time.sleep(0.01)
+        sys.modules.pop("kernels", None)
+        try:
+            importlib.import_module("kernels")
+        except Exception as error:
+            failures.append(error)
 
-    kernels = Kernels()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "bitsandbytes"]:
-        monkeypatch.delitem(sys.modules, name)
-    seen: list[Any] = []
-    monkeypatch.setitem(sys.modules, "kernels", kernels)
-    monkeypatch.setattr(importlib, "import_module", lambda name: seen.append((name, sys.modules["kernels"])) or None)
-    monkeypatch.setitem(sys.modules, "bitsandbytes.stub", None)
-    with pytest.raises(KeyError):  # the import is a stub here, so nothing is in sys.modules afterwards
-        room.load_bitsandbytes("a test")
-    assert seen == [("bitsandbytes", None)], "an import of `kernels` fails meanwhile"
-    assert sys.modules["kernels"] is kernels, "and works afterwards"
+thread = threading.Thread(target=imports_kernels)
+thread.start()
+from hf_specdec.quantization import bnb
+bnb.load_bitsandbytes("a test")
+stop.set()
+thread.join()
+assert not failures, failures[0]
+assert [type(finder).__name__ for finder in sys.meta_path].count("_FindsCpuOps") == 0
+import bitsandbytes.backends.cpu.ops as ops
+assert type(ops.__loader__).__name__ == "_WithoutKernels"
+try:
+    ops.__builtins__["__import__"]("kernels")
+except ImportError as error:
+    assert "nothing up at the hub" in str(error)
+else:
+    raise AssertionError("the module could import kernels")
+"""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(hf_specdec.__file__).parents[1])]),
+    }
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "looked up" not in done.stdout
 
 
 def test_a_model_without_linear_layers_is_an_error(tmp_path: Path) -> None:
