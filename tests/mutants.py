@@ -40,7 +40,13 @@ class Mutant:
 
 
 VERIFY, SAMPLING, SEQUENCE = "engine/verify.py", "engine/sampling.py", "engine/sequence.py"
-LOOP, CACHE, MASK, LAYOUT = "engine/loop.py", "cache/spec_cache.py", "forward/tree_mask.py", "forward/tree_layout.py"
+LOOP, STEP, CACHE, MASK, LAYOUT = (
+    "engine/loop.py",
+    "engine/step.py",
+    "cache/spec_cache.py",
+    "forward/tree_mask.py",
+    "forward/tree_layout.py",
+)
 MUTANTS = (
     Mutant(
         "a wrong child is accepted",
@@ -74,18 +80,18 @@ MUTANTS = (
     Mutant("texts are one token too long", SAMPLING, "len(text) >= self.max_length", "len(text) > self.max_length"),
     Mutant("a criterion's answer is forgotten", SAMPLING, ".all()) or stop", ".all()) and stop"),
     Mutant(
-        "rows get one another's logits",
-        LOOP,
-        "trees, logits, strict=True):\n            row.sampler",
-        "trees, list(logits)[::-1], strict=True):\n            row.sampler",
+        "sequences get one another's logits",
+        STEP,
+        "trees, logits, strict=True):\n            sequence.sampler",
+        "trees, list(logits)[::-1], strict=True):\n            sequence.sampler",
     ),
     Mutant(
         "the token after a draft counts as accepted",
-        LOOP,
-        "tree.num_draft_tokens, result.num_accepted)",
-        "tree.num_draft_tokens, len(result.tokens))",
+        STEP,
+        "num_draft_tokens, result.num_accepted)",
+        "num_draft_tokens, len(result.tokens))",
     ),
-    Mutant("a forward counts twice", LOOP, "num_forwards += 1", "num_forwards += 2"),
+    Mutant("a forward counts twice", STEP, "num_forwards += 1", "num_forwards += 2"),
     Mutant(
         "the streamer gets the first token of a step only",
         LOOP,
@@ -93,7 +99,7 @@ MUTANTS = (
         "if self.streamer is not None and node == 0:",
     ),
     Mutant(
-        "after an error nothing is committed", LOOP, "            self.target.commit(paths + ", "            (paths + "
+        "after an error nothing is committed", STEP, "            batch.target.commit(paths + ", "            (paths + "
     ),
     Mutant(
         "rejected tokens stay in the cache",
@@ -150,9 +156,9 @@ MUTANTS = (
     ),
     Mutant(
         "the drafter sees rejected tokens",
-        LOOP,
-        "result.tokens)\n            elif",
-        "[*result.tokens[:-1], *tree.tokens[-1:]])\n            elif",
+        STEP,
+        "computed, result.tokens)",
+        "computed, [*result.tokens[:-1], tree.tokens[-1]])",
     ),
 )
 
