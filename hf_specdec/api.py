@@ -7,6 +7,8 @@ argument, processor, criterion and cache is prepared by transformers itself.
     model.generate(**inputs, spec_method="prompt_lookup")
 """
 
+import copy
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, cast, overload
@@ -27,6 +29,7 @@ from hf_specdec.arguments import (
     with_cache,
 )
 from hf_specdec.capabilities.probe import Capability
+from hf_specdec.compat.bound import BoundToModel
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.decode import decode_call, transformers_reason
@@ -48,6 +51,9 @@ Model = TypeVar("Model")
 
 def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: Any) -> Model:
     """Turn on `spec_method=` for `model.generate`; returns the model. Idempotent, undone by `disable`.
+
+    A `generate` of your own on the instance, such as a `functools.partial`, is called with what it gets. A shallow copy
+    (`copy.copy`) of an enabled model has to be enabled itself, as methods on the instance stay bound to the original.
 
     Args:
         model: a transformers model that generates; PEFT-wrapped, quantised, dispatched and compiled ones too.
@@ -76,8 +82,12 @@ def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: An
         give_memory(state.memory, spec_memory)
     checks_attention(inner)
     compat.keep_own_settings(inner.generation_config)
-    if not isinstance(inner.__dict__.get("generate"), _EnabledGenerate):
-        inner.__dict__["generate"] = _EnabledGenerate(inner)
+    own = vars(inner).get("generate")
+    if not isinstance(own, _EnabledGenerate):
+        vars(inner)["generate"] = _EnabledGenerate(inner, own)
+    elif own.model is not inner:  # a shallow copy of an enabled model
+        vars(inner)["generate"] = _EnabledGenerate(inner, own.own)
+        vars(inner)[ATTRIBUTE] = copy.copy(state)
     return model
 
 
@@ -88,8 +98,11 @@ def disable(model: Model) -> Model:
         UnsupportedModelError: it is no model with a `generate`.
     """
     inner = _generating(model)
-    if isinstance(inner.__dict__.get("generate"), _EnabledGenerate):
-        del inner.__dict__["generate"]
+    enabled = vars(inner).get("generate")
+    if isinstance(enabled, _EnabledGenerate):
+        del vars(inner)["generate"]
+        if enabled.own is not None:
+            vars(inner)["generate"] = enabled.own
     unchecked_attention(inner)
     inner.__dict__.pop(ATTRIBUTE, None)
     return model
@@ -230,14 +243,19 @@ class _EndedOnce:
         self._streamer.end()
 
 
-class _EnabledGenerate:
-    """`model.generate` of an enabled model: an attribute of the instance, which copies and pickles with it."""
+class _EnabledGenerate(BoundToModel):
+    """`model.generate` of an enabled model: an attribute of the instance, which copies and pickles with it.
+
+    Args:
+        own: what the user had put in the place of the class's method, if anything; it is called instead.
+    """
 
     __doc__ = SpecGenerationMixin.generate.__doc__
     __name__ = "generate"
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, own: Callable[..., Any] | None = None) -> None:
+        super().__init__(model)
+        self.own = own
 
     def __get__(self, instance: object, owner: type | None = None) -> "_EnabledGenerate":
         """What has this method counts as a method for `help`."""
@@ -250,9 +268,9 @@ class _EnabledGenerate:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The class's own `generate`; `inspect.signature` and `help` look here."""
+        """The user's own `generate` or the class's; `inspect.signature` and `help` look here."""
         bound: Callable[..., Any] = type(self.model).generate.__get__(self.model)
-        return bound
+        return bound if self.own is None else self.own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _generate(self.model, self.__wrapped__, args, kwargs)
@@ -306,9 +324,8 @@ def prepared_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[Call,
     """
     if kwargs.get("spec_method") is None:
         raise ConfigError("spec_method", "must be given", None, 'Use "plain" for no drafts.')
-    prepared: tuple[Call, Request] = _generate(
-        model, type(model).generate.__get__(model), (), kwargs, bound_class=_Prepared
-    )
+    enabled = vars(model)["generate"]
+    prepared: tuple[Call, Request] = _generate(model, enabled.__wrapped__, (), kwargs, bound_class=_Prepared)
     return prepared
 
 
@@ -320,6 +337,9 @@ def _generate(
     bound_class: type["_BoundDecode"] | None = None,
 ) -> Any:
     """`plain(*args, **kwargs)` with our decoding method in it, where one is asked for."""
+    while isinstance(plain, functools.partial):  # so that what it sets is checked too
+        partial: functools.partial[Any] = plain
+        plain, args, kwargs = partial.func, (*partial.args, *args), {**partial.keywords, **kwargs}
     custom = kwargs.get("custom_generate")
     if isinstance(custom, _BoundDecode):
         return plain(*args, **kwargs)

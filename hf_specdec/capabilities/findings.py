@@ -32,14 +32,21 @@ class Found:
         self._reasons: list[str | None] = []  # one entry once batches were tried
         self._lock = threading.Lock()
 
-    def batch_fallback_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
-        """Why the model decodes batches plainly, or `None`; probed at the first batch."""
+    def batch_fallback_reason(
+        self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None, *, rank_sync: RankSync | None = None
+    ) -> str | None:
+        """Why the model decodes batches plainly, or `None`; probed at the first batch.
+
+        Arguments as of `Findings.of`.
+        """
+        rank_sync = rank_sync or RankSync()
         with self._lock:
-            if not self._reasons:
+            if rank_sync.any(not self._reasons):
                 try:
                     with _uncompiled():
-                        self._reasons.append(probe_rows(model, self.capability.tier, encoder_kwargs))
+                        self._reasons = [probe_rows(model, self.capability.tier, encoder_kwargs)]
                 except ProbeFailed as error:
+                    _raise_if_shared(error, rank_sync)
                     return f"several sequences at once could not be tried: {error}"
             return self._reasons[0]
 
@@ -68,8 +75,7 @@ class Findings:
                 with _uncompiled():
                     found = Found(probe(model, encoder_kwargs))
             except ProbeFailed as error:
-                if not rank_sync.is_alone:  # the others wait in the middle of a forward
-                    raise (error.__cause__ or error) from None
+                _raise_if_shared(error, rank_sync)
                 return Found(untried(model, error))
             while len(self._known) >= MOST_KEPT:
                 del self._known[next(iter(self._known))]
@@ -78,6 +84,12 @@ class Findings:
 
     def __reduce__(self) -> tuple[type["Findings"], tuple[()]]:
         return Findings, ()
+
+
+def _raise_if_shared(error: ProbeFailed, rank_sync: RankSync) -> None:
+    """Raise what a probe met where other processes wait for it in the middle of a forward."""
+    if not rank_sync.is_alone:
+        raise (error.__cause__ or error) from None
 
 
 @contextlib.contextmanager

@@ -109,7 +109,7 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
     mask = call.model_kwargs.get("attention_mask")
     if mask is not None and not call.model.config.is_encoder_decoder and compat.has_own_cache(call.model):
         return "padding meets cache layers of the model's own, which a few tokens cannot try out"
-    return batch_fallback_reason(call) or found.batch_fallback_reason(call.model, _encoder_kwargs(call))
+    return batch_fallback_reason(call) or _batch_reason(call.model, found, _encoder_kwargs(call))
 
 
 def one_by_one_reason(model: PreTrainedModel, request: Request, found: Found, *, translates: bool) -> str | None:
@@ -128,7 +128,11 @@ def one_by_one_reason(model: PreTrainedModel, request: Request, found: Found, *,
         return "its decoder reads an encoding of each prompt"
     if compat.has_own_input_preparation(model):
         return "its class prepares the inputs of each forward itself"
-    return found.batch_fallback_reason(model)
+    return _batch_reason(model, found)
+
+
+def _batch_reason(model: PreTrainedModel, found: Found, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
+    return found.batch_fallback_reason(model, encoder_kwargs, rank_sync=rank_sync_of(model))
 
 
 def alone_reason(call: Call) -> str | None:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.compat import attention_implementation, mask_function_of, register_mask_function
 from hf_specdec.compat.attention import attention_function_of, can_set_attention, register_attention
+from hf_specdec.compat.bound import BoundToModel
 from hf_specdec.errors import ConfigError
 from hf_specdec.kernels.attention import KernelAttention, kernel_mask
 from hf_specdec.kernels.xformers import XformersKernel, check_installed
@@ -60,7 +61,8 @@ def checks_attention(model: PreTrainedModel) -> None:
     register()
     if attention_implementation(model.config) == NAME:
         check_model(model)
-    if not isinstance(vars(model).get("set_attn_implementation"), _CheckedSetAttention):
+    known = vars(model).get("set_attn_implementation")
+    if not (isinstance(known, _CheckedSetAttention) and known.model is model):
         vars(model)["set_attn_implementation"] = _CheckedSetAttention(model)
 
 
@@ -70,11 +72,8 @@ def unchecked_attention(model: PreTrainedModel) -> None:
         del vars(model)["set_attn_implementation"]
 
 
-class _CheckedSetAttention:
+class _CheckedSetAttention(BoundToModel):
     """`model.set_attn_implementation` of an enabled model: an attribute of the instance, copied and pickled with it."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
 
     def __call__(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
         if asks_for_xformers(attn_implementation):
@@ -83,4 +82,4 @@ class _CheckedSetAttention:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         register()  # the process that a model is unpickled in may not know the name
-        self.__dict__.update(state)
+        super().__setstate__(state)

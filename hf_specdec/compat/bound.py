@@ -1,0 +1,34 @@
+"""What stands in a model's `__dict__` in the place of one of its methods, without keeping the model alive."""
+
+import weakref
+from typing import Any
+
+from transformers import PreTrainedModel
+
+__all__ = ["BoundToModel"]
+
+
+class BoundToModel:
+    """Bound to one model; a deep copy or a pickle of the model has one that is bound to the copy."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._reference = weakref.ref(model)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model.
+
+        Raises:
+            ReferenceError: it is gone.
+        """
+        model = self._reference()
+        if model is None:
+            raise ReferenceError("The model of this method is gone. Keep a reference to the model while you use it.")
+        return model
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_reference": self.model}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._reference = weakref.ref(state["_reference"])
