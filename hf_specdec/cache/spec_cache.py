@@ -74,8 +74,27 @@ class WriteIndex:
         return self._found
 
 
+@dataclass(frozen=True, slots=True)
+class RowReserve:
+    """How many rows to allocate at once when rows are admitted.
+
+    Attributes:
+        rows (`int`): most rows there will be.
+        columns (`int`): bound on rows x capacity, in tokens.
+    """
+
+    rows: int = 1
+    columns: int = 0
+
+    def of(self, needed: int, capacity: int) -> int:
+        """Rows of a buffer with `capacity` columns, at least those that are needed now."""
+        return max(needed, min(self.rows, self.columns // capacity))
+
+
 class SpecLayer(CacheLayerMixin):
-    """Keys and values of one attention layer, `(batch, heads, capacity, head_dim)`, filled up to each row's length.
+    """Keys and values of one attention layer, `(rows, heads, capacity, head_dim)`, filled up to each row's length.
+
+    The first `len(lengths)` rows are the batch; there may be more, for sequences to come.
 
     Attributes:
         lengths (`tuple[int, ...]`): tokens seen by each row, those before `offset` counted.
@@ -88,7 +107,7 @@ class SpecLayer(CacheLayerMixin):
     def __init__(self, *, reserve: int = 0, is_sliding: bool = False, places: "WriteIndex | None" = None) -> None:
         super().__init__()
         self.places = places or WriteIndex()
-        self.reserve = reserve
+        self.reserve, self.row_reserve = reserve, RowReserve()
         self.is_sliding = is_sliding
         self.offset = 0
         self.lengths: tuple[int, ...] = ()
@@ -114,21 +133,21 @@ class SpecLayer(CacheLayerMixin):
         """Write T columns behind each row and return views up to the longest row's end."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        new = key_states.shape[-2]
+        batch, new = len(self.lengths), key_states.shape[-2]
         start = self.length - self.offset
         end = start + new
         if end > self.keys.shape[-2]:
             self._grow(end)
         if len(self.lengths) == 1 or min(self.lengths) == self.length:
-            self.keys[:, :, start:end] = key_states
-            self.values[:, :, start:end] = value_states
+            self.keys[:batch, :, start:end] = key_states
+            self.values[:batch, :, start:end] = value_states
         else:
             rows, columns = self.places(self.lengths, new, self.keys.device)
             self.keys[rows, :, columns - self.offset] = key_states.transpose(1, 2)
             self.values[rows, :, columns - self.offset] = value_states.transpose(1, 2)
         self.lengths = tuple([length + new for length in self.lengths])
         self.length += new
-        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
+        return self.keys[:batch, :, :end], self.values[:batch, :, :end]  # (batch, heads, end, head_dim)
 
     def keep(self, lengths: tuple[int, ...], moves: Moves | None) -> None:
         """Move columns together and set the rows' lengths."""
@@ -140,20 +159,19 @@ class SpecLayer(CacheLayerMixin):
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep only the rows with these indices, in this order."""
-        self.keys, self.values = self.keys[rows.to(self.keys.device)], self.values[rows.to(self.keys.device)]
+        index, spare = rows.to(self.keys.device), self.keys.shape[0] > len(self.lengths) or self.row_reserve.rows > 1
+        if spare:  # rows to come will need the place
+            self.keys[: len(rows)], self.values[: len(rows)] = self.keys[index], self.values[index]
+        else:
+            self.keys, self.values = self.keys[index], self.values[index]
         self.set_lengths(tuple([self.lengths[row] for row in rows.tolist()]))
 
     def admit(self, other: "SpecLayer", row: int | None) -> None:
         """Take over the one row of `other`, in the place of row `row`, or behind the last row."""
         assert not self.offset and not other.offset, "windows that were cut have no beginning to line up"
-        length = other.length
-        if length > self.keys.shape[-2]:
-            self._grow(length)
-        if row is None:
-            self.keys, self.values = (
-                torch.cat([own, own.new_zeros(own[:1].shape)]) for own in (self.keys, self.values)
-            )
-            row = len(self.lengths)
+        length, row = other.length, len(self.lengths) if row is None else row
+        if length > self.keys.shape[-2] or row >= self.keys.shape[0]:
+            self._grow(length, rows=row + 1)
         self.keys[row, :, :length] = other.keys[0, :, :length]
         self.values[row, :, :length] = other.values[0, :, :length]
         self.set_lengths((*self.lengths[:row], length, *self.lengths[row + 1 :]))
@@ -161,7 +179,8 @@ class SpecLayer(CacheLayerMixin):
     def content(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the text, as far as all rows have it: views of `(batch, heads, length, head_dim)`."""
         end = min(self.lengths) - self.offset
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        batch = len(self.lengths)
+        return self.keys[:batch, :, :end], self.values[:batch, :, :end]
 
     def load(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
         """Start from existing columns that end at token `length`."""
@@ -191,13 +210,16 @@ class SpecLayer(CacheLayerMixin):
         self.offset = 0
         self.set_lengths((0,) * len(self.lengths))
 
-    def _grow(self, needed: int) -> None:
-        capacity = max(needed, self.keys.shape[-2] * 3 // 2)
+    def _grow(self, needed: int, *, rows: int = 0) -> None:
+        """Make room for `needed` columns, by half at least, and for `rows`, with those in reserve."""
+        capacity, batch = self.keys.shape[-2], len(self.lengths)
+        capacity = capacity if needed <= capacity else max(needed, capacity * 3 // 2)
+        rows = self.row_reserve.of(max(rows, batch), capacity)
         used = self.length - self.offset
         for name in ("keys", "values"):
             old = getattr(self, name)
-            new = _empty(old, capacity)
-            new[:, :, :used] = old[:, :, :used]
+            new = old.new_zeros((rows, old.shape[1], capacity, old.shape[3]))
+            new[:batch, :, :used] = old[:batch, :, :used]
             setattr(self, name, new)
 
 
@@ -279,6 +301,12 @@ class SpecCache(Cache):
             if isinstance(layer, SpecLayer) and layer.is_initialized:
                 layer.select(index)
         self.settle()
+
+    def reserve_rows(self, rows: int, columns: int) -> None:
+        """Allocate for `rows` rows at once when a second one is admitted, with rows x capacity at most `columns`."""
+        for layer in self.layers:
+            if isinstance(layer, SpecLayer):
+                layer.row_reserve = RowReserve(rows, columns)
 
     def admit(self, other: "SpecCache", row: int | None = None) -> None:
         """Take over the one row of `other`, in the place of `row` or behind the last; nothing may be uncommitted."""

@@ -16,7 +16,8 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function
 
-from hf_specdec.compat import has_own_cache, mask_function_of
+from hf_specdec.compat.generation import has_own_cache
+from hf_specdec.compat.masks import mask_function_of
 
 __all__ = [
     "attention_function_of",

@@ -16,7 +16,7 @@ from typing import Any
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 
-from hf_specdec.compat import attention_implementation
+from hf_specdec.compat.masks import attention_implementation
 
 __all__ = ["fingerprint"]
 

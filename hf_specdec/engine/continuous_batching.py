@@ -168,6 +168,7 @@ class ContinuousBatching:
         """Give a sequence whose prompt is read the place of an ended one, or one after the last."""
         batch = self._batch
         if batch is None or not batch.num_live:
+            queued.batch.target.reserve_rows(self.max_rows, self.max_columns)
             self._batch, self._columns = queued.batch, [queued.columns]
             return
         free = next((place for place, sequence in enumerate(batch.sequences) if sequence.finished), None)

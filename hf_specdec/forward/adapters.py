@@ -131,8 +131,7 @@ def adapter_of(model: PreTrainedModel) -> TreeAdapter | None:
         return None
     decoder: Any = model
     if model.config.is_encoder_decoder:
-        decoder = model.get_decoder()
-        decoder = decoder.get_decoder() if hasattr(decoder, "get_decoder") else decoder  # of a composite model's part
+        decoder = compat.innermost_decoder(model)
     before: list[tuple[torch.nn.Module, Replace]] = []
     after: list[tuple[torch.nn.Module, Replace]] = []
     outer = "-"
@@ -233,7 +232,7 @@ def _widened(name: str, value: Any, module: Any, positions: TreePositions, queri
 
 def _skips_padding(module: Any) -> bool:
     """Whether a position module counts the tokens that are not padding."""
-    return hasattr(module, "create_position_ids_from_input_ids")
+    return compat.counts_unpadded(module)
 
 
 def _replace_alibi(forward: _Forward, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:

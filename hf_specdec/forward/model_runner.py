@@ -238,6 +238,11 @@ class ModelRunner:
         assert self.cache.spec is not None and donor.cache.spec is not None
         self.cache.spec.copy_prefix(donor.cache.spec, row, length)
 
+    def reserve_rows(self, rows: int, columns: int) -> None:
+        """Others will be admitted: room for `rows` in all, rows x longest text being at most `columns`."""
+        if self.cache.spec is not None:
+            self.cache.spec.reserve_rows(rows, columns)
+
     def admit(self, other: "ModelRunner", row: int | None) -> None:
         """Take over the one row of `other`, whose prompt has been read, in the place of `row` or behind the last."""
         assert self.cache.spec is not None and other.cache.spec is not None

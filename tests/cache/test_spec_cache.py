@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, MistralConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from hf_specdec.cache.spec_cache import SpecCache
+from hf_specdec.cache.spec_cache import SpecCache, SpecLayer
 
 LAYERS, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 4, 6
 
@@ -274,3 +274,45 @@ def test_a_sliding_layer_stays_sliding_and_a_full_one_full() -> None:
     again.export(full)
     assert all(type(layer) is DynamicLayer for layer in full.layers)
     assert full.get_seq_length() == 20
+
+
+def one_row(length: int, value: float) -> SpecCache:
+    """A committed text of its own."""
+    cache = SpecCache([SpecLayer() for _ in range(2)])
+    for layer in range(2):
+        columns = torch.full((1, 2, length, 4), value + layer)
+        cache.update(columns, -columns, layer)
+    cache.settle()
+    return cache
+
+
+def test_rows_are_allocated_once_and_keep_their_content() -> None:
+    """Whoever comes and goes, the buffers stay where they are, and each row holds its own text."""
+    cache = one_row(5, 1.0)
+    cache.reserve_rows(4, 4 * 64)
+    cache.admit(one_row(7, 10.0))
+    buffers = [layer.keys.data_ptr() for layer in cache.layers]
+    assert [layer.keys.shape[0] for layer in cache.layers] == [4, 4]
+    cache.admit(one_row(3, 20.0))
+    cache.admit(one_row(9, 30.0))
+    cache.select([0, 2, 3])
+    cache.admit(one_row(4, 40.0))
+    cache.admit(one_row(6, 50.0), 1)
+    assert [layer.keys.data_ptr() for layer in cache.layers] == buffers
+    assert cache.lengths == (5, 6, 9, 4)
+    for layer, extra in zip(cache.layers, (0.0, 1.0), strict=True):
+        for row, (length, value) in enumerate(zip(cache.lengths, (1.0, 50.0, 30.0, 40.0), strict=True)):
+            assert (layer.keys[row, :, :length] == value + extra).all()
+            assert (layer.values[row, :, :length] == -value - extra).all()
+    keys, _ = cache.update(torch.zeros(4, 2, 3, 4), torch.zeros(4, 2, 3, 4), 0)
+    assert keys.shape == (4, 2, 12, 4), "spare rows and columns are not attended to"
+
+
+def test_rows_in_reserve_stay_within_their_bound() -> None:
+    cache = one_row(5, 1.0)
+    cache.reserve_rows(8, 200)  # 64 columns each
+    cache.admit(one_row(7, 10.0))
+    assert cache.layers[0].keys.shape[0] == 3
+    cache.admit(one_row(90, 20.0))
+    assert cache.layers[0].keys.shape[0] == 3, "rows that are there are needed, and no more are kept"
+    assert cache.layers[0].content()[0].shape[0] == 3

@@ -1,0 +1,43 @@
+"""Where a model's weights and inputs are.
+
+Names                              Why
+`_hf_hook`, `hf_device_map`        accelerate's hooks bring weights and inputs together
+`torch._dynamo.mark_static_address`
+                                   CUDA graphs skip forwards that write into buffers without it, as `StaticCache` knows
+"""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+__all__ = [
+    "execution_device",
+    "input_device",
+    "is_dispatched",
+    "mark_static_address",
+]
+
+
+def is_dispatched(model: PreTrainedModel) -> bool:
+    """Whether accelerate's hooks move what goes through the model: it is spread over devices, or offloaded."""
+    places = set((getattr(model, "hf_device_map", None) or {}).values())
+    return len(places) > 1 or any("_hf_hook" in vars(module) for module in model.modules())
+
+
+def input_device(model: PreTrainedModel) -> torch.device:
+    """Where inputs go; the embeddings' execution device under accelerate's offloading."""
+    found = execution_device(model) or execution_device(model.get_input_embeddings())
+    device: torch.device = model.device
+    return found or device
+
+
+def execution_device(module: Any) -> torch.device | None:
+    """Where accelerate's hook on a module brings its weights for the forward; `None` where there is no hook."""
+    device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+    return None if device is None else torch.device(device)
+
+
+def mark_static_address(tensor: torch.Tensor) -> None:
+    """Tell compiled forwards that the tensor stays where it is, so that CUDA graphs may write into it."""
+    torch._dynamo.mark_static_address(tensor)

@@ -1,0 +1,136 @@
+"""The steps of transformers' `generate` that our loop takes over, and its own loops.
+
+Names                              Why
+`_sample`                          plain decoding, where a model allows nothing else
+`_assisted_decoding`               `engine="assisted"` runs our drafters in transformers' loop
+`_prefill`, `_prepare_cache_for_generation`, `_prepare_position_ids_for_generation`,
+`_update_model_kwargs_for_generation`, `_mask_length`
+                                   the prompt's forward with all of `generate`'s rules (multimodal inputs, embeddings,
+                                   continued caches, chunks) is transformers' own
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, cache_utils
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticCache
+from transformers.generation import GenerationMode
+from transformers.modeling_outputs import BaseModelOutput
+
+from hf_specdec.compat.caches import DummyLayer
+from hf_specdec.compat.devices import input_device
+from hf_specdec.compat.models import text_config
+
+__all__ = [
+    "Encoded",
+    "assisted_decoding",
+    "attends_only",
+    "fresh_cache",
+    "has_own_cache",
+    "has_own_input_preparation",
+    "own_positions",
+    "prefill",
+    "prompt_length",
+    "sample",
+    "unbounded_layers",
+    "updated_kwargs",
+]
+
+
+@dataclass
+class Encoded(BaseModelOutput):
+    """What an encoder returns; some decoders ask it for a mask."""
+
+    attention_mask: torch.Tensor | None = None
+
+
+def fresh_cache(model: PreTrainedModel, batch_size: int = 1) -> dict[str, Any]:
+    """The cache that `generate` would begin with, under its name; nothing where the model makes its own."""
+    kwargs: dict[str, Any] = {}
+    model._prepare_cache_for_generation(GenerationConfig(), kwargs, GenerationMode.GREEDY_SEARCH, batch_size, 0)
+    return kwargs
+
+
+def attends_only(model: PreTrainedModel) -> bool:
+    """Whether the model's cache consists of transformers' own attention layers."""
+    known = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+    return all(type(layer) in known for layer in getattr(fresh_cache(model).get("past_key_values"), "layers", []))
+
+
+def has_own_cache(model: PreTrainedModel) -> bool:
+    """Whether the model's cache has layers that the model's own file defines."""
+    layers = getattr(fresh_cache(model).get("past_key_values"), "layers", [])
+    return any(type(layer).__module__ != cache_utils.__name__ for layer in layers)
+
+
+def unbounded_layers(cache: StaticCache, model: PreTrainedModel) -> list[Any]:
+    """The layers that `cache` would have if it were longer than any text: what bounds them is the model's window."""
+    layers: list[Any] = StaticCache(config=text_config(model.config), max_cache_len=1 << 40).layers
+    return layers if len(layers) == len(cache.layers) else cache.layers
+
+
+def own_positions(model: PreTrainedModel, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> torch.Tensor:
+    """The `position_ids` that `generate` makes for a prompt; some models count in several dimensions."""
+    return cast("torch.Tensor", model._prepare_position_ids_for_generation(input_ids, model_kwargs))
+
+
+def prompt_length(input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> int:
+    """Tokens that the cache holds once the prompt is read, those of earlier turns counted."""
+    mask = model_kwargs.get("attention_mask")
+    known = mask.shape[1] if isinstance(mask, torch.Tensor) else getattr(generation_config, "_mask_length", 0)
+    return max(int(known), input_ids.shape[1])
+
+
+def has_own_input_preparation(model: PreTrainedModel) -> bool:
+    """Whether the model's class prepares its inputs itself, so that each forward has to ask it."""
+    return (
+        type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
+        or "prepare_inputs_for_generation" in vars(model)
+        or model.is_remote_code()
+    )
+
+
+def prefill(
+    model: PreTrainedModel, input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> Any:
+    """The prompt's forward, by transformers' rules; returns the model's output."""
+    return model._prefill(input_ids, generation_config, model_kwargs)
+
+
+def updated_kwargs(model: PreTrainedModel, outputs: Any, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`model_kwargs` after one more token: masks, positions and token types extended by it."""
+    kwargs = model._update_model_kwargs_for_generation(
+        outputs, model_kwargs, is_encoder_decoder=model.config.is_encoder_decoder
+    )
+    return cast("dict[str, Any]", kwargs)
+
+
+def sample(model: PreTrainedModel, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+    """transformers' own greedy search or sampling."""
+    return type(model)._sample(model, input_ids, **kwargs)
+
+
+def assisted_decoding(model: PreTrainedModel, candidate_generator: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+    """transformers' own assisted decoding, with `candidate_generator` as its source of candidates."""
+    return type(model)._assisted_decoding(_WithCandidates(model, candidate_generator), input_ids, **kwargs)
+
+
+class _WithCandidates:
+    """Stands in for the model inside the assisted loop: the same in everything but where candidates come from."""
+
+    def __init__(self, model: PreTrainedModel, candidate_generator: Any) -> None:
+        self._model, self._candidate_generator = model, candidate_generator
+
+    def _get_candidate_generator(self, **kwargs: Any) -> Any:
+        return self._candidate_generator
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model(*args, **kwargs)
+
+    @property
+    def device(self) -> torch.device:
+        return input_device(self._model)  # the model's own is `meta` where its embeddings are offloaded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)

@@ -1,0 +1,100 @@
+"""Attention implementations and their masks.
+
+Names                              Why
+mask functions                     a tree's mask is the model's own mask evaluated at the nodes' positions
+`_attn_implementation`             names the mask function, on a private copy of the configuration
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    AttentionMaskInterface,
+    create_masks_for_generate,
+)
+
+from hf_specdec.compat.models import text_config
+
+__all__ = [
+    "attention_implementation",
+    "has_own_masks",
+    "knows_windows",
+    "mask_config",
+    "mask_function_of",
+    "masks_for_forward",
+    "register_mask_function",
+    "set_attention_implementation",
+]
+
+
+def mask_config(config: Any) -> Any:
+    """The part of a configuration that mask functions read.
+
+    Of an encoder-decoder with one flat configuration, `get_text_config` returns a deep copy, which nobody else reads.
+    """
+    text = text_config(config)
+    is_part = text is config or not config.is_encoder_decoder or any(value is text for value in vars(config).values())
+    return text if is_part else config
+
+
+def attention_implementation(config: Any) -> str | None:
+    """Name of the attention implementation of the decoder."""
+    return cast("str | None", text_config(config)._attn_implementation)
+
+
+def set_attention_implementation(config: Any, name: str) -> None:
+    """Set the decoder's attention implementation on a private configuration and nowhere else."""
+    object.__setattr__(mask_config(config), "_attn_implementation_internal", name)
+
+
+def mask_function_of(implementation: str | None) -> Callable[..., Any] | None:
+    """transformers' mask function for an attention implementation, or `None` where it has none."""
+    return cast("Callable[..., Any] | None", ALL_MASK_ATTENTION_FUNCTIONS.get(implementation))
+
+
+def register_mask_function(name: str, function: Callable[..., Any]) -> None:
+    """Add a mask function under a name of our own; no existing name is replaced."""
+    AttentionMaskInterface.register(name, function)
+
+
+def masks_for_forward(
+    model: PreTrainedModel,
+    config: Any,
+    *,
+    shape: tuple[int, int],
+    attention_mask: torch.Tensor | None,
+    cache: Cache,
+    position_ids: torch.Tensor,
+    within: bool = False,
+) -> Any:
+    """What the model's own code would make of `config`: a 4-D mask or a dict with one per kind of layer.
+
+    `shape` is (batch, T). The model's `create_masks_for_generate` is used where it has its own, unless the mask is for
+    layers `within` the model: BLOOM's leaves 4-D masks to the model's forward.
+    """
+    own = getattr(model, "create_masks_for_generate", create_masks_for_generate)
+    create = create_masks_for_generate if within else own
+    return create(
+        config=config,
+        inputs_embeds=torch.empty((*shape, 0), dtype=model.dtype, device=position_ids.device),
+        attention_mask=attention_mask,
+        past_key_values=cache,
+        position_ids=position_ids,
+    )
+
+
+def knows_windows(model: PreTrainedModel) -> bool:
+    """Whether any of the model's code makes masks with a window or blocks; code from a hub may have its own ways."""
+    names = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
+    modules = [sys.modules.get(name) for name in {type(module).__module__ for module in model.modules()}]
+    return model.is_remote_code() or any(hasattr(module, name) for module in modules for name in names)
+
+
+def has_own_masks(model: PreTrainedModel) -> bool:
+    """Whether the model's class makes its masks itself."""
+    return hasattr(model, "create_masks_for_generate")

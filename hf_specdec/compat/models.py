@@ -1,0 +1,80 @@
+"""Configurations and modules of transformers' models: what has moved between releases, or has no public name.
+
+Names                              Why
+`_orig_mod`, `peft_config`         the model inside `torch.compile`'s wrapper and PEFT's
+`_compiled_call_impl`, `_torchdynamo_orig_callable`
+                                   of torch: a compiled module does not call hooks set on its parts
+"""
+
+import copy
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+__all__ = [
+    "counts_unpadded",
+    "generation_model",
+    "ignores_positions",
+    "innermost_decoder",
+    "is_compiled",
+    "max_positions",
+    "private_config",
+    "text_config",
+]
+
+
+def generation_model(model: Any) -> Any:
+    """The transformers model inside `torch.compile`'s wrapper and PEFT's, or `model` itself."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile(model)
+    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+        return model.get_base_model()
+    return model
+
+
+def text_config(config: Any) -> Any:
+    """The decoder's configuration of a composite model, or `config` itself."""
+    return config.get_text_config(decoder=True)
+
+
+def private_config(config: Any) -> Any:
+    """A shallow copy, and a copy of its text part, to be changed without anyone else noticing."""
+    own, text = copy.copy(config), text_config(config)
+    if text is config:
+        return own
+    for name, value in vars(config).items():
+        if value is text:
+            object.__setattr__(own, name, copy.copy(text))
+    return own
+
+
+def max_positions(config: Any) -> int | None:
+    """Positions that a model has, where it has an end; some configurations say -1 for none."""
+    text = text_config(config)
+    positions = getattr(text, "max_position_embeddings", getattr(text, "max_seq_len", None))
+    return positions if isinstance(positions, int) and positions > 0 else None
+
+
+def ignores_positions(config: Any) -> bool:
+    """Whether a model makes ALiBi's bias from its columns although its forward takes positions, as Falcon's does."""
+    return getattr(text_config(config), "alibi", False) is True
+
+
+def is_compiled(model: PreTrainedModel) -> bool:
+    """Whether a forward of the model, or of a part of it, may run without the hooks that are set on its submodules."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None  # of torch, set by `module.compile()`
+        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")  # by `torch.compile(module.forward)`
+        for module in model.modules()
+    )
+
+
+def innermost_decoder(model: PreTrainedModel) -> Any:
+    """The decoder of an encoder-decoder model; where it is a composite part, that part's."""
+    decoder = model.get_decoder()
+    return decoder.get_decoder() if hasattr(decoder, "get_decoder") else decoder
+
+
+def counts_unpadded(module: torch.nn.Module) -> bool:
+    """Whether a module of position embeddings counts the tokens that are not padding."""
+    return hasattr(module, "create_position_ids_from_input_ids")
