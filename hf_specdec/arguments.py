@@ -17,6 +17,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StoppingCriteriaList
 
 from hf_specdec import compat
+from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.placement import is_placed, move, move_pair, read_devices
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
@@ -121,7 +122,7 @@ def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
             smallest if smallest < 0 else largest,
             "Use the model's own tokenizer.",
         )
-    positions = compat.max_positions(model.config)
+    positions = position_limit(model)
     if not model.config.is_encoder_decoder and positions is not None and ids.shape[1] > positions:
         raise ConfigError(
             "input_ids",

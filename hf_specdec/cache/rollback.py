@@ -108,6 +108,8 @@ class _AttentionRollback:
             self.model_cache.is_updated = original.is_updated
 
     def settle(self, cache: Any) -> "RollbackCache":
+        if cache is not self.model_cache and isinstance(cache, compat.DynamicCache):
+            return rollback_cache(cache, reserve=self.spec.reserve, lockstep=self.lockstep)  # the model took its own
         self.spec.settle()
         return self
 

@@ -20,6 +20,7 @@ from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost_facts import other_threads
 from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.engine.draft_pairing import draft_capability, draft_model_of, logits_processor_of
+from hf_specdec.engine.length_rules import exceeds_original_length, reason_against_length
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.plain import decode_assisted, decode_plain
 from hf_specdec.engine.speculative import decode_speculatively
@@ -102,6 +103,8 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
         return reason
     if request.is_default and (reason := _reason_against_default(call, request, found)) is not None:
         return reason
+    if (reason := reason_against_length(call, found.capability.tier, request.config.engine)) is not None:
+        return reason
     if len(call.input_ids) == 1:
         return None
     if request.config.engine == "assisted":
@@ -145,6 +148,8 @@ def alone_reason(call: Call) -> str | None:
     cache = kwargs.get(compat.cache_name(kwargs))
     if isinstance(cache, compat.StaticCache) or compat.is_users_own(cache):
         return f"it has a {type(cache).__name__} of its own"
+    if exceeds_original_length(call):
+        return "its rotary frequencies follow the length of its text"
     others = [name for name, v in kwargs.items() if isinstance(v, torch.Tensor) and name not in SEQUENCE_TENSORS]
     if others:
         return f"its forward takes {others[0]}"

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from hf_specdec import compat
+from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch_rules import criteria_of_row, processors_of_row
 from hf_specdec.engine.budget import Budget
@@ -107,7 +108,7 @@ def _limits(call: Call, budget: int) -> Limits:
     pad_token = getattr(call.generation_config, "_pad_token_tensor", None)
     return Limits(
         budget=budget,
-        max_positions=compat.max_positions(call.model.config),
+        max_positions=position_limit(call.model),
         vocab_size=getattr(text_config, "vocab_size", None),
         pad_token_id=int(pad_token) if pad_token is not None else 0,
     )

@@ -70,6 +70,8 @@ class Batch:
     def max_depth(self) -> int:
         """Most tokens that may be drafted one under the other: the one after the last of them must still fit."""
         budget, positions = self.limits.budget, self.limits.max_positions
+        room = self.target.draft_room
+        budget = budget if room is None else min(budget, room)
         return budget if positions is None else min(budget, positions - 1 - self.target.position)
 
     def depths(self) -> list[int]:
@@ -86,6 +88,9 @@ class Batch:
         """Whether the model has positions and embeddings for all extra tokens."""
         positions, vocab_size = self.limits.max_positions, self.limits.vocab_size
         deepest, largest = max(extra.depths, default=0), max(extra.tokens, default=0)
+        room = self.target.draft_room
+        if room is not None and deepest > room:
+            return False
         return (positions is None or self.target.position + deepest < positions) and (
             vocab_size is None or largest < vocab_size
         )

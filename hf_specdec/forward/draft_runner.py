@@ -19,6 +19,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.compat.placement import device_mesh
+from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.model_runner import ModelRunner, Tier
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -63,7 +64,7 @@ class DraftRunner:
         self.texts = [TokenBuffer(input_ids[row : row + 1], room=room) for row in range(len(input_ids))]
         config = GenerationConfig(max_length=input_ids.shape[1] + room)
         self.target = ModelRunner(model, input_ids, config, model_kwargs, self.texts, tier=tier, keep_cache=False)
-        self.max_positions = compat.max_positions(model.config)
+        self.max_positions = position_limit(model)
         self.reads_prompt = self.max_positions is None or input_ids.shape[1] <= self.max_positions
         self.is_shared = device_mesh(model) is not None
         self.rank_sync = RankSync()
@@ -85,6 +86,9 @@ class DraftRunner:
 
     def room(self) -> int:
         """How many tokens the draft's positions allow below the root."""
+        before_drop = self.target.draft_room if self._has_read else None
+        if before_drop is not None:
+            return before_drop
         if self.max_positions is None:
             return 1 << 30
         position = self.target.position if self._has_read else max(len(text) for text in self.texts)

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import StaticSpecCache
+from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import TreeAdapter, TreePositions, takes_positions
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -36,8 +37,13 @@ class StepInputs:
         texts: one a row.
         fed (`int`): how many tokens of each text are in the cache.
         adapter: what makes trees of a model that counts positions by itself.
+        follows_length: whether `lengths` is wanted.
 
     Attributes:
+        lengths: `(batch, new columns)`: of the longest row's text at the step of plain generation that would compute
+            each column of the last arguments.
+        first_position (`int`): position of the first token of the longest row.
+        shortest (`int`): what `lengths` are at least: the text's length when its cache was computed anew.
         tree: where the columns of the last arguments stand, if the adapter has to know.
     """
 
@@ -48,6 +54,8 @@ class StepInputs:
         texts: Sequence[TokenBuffer],
         fed: int,
         adapter: TreeAdapter | None = None,
+        *,
+        follows_length: bool = False,
     ) -> None:
         prefix = "decoder_" if model.config.is_encoder_decoder else ""
         self.ids_key, self.mask_key, self.positions_key = (
@@ -61,13 +69,21 @@ class StepInputs:
         self.masks = TreeMasks(model)
         self.adapter = adapter
         self.tree: TreePositions | None = None
-        self.asks_model = compat.has_own_input_preparation(model)
+        self.asks_model = compat.has_own_input_preparation(model) and cache_drop_length(model) is None
         ids = torch.cat([text.ids()[:, : fed + 1] for text in texts])
         self.template: dict[str, Any] = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
+        if self.template.get(self.cache_name) is not self.cache:  # a model that would compute its cache anew here
+            self.template[self.cache_name] = self.cache
+            for key in (self.ids_key, self.positions_key):
+                if self.template.get(key) is not None:
+                    self.template[key] = self.template[key][..., -1:]
         self.device = self.template[self.ids_key].device
         self.start = fed
         positions = self.template.get(self.positions_key)
         self.base = None if positions is None else positions - fed
+        self.follows_length, self.shortest = follows_length, 0
+        self.lengths: torch.Tensor | None = None
+        self.first_position = 0 if self.base is None or not follows_length else int(self.base.max())
         self._positions: torch.Tensor | None = None
         self._mask: torch.Tensor | None = None
 
@@ -82,6 +98,8 @@ class StepInputs:
         behind = [count - self.start for count in fed]
         in_sequence = not self.is_fixed and min(fed) == max(fed) and all(row.is_chain for row in columns)
         inputs = dict(self.template)
+        if self.follows_length:
+            self.lengths = self._lengths_of(columns, fed, in_sequence)
         if self.asks_model and (behind[0] or total > 1):
             inputs = self._asked(columns, fed[0])
         for key in SHORTENED_LOGITS:
@@ -156,6 +174,17 @@ class StepInputs:
         others = [name for name, value in self.template.items() if isinstance(value, torch.Tensor)]
         if (mask is not None and not bool(mask.all())) or not set(others) <= set(known) or self.asks_model:
             raise UnsupportedModelError("its forward takes more of each row than ids and positions")
+
+    def _lengths_of(self, columns: Sequence[TreeLayout], fed: Sequence[int], in_sequence: bool) -> torch.Tensor:
+        """`(batch, Q)`: the text's length at the step of each new column, by the longest row's positions."""
+        first = self.first_position + 1
+        depths = [range(row.first_new, len(row)) if in_sequence else row.new_depths for row in columns]
+        return torch.tensor(
+            [
+                [max(count + depth + first, self.shortest) for depth in row]
+                for row, count in zip(depths, fed, strict=True)
+            ]
+        )
 
     def _positions_of(self, columns: Sequence[TreeLayout], fed: Sequence[int], in_sequence: bool) -> torch.Tensor:
         """The first column's position plus each new column's depth; `(..., Q)` with the model's own leading ones."""

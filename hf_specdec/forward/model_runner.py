@@ -22,9 +22,11 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.cache.rollback import rollback_cache
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
+from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import adapter_of, takes_positions
 from hf_specdec.forward.inputs import StepInputs, rows_of
+from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.tree import DraftTree
@@ -98,6 +100,8 @@ class ModelRunner:
         original = model_kwargs.get(compat.cache_name(model_kwargs))
         self.cache = rollback_cache(original, reserve=reserve, lockstep=self.lockstep, fixed=fixed)
         self._width = 0 if fixed is None else fixed.width
+        self.rotary = rotary_of(model)
+        self._drop_length = cache_drop_length(model)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
         if original is not None:
@@ -115,6 +119,14 @@ class ModelRunner:
     def position(self) -> int:
         """Position of the longest row's next root, or a little more where the prompt is padded."""
         return self._cached + self._ahead + max(map(self._lag, range(len(self.texts))), default=0)
+
+    @property
+    def draft_room(self) -> int | None:
+        """How many tokens may be drafted below the root before the model computes its cache anew; `None` for any."""
+        if self._drop_length is None or self._cached > self._drop_length:
+            return None
+        room = self._drop_length - max(map(len, self.texts))
+        return None if room < 0 and self._is_dropped_next() else max(room, 0)
 
     @property
     def supports_row_removal(self) -> bool:
@@ -144,6 +156,8 @@ class ModelRunner:
             For each row `(new nodes + extra tokens, vocab_size)`, the logits after each.
         """
         known = [0] * len(self.texts)
+        if not self._columns and self._is_dropped_next():
+            self._drop_cache()
         if self._columns and self.tier == "chain" and len(self.texts) > 1:
             trees, known = self._rewind(trees)
         if not self._columns:
@@ -156,6 +170,20 @@ class ModelRunner:
         logits = self.outputs.logits
         places = [columns.new_rows for columns in self._columns]
         return [logits[row, new.start + known[row] : new.stop] for row, new in enumerate(places)]
+
+    def _is_dropped_next(self) -> bool:
+        """Whether plain generation's next forward, of one row, would compute the whole text anew."""
+        length = self._drop_length
+        if length is None or len(self.texts) > 1 or self.cache.spec is None:
+            return False
+        return len(self.texts[0]) > length >= self._cached
+
+    def _drop_cache(self) -> None:
+        """Compute the whole text again in the next forward, all of it as at its present length."""
+        assert self.cache.spec is not None
+        self.step_inputs().shortest = len(self.texts[0])
+        self.cache.spec.crop(-self._cached)
+        self._fed = [0]
 
     def _compute(self, trees: Sequence[DraftTree | None]) -> None:
         """The forward itself, in the columns that are there."""
@@ -171,7 +199,9 @@ class ModelRunner:
         inputs = step_inputs.of(self._columns, self._fed)
         self.cache.mark(self._columns[0].first_new)
         self._half_done = True
-        with self.adapter.applied(step_inputs.tree) if self.adapter else contextlib.nullcontext():
+        adapted = self.adapter.applied(step_inputs.tree) if self.adapter else contextlib.nullcontext()
+        rotated = self.rotary.applied(step_inputs.lengths) if self.rotary else contextlib.nullcontext()
+        with adapted, rotated:
             self.outputs = self.model(**inputs, return_dict=True)
         self._half_done = False
 
@@ -255,7 +285,10 @@ class ModelRunner:
     def step_inputs(self) -> StepInputs:
         """What builds the arguments of a forward; the prompt has been read."""
         if self._inputs is None:
-            self._inputs = StepInputs(self.model, self.kwargs, self.texts, self._fed[0], self.adapter)
+            follows_length = self.rotary is not None
+            self._inputs = StepInputs(
+                self.model, self.kwargs, self.texts, self._fed[0], self.adapter, follows_length=follows_length
+            )
         return self._inputs
 
     def catch_up(self, length: int) -> None:
@@ -272,6 +305,8 @@ class ModelRunner:
         if self._half_done or self._columns:
             self.cache.rollback()
             self._columns = []
+        if self.rotary is not None and self._inputs is not None:
+            self.rotary.finish(max(map(len, self.texts)) - 1 + self._inputs.first_position, self.model.dtype)
         if self.keep_cache:
             if not self.cache.keeps_beginnings and self.outputs is not None:
                 with contextlib.suppress(Exception):  # only after an error, which matters more; nothing is left else

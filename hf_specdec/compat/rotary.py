@@ -1,0 +1,98 @@
+"""Rotary modules of transformers, position tables, and models that compute their cache anew at some length.
+
+Names                        Why
+`rope_type`, `original_inv_freq`, `max_seq_len_cached`, `attention_scaling`
+                             the state of `dynamic_rope_update`, which works by the last position of a forward
+`original_max_position_embeddings`
+                             where long-rope changes its frequencies, and where Phi-3 drops its cache
+"""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec.compat import Cache, DynamicCache, has_own_input_preparation, max_positions, text_config
+
+__all__ = ["cache_drop_length", "position_limit", "rotary_grows", "rotary_state", "rotary_switches"]
+
+GROWING, SWITCHING = "dynamic", "longrope"
+OFFSETS = 8  # rows that a position table may have in front of the first position
+
+
+def rotary_switches(module: Any) -> dict[str | None, int]:
+    """The length up to which a rotary module has its original frequencies, by layer type; empty where always."""
+    kinds = vars(module).get("rope_type")
+    if not isinstance(kinds, (str, dict)) or not hasattr(module, "original_max_seq_len"):
+        return {}
+    by_layer = kinds if isinstance(kinds, dict) else {None: kinds}
+    return {layer: length for layer, kind in by_layer.items() if (length := _switch(module, layer, kind)) is not None}
+
+
+def rotary_grows(module: Any, layer_type: str | None) -> bool:
+    """Whether the frequencies change with every token, not once."""
+    kinds = module.rope_type
+    return GROWING in (kinds[layer_type] if isinstance(kinds, dict) else kinds)
+
+
+def rotary_state(module: Any) -> dict[str, Any]:
+    """What a rotary module remembers of the texts it has seen; its tensors are replaced, never written into."""
+    if not any(rotary_grows(module, layer) for layer in rotary_switches(module)):
+        return {}
+    names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
+    names += [name for name in vars(module) if name.endswith(("max_seq_len_cached", "attention_scaling"))]
+    return {name: getattr(module, name) for name in names}
+
+
+def _switch(module: Any, layer: str | None, kind: Any) -> int | None:
+    if not isinstance(kind, str):
+        return None
+    if GROWING in kind:
+        return int(module.original_max_seq_len)
+    if kind == SWITCHING:
+        parameters = module.config.rope_parameters
+        parameters = parameters if layer is None else parameters[layer]
+        return int(parameters["original_max_position_embeddings"])
+    return None
+
+
+def position_limit(model: PreTrainedModel) -> int | None:
+    """Positions of a model that looks them up in a table; `None` where there is no table, as with rotary positions."""
+    positions = max_positions(model.config)
+    if positions is None:
+        return None
+    words = {id(module) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
+
+    def fits(size: int) -> bool:
+        return positions <= size <= positions + OFFSETS
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            if id(module) not in words and fits(module.num_embeddings):
+                return positions
+            continue
+        tensors = [*module.buffers(recurse=False), *vars(module).values()]
+        if any(isinstance(t, torch.Tensor) and t.ndim > 1 and any(map(fits, t.shape)) for t in tensors):
+            return positions
+    return None
+
+
+def cache_drop_length(model: PreTrainedModel) -> int | None:
+    """The longest text whose cache a model goes on with, where it computes its cache anew behind it, as Phi-3 does.
+
+    Found by asking the model for the inputs of a longer text.
+    """
+    length = getattr(text_config(model.config), "original_max_position_embeddings", None)
+    if not isinstance(length, int) or not has_own_input_preparation(model):
+        return None
+    cache = DynamicCache()
+    cache.update(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), 0)
+    ids = torch.zeros((1, length + 1), dtype=torch.long)
+    try:
+        asked = model.prepare_inputs_for_generation(
+            ids, past_key_values=cache, attention_mask=torch.ones_like(ids), next_sequence_length=1, use_cache=True
+        )
+    except Exception:  # noqa: BLE001 - it wants more than ids and a cache: what it does is for the probe to find
+        return None
+    given: Cache | None = asked.get("past_key_values")
+    return None if given is cache else length

@@ -1,0 +1,36 @@
+"""Whether a call can be followed where its text crosses a length at which the model changes how it computes."""
+
+from hf_specdec import compat
+from hf_specdec.compat.rotary import cache_drop_length
+from hf_specdec.engine.call import Call
+from hf_specdec.forward.rotary import rotary_of
+
+__all__ = ["exceeds_original_length", "reason_against_length"]
+
+
+def reason_against_length(call: Call, tier: str, engine: str) -> str | None:
+    """Why a call is decoded plainly because of how long its texts may get, or `None`."""
+    length = cache_drop_length(call.model)
+    if length is not None and call.input_ids.shape[1] <= length < _longest(call):
+        cache = call.model_kwargs.get(compat.cache_name(call.model_kwargs))
+        if len(call.input_ids) > 1 or tier != "tree" or engine == "assisted" or isinstance(cache, compat.StaticCache):
+            return f"the model computes its cache anew at {length + 1} tokens, within this text"
+    if exceeds_original_length(call):
+        if engine == "assisted":
+            return "its rotary frequencies follow the text's length, which transformers' assisted decoding does not"
+        if compat.is_compiled(call.model):
+            return "its rotary frequencies follow the text's length, which a compiled forward hides"
+    return None
+
+
+def exceeds_original_length(call: Call) -> bool:
+    """Whether rotary frequencies may change within the call's texts."""
+    rotary = rotary_of(call.model)
+    return rotary is not None and _longest(call) > rotary.switch
+
+
+def _longest(call: Call) -> int:
+    """Tokens of the longest text that the call may come to, those of earlier turns counted."""
+    config, length = call.generation_config, call.input_ids.shape[1]
+    new = (config.max_length or length) - length
+    return compat.prompt_length(call.input_ids, config, call.model_kwargs) + new

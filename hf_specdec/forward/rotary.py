@@ -1,0 +1,123 @@
+"""Rotary frequencies that depend on the length of the text: each token of a forward gets those of its own step.
+
+A dynamic NTK or long-rope module takes one set of frequencies for a whole forward, by its last position. Plain
+generation computes one token a forward, so that a token's frequencies follow from the length of the text at that step.
+Hooks on these modules, there for the length of one forward, do the same for forwards of several tokens.
+
+    rotary = rotary_of(model)                   # None where no frequencies depend on the length
+    with rotary.applied(lengths):               # (batch, T)
+        model(**inputs)
+"""
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec.compat.rotary import rotary_grows, rotary_state, rotary_switches
+from hf_specdec.errors import UnsupportedModelError
+
+__all__ = ["RotaryFrequencies", "rotary_of"]
+
+_lengths: ContextVar[torch.Tensor | None] = ContextVar("hf_specdec_lengths", default=None)
+_register_lock = threading.Lock()  # torch numbers hooks without one
+
+
+class RotaryFrequencies:
+    """The rotary modules of one model whose frequencies depend on the length of the text.
+
+    Attributes:
+        switch (`int`): texts of at most this length have the original frequencies everywhere.
+    """
+
+    def __init__(self, modules: Sequence[Any]) -> None:
+        self.modules = list(modules)
+        self.switch = min(length for module in modules for length in rotary_switches(module).values())
+
+    @contextlib.contextmanager
+    def applied(self, lengths: torch.Tensor | None) -> Iterator[None]:
+        """Inside, a forward of this thread computes tokens at whose steps the text has these lengths, `(batch, T)`.
+
+        The modules remember the longest text that they have seen; they are left as they were.
+        """
+        if lengths is None or int(lengths.max()) <= self.switch:
+            yield
+            return
+        states = [rotary_state(module) for module in self.modules]
+        handles = []
+        token = _lengths.set(lengths)
+        try:
+            with _register_lock:
+                for module, state in zip(self.modules, states, strict=True):
+                    handles.append(module.register_forward_hook(_Hook(lengths, state), with_kwargs=True))
+            yield
+        finally:
+            _lengths.reset(token)
+            for handle in handles:
+                handle.remove()
+            self._restore(states)
+
+    def finish(self, length: int, dtype: torch.dtype) -> None:
+        """Let the modules remember a text of this length, as plain generation leaves them."""
+        if length <= self.switch:
+            return
+        for module in self.modules:
+            device = next(iter(module.buffers())).device
+            positions = torch.tensor([[length - 1]], device=device)
+            for layer_type in rotary_switches(module):
+                named = {} if layer_type is None else {"layer_type": layer_type}
+                module.forward(torch.empty(0, dtype=dtype, device=device), positions, **named)
+
+    def _restore(self, states: Sequence[dict[str, Any]]) -> None:
+        for module, state in zip(self.modules, states, strict=True):
+            _restore(module, state)
+
+
+class _Hook:
+    """Replaces what one module computes for a forward of several tokens."""
+
+    def __init__(self, lengths: torch.Tensor, state: dict[str, Any]) -> None:
+        self.lengths, self.state = lengths, state
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """The module's output, `(batch, T, ...)` or a tuple of such, each token by the length at its step."""
+        if _lengths.get() is not self.lengths:
+            return output  # a forward of another thread
+        names = [name for name in inspect.signature(module.forward).parameters if name != "self"]
+        named = dict(zip(names, args, strict=False)) | kwargs
+        switch = rotary_switches(module).get(named.get("layer_type"))
+        if switch is None:
+            return output
+        positions = named["position_ids"]
+        lengths = self.lengths[: len(positions)].expand(positions.shape) if positions.ndim == 2 else None
+        tensors = output if isinstance(output, tuple) else (output,)
+        if lengths is None or any(tensor.shape[:2] != positions.shape for tensor in tensors):
+            raise UnsupportedModelError("Its rotary frequencies follow the text's length in an unknown shape.")
+        found = [tensor.clone() for tensor in tensors]
+        groups = lengths.clamp(min=switch) if rotary_grows(module, named.get("layer_type")) else lengths > switch
+        for group in groups.unique().tolist():
+            chosen = groups == group  # (batch, T)
+            longest = int(lengths[chosen].max())
+            where = chosen.to(positions.device)
+            asked = torch.cat([positions[where], positions.new_tensor([longest - 1])])[None]  # (1, tokens + 1)
+            _restore(module, self.state)
+            computed = module.forward(**(named | {"position_ids": asked}))
+            for tensor, new in zip(found, computed if isinstance(computed, tuple) else (computed,), strict=True):
+                tensor[where] = new[0, :-1]
+        return tuple(found) if isinstance(output, tuple) else found[0]
+
+
+def rotary_of(model: PreTrainedModel) -> RotaryFrequencies | None:
+    """The rotary modules whose frequencies depend on the length of the text, or `None` where there are none."""
+    modules = [module for module in model.modules() if rotary_switches(module)]
+    return RotaryFrequencies(modules) if modules else None
+
+
+def _restore(module: Any, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        setattr(module, name, value)
