@@ -170,5 +170,5 @@ def test_a_model_that_cannot_speculate_decodes_its_batch_plainly(
 
 def test_one_drafter_cannot_serve_two_rows(batches: Callable[[str, str], Batch]) -> None:
     batch = batches("llama", "greedy")
-    with pytest.raises(hf_specdec.ConfigError, match="for each row"):
+    with pytest.raises(hf_specdec.ConfigError, match="for each sequence of a batch"):
         batch.run({"spec_method": RandomTreeDrafter(batch.expected.sequences[0].tolist())})
