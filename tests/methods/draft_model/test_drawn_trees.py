@@ -1,0 +1,92 @@
+"""Trees whose tokens are drawn: from which probabilities, within which budgets, by which random numbers."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
+from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
+from tests.helpers.draft_tables import Table, random_table
+from tests.methods.draft_model.test_draft_model import ALWAYS, SIZE, drafter_of, paths_of, requests_of
+
+
+def drawing(seed: int = 0, table: Table | None = None, **fields: Any) -> DraftModelDrafter:
+    return drafter_of(
+        table or random_table(7, SIZE),
+        use_logits=True,
+        logits_processor=lambda ids, row: row / 0.8,
+        generator=torch.Generator().manual_seed(seed),
+        **fields,
+    )
+
+
+TREE = {"draft_len": 3, "num_branches": 3, "max_nodes": 8}
+
+
+def test_a_tree_says_what_its_children_were_drawn_from() -> None:
+    table = random_table(7, SIZE)
+    tree = drawing(table=table, **TREE, **ALWAYS).propose(100)
+    assert tree.drafted_from is not None
+    assert set(tree.drafted_from) == {node for node in range(len(tree)) if tree.children(node)}
+    for node, q in tree.drafted_from.items():
+        text = tuple(tree.tokens[step] for step in tree.path(node))
+        assert torch.allclose(q, (table(text) / 0.8).softmax(-1))
+        assert all(q[tree.tokens[child]] > 0 for child in tree.children(node))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_drawn_trees_keep_their_budgets_and_score_once_a_depth(seed: int) -> None:
+    drafter = drawing(seed, **TREE, **ALWAYS)
+    tree = drafter.propose(100)
+    assert tree.num_draft_tokens == 8
+    assert max(tree.depths) <= 3
+    assert len(requests_of(drafter)) == 3
+    assert all(len(tree.children(node)) <= 3 for node in range(len(tree)))
+    scored = paths_of(requests_of(drafter)[-1]) | {()}
+    parents = {path[:-1] for path in paths_of(tree)}
+    assert scored == parents, "every row that was computed was drawn from"
+
+
+def test_the_same_seed_draws_the_same_drafts_whatever_was_counted_before() -> None:
+    """A text depends on its drafts here, so it must not depend on earlier calls."""
+    memory = AcceptanceCounts()
+    first = drawing(3, **TREE, memory=memory).propose(100)
+    for _ in range(200):
+        memory.record([(0, 0.5, False), (1, 0.2, True)], num_forwards=3, num_tokens=1)
+    assert drawing(3, **TREE, memory=memory).propose(100) == first
+    assert not drawing(3).is_deterministic
+    assert drafter_of(random_table(7, SIZE), use_logits=True).is_deterministic, "greedy decoding draws nothing"
+
+
+def test_a_warp_sees_the_text_up_to_the_node() -> None:
+    seen: list[list[int]] = []
+
+    def logits_processor(ids: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        assert row.shape == (1, SIZE)
+        seen.append(ids[0].tolist())
+        return row
+
+    table = random_table(8, SIZE)
+    drafter = drafter_of(table, [2, 0, 3], use_logits=True, draft_len=3, logits_processor=logits_processor, **ALWAYS)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        drafted = drafter.propose(100).first_branch()
+    assert seen == [[2, 0, 3], [2, 0, 3, drafted[0]], [2, 0, 3, *drafted[:2]]]
+
+
+def test_tokens_that_the_draft_s_processors_forbid_are_not_drafted() -> None:
+    def logits_processor(ids: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return row.masked_fill(torch.arange(SIZE) > 1, -torch.inf)
+
+    for use_logits in (False, True):
+        with torch.random.fork_rng(devices=[]):
+            tree = drafter_of(
+                random_table(9, SIZE),
+                use_logits=use_logits,
+                num_branches=4,
+                draft_len=2,
+                logits_processor=logits_processor,
+                **ALWAYS,
+            ).propose(100)
+        assert set(tree.tokens[1:]) == {0, 1}
