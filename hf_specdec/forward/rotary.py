@@ -100,7 +100,7 @@ class _Hook:
             raise UnsupportedModelError("Its rotary frequencies follow the text's length in an unknown shape.")
         found = [tensor.clone() for tensor in tensors]
         groups = lengths.clamp(min=switch) if rotary_grows(module, named.get("layer_type")) else lengths > switch
-        for group in groups.unique().tolist():
+        for group in sorted(set(groups.flatten().tolist())):
             chosen = groups == group  # (batch, T)
             longest = int(lengths[chosen].max())
             where = chosen.to(positions.device)
