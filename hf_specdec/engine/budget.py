@@ -115,6 +115,8 @@ class Budget:
         widest = max(tree.num_columns for tree in trees)
         curve = self.costs.curve(len(trees))
         self._num_steps += 1
+        if self.costs.is_fixed:
+            draft_seconds = 0.0
         if self._num_steps > 1:  # the first step of a call may compile, or allocate
             curve.observe(widest, seconds)
         if curve.seconds_of_one is None:

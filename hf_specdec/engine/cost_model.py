@@ -70,6 +70,7 @@ class CostCurve:
         counts (`list[int]`): steps that each of these sizes was learned from; sizes without any follow the others.
         seconds_of_one (`float | None`): time of a step with a single token now; `None` before the first one.
         is_measured (`bool`): whether `measure` or a file gave the ratios.
+        is_fixed (`bool`): whether no step corrects it.
 
     Args:
         slope: what one more token is assumed to cost, before anything is known.
@@ -80,7 +81,7 @@ class CostCurve:
         self.ratios = [1.0 + slope * (size - 1) for size in SIZES]
         self.counts = [0] * len(SIZES)
         self.seconds_of_one: float | None = None
-        self.is_measured = False
+        self.is_measured = self.is_fixed = False
 
     @property
     def is_known(self) -> bool:
@@ -109,6 +110,8 @@ class CostCurve:
 
     def unknown(self, limit: int) -> list[int]:
         """Sizes up to `limit` that nothing was learned from, those that would tell most first."""
+        if self.is_fixed:
+            return []
         return [size for size in ORDER if size <= limit and not self.counts[SIZES.index(size)]]
 
     def of_share(self, share: float) -> "CostCurve":
@@ -122,6 +125,8 @@ class CostCurve:
 
     def observe(self, num_columns: int, seconds: float) -> None:
         """Correct the curve by a step that was taken: the time of one token quickly, the ratios slowly."""
+        if self.is_fixed:
+            return
         if self.seconds_of_one is None:
             self.seconds_of_one = seconds / self.ratio(num_columns)
             self.counts[0] += num_columns == 1
@@ -166,17 +171,18 @@ class StepCosts:
 
     Attributes:
         facts (`dict[str, Any]`): where loaded curves come from, as `save` was told.
+        is_fixed (`bool`): whether no step corrects them, so that nothing follows from the clock.
     """
 
-    def __init__(self, slope: float) -> None:
-        self._slope = slope
+    def __init__(self, slope: float, *, is_fixed: bool = False) -> None:
+        self._slope, self.is_fixed = slope, is_fixed
         self._curves: dict[int, CostCurve] = {}
         self.facts: dict[str, Any] = {}
 
     @classmethod
-    def of_device(cls, device: torch.device) -> "StepCosts":
+    def of_device(cls, device: torch.device, *, is_fixed: bool = False) -> "StepCosts":
         """With what is assumed of the device before anything is measured."""
-        return cls(SLOPES.get(device.type, SLOPE))
+        return cls(SLOPES.get(device.type, SLOPE), is_fixed=is_fixed)
 
     def curve(self, num_rows: int) -> CostCurve:
         """The curve of as many rows, rounded up to a power of two; at first that of more rows, where one is known.
@@ -186,7 +192,9 @@ class StepCosts:
         rows = 1 << max(num_rows - 1, 0).bit_length()
         if rows not in self._curves:
             more = min([known for known, curve in self._curves.items() if curve.is_known and known > rows], default=0)
-            self._curves[rows] = self._curves[more].of_share(rows / more) if more else CostCurve(self._slope)
+            curve = self._curves[rows] = self._curves[more].of_share(rows / more) if more else CostCurve(self._slope)
+            if self.is_fixed:
+                curve.is_fixed, curve.seconds_of_one = True, 1.0
         return self._curves[rows]
 
     def save(self, path: str | os.PathLike[str], facts: dict[str, Any] | None = None) -> None:

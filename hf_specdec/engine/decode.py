@@ -223,7 +223,7 @@ def costs_of(model: PreTrainedModel, request: Request, device: torch.device) -> 
         return None
     path = request.config.costs_file
     state = state_of(model)
-    costs = state.step_costs(model, device, path)
+    costs = state.step_costs(model, device, path, is_fixed=request.config.is_deterministic)
     doubt = other_threads(costs.facts, device)
     if doubt is not None:
         state.warn_once(f"{type(model).__name__}: {doubt}")

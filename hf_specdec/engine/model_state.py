@@ -37,12 +37,20 @@ class ModelState:
     warned: set[str] = field(default_factory=set)
     lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def step_costs(self, model: PreTrainedModel, device: torch.device, path: str | None = None) -> StepCosts:
-        """What forwards of the model as it is now cost on `device`; `path` is a file of costs to begin with."""
-        key = (attention_implementation(model.config), str(model.dtype), str(device), torch.get_num_threads(), path)
+    def step_costs(
+        self, model: PreTrainedModel, device: torch.device, path: str | None = None, *, is_fixed: bool = False
+    ) -> StepCosts:
+        """What forwards of the model as it is now cost on `device`.
+
+        Args:
+            path: a file of costs to begin with.
+            is_fixed: whether no step corrects them.
+        """
+        attention, threads = attention_implementation(model.config), torch.get_num_threads()
+        key = (attention, str(model.dtype), str(device), threads, path, is_fixed)
         with self.lock:
             if key not in self.costs:
-                costs = StepCosts.of_device(device)
+                costs = StepCosts.of_device(device, is_fixed=is_fixed)
                 if path is not None:
                     costs.load(path)
                     check_facts(costs.facts, model, device, path)

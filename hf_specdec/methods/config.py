@@ -66,6 +66,11 @@ class SpecConfig:
         return False
 
     @property
+    def is_deterministic(self) -> bool:
+        """Whether what is drafted follows from the call alone, not from the clock or from earlier calls."""
+        return False
+
+    @property
     def costs_file(self) -> str | None:
         """File with the costs of the target's forwards, if one is given."""
         return None

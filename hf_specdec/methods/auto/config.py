@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, get_args
 
+import torch
+
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import (
     MAX_STEP_TOKENS,
@@ -48,6 +50,10 @@ class AutoSpecConfig(SpecConfig):
         costs (`str`, *optional*):
             File that `hf-specdec tune` has written, with the times of this model's forwards on this machine. `None`
             learns them from the steps of calls.
+        deterministic (`bool`, *optional*):
+            Whether the same call drafts the same tokens each time: sizes follow from `costs`, or where there is none
+            from what is assumed of the device, never from the clock, and nothing is remembered from call to call.
+            `None` is `True` where `torch.use_deterministic_algorithms` is on.
         draft_model_device_list (`list[int | str]`, *optional*):
             Devices of the draft model, as for `spec_method="draft_model"`.
         target_model_device_list (`list[int | str]`, *optional*):
@@ -64,6 +70,7 @@ class AutoSpecConfig(SpecConfig):
     ngram_size: int = 4
     draft_len: int = 6
     costs: str | None = None
+    deterministic: bool | None = None
     draft_model_device_list: Sequence[int | str] | None = None
     target_model_device_list: Sequence[int | str] | None = None
 
@@ -89,6 +96,9 @@ class AutoSpecConfig(SpecConfig):
         check_positive("draft_len", self.draft_len, "Usual values are 2 to 8.", most=MAX_STEP_TOKENS)
         if self.costs is not None and (not isinstance(self.costs, str) or not self.costs):
             raise ConfigError("costs", "must be the path of a file", self.costs, "hf-specdec tune writes one.")
+        if self.deterministic is not None and not isinstance(self.deterministic, bool):
+            remedy = "Leave it out to follow torch.use_deterministic_algorithms."
+            raise ConfigError("deterministic", "must be True, False or None", self.deterministic, remedy)
         check_devices("draft_model_device_list", self.draft_model_device_list)
         check_devices("target_model_device_list", self.target_model_device_list)
 
@@ -101,6 +111,13 @@ class AutoSpecConfig(SpecConfig):
     def fits_costs(self) -> bool:
         """Whether each step drafts as many tokens as pay, by what the target's forwards cost."""
         return self.num_nodes is None
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether what is drafted follows from the call alone."""
+        if self.deterministic is None:
+            return torch.are_deterministic_algorithms_enabled()
+        return self.deterministic
 
     @property
     def costs_file(self) -> str | None:

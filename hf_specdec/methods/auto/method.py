@@ -35,7 +35,7 @@ def _memory(state: MethodState, config: AutoSpecConfig) -> SpecMemory:
 def _make(config: AutoSpecConfig, context: DrafterContext) -> Drafter:
     return AutoDrafter(
         config,
-        _memory(context.state, config) if config.pool == "shared" else None,
+        _memory(context.state, config) if config.pool == "shared" and not config.is_deterministic else None,
         scorer=context.scorer,
         is_sampled=context.is_sampled,
         takes_trees=context.takes_trees,
