@@ -1,7 +1,4 @@
-"""A transformers `CandidateGenerator` of the user's own inside transformers' assisted loop, with its time counted.
-
-model.generate(**inputs, custom_generate=DecodeWithCandidates(generator))
-"""
+"""A transformers `CandidateGenerator` of the user's own inside transformers' assisted loop, with its time counted."""
 
 import time
 from typing import Any

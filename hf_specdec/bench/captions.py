@@ -1,10 +1,4 @@
-"""The words around a document's tables and figures: titles, the lines above, the lines below.
-
-for panel in panels(document):
-    print(panel.title, panel.rows)
-facts(document)
-notes(document)
-"""
+"""The words around a document's tables and figures: titles, the lines above, the lines below."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,4 @@
-"""From prompts to token ids: chat templates, earlier turns, random tokens, and what a model has positions for.
-
-encode(subject, prompt, answers=["first answer"])
-"""
+"""From prompts to token ids: chat templates, earlier turns, random tokens, and what a model has positions for."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence

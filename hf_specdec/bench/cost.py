@@ -3,8 +3,6 @@
 The engine's own loop runs with a drafter that proposes chains of changing length, so a step costs what a verify step
 costs, mask and positions included, and all lengths take turns over the same context. Models follow one another: a
 curve is of one model. Knows nothing about output.
-
-    document = measure_cost([subject], context_lengths=(128, 1024))
 """
 
 import itertools

@@ -13,10 +13,6 @@ and an entry has
     probes      one entry a row, prompt, turn and mode: acceptance, time to first token, memory
     records     one entry a row, prompt, turn, mode and round: tokens, seconds, equality
     summary     mode -> row -> medians with intervals, rates, shares; see `statistics.summarize`
-
-    write_document(document, "bench.json")
-    summarize_again(document, against=["lookahead"])
-    flagged(document)
 """
 
 import json
@@ -138,7 +134,11 @@ def check_continues(document: Document, fresh: Document) -> None:
         "models": (names, wanted),
         "prompts": (document["prompts"], fresh["prompts"]),
         **{name: (document["header"][name], fresh["header"][name]) for name in _SAME_HEADER},
-        **{name: (document["settings"][name], value) for name, value in fresh["settings"].items() if name != "rounds"},
+        **{
+            name: (document["settings"].get(name), value)
+            for name, value in fresh["settings"].items()
+            if name != "rounds"
+        },
     }
     _check_same(pairs)
     for entry, other in zip(document["subjects"], fresh["subjects"], strict=True):

@@ -1,8 +1,4 @@
-"""Where numbers come from: hardware, precision, threads, versions, commit.
-
-header(subject.model.device)["hardware"]["cpu"]
-subject_facts(subject)["dtype"]
-"""
+"""Where numbers come from: hardware, precision, threads, versions, commit."""
 
 import datetime
 import os

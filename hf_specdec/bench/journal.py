@@ -6,11 +6,6 @@ dropped when the file is read. Lines are
     {"document": ...}                                           what is known before the first call
     {"subject": 0, "probes": [...], "records": [...]}           one model's visit, all of its rows or none
     {"end": {"is_complete": true}}                              the run ended, or was interrupted
-
-    journal = Journal("bench.jsonl")
-    journal.save(document)      # after each visit
-    journal.close(document)
-    read_lines("bench.jsonl")   # the document without its summaries
 """
 
 import json

@@ -2,9 +2,6 @@
 
 A timed call runs as a user's call runs, nothing hooked in. A probed call has a streamer and a hook on the target, from
 which every row's drafts, acceptance and time to first token come in the same way, whatever loop it runs in.
-
-    outcome = timed_call(subject, row, inputs, options, seed=0)
-    probe = probed_call(subject, row, inputs, options, seed=0)
 """
 
 import time
@@ -54,6 +51,7 @@ class Probe:
         first_token_seconds (`float`): from the call to the first new token at the streamer.
         blocks (`list[int]`): tokens that each of the target's forwards led to, the prompt's forward first.
         drafted (`list[int]`): drafted tokens that each forward verified.
+        num_draft_tokens (`int`): tokens drafted by the row's own count, where it keeps one; lookahead's window is none.
         peak_memory_bytes (`int | None`): most memory in use during the call; `None` where it cannot be told.
     """
 
@@ -61,6 +59,7 @@ class Probe:
     first_token_seconds: float
     blocks: list[int]
     drafted: list[int]
+    num_draft_tokens: int
     peak_memory_bytes: int | None
 
 
@@ -97,11 +96,13 @@ def probed_call(subject: Subject, row: Row, inputs: Inputs, options: Mapping[str
         peak = memory.stop()
     finally:
         handle.remove()
+    stats: SpecStats | None = getattr(output, "spec_stats", None)
     return Probe(
         token_ids=output.sequences[0, watch.prompt_length :].tolist(),
         first_token_seconds=watch.first_token_seconds or 0.0,
         blocks=watch.blocks,
         drafted=watch.drafted,
+        num_draft_tokens=sum(watch.drafted) if stats is None else stats.num_draft_tokens,
         peak_memory_bytes=peak,
     )
 

@@ -2,10 +2,6 @@
 
 On CUDA it is what torch had allocated at most. On Linux without it, the peak of the process's resident set, weights and
 libraries included: the kernel's high-water mark, reset before the call.
-
-    memory = PeakMemory(device)
-    memory.start()
-    peak_bytes = memory.stop()
 """
 
 from pathlib import Path

@@ -1,10 +1,4 @@
-"""What a row's name says: a method with its configuration, or a class of the user's own.
-
-method, value = split_config('prompt_lookup={"num_branches": 4}')
-method, value = split_config("prompt_lookup:num_branches=4,pool=shared")
-method, wants_draft = split_draft("auto+draft_model")
-factory = imported("my_module:MyDrafter")
-"""
+"""What a row's name says: a method with its configuration, or a class of the user's own."""
 
 import ast
 import importlib

@@ -1,8 +1,4 @@
-"""What a run consists of: its settings, and its visits in their order. Knows nothing about models.
-
-settings = BenchSettings(rounds=3, modes=("greedy",))
-for visit in visits(settings, prompts): ...
-"""
+"""What a run consists of: its settings, and its visits in their order. Knows nothing about models."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +19,7 @@ class BenchSettings:
 
     Args:
         modes (`tuple[str, ...]`): `"greedy"`, `"sampled"` or both.
-        temperature (`float`): of the sampled mode.
+        temperature, top_p, top_k: of the sampled mode; `None` leaves transformers' own.
         seed (`int`): of the sampled mode; round r draws from `seed + r`, every row the same.
         rounds (`int`): timed rounds, after the probed one.
     """
@@ -31,7 +27,9 @@ class BenchSettings:
     max_new_tokens: int = 128
     rounds: int = 3
     modes: tuple[str, ...] = ("greedy", "sampled")
-    temperature: float = 0.7
+    temperature: float | None = 0.7
+    top_p: float | None = None
+    top_k: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -39,13 +37,16 @@ class BenchSettings:
         check_positive("rounds", self.rounds, "Three give a spread.")
         if not self.modes or not set(self.modes) <= {"greedy", "sampled"}:
             raise ConfigError("modes", 'must be "greedy", "sampled" or both', self.modes, "Leave it out for both.")
-        if self.temperature <= 0:
+        if self.temperature is not None and self.temperature <= 0:
             raise ConfigError("temperature", "must be above 0", self.temperature, 'Use the mode "greedy".')
 
     def options(self, mode: str) -> dict[str, Any]:
         """Arguments of `generate` for a mode."""
-        sampling = {"do_sample": True, "temperature": self.temperature} if mode == "sampled" else {"do_sample": False}
-        return {"max_new_tokens": self.max_new_tokens, **sampling}
+        if mode == "greedy":
+            return {"max_new_tokens": self.max_new_tokens, "do_sample": False}
+        given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        sampling = {name: value for name, value in given.items() if value is not None}
+        return {"max_new_tokens": self.max_new_tokens, "do_sample": True, **sampling}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,6 @@
 speeds      speed by task, acceptance by position
 replay      tokens per step against nodes
 cost        what T tokens at once cost
-
-files = plot_document(document, "figures")
 """
 
 import importlib

@@ -9,9 +9,6 @@ A line of a `.jsonl` file (or `.jsonl.gz`) is recognised by its keys:
 
 Any other file is one prompt as it stands; a folder is all the files in it, each sub-folder a task. Text that nothing
 can be drafted for is made of random tokens. Knows nothing about tokenizers or models.
-
-    prompts = load_prompts(["humaneval.jsonl.gz"], limit=20, limit_per_task=8)
-    prompts += random_prompts(8, length=64)
 """
 
 import json

@@ -4,11 +4,6 @@ No model runs: acceptance depends on the text alone, so answers of a large model
 file has one JSON object a line, with `prompt_ids` and `answer_ids`. The first token of an answer comes from the
 prompt's forward and counts neither as a token nor as a step. A recording has no logits: drafters that learn from them
 see `None`, and are judged by what they draft from the text alone. Knows nothing about time on a device.
-
-    records = read_records("answers.jsonl")
-    replay(lambda: PromptLookupDrafter(PromptLookupConfig()), records).tokens_per_step
-
-    python -m hf_specdec.bench.replay answers.jsonl --config "[10, 2]" --config '{"num_branches": 8}' --json
 """
 
 import json
@@ -16,25 +11,20 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import torch
-import typer
 
 from hf_specdec.bench.document import FORMAT, REPLAY
 from hf_specdec.bench.header import header
 from hf_specdec.bench.text_files import lines_of, read_text
 from hf_specdec.bench.transformers_lookup import TransformersPromptLookup
-from hf_specdec.errors import ConfigError, SpecError
+from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
-from hf_specdec.methods.method import DrafterContext, MethodState
-from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-from hf_specdec.methods.registry import resolve
 from hf_specdec.tree import DraftTree
 
-__all__ = ["Record", "ReplayResult", "read_records", "replay", "replay_document"]
+__all__ = ["Record", "ReplayResult", "read_records", "replay", "replay_transformers"]
 
 NO_LIMIT = 2**16  # a budget above any drafter's own
 TRANSFORMERS = "transformers prompt lookup"
@@ -127,28 +117,12 @@ def replay(
     return ReplayResult(num_records, num_tokens, num_steps, num_drafted, seconds, needs_logits)
 
 
-def replay_document(
-    records: Sequence[Record], configs: Sequence[PromptLookupConfig], *, transformers: bool = True
-) -> dict[str, Any]:
-    """Replay under each configuration, and transformers' rule for comparison; a document of kind "replay"."""
-    method = resolve("prompt_lookup")
-    drafters: dict[str, list[dict[str, Any]]] = {}
-    if transformers:
-        result = replay(TransformersPromptLookup, records)
-        drafters[TRANSFORMERS] = [{"num_nodes": TransformersPromptLookup().assisted_budget, **result.to_dict()}]
-    for config in configs:
-        context = DrafterContext(MethodState())
-        make = partial(method.make, config, context)
-        result = replay(make, records)
-        drafters.setdefault(_name(config), []).append({"num_nodes": config.node_budget, **result.to_dict()})
-    return {"format": FORMAT, "kind": REPLAY, "header": header(torch.device("cpu")), "drafters": drafters}
-
-
-def _name(config: PromptLookupConfig) -> str:
-    shape = "chain" if config.num_branches == 1 else f"{config.num_branches} branches"
-    memory = ", shared pool" if config.pool == "shared" else ""
-    size = f"{config.max_draft_len} tokens, n-grams of {config.max_matching_ngram_size}"
-    return f"prompt lookup, {shape}, {size}{memory}"
+def replay_transformers(records: Sequence[Record]) -> dict[str, Any]:
+    """A document of kind "replay" that holds transformers' own rule, for comparison."""
+    result = replay(TransformersPromptLookup, records)
+    point = {"num_nodes": TransformersPromptLookup().assisted_budget, **result.to_dict()}
+    where = header(torch.device("cpu"))
+    return {"format": FORMAT, "kind": REPLAY, "header": where, "drafters": {TRANSFORMERS: [point]}}
 
 
 def _verify(tree: DraftTree, expected: Sequence[int]) -> Sequence[int]:
@@ -174,30 +148,3 @@ def _record(line: str, where: str) -> Record:
             rule = "must be a JSON object with non-empty lists of token ids `prompt_ids` and `answer_ids`"
             raise ConfigError(where, rule, line[:60], "Record one answer a line.")
     return Record(cast("list[int]", prompt_ids), cast("list[int]", answer_ids))
-
-
-def main(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Recorded answers, JSONL.")],
-    config: Annotated[
-        list[str] | None, typer.Option(help="A prompt-lookup configuration, list form or dict; may be repeated.")
-    ] = None,
-    transformers: Annotated[bool, typer.Option(help="Replay transformers' own rule as well.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
-    """Tokens per verify step of prompt lookup on recorded answers."""
-    try:
-        configs = [PromptLookupConfig.parse(text, "config") for text in config or ["{}"]]
-        document = replay_document(read_records(file), configs, transformers=transformers)
-    except SpecError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    if as_json:
-        typer.echo(json.dumps(document))
-        return
-    for name, points in document["drafters"].items():
-        for point in points:
-            typer.echo(f"{point['tokens_per_step']:.3f} tokens, {point['nodes_per_step']:.1f} nodes a step  {name}")
-
-
-if __name__ == "__main__":
-    typer.run(main)

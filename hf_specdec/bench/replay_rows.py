@@ -5,8 +5,6 @@ no part. Answers are replayed in the order of the file, and a method keeps its m
 on a model. Where it put something there, a second row shows it with every answer alone. Without names, prompt lookup
 as a chain and as trees of 8 to 64 nodes stands beside transformers' rule, and with it every other method that drafts
 from text.
-
-    document = replay_rows(read_records("answers.jsonl"), ["prompt_lookup:pool=shared", "my_module:MyDrafter"])
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_specdec.bench.naming import imported, is_import, method_called, split_config
-from hf_specdec.bench.replay import Record, replay, replay_document
+from hf_specdec.bench.replay import Record, replay, replay_transformers
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.method import DrafterContext, MethodState
@@ -53,7 +51,7 @@ def replay_rows(
     """
     if not records:
         raise ConfigError("replay", "must hold at least one recorded answer", 0, "Check the file.")
-    document = replay_document(records, [])
+    document = replay_transformers(records)
     jobs = _default_jobs() if names is None else [job for name in names for job in _jobs(name)]
     for number, job in enumerate(jobs):
         if progress is not None:

@@ -17,9 +17,9 @@ Knows nothing about timing or statistics. Rows come from names:
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from transformers.generation import CandidateGenerator
 
@@ -44,7 +44,7 @@ from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.quantization.report import precision_of
 
-__all__ = ["DEFAULT", "REFERENCE", "Row", "default_rows", "named_rows", "reference", "row"]
+__all__ = ["DEFAULT", "REFERENCE", "Row", "default_rows", "named_rows", "reference", "row", "transformers_row"]
 
 REFERENCE = "generate"
 DEFAULT = "default"
@@ -72,6 +72,13 @@ class Row:
     is_seed_exact: bool
     config: dict[str, Any] | None = None
 
+    @classmethod
+    def of_arguments(
+        cls, name: str, kind: str, how: Mapping[str, Any], *, is_seed_exact: bool, config: dict[str, Any] | None = None
+    ) -> Self:
+        """A row whose calls differ in their streamers only; `how` holds the other arguments."""
+        return cls(name, kind, lambda streamer: {**_streaming(streamer), **how}, is_seed_exact, config)
+
     def describe(self) -> dict[str, Any]:
         """Everything about the row that belongs in a document."""
         return {"name": self.name, "kind": self.kind, "is_seed_exact": self.is_seed_exact, "config": self.config}
@@ -79,7 +86,12 @@ class Row:
 
 def reference() -> Row:
     """transformers' own `generate` without speculation."""
-    return Row(REFERENCE, "reference", lambda streamer: _streaming(streamer), is_seed_exact=True)
+    return Row.of_arguments(REFERENCE, "reference", {}, is_seed_exact=True)
+
+
+def transformers_row(name: str, how: Mapping[str, Any], config: dict[str, Any] | None = None) -> Row:
+    """A way of transformers' own to speculate; its loop draws in another order than plain sampling."""
+    return Row.of_arguments(name, "transformers", how, is_seed_exact=False, config=config)
 
 
 def default_rows(subject: Subject) -> tuple[list[Row], dict[str, str]]:
@@ -87,8 +99,10 @@ def default_rows(subject: Subject) -> tuple[list[Row], dict[str, str]]:
     return named_rows([DEFAULT], subject)
 
 
-def named_rows(names: Iterable[str], subject: Subject) -> tuple[list[Row], dict[str, str]]:
+def named_rows(names: Iterable[str | Row], subject: Subject) -> tuple[list[Row], dict[str, str]]:
     """The reference and the rows called `names`, each once; `"default"` stands for every row that the subject allows.
+
+    A row may stand for its name.
 
     Returns:
         The rows, and the reasons for the default ones that are left out, by name.
@@ -98,6 +112,9 @@ def named_rows(names: Iterable[str], subject: Subject) -> tuple[list[Row], dict[
     """
     rows, left_out = {REFERENCE: reference()}, {}
     for name in names:
+        if isinstance(name, Row):
+            rows.setdefault(name.name, name)
+            continue
         if name != DEFAULT:
             rows.setdefault(name, row(name, subject))
             continue
@@ -119,7 +136,7 @@ def row(name: str, subject: Subject) -> Row:
         return reference()
     if name == LOOKUP:
         how = {"prompt_lookup_num_tokens": LOOKUP_NUM_TOKENS}
-        return Row(name, "transformers", lambda streamer: {**_streaming(streamer), **how}, False, how)
+        return transformers_row(name, how, how)
     if name == ASSISTANT:
         return _assistant_row(subject)
     if is_import(name):
@@ -144,7 +161,7 @@ def _method_row(name: str, method_name: str, value: Any, subject: Subject) -> Ro
     found = capability(subject.model) if method.needs_tree else None
     if found is not None and found.tier != "tree":
         raise ConfigError(name, "must have a model that verifies trees", found.tier, f"It does not: {found.reason}.")
-    return Row(name, "method", lambda streamer: {**_streaming(streamer), **how}, config.is_seed_exact, described)
+    return Row.of_arguments(name, "method", how, is_seed_exact=config.is_seed_exact, config=described)
 
 
 def _draft_of(subject: Subject, name: str) -> Any:
@@ -173,9 +190,7 @@ def _assistant_row(subject: Subject) -> Row:
     if subject.assistant is None:
         remedy = "Name one with --draft-model, or measure the embedded target."
         raise ConfigError(ASSISTANT, "must have an assistant model", None, remedy)
-    how = {"assistant_model": subject.assistant}
-    config = {"assistant": subject.assistant_name}
-    return Row(ASSISTANT, "transformers", lambda streamer: {**_streaming(streamer), **how}, False, config)
+    return transformers_row(ASSISTANT, {"assistant_model": subject.assistant}, {"assistant": subject.assistant_name})
 
 
 def _own_row(name: str, subject: Subject) -> Row:
@@ -195,9 +210,7 @@ def _own_row(name: str, subject: Subject) -> Row:
 
     made = make()
     if isinstance(made, Drafter):
-        return Row(
-            name, "drafter", lambda streamer: {**_streaming(streamer), "spec_method": make}, made.is_deterministic
-        )
+        return Row.of_arguments(name, "drafter", {"spec_method": make}, is_seed_exact=made.is_deterministic)
     if isinstance(made, CandidateGenerator):
         return Row(
             name,

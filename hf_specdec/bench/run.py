@@ -4,9 +4,6 @@ A machine's speed drifts, so all models take turns on a prompt, and within a mod
 rows of one model, which run one after the other. A first round of probed calls warms everything up and looks into each
 row; the timed rounds follow. Models take turns in the same order throughout: the row that begins always comes after
 another model, and which one begins changes.
-
-    bench = Bench([subject, other], prompts, BenchSettings(rounds=3), rows=["prompt_lookup"])
-    document = bench.run()
 """
 
 import dataclasses
@@ -19,9 +16,10 @@ from hf_specdec.bench.document import check_against, check_continues, new_docume
 from hf_specdec.bench.header import header, subject_facts
 from hf_specdec.bench.plan import BenchSettings, visits
 from hf_specdec.bench.prompts import Prompt
-from hf_specdec.bench.rows import DEFAULT, named_rows
+from hf_specdec.bench.rows import DEFAULT, Row, named_rows
 from hf_specdec.bench.subject import Subject, check_subjects
 from hf_specdec.bench.subject_run import SubjectRun
+from hf_specdec.methods.method import MethodState
 
 __all__ = ["Bench"]
 
@@ -35,9 +33,10 @@ class Bench:
 
     Args:
         subjects: the models, all on the same device.
-        rows: names of rows beside the reference; by default all that a model allows.
+        rows: rows beside the reference, or their names; by default all that a model allows.
         against: names of rows that all others are compared with, beside the reference and transformers' own rows.
         document: an earlier document to continue; it must come from the same settings on the same hardware.
+        memory: what every row remembers when a round begins; nothing by default.
 
     Raises:
         ConfigError: `document` is from something else, a row is unknown, or a model lacks what a named row needs.
@@ -49,9 +48,10 @@ class Bench:
         prompts: Sequence[Prompt],
         settings: BenchSettings,
         *,
-        rows: Iterable[str] = (DEFAULT,),
+        rows: Iterable[str | Row] = (DEFAULT,),
         against: Sequence[str] = (),
         document: Document | None = None,
+        memory: MethodState | None = None,
     ) -> None:
         check_subjects(subjects)
         self.settings, self.prompts = settings, list(prompts)
@@ -69,7 +69,7 @@ class Bench:
             document.update({name: fresh[name] for name in ("settings", "against")})
         self.document = fresh if document is None else document
         self.runs = [
-            SubjectRun(subject, own, prompts, settings, entry, against)
+            SubjectRun(subject, own, prompts, settings, entry, against, memory)
             for subject, (own, _), entry in zip(subjects, chosen, self.document["subjects"], strict=True)
         ]
 

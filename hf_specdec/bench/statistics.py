@@ -3,9 +3,6 @@
 A prompt's ratio is the median over its rounds of (seconds a token of the reference) / (seconds a token of the row), the
 two calls having run one after the other; a row's ratio is the median over prompts. The interval is a percentile
 bootstrap over prompts.
-
-    median_with_interval([1.9, 2.1, 2.0])    # {"median": 2.0, "low": 1.9, "high": 2.1, "count": 3}
-    summarize(records, probes, rows, against=["lookahead"])
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,8 +1,4 @@
-"""What is measured on: a model with its tokenizer, and a draft model where there is one.
-
-subject = load_subject(None, dtype="fp32")              # the embedded pair
-subject = load_subject("path/to/model", dtype="bf16", device="cuda", widen_to=(768, 12))
-"""
+"""What is measured on: a model with its tokenizer, and a draft model where there is one."""
 
 import tempfile
 from collections.abc import Sequence

@@ -3,13 +3,9 @@
 The rows begin with another one for each prompt and round, and are compared only with the reference beside them. Every
 row has a memory of its own that is empty when a round begins, so that no call can draft from an answer to the same
 prompt. Knows nothing about other models.
-
-    run = SubjectRun(subject, rows, prompts, settings, entry)
-    run.warm_up()
-    run.measure(visit, first=0)
-    run.summarize()
 """
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,6 +35,7 @@ class SubjectRun:
         prompts: those that the model has no positions for are left out.
         entry: the model's entry in the document, perhaps from an earlier run.
         against: rows that all are compared with, beside the reference.
+        memory: what every row remembers when a round begins; nothing by default.
     """
 
     def __init__(
@@ -49,6 +46,7 @@ class SubjectRun:
         settings: BenchSettings,
         entry: dict[str, Any],
         against: Sequence[str] = (),
+        memory: MethodState | None = None,
     ) -> None:
         known = {row["name"] for row in entry["rows"]}
         self.subject, self.settings, self.entry, self.against = subject, settings, entry, against
@@ -61,6 +59,7 @@ class SubjectRun:
         for record in (*entry["probes"], *entry["records"]):
             self._records[_key(record, record["row"])] = record
         self._memories: dict[str, MethodState] = {}
+        self._known = MethodState() if memory is None else copy.deepcopy(memory)
         self._round: tuple[str, int] | None = None
 
     def warm_up(self) -> None:
@@ -88,7 +87,7 @@ class SubjectRun:
             return False
         if self._round != (visit.mode, visit.round):
             self._round = (visit.mode, visit.round)
-            self._memories = {row.name: MethodState() for row in self.rows}
+            self._memories = {row.name: copy.deepcopy(self._known) for row in self.rows}
         inputs = self._inputs(visit)
         start = first % len(self.rows)
         found = {row.name: self._call(visit, row, inputs) for row in self.rows[start:] + self.rows[:start]}

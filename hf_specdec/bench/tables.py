@@ -1,9 +1,4 @@
-"""The tables of a document as rows of text, and as markdown. Knows nothing about terminals.
-
-for table in tables(document):
-    print(table.title, table.headings, table.rows)
-print(markdown(document))
-"""
+"""The tables of a document as rows of text, and as markdown. Knows nothing about terminals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

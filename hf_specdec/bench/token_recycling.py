@@ -7,8 +7,6 @@ overwrites its token's row. Source: https://arxiv.org/abs/2408.08696, https://gi
 
 What the sources leave open: of several nodes that hold the same token, the last in breadth-first order writes the row
 (the program leaves that to the GPU); a token without a row has no children (the program fills them with token 0).
-
-    model.generate(**inputs, spec_method=TOKEN_RECYCLING, spec_config={"hot_start": False})
 """
 
 import dataclasses

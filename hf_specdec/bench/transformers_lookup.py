@@ -2,8 +2,6 @@
 
 Every draft comes from transformers' `PromptLookupCandidateGenerator`; nothing of its rule is written here. Knows
 nothing about models.
-
-    drafter = TransformersPromptLookup(num_output_tokens=10, max_matching_ngram_size=2)
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""The models of `hf-specdec bench`: every `--model` at every `--widen`.
-
-subjects = load_subjects(paths, ["native", "768x12"], dtype="bf16", draft_model="path/to/draft")
-"""
+"""The models of `hf-specdec bench`: every `--model` at every `--widen`."""
 
 import itertools
 import sys

@@ -1,44 +1,39 @@
-"""Plain `generate`, transformers' own speculation and one of our methods, in turn on the same prompts.
+"""`generate --compare`: a method beside plain `generate` and transformers' own, measured by the bench.
 
-A machine's speed drifts, so the three take turns within a round and a ratio is the median of the ratios of single
-calls that ran one after the other. Each round begins with what the model remembered before, so that no call can draft
-from its own answer. Knows nothing about printing.
-
-    rows = compare_methods(job, inputs, {"spec_method": "prompt_lookup", "spec_config": config}, rounds=3)
+Each round begins with what the model remembered before, so that no call can draft from its own answer.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
-import torch
-
-from hf_specdec.cli.job import Job, Result, count_forwards
-from hf_specdec.cli.report import note
-from hf_specdec.engine.model_state import remembering, state_of
+from hf_specdec.bench.document import flagged
+from hf_specdec.bench.plan import BenchSettings
+from hf_specdec.bench.prompts import Prompt
+from hf_specdec.bench.rows import REFERENCE, Row, transformers_row
+from hf_specdec.bench.run import Bench
+from hf_specdec.bench.statistics import OVERALL
+from hf_specdec.bench.subject import Subject
+from hf_specdec.cli.job import Job
+from hf_specdec.engine.model_state import state_of
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-from hf_specdec.stats import SpecStats
 
-__all__ = ["ASSISTED", "PLAIN", "TRANSFORMERS", "Row", "compare_methods"]
+__all__ = ["ASSISTED", "PLAIN", "TRANSFORMERS", "ComparedRow", "Comparison", "compare_methods"]
 
 PLAIN = "plain generate"
 TRANSFORMERS = "transformers prompt lookup"
 ASSISTED = "transformers assistant"
 
-Inputs = Mapping[str, torch.Tensor]
-
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparedRow:
     """One way to generate, over all prompts.
 
     Attributes:
         tokens (`int`): new tokens of one round.
         tokens_per_second (`float`): over all rounds.
         ratio_to_plain, ratio_to_transformers (`float | None`):
-            median over prompts and rounds of this row's tokens per second to the other's, round by round.
+            median over prompts of the median over rounds of this row's tokens per second to the other's.
         drafted, accepted (`int`): draft tokens of one round, and those of them that were emitted.
         mean_acceptance_length (`float`): tokens a verify step.
         prompts_equal_to_plain (`int`): prompts with plain generate's token ids in every round.
@@ -57,93 +52,63 @@ class Row:
     equal_to_plain: bool
 
 
-def compare_methods(job: Job, prompts: Sequence[Inputs], how: Mapping[str, Any], rounds: int) -> list[Row]:
-    """Run every way on every prompt, once to warm up and then `rounds` times, and sum up.
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was measured.
+
+    Attributes:
+        left_out (`dict[str, str]`): rows that transformers refuses, and its reasons.
+        keeps_promise (`bool`): whether the method gave the tokens that it promises.
+    """
+
+    rows: list[ComparedRow]
+    left_out: dict[str, str]
+    keeps_promise: bool
+
+
+def compare_methods(job: Job, texts: Sequence[str], how: Mapping[str, Any], rounds: int) -> Comparison:
+    """Run every way on every prompt, once to warm up and then `rounds` times.
 
     Args:
         how: the arguments of `generate` that choose the method. With a draft model among them transformers' way is its
             assisted generation with that draft at transformers' own settings; else its prompt lookup.
     """
-    ways: dict[str, Mapping[str, Any]] = {PLAIN: {}, **_transformers_way(how), how["spec_method"]: how}
-    known = state_of(job.model).memory
-    with remembering(job.model, copy.deepcopy(known)):
-        warm_ups = {name: _warm_up(job, prompts, name, how) for name, how in ways.items()}
-    stats = {name: counted for name, counted in warm_ups.items() if counted is not None}
-    names = list(stats)
-    results: dict[str, list[list[Result]]] = {name: [] for name in names}  # name -> round -> prompt
-    for turn in range(rounds):
-        for name in names:
-            results[name].append([])
-        with remembering(job.model, copy.deepcopy(known)):
-            for inputs in prompts:
-                for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                    results[name][turn].append(job.run(inputs, **ways[name]))
-    return [_row(name, stats[name], results) for name in names]
+    method = str(how["spec_method"])
+    ours = Row.of_arguments(method, "method", how, is_seed_exact=how["spec_config"].is_seed_exact)
+    options = dict(job.options)
+    mode = "sampled" if options.pop("do_sample") else "greedy"
+    settings = BenchSettings(modes=(mode,), rounds=rounds, seed=job.seed or 0, **options)
+    prompts = [Prompt(str(number), "prompts", (text,)) for number, text in enumerate(texts)]
+    subject = Subject(job.model, job.tokenizer, str(job.model.config.name_or_path))
+    bench = Bench([subject], prompts, settings, rows=[_transformers_way(how), ours], memory=state_of(job.model).memory)
+    document = bench.run()
+    (entry,) = document["subjects"]
+    rows = [_row(name, summary, entry, len(prompts), rounds) for name, summary in entry["summary"][mode].items()]
+    return Comparison(rows, entry["left_out"], all(flag.row != method for flag in flagged(document)))
 
 
-def _transformers_way(how: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """transformers' counterpart of a method, and its name."""
+def _transformers_way(how: Mapping[str, Any]) -> Row:
+    """transformers' counterpart of a method."""
     if "assistant_model" in how:
-        return {ASSISTED: {"assistant_model": how["assistant_model"]}}
+        return transformers_row(ASSISTED, {"assistant_model": how["assistant_model"]})
     config = how["spec_config"]
-    alike = config if config.transformers_arguments else PromptLookupConfig()
-    return {TRANSFORMERS: {theirs: getattr(alike, ours) for theirs, ours in alike.transformers_arguments.items()}}
+    alike = config if isinstance(config, PromptLookupConfig) else PromptLookupConfig()
+    names = {"prompt_lookup_num_tokens": "max_draft_len", "max_matching_ngram_size": "max_matching_ngram_size"}
+    return transformers_row(TRANSFORMERS, {theirs: getattr(alike, own) for theirs, own in names.items()})
 
 
-def _warm_up(job: Job, prompts: Sequence[Inputs], name: str, how: Mapping[str, Any]) -> SpecStats | None:
-    """What one pass over the prompts drafts and accepts; `None` where transformers' loop refuses the model."""
-    total = SpecStats(method=name)
-    for inputs in prompts:
-        try:
-            with count_forwards(job.model) as forwards:
-                result = job.run(inputs, **how)
-        except ValueError as error:
-            if name not in (TRANSFORMERS, ASSISTED):
-                raise
-            note(f"note: {name} is left out: {' '.join(str(error).split())}")
-            return None
-        if result.stats is not None:
-            total.num_drafts += result.stats.num_drafts
-            total.num_draft_tokens += result.stats.num_draft_tokens
-            total.num_accepted_tokens += result.stats.num_accepted_tokens
-        else:
-            # Each forward carries the last token (the first one: the prompt) and the drafts, and emits one token
-            # besides the accepted drafts.
-            total.num_drafts += forwards.calls
-            total.num_draft_tokens += forwards.tokens - inputs["input_ids"].shape[1] - (forwards.calls - 1)
-            total.num_accepted_tokens += len(result.token_ids) - forwards.calls
-    return total
-
-
-def _row(name: str, stats: SpecStats, results: Mapping[str, Sequence[Sequence[Result]]]) -> Row:
-    own, plain = results[name], results[PLAIN]
-    num_prompts = len(own[0])
-    equal = sum(
-        all(mine[index].token_ids == reference[index].token_ids for mine, reference in zip(own, plain, strict=True))
-        for index in range(num_prompts)
+def _row(name: str, summary: Mapping[str, Any], entry: Mapping[str, Any], num_prompts: int, rounds: int) -> ComparedRow:
+    probes = [probe for probe in entry["probes"] if probe["row"] == name]
+    ratios = [speed[OVERALL]["median"] for speed in summary["speed_against"].values() if speed]
+    return ComparedRow(
+        name=PLAIN if name == REFERENCE else name,
+        tokens=summary["num_tokens"] // rounds,
+        tokens_per_second=summary["tokens_per_second"],
+        ratio_to_plain=summary["speed"][OVERALL]["median"],
+        ratio_to_transformers=next(iter(ratios), None),
+        drafted=sum(probe["num_draft_tokens"] for probe in probes),
+        accepted=sum(tokens - 1 for probe in probes for tokens in probe["blocks"]),
+        mean_acceptance_length=summary["mean_acceptance_length"],
+        prompts_equal_to_plain=round(summary["share_equal"] * num_prompts),
+        equal_to_plain=summary["share_equal"] == 1.0,
     )
-    calls = [result for turn in own for result in turn]
-    return Row(
-        name=name,
-        tokens=sum(len(result.token_ids) for result in own[0]),
-        tokens_per_second=sum(len(result.token_ids) for result in calls) / sum(result.seconds for result in calls),
-        ratio_to_plain=_ratio(own, plain),
-        ratio_to_transformers=next(
-            (_ratio(own, results[way]) for way in (TRANSFORMERS, ASSISTED) if way in results), None
-        ),
-        drafted=stats.num_draft_tokens,
-        accepted=stats.num_accepted_tokens,
-        mean_acceptance_length=stats.mean_acceptance_length,
-        prompts_equal_to_plain=equal,
-        equal_to_plain=equal == num_prompts,
-    )
-
-
-def _ratio(own: Sequence[Sequence[Result]], other: Sequence[Sequence[Result]]) -> float:
-    pairs = [pair for turn in zip(own, other, strict=True) for pair in zip(*turn, strict=True)]
-    return median(_speed(mine) / _speed(theirs) for mine, theirs in pairs)
-
-
-def _speed(result: Result) -> float:
-    """Tokens a second."""
-    return len(result.token_ids) / result.seconds

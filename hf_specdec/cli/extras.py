@@ -1,9 +1,6 @@
 """What is installed: versions of the core packages, and the extras with what each brings or lacks.
 
 Read from the package's own metadata, so that pyproject.toml is the only list.
-
-    versions()["torch"]
-    [extra.name for extra in extras() if extra.missing]
 """
 
 import platform

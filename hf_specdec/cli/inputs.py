@@ -1,9 +1,4 @@
-"""From what the user typed to a prompt and models. Knows nothing about output.
-
-text = read_prompt("-")
-model, tokenizer = load(None, "auto", config)
-draft = load_draft(None, "auto", config)
-"""
+"""From what the user typed to a prompt and models. Knows nothing about output."""
 
 import os
 import sys

@@ -1,12 +1,7 @@
-"""One way of calling `generate`, timed. Knows nothing about what it is compared with.
-
-job = Job(model, tokenizer, {"max_new_tokens": 64})
-result = job.run(inputs, spec_method="prompt_lookup")
-"""
+"""One way of calling `generate`, timed. Knows nothing about what it is compared with."""
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec.stats import SpecStats
 
-__all__ = ["ForwardCount", "Job", "Result", "count_forwards"]
+__all__ = ["Job", "Result"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +51,3 @@ class Job:
         token_ids = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
         seconds = time.perf_counter() - started
         return Result(token_ids, seconds, getattr(output, "spec_stats", None))
-
-
-@dataclass(slots=True)
-class ForwardCount:
-    """Calls of a model's forward, and the tokens fed to it."""
-
-    calls: int = 0
-    tokens: int = 0
-
-
-@contextmanager
-def count_forwards(model: PreTrainedModel) -> Iterator[ForwardCount]:
-    """Count the model's forwards: how drafts show in a loop that keeps no statistics."""
-    count = ForwardCount()
-
-    def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        count.calls += 1
-        count.tokens += kwargs["input_ids"].shape[1]
-
-    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        yield count
-    finally:
-        handle.remove()

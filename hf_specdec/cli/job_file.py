@@ -3,11 +3,6 @@
 Knows nothing about models. A job that is started again finds what is done and goes on; the finished file is sorted by
 prompt, so an interrupted job and an uninterrupted one leave the same file. A file that holds anything but lines of
 this job is never touched.
-
-    with JobFile(path, {"model": "...", "max_new_tokens": 64}).held() as file:
-        done = file.recover()                   # numbers of the prompts that are done
-        file.append({"index": 3, "text": "..."})
-        file.finish()
 """
 
 import contextlib

@@ -1,9 +1,4 @@
-"""`--spec-memory FILE`: what `auto` remembers, from one run of a command to the next.
-
-kept = open_memory(Path("memory.safetensors"))
-with remembering(model, kept):
-    model.generate(**inputs, spec_method="auto")
-"""
+"""`--spec-memory FILE`: what `auto` remembers, from one run of a command to the next."""
 
 import contextlib
 import fcntl

@@ -1,8 +1,4 @@
-"""From the options that choose a method to its name and configuration. Knows nothing about models.
-
-method, config = read_method(None, list_forms={"lookahead_config": "[7,5,7]"}, spec_config=None, engine=None)
-check_draft_options(method, model=None, draft_model="path/to/draft", draft_dtype=None)
-"""
+"""From the options that choose a method to its name and configuration. Knows nothing about models."""
 
 import dataclasses
 import json

@@ -1,8 +1,4 @@
-"""The processes of one launch, by torchrun or `accelerate launch`. Knows nothing about models.
-
-if processes().is_main_process:
-    ...
-"""
+"""The processes of one launch, by torchrun or `accelerate launch`. Knows nothing about models."""
 
 import os
 

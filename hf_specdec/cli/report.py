@@ -1,8 +1,4 @@
-"""What the commands print where: data on stdout, notes and errors on stderr. Knows nothing about models.
-
-@reports_errors
-def command() -> None: ...
-"""
+"""What the commands print where: data on stdout, notes and errors on stderr. Knows nothing about models."""
 
 import functools
 import json

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from hf_specdec.cli.compare import PLAIN, Row
+from hf_specdec.cli.compare import PLAIN, ComparedRow
 from hf_specdec.cli.report import stdout_console
 
 __all__ = ["print_comparison", "print_facts"]
@@ -13,7 +13,7 @@ __all__ = ["print_comparison", "print_facts"]
 ANY_WIDTH = 1000  # more than any table needs
 
 
-def print_comparison(rows: Sequence[Row], num_prompts: int, caption: str) -> None:
+def print_comparison(rows: Sequence[ComparedRow], num_prompts: int, caption: str) -> None:
     """The table of `generate --compare`; where it is wider than the terminal, one row's values under the other's."""
     cells = {
         row.name: {
@@ -60,7 +60,7 @@ def _times(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}"
 
 
-def _equality(row: Row, num_prompts: int) -> str:
+def _equality(row: ComparedRow, num_prompts: int) -> str:
     if row.name == PLAIN:
         return "-"
     return "yes" if row.equal_to_plain else f"no ({row.prompts_equal_to_plain} of {num_prompts})"

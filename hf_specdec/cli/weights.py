@@ -1,7 +1,4 @@
-"""The weights of a model as facts for people: sizes in megabytes, layers of one kind in one line.
-
-print_facts([("weights", weights_facts(describe_weights(model)))])
-"""
+"""The weights of a model as facts for people: sizes in megabytes, layers of one kind in one line."""
 
 import re
 from typing import Any

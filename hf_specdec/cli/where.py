@@ -1,9 +1,4 @@
-"""Where a command's models go: options to arguments of `from_pretrained`, and the processes of a tensor-parallel one.
-
-where = read_where(device_map="auto", max_memory='{"cpu": "8GB"}', offload_folder=None, tensor_parallel=False)
-with where.together():
-    ...
-"""
+"""Where a command's models go: options to arguments of `from_pretrained`, and processes that share a model."""
 
 import contextlib
 import json

@@ -1,17 +1,15 @@
 """Replayed answers count steps as a greedy target would take them."""
 
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from typer import Typer
-from typer.testing import CliRunner
 
 from hf_specdec.bench.draft_cost import draft_cost, made_up_text
-from hf_specdec.bench.replay import Record, main, read_records, replay
+from hf_specdec.bench.replay import Record, read_records, replay
+from hf_specdec.bench.replay_rows import replay_rows
 from hf_specdec.bench.tables import tables
 from hf_specdec.bench.transformers_lookup import TransformersPromptLookup
 from hf_specdec.errors import ConfigError
@@ -120,20 +118,12 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
         read_records(file)
 
 
-def test_the_command_prints_a_document_that_the_tables_read(tmp_path: Path) -> None:
-    file = tmp_path / "answers.jsonl"
-    lines = [json.dumps({"prompt_ids": r.prompt_ids, "answer_ids": r.answer_ids}) for r in records(0)]
-    file.write_text("\n".join(lines), encoding="utf-8")
-    app = Typer()
-    app.command()(main)
-    result = CliRunner().invoke(app, [str(file), "--config", "[10, 2]", "--json"])
-    assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)
-    (point,) = document["drafters"]["prompt lookup, chain, 10 tokens, n-grams of 2"]
+def test_the_document_of_replayed_rows_is_what_the_tables_read() -> None:
+    document = replay_rows(records(0), ["prompt_lookup=[10, 2]"])
+    point = document["drafters"]["prompt_lookup=[10, 2]"][-1]
     expected = replay(lambda: PromptLookupDrafter(PromptLookupConfig()), records(0))
     assert point["num_steps"] == expected.num_steps
     assert len(tables(document)[0].rows) == 2
-    assert CliRunner().invoke(app, [str(file), "--config", '{"branches": 2}']).exit_code == 2
 
 
 def test_draft_cost_times_both_at_every_length() -> None:

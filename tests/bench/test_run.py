@@ -263,7 +263,9 @@ def test_what_a_row_predicts_is_kept_with_the_call(subject: Subject, monkeypatch
     def predicting(subject: Subject, row: Any, *args: Any) -> Any:
         output = real(subject, row, *args)
         if row.name == "prompt_lookup":
-            output.spec_stats = types.SimpleNamespace(draft_seconds=0.0, plain_reason=None, reliability=points)
+            output.spec_stats = types.SimpleNamespace(
+                num_draft_tokens=0, draft_seconds=0.0, plain_reason=None, reliability=points
+            )
         return output
 
     monkeypatch.setattr(measure, "_generate", predicting)

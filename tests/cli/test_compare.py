@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hf_specdec.cli import compare, job, table
+import hf_specdec
+from hf_specdec.bench import subject_run
+from hf_specdec.cli import compare, table
 from hf_specdec.cli.compare import ASSISTED, PLAIN, TRANSFORMERS
-from hf_specdec.cli.job import Job, Result
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.methods.auto.method import memory_in_use
 from tests.cli.conftest import Run
 
 PROMPT = "def push(self, item):\n    self.items.append(item)\n\n\ndef pop(self):\n    return self.items."
@@ -71,63 +74,55 @@ def test_the_exit_code_tells_unequal_tokens_in_fp32(
     run: Run, monkeypatch: pytest.MonkeyPatch, dtype: str, exit_code: int
 ) -> None:
     """In half precision a near-tie may flip, so the table says so and the exit code does not."""
-    real = Job.run
+    real = subject_run.timed_call
 
-    def wrong(self: Job, inputs: Any, **how: Any) -> Result:
-        result = real(self, inputs, **how)
-        return dataclasses.replace(result, token_ids=[0, *result.token_ids[1:]]) if "spec_method" in how else result
+    def wrong(subject: Any, row: Any, *args: Any) -> Any:
+        outcome = real(subject, row, *args)
+        return dataclasses.replace(outcome, token_ids=[0, *outcome.token_ids[1:]]) if row.name == "auto" else outcome
 
-    monkeypatch.setattr(job.Job, "run", wrong)
+    monkeypatch.setattr(subject_run, "timed_call", wrong)
     result = run(*COMPARE, "--dtype", dtype)
     assert result.exit_code == exit_code
     assert "no (0 of 1)" in result.stdout
 
 
 def test_a_model_that_transformers_refuses_leaves_its_row_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Job.run
+    real = subject_run.timed_call
 
-    def refusing(self: Job, inputs: Any, **how: Any) -> Result:
-        if "prompt_lookup_num_tokens" in how:
+    def refusing(subject: Any, row: Any, *args: Any) -> Any:
+        if row.name == TRANSFORMERS:
             raise ValueError("assisted generation is not supported")
-        return real(self, inputs, **how)
+        return real(subject, row, *args)
 
-    monkeypatch.setattr(job.Job, "run", refusing)
+    monkeypatch.setattr(subject_run, "timed_call", refusing)
     result = run(*COMPARE, "--dtype", "fp32", "--json")
     assert [row["name"] for row in json.loads(result.stdout)["rows"]] == [PLAIN, "auto"]
     assert "is left out: assisted generation is not supported" in result.stderr
 
 
 def test_no_round_drafts_from_the_answers_of_another(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With as many drafts a step whatever they cost, every round is the same."""
-    steps: list[float] = []
-    real = Job.run
+    """Every round begins with what the memory file held, and none with what another round added to it."""
+    known: list[int] = []
+    real = subject_run.timed_call
 
-    def watched(self: Job, inputs: Any, **how: Any) -> Result:
-        result = real(self, inputs, **how)
-        if how.get("spec_method") == "auto":
-            assert result.stats is not None
-            steps.append(result.stats.mean_acceptance_length)
-        return result
+    def watched(subject: Any, row: Any, *args: Any) -> Any:
+        memory = state_of(subject.model).memory
+        if row.name == "auto":
+            known.append(len(memory_in_use(memory, hf_specdec.AutoSpecConfig()).pool))
+        return real(subject, row, *args)
 
-    monkeypatch.setattr(Job, "run", watched)
+    monkeypatch.setattr(subject_run, "timed_call", watched)
     rows(run, "--dtype", "fp32", "--auto-config", '{"num_nodes": 12}')
-    assert len(steps) == 3
-    assert steps[0] == steps[1] == steps[2] > 1.0
+    warm_up, *rounds = known
+    assert rounds == [warm_up] * 2
 
 
-def test_a_ratio_is_the_median_of_the_ratios_of_single_calls() -> None:
-    """Calls of 10 tokens on two prompts in two rounds: 2, 4, 5 and 10 times as fast."""
-    own = [[Result([0] * 10, seconds, None) for seconds in turn] for turn in ((1.0, 1.0), (2.0, 1.0))]
-    other = [[Result([0] * 10, seconds, None) for seconds in turn] for turn in ((2.0, 4.0), (10.0, 10.0))]
-    assert compare._ratio(own, other) == pytest.approx(4.5)
-
-
-@pytest.mark.parametrize("width", [30, 40, 79, 80, 120])
+@pytest.mark.parametrize("width", [40, 79, 80, 120])
 def test_the_table_is_readable_at_any_width(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every word and every value stands in one piece, and no line is wider than the terminal."""
-    rows = [compare.Row(name, 96, 1234.5, 1.0, 0.98, 123, 45, 2.34, 2, False) for name in (PLAIN, TRANSFORMERS)]
+    rows = [compare.ComparedRow(name, 96, 1234.5, 1.0, 0.98, 123, 45, 2.34, 2, False) for name in (PLAIN, TRANSFORMERS)]
     monkeypatch.setattr(table, "stdout_console", lambda: Console(file=sys.stdout, width=width))
     table.print_comparison(rows, 3, "dtype float32")
     shown = capsys.readouterr().out

@@ -13,10 +13,10 @@ from transformers import StaticCache
 
 import hf_specdec
 from hf_specdec import ConfigError
-from hf_specdec.cli.job import count_forwards
 from hf_specdec.engine import budget
 from hf_specdec.engine.cost_model import SIZES
 from hf_specdec.engine.model_state import state_of
+from tests.helpers.forwards import count_forwards
 from tests.helpers.support import PROMPT, plain, speculative
 from tests.helpers.zoo import BASE, FAMILIES, Family, build
 
