@@ -1,0 +1,106 @@
+"""`hf-specdec demo`: a page that shows speculation beside plain generate."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from transformers import PreTrainedModel
+
+import hf_specdec
+from hf_specdec.bench.widen import check_widening, read_size, widen
+from hf_specdec.cli import options
+from hf_specdec.cli.inputs import load, load_draft, set_threads
+from hf_specdec.cli.report import note, reports_errors
+from hf_specdec.cli.where import read_where
+from hf_specdec.demo.runner import Racer
+from hf_specdec.demo.settings import Limits
+from hf_specdec.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from hf_specdec.demo.page import Page
+
+__all__ = ["demo", "make_page"]
+
+DEFAULTS = Limits()
+
+
+def make_page(racer: Racer) -> "Page":
+    """The page of a racer.
+
+    Raises:
+        MissingExtraError: gradio is not installed.
+    """
+    try:
+        from hf_specdec.demo.page import Page
+    except ModuleNotFoundError as error:
+        if error.name != "gradio":
+            raise
+        raise MissingExtraError("gradio", "demo", "The demo's page") from error
+    return Page(racer)
+
+
+@reports_errors
+def demo(
+    model: options.ModelPath = None,
+    draft_model: options.DraftModelPath = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="Precision of the weights. Default: fp32 for the embedded target, else auto."),
+    ] = None,
+    draft_dtype: options.DraftDtype = None,
+    attn_implementation: options.AttnImplementation = None,
+    threads: options.Threads = None,
+    device_map: options.DeviceMap = None,
+    max_memory: options.MaxMemory = None,
+    offload_folder: options.OffloadFolder = None,
+    widen_to: Annotated[
+        str | None,
+        typer.Option("--widen", help="HIDDENxLAYERS: the cost of a larger model, the text unchanged; e.g. 768x12."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(envvar="GRADIO_SERVER_NAME", help="Address to listen at; 0.0.0.0 lets other machines in.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, envvar="GRADIO_SERVER_PORT", help="Port to listen at.")] = 7860,
+    share: Annotated[bool, typer.Option("--share", help="Also publish the page at a gradio.live address.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=8, help="Most tokens of a lane.")] = DEFAULTS.max_new_tokens,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longest prompt.")] = DEFAULTS.max_prompt_tokens,
+    max_seconds: Annotated[float, typer.Option(min=1, help="Longest race, all lanes.")] = DEFAULTS.max_seconds,
+    queue_size: Annotated[int, typer.Option(min=1, help="Most visitors that wait.")] = DEFAULTS.queue_size,
+) -> None:
+    """Open a page that races speculation against plain generate, and shows what happens inside each step.
+
+    Runs on the embedded models without a network, or on any model. Listens on this machine alone unless --host or
+    --share says otherwise. One race runs at a time; the others wait.
+    """
+    set_threads(model, threads)
+    where = read_where(
+        device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tensor_parallel=False
+    )
+    dtype = dtype or ("fp32" if model is None else "auto")
+    target, tokenizer = load(model, dtype, None, where, attn_implementation=attn_implementation)
+    draft = None
+    if model is None or draft_model is not None:
+        draft = load_draft(draft_model, draft_dtype or dtype, None, where.beside(target))
+    if widen_to is not None:
+        target = _widened(target, widen_to)
+    limits = Limits(
+        max_new_tokens=max_new_tokens,
+        max_prompt_tokens=max_prompt_tokens,
+        max_seconds=max_seconds,
+        queue_size=queue_size,
+    )
+    racer = Racer(target, tokenizer, draft, limits=limits)
+    page = make_page(racer)
+    note("Each method tries the model once.", "dim")
+    racer.warm_up()
+    from hf_specdec.demo.serve import launch
+
+    launch(page, host=host, port=port, share=share)
+
+
+def _widened(model: PreTrainedModel, size: str) -> PreTrainedModel:
+    """The model at the cost of a larger one."""
+    hidden_size, num_layers = read_size(size)
+    large = widen(model, hidden_size=hidden_size, num_layers=num_layers)
+    note(f"widened to {size}: largest difference of the logits {check_widening(model, large):.1e}", "dim")
+    enabled: PreTrainedModel = hf_specdec.enable(large)
+    return enabled

@@ -1,0 +1,48 @@
+"""Names and signs of the places that drafted tokens come from. Colours and lines are in the style sheet."""
+
+from collections.abc import Iterable
+
+__all__ = ["SOURCE_NAMES", "draw_legend", "source_class", "source_letter"]
+
+SOURCE_NAMES = {
+    "target": "the target's own",
+    "text": "this text",
+    "earlier_texts": "earlier texts",
+    "recycled_logits": "recycled logits",
+    "window": "window",
+    "draft_model": "draft model",
+    "head": "head",
+    "draft": "drafted",
+}
+LETTERS = {"text": "T", "earlier_texts": "E", "recycled_logits": "R", "window": "W", "draft_model": "D", "head": "H"}
+MEANINGS = {
+    "target": "chosen by the model itself, not drafted",
+    "text": "copied from where it stood before in this text",
+    "earlier_texts": "copied from an earlier race of yours",
+    "recycled_logits": "what the model thought likely after these tokens before",
+    "window": "found by lookahead's window of guesses",
+    "draft_model": "written by the smaller model",
+    "head": "written by a head on the model's hidden states",
+    "draft": "drafted",
+}
+
+
+def source_class(source: str) -> str:
+    """The class that gives a source its colour and its line."""
+    return f"hs-s-{source}" if source in SOURCE_NAMES else "hs-s-draft"
+
+
+def source_letter(source: str) -> str:
+    """A letter for a source where a line is too fine to see."""
+    return LETTERS.get(source, "")
+
+
+def draw_legend(sources: Iterable[str]) -> str:
+    """What the colours and lines of these sources mean, in a fixed order."""
+    wanted = {"target", *sources}
+    items = [
+        f'<li><span class="hs-t {source_class(source)}">{name}</span> <small>{MEANINGS[source]}</small></li>'
+        for source, name in SOURCE_NAMES.items()
+        if source in wanted
+    ]
+    return f'<ul class="hs-legend" aria-label="Where tokens come from">{"".join(items)}</ul>'

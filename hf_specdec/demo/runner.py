@@ -1,0 +1,214 @@
+"""Runs races: one at a time, each lane alone, so that the times are those of the methods.
+
+racer = Racer(model, tokenizer, draft)
+running = racer.start(settings, memories={}, stop=Stop(seconds=60))
+race = running.result()
+"""
+
+import copy
+import logging
+from collections.abc import Mapping, MutableMapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import hf_specdec
+from hf_specdec import embedded
+from hf_specdec.compat import input_device
+from hf_specdec.demo.record import PLAIN, Lane, Race
+from hf_specdec.demo.recorder import Recorder, Stop
+from hf_specdec.demo.settings import METHOD_LABELS, WITH_DRAFT, Limits, Settings
+from hf_specdec.engine.model_state import remembering
+from hf_specdec.errors import ConfigError, SpecError
+from hf_specdec.methods.method import MethodState
+from hf_specdec.quantization.report import num_parameters, precision_of
+
+__all__ = ["Memories", "Racer", "Running"]
+
+logger = logging.getLogger("hf_specdec")
+
+Memories = MutableMapping[str, MethodState]  # what one visitor's races left, by method
+WARM_UP_PROMPT = "def main():\n"
+WARM_UP_TOKENS = 12
+PLAIN_LABEL = "Plain generate"
+
+
+@dataclass(slots=True)
+class Running:
+    """A race under way.
+
+    Attributes:
+        future: the race, when it is over.
+        label (`str`): the lane that runs now.
+        recorder: of that lane.
+    """
+
+    future: "Future[Race]"
+    label: str = PLAIN_LABEL
+    recorder: Recorder | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of the lane so far."""
+        return len(self.recorder.token_ids) if self.recorder is not None else 0
+
+    def result(self) -> Race:
+        """Wait for the end.
+
+        Raises:
+            SpecError: the model cannot do what was asked.
+        """
+        return self.future.result()
+
+
+class Racer:
+    """One model and its races, which run one after the other in a thread of their own.
+
+    Args:
+        model: an enabled model.
+        tokenizer: its tokenizer.
+        draft: a draft model, for the methods that take one.
+        limits: what one race may use.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        draft: PreTrainedModel | None = None,
+        *,
+        limits: Limits | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.draft = model, tokenizer, draft
+        self.limits = limits or Limits()
+        threads = torch.get_num_threads()
+        self._worker = ThreadPoolExecutor(1, "race", initializer=lambda: torch.set_num_threads(threads))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Model and machine, for the page and the record."""
+        facts = {
+            "model": _name(self.model),
+            "architecture": type(self.model).__name__,
+            "parameters": num_parameters(self.model),
+            "dtype": precision_of(self.model),
+            "device": str(input_device(self.model)),
+            "threads": torch.get_num_threads(),
+            "tier": hf_specdec.capability(self.model).tier,
+        }
+        if self.draft is not None:
+            facts["draft_parameters"] = num_parameters(self.draft)
+        return facts
+
+    @property
+    def methods(self) -> list[str]:
+        """Methods that can race here."""
+        return [name for name in METHOD_LABELS if self.draft is not None or name not in WITH_DRAFT]
+
+    def warm_up(self) -> None:
+        """Let every method try the model once, so that no visitor waits for a probe or for measuring costs."""
+
+        def run() -> None:
+            inputs = self._encode(WARM_UP_PROMPT)
+            for method in (PLAIN, *self.methods):
+                settings = Settings(prompt=WARM_UP_PROMPT, methods=(self.methods[0],), max_new_tokens=WARM_UP_TOKENS)
+                try:
+                    self._lane(inputs, settings, method, MethodState(), Stop(self.limits.max_seconds), None)
+                except SpecError as error:
+                    logger.warning("%s: %s", method, error)
+
+        self._worker.submit(run).result()
+
+    def start(self, settings: Settings, memories: Memories, stop: Stop) -> Running:
+        """Begin a race, or wait for its turn.
+
+        Args:
+            memories: of this visitor: read and written where the settings allow it, else neither.
+
+        Raises:
+            ConfigError: the settings go beyond the limits.
+        """
+        settings.check_within(self.limits, has_draft=self.draft is not None)
+        inputs = self._encode(settings.prompt)
+        length, most = inputs["input_ids"].shape[1], self.limits.max_prompt_tokens
+        if not 0 < length <= most:
+            raise ConfigError("prompt", f"must have 1 to {most} tokens", f"{length} tokens", "Shorten it.")
+        running = Running(Future())
+        running.future = self._worker.submit(self._race, settings, inputs, memories, stop, running)
+        return running
+
+    def _race(
+        self,
+        settings: Settings,
+        inputs: Mapping[str, torch.Tensor],
+        memories: Memories,
+        stop: Stop,
+        running: Running,
+    ) -> Race:
+        lanes: list[Lane] = []
+        known = dict(memories) if settings.remembers else {}
+        for method in (PLAIN, *settings.methods):
+            if stop.is_over and lanes:
+                break
+            memory = copy.deepcopy(known.get(method, MethodState()))
+            lane = self._lane(inputs, settings, method, memory, stop, running)
+            if lanes:
+                lane = replace(lane, num_equal=_num_equal(lanes[0].token_ids, lane.token_ids))
+            lanes.append(lane)
+            known[method] = memory
+        if settings.remembers:
+            memories.update(known)
+        is_exact = precision_of(self.model) == "float32"
+        return Race(settings.prompt, tuple(lanes), self.facts, asdict(settings), is_exact)
+
+    def _lane(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        settings: Settings,
+        method: str,
+        memory: MethodState,
+        stop: Stop,
+        running: Running | None,
+    ) -> Lane:
+        """One call of `generate`, watched."""
+        label = METHOD_LABELS.get(method, PLAIN_LABEL)
+        recorder = Recorder(self.tokenizer, inputs["input_ids"][0].tolist(), stop)
+        if running is not None:
+            running.label, running.recorder = label, recorder
+        options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "do_sample": settings.temperature > 0}
+        if settings.temperature > 0:
+            options["temperature"] = settings.temperature
+            torch.manual_seed(settings.seed)
+        if method != PLAIN:
+            options |= {"spec_method": method.partition("+")[0], "spec_config": settings.config_of(method)}
+        if method in WITH_DRAFT:
+            options["assistant_model"] = self.draft
+        with remembering(self.model, memory), torch.inference_mode():
+            self.model.generate(**inputs, **options, **recorder.arguments(observes=method != PLAIN))
+        is_cut = stop.is_over and len(recorder.token_ids) < settings.max_new_tokens
+        lane = recorder.lane(method, label, is_cut=is_cut)
+        if method != PLAIN and not lane.steps and len(lane.tokens) > 1:
+            lane = replace(lane, note=f"Decoded plainly: {hf_specdec.capability(self.model).reason}")
+        return lane
+
+    def _encode(self, prompt: str) -> dict[str, torch.Tensor]:
+        """Ids and mask, `(1, length)` each."""
+        encoded = self.tokenizer(prompt, return_tensors="pt")
+        return {name: encoded[name].to(input_device(self.model)) for name in ("input_ids", "attention_mask")}
+
+
+def _name(model: PreTrainedModel) -> str:
+    """What people call it: the last part of its path."""
+    path = model.config.name_or_path.rstrip("/")
+    return "the embedded model" if path == embedded.path("target") else path.rpartition("/")[2]
+
+
+def _num_equal(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    """Tokens that both begin with."""
+    for place, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return place
+    return min(len(left), len(right))
