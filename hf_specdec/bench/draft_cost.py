@@ -1,8 +1,10 @@
-"""What drafting costs a step as the context grows: ours beside transformers' prompt lookup, on the host.
+"""What drafting costs a step on the host: prompt lookup as the context grows, and `auto` beside a model's forwards.
 
-The context is made up: tokens by Zipf's law, with passages copied from before, as in text. Knows nothing about models.
+The context of prompt lookup is made up: tokens by Zipf's law, with passages copied from before, as in text. `auto`
+decodes real prompts with fixed numbers of nodes, since it drafts from the model's logits.
 
     python -m hf_specdec.bench.draft_cost --json
+    python -m hf_specdec.bench.draft_cost --auto --prompts prompts.jsonl
 """
 
 import json
@@ -11,20 +13,31 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hf_specdec import embedded
+from hf_specdec.api import enable
+from hf_specdec.bench.prompts import default_prompts, load_prompts, spread
 from hf_specdec.bench.transformers_lookup import transformers_generator
 from hf_specdec.errors import SpecError
+from hf_specdec.methods.auto.config import AutoSpecConfig
+from hf_specdec.methods.auto.drafter import AutoDrafter
+from hf_specdec.methods.auto.recycled_logits import likeliest
+from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
+from hf_specdec.tree import DraftTree
 
-__all__ = ["CONTEXT_LENGTHS", "draft_cost", "made_up_text"]
+__all__ = ["CONTEXT_LENGTHS", "NUM_NODES", "auto_cost", "draft_cost", "made_up_text"]
 
 CONTEXT_LENGTHS = (1_000, 10_000, 100_000)
+NUM_NODES = (8, 16, 32, 64)
 VOCAB_SIZE = 32_000
 COPY_SHARE, COPY_LENGTH = 0.02, 12  # one token in fifty starts a passage that stood in the text before
 
@@ -92,18 +105,104 @@ def _transformers_steps(config: PromptLookupConfig, text: list[int], length: int
         yield lambda end=end: generator.get_candidates(ids[:, :end])  # type: ignore[misc]
 
 
+class TimedDrafter(Drafter):
+    """An `AutoDrafter` whose `propose` and `observe` are timed, in seconds of this thread.
+
+    Attributes:
+        seconds (`dict[str, float]`): of `"draft"`, of `"observe"`, and of `"reduce"`: what `observe` spends on reading
+            rows of logits as wide as the vocabulary.
+    """
+
+    needs_logits = True
+
+    def __init__(self, drafter: AutoDrafter) -> None:
+        self.drafter = drafter
+        self.seconds = {"draft": 0.0, "observe": 0.0, "reduce": 0.0}
+        self.num_steps = self.num_tokens = 0
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """See `Drafter.begin`."""
+        self.drafter.begin(prompt_ids)
+
+    def propose(self, budget: int) -> DraftTree:
+        """See `Drafter.propose`."""
+        start = time.thread_time()
+        tree = self.drafter.propose(budget)
+        self.seconds["draft"] += time.thread_time() - start
+        return tree
+
+    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+        """See `Drafter.observe`."""
+        assert logits is not None
+        start = time.thread_time()
+        likeliest(logits[: len(tree)])
+        middle = time.thread_time()
+        self.drafter.observe(tree, logits, accepted)
+        if len(tree) > 1:  # not the prompt's
+            self.seconds["reduce"] += middle - start
+            self.seconds["observe"] += time.thread_time() - middle
+            self.num_steps += 1
+            self.num_tokens += len(accepted)
+
+    def end(self) -> None:
+        """See `Drafter.end`."""
+        self.drafter.end()
+
+
+def auto_cost(
+    model: Any, prompts: Sequence[Sequence[int]], num_nodes: Sequence[int] = NUM_NODES, *, max_new_tokens: int = 64
+) -> list[dict[str, float]]:
+    """Milliseconds of thread time a step of `auto` with fixed numbers of nodes: drafting, observing, reading logits.
+
+    Every second prompt is decoded first and fills the memory, one for each number of nodes; the others are counted.
+
+    Returns:
+        `list[dict]`: for each number `num_nodes`, `draft_ms`, `observe_ms` without `reduce_ms`, and `tokens_per_step`.
+    """
+    enable(model)
+    points = []
+    for nodes in num_nodes:
+        memory, config = SpecMemory(), AutoSpecConfig(num_nodes=nodes)
+        counted = []
+        for place, prompt in enumerate([*prompts[::2], *prompts[1::2]]):
+            drafter = TimedDrafter(AutoDrafter(config, memory))
+            ids = torch.tensor([list(prompt)], device=model.device)
+            how = {"max_new_tokens": max_new_tokens, "do_sample": False, "spec_method": drafter}
+            model.generate(ids, attention_mask=torch.ones_like(ids), **how)
+            if place >= len(prompts[::2]):
+                counted.append(drafter)
+        steps = sum(drafter.num_steps for drafter in counted)
+        per_step = {name: 1e3 * sum(d.seconds[name] for d in counted) / steps for name in counted[0].seconds}
+        points.append(
+            {
+                "num_nodes": nodes,
+                "draft_ms": per_step["draft"],
+                "observe_ms": per_step["observe"] - per_step["reduce"],
+                "reduce_ms": per_step["reduce"],
+                "tokens_per_step": sum(drafter.num_tokens for drafter in counted) / steps,
+            }
+        )
+    return points
+
+
 def main(
     config: Annotated[str, typer.Option(help="Prompt-lookup configuration, list form or dict.")] = "{}",
     steps: Annotated[int, typer.Option(min=1, help="Steps timed at each length.")] = 200,
+    auto: Annotated[bool, typer.Option("--auto", help="Measure auto, on the embedded target.")] = False,
+    prompts: Annotated[Path | None, typer.Option(help="Prompts for --auto; by default those of `bench`.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most prompts decoded for --auto.")] = 24,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Draft seconds a step at 1k, 10k and 100k tokens of context."""
+    """Draft seconds a step of prompt lookup at 1k, 10k and 100k tokens of context, or of auto by numbers of nodes."""
+    torch.set_num_threads(1)
+    if auto:
+        _show_auto(auto_cost(*_embedded(prompts, limit)), as_json=as_json)
+        return
     try:
         parsed = PromptLookupConfig.parse(config, "config")
     except SpecError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
-    torch.set_num_threads(1)
     points = draft_cost(parsed, num_steps=steps)
     if as_json:
         typer.echo(json.dumps({"config": config, "num_steps": steps, "threads": 1, "points": points}))
@@ -111,6 +210,27 @@ def main(
     for point in points:
         ours, theirs = point["seconds"] * 1e6, point["transformers_seconds"] * 1e6
         typer.echo(f"{point['context_length']:>7} tokens: {ours:8.1f} us a step, transformers {theirs:8.1f} us")
+
+
+def _embedded(path: Path | None, limit: int) -> tuple[Any, list[list[int]]]:
+    """The embedded target in fp32, and prompts for it."""
+    folder = embedded.path("target")
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(folder),
+        AutoModelForCausalLM.from_pretrained(folder, dtype="float32"),
+    )
+    found = default_prompts() if path is None else load_prompts([str(path)])
+    texts = [prompt.turns[0] for prompt in spread(found, limit)]
+    return model.eval(), [tokenizer(text)["input_ids"][-1024:] for text in texts]
+
+
+def _show_auto(points: Sequence[dict[str, float]], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"threads": 1, "points": points}))
+        return
+    for point in points:
+        parts = ", ".join(f"{name} {point[f'{name}_ms']:.2f}" for name in ("draft", "observe", "reduce"))
+        typer.echo(f"{point['num_nodes']:>4} nodes: {parts} ms, {point['tokens_per_step']:.3f} tokens a step")
 
 
 if __name__ == "__main__":

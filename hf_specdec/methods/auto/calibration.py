@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["Calibration"]
+__all__ = ["MOST", "Calibration"]
 
 NUM_BINS = 20
 PRIOR = 6.0  # accepted tokens as which being right from the start counts

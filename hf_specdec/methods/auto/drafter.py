@@ -12,11 +12,13 @@ Knows neither clocks nor models.
 import heapq
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+from hf_specdec.methods.auto.calibration import MOST
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.predictor import Context, Prediction, Predictor
-from hf_specdec.methods.auto.recycled_logits import MAX_KEY, Entry, best_tokens
+from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, TOKEN_BITS, Entry, best_tokens, likeliest
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.auto.window import AutoWindow
 from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, RoundDrafter
@@ -37,26 +39,34 @@ class _Node:
 
     Attributes:
         probability: that the target accepts it and all before it.
-        guess: candidates behind it, once it has been looked at.
+        prediction: candidates after it, once it has been looked at.
         drafted: the draft model's entry for it, if that was asked.
         scored_as: its node in the requests to the draft model.
     """
 
-    __slots__ = ("children", "context", "drafted", "guess", "parent", "probability", "scored_as", "token")
+    __slots__ = ("_context", "children", "drafted", "parent", "prediction", "probability", "scored_as", "token")
 
-    def __init__(self, token: int, context: Context, parent: "_Node | None" = None) -> None:
-        self.token, self.context, self.parent = token, context, parent
+    def __init__(self, token: int, parent: "_Node | None" = None, context: Context | None = None) -> None:
+        self.token, self.parent, self._context = token, parent, context
         self.probability = 1.0
-        self.guess: Prediction | None = None
+        self.prediction: Prediction | None = None
         self.drafted: Entry | None = None
         self.scored_as: int | None = None
         self.children: dict[int, _Node] = {}
+
+    @property
+    def context(self) -> Context:
+        """Where its prediction is asked for; found out at first use, as many nodes are never looked at."""
+        if self._context is None:
+            assert self.parent is not None
+            self._context = self.parent.context.after(self.token)
+        return self._context
 
     def child(self, token: int) -> "_Node":
         """The node below that holds `token`, made at first use."""
         known = self.children.get(token)
         if known is None:
-            known = self.children[token] = _Node(token, self.context.after(token), self)
+            known = self.children[token] = _Node(token, self)
         return known
 
 
@@ -117,7 +127,7 @@ class AutoDrafter(RoundDrafter):
         if budget < 1 or self.is_paused:
             self._root = None
             return DraftTree.chain(self.index.tokens[-1])
-        root = self._root = self._described = _Node(self.index.tokens[-1], self.predictor.text_of(self.index))
+        root = self._root = self._described = _Node(self.index.tokens[-1], context=self.predictor.text_of(self.index))
         nodes = self._likeliest(root, budget)
         if self.scorer is None:
             return self._tree_of(root, nodes)
@@ -130,7 +140,7 @@ class AutoDrafter(RoundDrafter):
                 node.scored_as = 0 if node.parent is None else scored.add(_scored(node.parent), node.token)
             rows = yield scored.build()
             for node, entry in zip(wanted, best_tokens(rows), strict=True):
-                node.drafted, node.guess = entry, None
+                node.drafted, node.prediction = entry, None
             before, nodes = nodes, self._likeliest(root, budget)
             self.predictor.experience.gained(number, self._value(nodes) - self._value(before))
         return self._tree_of(root, nodes)
@@ -152,8 +162,8 @@ class AutoDrafter(RoundDrafter):
         grown, described = [self._described], []
         for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
             above = grown[parent]
-            assert above is not None and above.guess is not None
-            node, votes = above.children[token], above.guess.votes(token)
+            assert above is not None and above.prediction is not None
+            node, votes = above.children[token], above.prediction.votes(token)
             grown.append(node)
             described.append(DraftedNode(votes[0].source, node.probability, votes))
         return tuple(described)
@@ -180,28 +190,47 @@ class AutoDrafter(RoundDrafter):
         self._skipped = 0
 
     def _likeliest(self, root: _Node, budget: int) -> list[_Node]:
-        """At most `budget` nodes in the order of their probabilities, each behind its parent."""
+        """At most `budget` nodes in the order of their probabilities, each after its parent.
+
+        Candidates that so many others exceed already are not kept, and not looked for.
+        """
         floor = max(SMALLEST, self.draft_cost.of_node)
         nodes: list[_Node] = []
         waiting: list[tuple[float, int, _Node, int]] = []  # (-probability, order of arrival, parent, token)
+        best: list[float] = []  # probabilities of the `budget` likeliest candidates so far, a heap: the least is first
         arrivals = 0
         node = root
         while True:
-            if node.guess is None:
-                node.guess = self.predictor.guess(node.context, node.drafted)
-            probability = node.probability
-            best = probability if self.takes_trees else probability * max(node.guess.probabilities, default=0.0)
-            for token, share in zip(node.guess.tokens, node.guess.probabilities, strict=True):
-                worth = probability * share
-                if worth >= floor and (self.takes_trees or worth == best):
-                    arrivals += 1
-                    heapq.heappush(waiting, (-worth, arrivals, node, token))
+            for token, probability in self._candidates(node, floor):
+                if len(best) < budget:
+                    heapq.heappush(best, probability)
+                elif probability > best[0]:
+                    heapq.heapreplace(best, probability)
+                else:
+                    continue
+                arrivals += 1
+                heapq.heappush(waiting, (-probability, arrivals, node, token))
+            if len(best) == budget and best[0] > floor:
+                floor = best[0]
             if not waiting or len(nodes) == budget:
                 return nodes
             negative, _, parent, token = heapq.heappop(waiting)
             node = parent.child(token)
             node.probability = -negative
             nodes.append(node)
+
+    def _candidates(self, node: _Node, floor: float) -> list[tuple[int, float]]:
+        """Tokens after `node` that are as likely as `floor` together with all before them."""
+        reached = node.probability
+        if reached * MOST < floor:
+            return []
+        if node.prediction is None:
+            node.prediction = self.predictor.predict(node.context, node.drafted)
+        tokens, shares = node.prediction.tokens, node.prediction.probabilities
+        found = [
+            (token, reached * share) for token, share in zip(tokens, shares, strict=True) if reached * share >= floor
+        ]
+        return found if self.takes_trees else sorted(found, key=lambda one: -one[1])[:1]
 
     def _tree_of(self, root: _Node, nodes: Sequence[_Node]) -> DraftTree:
         """The tree of these nodes, numbered in their order, with their probabilities; a window beside it."""
@@ -220,9 +249,9 @@ class AutoDrafter(RoundDrafter):
         for node in nodes:
             parent = node.parent
             assert parent is not None
-            if parent.guess is None:
-                parent.guess = self.predictor.guess(parent.context, parent.drafted)
-            probabilities[id(node)] = probabilities.get(id(parent), 1.0) * parent.guess.share(node.token)
+            if parent.prediction is None:
+                parent.prediction = self.predictor.predict(parent.context, parent.drafted)
+            probabilities[id(node)] = probabilities.get(id(parent), 1.0) * parent.prediction.share(node.token)
         return sum(probabilities.values()) - len(nodes) * self.draft_cost.of_node
 
     def _worth_scoring(self, root: _Node, nodes: Sequence[_Node]) -> list[_Node]:
@@ -252,36 +281,43 @@ class AutoDrafter(RoundDrafter):
         node, place = self._root, 0
         floor, without, gained = max(SMALLEST, self.draft_cost.of_node), 1.0, 0
         for token in accepted:
-            if node is None or node.guess is None:
+            if node is None:
                 break
-            known = node.guess.tokens
+            if node.prediction is None:
+                node.prediction = self.predictor.predict(node.context, node.drafted)
+            known = node.prediction.tokens
             children = [] if place < 0 else [tree.tokens[child] for child in tree.children(place)]
-            self.predictor.learn(node.guess, token, [child for child in children if child in known])
+            self.predictor.learn(node.prediction, token, [child for child in children if child in known])
             following = tree.child(place, token) if place >= 0 else None
             if following is not None and self.window is not None:
-                without *= self._share_without_window(node.guess, token)
+                without *= self._share_without_window(node.prediction, token)
                 gained += without < floor
             node, place = node.children.get(token), -1 if following is None else following
         if tree.extra is not None:
             self.predictor.experience.window_gained(gained)
         self._root = None
 
-    def _share_without_window(self, guess: Prediction, token: int) -> float:
+    def _share_without_window(self, prediction: Prediction, token: int) -> float:
         """The probability that `token` would have had without what the window found."""
-        if guess.is_found:
-            guess = self.predictor.guess(guess.context, guess.drafted, uses_found=False)
-        return guess.share(token)
+        if prediction.is_found:
+            prediction = self.predictor.predict(prediction.context, prediction.drafted, uses_found=False)
+        return prediction.share(token)
 
     def _recycle(self, tree: DraftTree, logits: torch.Tensor) -> None:
-        """Keep what the target thought behind every node, those that were rejected too."""
-        tails: list[tuple[int, ...]] = []
-        for place, entry in enumerate(best_tokens(logits[: len(tree)])):
-            if place == 0:
-                tail = tuple(self.index.tokens[-MAX_KEY:])
-            else:
-                tail = (*tails[tree.parents[place]], tree.tokens[place])[-MAX_KEY:]
-            tails.append(tail)
-            self.memory.recycled.put(tail, entry)
+        """Keep what the target thought after every node, those that were rejected too."""
+        text, count = self.index.tokens, len(tree)
+        keys = np.empty((MAX_KEY, count), dtype=np.int64)  # after one, two and three tokens
+        last, parents = np.array(tree.tokens, dtype=np.int64) + 1, np.array(tree.parents)
+        ends, keys[0] = last, last
+        for size in range(1, MAX_KEY):
+            before = ends[parents]  # the tokens `size` places earlier
+            before[0] = text[-1 - size] + 1 if size < len(text) else 0
+            keys[size] = keys[size - 1] | before << size * TOKEN_BITS
+            ends = before
+        tokens, evidence = likeliest(logits[:count])
+        shape = (MAX_KEY * count, NUM_KEPT)
+        rows = (np.broadcast_to(row, (MAX_KEY, count, NUM_KEPT)).reshape(shape) for row in (tokens, evidence))
+        self.memory.recycled.put_rows(keys.reshape(-1), *rows)
 
 
 def _scored(node: _Node) -> int:

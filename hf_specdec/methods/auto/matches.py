@@ -6,7 +6,7 @@ tree costs a walk over its parent's matches, whatever the length of the text. Kn
 
     matches = Matches.of_text(index, pool)
     matches.own_votes()       # what followed in this text
-    matches.after(token)      # the matches of the same context with `token` behind it
+    matches.after(token)      # the matches of the same context with `token` after it
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,10 @@ __all__ = ["Matches", "Votes"]
 NUM_PLACES = 16  # newest occurrences of an n-gram looked at
 MAX_MATCH = 8  # tokens in front of a place compared; more say nothing new
 FEW = 4  # matches below which a context is looked up anew
+VOTES = [float(size * size) for size in range(MAX_MATCH + 1)]  # of a match by its size
 
-Match = tuple[Sequence[int], int, int]  # text, place in it, matching tokens in front of the place
+Match = tuple[Sequence[int], int, int]  # text, place in it, matching tokens in front of the place, at most MAX_MATCH
+Followers = dict[int, list[Match]]  # matches by the token that follows them
 
 
 class Votes(NamedTuple):
@@ -48,7 +50,9 @@ class Matches:
     __slots__ = ("_index", "_own", "_path", "_pooled")
 
     def __init__(self, index: NgramIndex, path: tuple[int, ...], own: list[Match], pooled: list[Match]) -> None:
-        self._index, self._path, self._own, self._pooled = index, path, own, pooled
+        self._index, self._path = index, path
+        self._own = _by_follower(own, path, len(index.tokens)) if own else {}
+        self._pooled = _by_follower(pooled, (), -1) if pooled else {}
 
     @classmethod
     def of_text(cls, index: NgramIndex, pool: NgramPool | None = None) -> "Matches":
@@ -58,32 +62,23 @@ class Matches:
 
     def after(self, token: int) -> "Matches":
         """Matches of this context followed by `token`."""
-        text, path = self._index.tokens, self._path
-        end = len(text)
-        own: list[Match] = [
-            (text, place + 1, size + 1)
-            for _, place, size in self._own
-            if (text[place] if place < end else path[place - end]) == token
-        ]
-        pooled = [(tokens, place + 1, size + 1) for tokens, place, size in self._pooled if tokens[place] == token]
+        own, pooled = _moved(self._own.get(token)), _moved(self._pooled.get(token))
         if len(own) < FEW and self._index.max_ngram_size:
-            known = {place for _, place, _ in own}
+            text, known = self._index.tokens, [place for _, place, _ in own]
             own += [(text, place, 1) for place in self._index.places((token,), NUM_PLACES) if place not in known]
-        return Matches(self._index, (*path, token), own, pooled)
+        return Matches(self._index, (*self._path, token), own, pooled)
 
     def own_votes(self) -> Votes:
-        """What followed the matches in this text; behind its end stand the drafted tokens."""
-        text, path = self._index.tokens, self._path
-        end = len(text)
-        return _votes([(text[place] if place < end else path[place - end], size) for _, place, size in self._own])
+        """What followed the matches in this text; after its end stand the drafted tokens."""
+        return _votes(self._own)
 
     def pooled_votes(self) -> Votes:
         """What followed the matches in earlier texts."""
-        return _votes([(tokens[place], size) for tokens, place, size in self._pooled])
+        return _votes(self._pooled)
 
 
 def _found(source: NgramIndex | NgramPool, context: Sequence[int]) -> list[Match]:
-    """The newest places behind every n-gram that ends the context, each once."""
+    """The newest places after every n-gram that ends the context, each once."""
     found: list[Match] = []
     seen: set[tuple[int, int]] = set()
     for size in range(min(source.max_ngram_size, len(context)), 0, -1):
@@ -99,14 +94,42 @@ def _found(source: NgramIndex | NgramPool, context: Sequence[int]) -> list[Match
     return found
 
 
-def _votes(followers: list[tuple[int, int]]) -> Votes:
-    """Count (token, size of the match); a token below 0 is the end of an earlier text."""
+def _moved(matches: list[Match] | None) -> list[Match]:
+    """Matches one token further."""
+    if matches is None:
+        return []
+    return [(tokens, place + 1, size + 1 if size < MAX_MATCH else size) for tokens, place, size in matches]
+
+
+def _by_follower(matches: list[Match], path: tuple[int, ...], end: int) -> Followers:
+    """Matches by the token that follows; in the text of length `end` the drafted `path` stands after its end."""
+    found: Followers = {}
+    for match in matches:
+        text, place, _ = match
+        token = path[place - end] if 0 <= end <= place else text[place]
+        if token >= 0:  # else the end of an earlier text
+            if token in found:
+                found[token].append(match)
+            else:
+                found[token] = [match]
+    return found
+
+
+def _votes(followers: Followers) -> Votes:
+    """Count the matches of each token by their sizes."""
+    if not followers:
+        return NO_VOTES
     votes: dict[int, float] = {}
     total, longest = 0.0, 0
-    for token, size in followers:
-        if token >= 0:
-            vote = float(size * size if size < MAX_MATCH else MAX_MATCH * MAX_MATCH)
-            votes[token] = votes.get(token, 0.0) + vote
-            total += vote
-            longest = max(longest, size)
+    for token, matches in followers.items():
+        count = 0.0
+        for _, _, size in matches:
+            count += VOTES[size]
+            if size > longest:
+                longest = size
+        votes[token] = count
+        total += count
     return Votes(votes, total, longest)
+
+
+NO_VOTES = Votes({}, 0.0, 0)

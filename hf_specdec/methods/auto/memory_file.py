@@ -19,16 +19,15 @@ from safetensors.torch import save
 from hf_specdec.errors import ConfigError
 from hf_specdec.files import replacing
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
-from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, Entries, Entry, RecycledLogits
+from hf_specdec.methods.auto.recycled_logits import NOTHING, NUM_KEPT, RecycledLogits
 from hf_specdec.methods.ngram.pool import BOUNDARY, NgramPool
 
 __all__ = ["MemoryFile"]
 
-FORMAT = "hf_specdec memory 1"
+FORMAT = "hf_specdec memory 2"
 FIELD, REMEDY = "spec_memory", "Give a file that SpecMemory.save wrote, or begin with SpecMemory()."
 GENERATIONS = ("old", "young")
 MOST_WEIGHT = 1000.0  # of weights, log odds, gains and counts; what is learned stays far below
-NOTHING = -1  # fills the rows of shorter keys and entries
 
 
 class MemoryFile:
@@ -106,44 +105,27 @@ class MemoryFile:
         pool.restore(*found)
 
     def put_recycled(self, recycled: RecycledLogits) -> None:
-        """Take over the recycled logits; an entry under several keys is written once."""
-        places: dict[int, int] = {}
-        entries: list[Entry] = []
-        for name, generation in zip(GENERATIONS, recycled.generations(), strict=True):
-            keys, numbers = [], []
-            for key, entry in generation.items():
-                number = places.setdefault(id(entry), len(entries))
-                if number == len(entries):
-                    entries.append(entry)  # keeps it alive, so that its id stays its own
-                keys.append((*[NOTHING] * (MAX_KEY - len(key)), *key))
-                numbers.append(number)
-            self.tensors[f"recycled.{name}.keys"] = torch.tensor(keys, dtype=torch.int32).reshape(-1, MAX_KEY)
-            self.tensors[f"recycled.{name}.entries"] = torch.tensor(numbers, dtype=torch.int64)
-        tokens = [(*entry[0], *[NOTHING] * (NUM_KEPT - len(entry[0]))) for entry in entries]
-        evidence = [(*entry[1], *[0.0] * (NUM_KEPT - len(entry[1]))) for entry in entries]
-        self.tensors["recycled.tokens"] = torch.tensor(tokens, dtype=torch.int32).reshape(-1, NUM_KEPT)
-        self.tensors["recycled.evidence"] = torch.tensor(evidence, dtype=torch.float64).reshape(-1, NUM_KEPT)
+        """Take over the recycled logits."""
+        for name, rows in recycled.export().items():
+            self.tensors[f"recycled.{name}"] = torch.from_numpy(rows)
 
     def fill_recycled(self, recycled: RecycledLogits) -> None:
         """Hand the recycled logits out."""
-        tokens = self._tensor("recycled.tokens", torch.int32, (None, NUM_KEPT))
-        evidence = self._tensor("recycled.evidence", torch.float64, (len(tokens), NUM_KEPT))
+        keys = self._tensor("recycled.keys", torch.int64, (None,))
+        count = len(keys)
+        places = self._tensor("recycled.places", torch.int64, (count,))
+        stamps = self._tensor("recycled.stamps", torch.int32, (count,))
+        tokens = self._tensor("recycled.tokens", torch.int32, (count, NUM_KEPT))
+        evidence = self._tensor("recycled.evidence", torch.float32, (count, NUM_KEPT))
+        _check(bool((keys > 0).all()), "recycled.keys holds what is no key")
+        _check(
+            bool((places >= 0).all()) and len(set(places.tolist())) == count, "recycled.places holds what is no place"
+        )
+        _check(bool((stamps > 0).all()), "recycled.stamps holds what is no time")
         _check(bool((tokens >= NOTHING).all()), "recycled.tokens holds what is no token")
         _check(bool(((evidence >= 0.0) & (evidence <= MOST_WEIGHT)).all()), "recycled.evidence is out of range")
-        kept = [[token for token in row if token != NOTHING] for row in tokens.tolist()]
-        entries: list[Entry] = [
-            (tuple(row), tuple(values[: len(row)])) for row, values in zip(kept, evidence.tolist(), strict=True)
-        ]
-        found: list[Entries] = []
-        for name in GENERATIONS:
-            keys = self._tensor(f"recycled.{name}.keys", torch.int32, (None, MAX_KEY))
-            numbers = self._tensor(f"recycled.{name}.entries", torch.int64, (len(keys),))
-            in_range = (numbers >= 0) & (numbers < len(entries))
-            _check(bool(in_range.all() and (keys >= NOTHING).all()), f"recycled.{name} is out of range")
-            _check(len(keys) <= max(recycled.max_entries, MAX_KEY), f"recycled.{name} exceeds its bound")
-            pairs = zip(keys.tolist(), numbers.tolist(), strict=True)
-            found.append({tuple(token for token in key if token != NOTHING): entries[number] for key, number in pairs})
-        recycled.restore(*found)
+        found = {"places": places, "stamps": stamps, "keys": keys, "tokens": tokens, "evidence": evidence}
+        recycled.restore({name: tensor.numpy() for name, tensor in found.items()})
 
     def put_experience(self, name: str, experience: AdaptiveWeights) -> None:
         """Take over what was learned from one kind of text."""

@@ -7,7 +7,7 @@ http://mattmahoney.net/dc/dce.html#Section_432). Safe to share between threads. 
 
     mixer = Mixer([(-7.0, 0.5, 0.3)])                                        # one kind: a bias and two sources
     mixer.probabilities(0, [(9.0, 4.0), (0.0, 6.0)])
-    mixer.learn(0, [(9.0, 4.0), (0.0, 6.0)], right=1)
+    mixer.learn(0, [(0, ([11], [9.0])), (1, ([11, 12], [4.0, 6.0]))], right=12)
 """
 
 import math
@@ -15,7 +15,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Mixer"]
+__all__ = ["LARGEST", "Evidence", "Mixer"]
+
+Evidence = tuple[Sequence[int], Sequence[float]]  # candidates, and one number for each
 
 RATE = 0.02  # of the first steps; it falls with the root of what a kind has seen
 SEEN_AT_RATE = 200.0
@@ -46,23 +48,39 @@ class Mixer:
         sums = [bias + sum([weight * value for weight, value in zip(weights, row, strict=True)]) for row in evidence]
         return [1.0 / (1.0 + math.exp(min(-total, LARGEST))) for total in sums]
 
-    def learn(self, kind: int, evidence: Sequence[Sequence[float]], right: int | None) -> None:
-        """Learn from one token of the text: it was candidate `right`, or `None` of them."""
-        probabilities = self.probabilities(kind, evidence)
+    def learn(self, kind: int, sources: Sequence[tuple[int, Evidence]], right: int) -> None:
+        """Learn from one token of the text: `right`, whether any source named it or none.
+
+        Args:
+            sources: by the source's place, candidates and its evidence for each.
+        """
+        bias, *weights = self.weights[kind]
+        sums: dict[int, float] = {}
+        for source, (tokens, evidence) in sources:
+            weight = weights[source]
+            for token, value in zip(tokens, evidence, strict=False):
+                sums[token] = sums.get(token, bias) + weight * value
+        errors: dict[int, float] = {}
+        for token, log_odds in sums.items():
+            error = (token == right) - 1.0 / (1.0 + math.exp(min(-log_odds, LARGEST)))
+            if abs(error) >= CLEAR:
+                errors[token] = error
         with self._lock:
-            steps = [0.0] * len(self.weights[kind])
-            for place, (row, probability) in enumerate(zip(evidence, probabilities, strict=True)):
-                error = (place == right) - probability
-                if abs(error) >= CLEAR:
-                    steps[0] += error
-                    for source, value in enumerate(row, 1):
-                        if value:
-                            steps[source] += error * value
             rate = RATE / math.sqrt(1.0 + self.seen[kind] / SEEN_AT_RATE)
             self.seen[kind] += 1
+            if not errors:
+                return
+            steps = [0.0] * len(self.weights[kind])
+            steps[0] = sum(errors.values())
+            for source, (tokens, evidence) in sources:
+                for token, value in zip(tokens, evidence, strict=False):
+                    if token in errors:
+                        steps[source + 1] += errors[token] * value
             self.weights[kind] = tuple(
-                weight + rate * max(-LONGEST_STEP, min(LONGEST_STEP, step))
-                for weight, step in zip(self.weights[kind], steps, strict=True)
+                [
+                    weight + rate * max(-LONGEST_STEP, min(LONGEST_STEP, step))
+                    for weight, step in zip(self.weights[kind], steps, strict=True)
+                ]
             )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,24 +1,32 @@
 """What the next token may be, by everything that is known without a model: one probability a candidate.
 
 Sources, from long contexts to short ones: where the context stood before in this text and in earlier ones, and the
-target's recycled logits behind the last three, two and one tokens; where there are none, the text's commonest tokens;
+target's recycled logits after the last three, two and one tokens; where there are none, the text's commonest tokens;
 what lookahead's window found; and what a draft model says, where it has been asked. A `Mixer` blends them, a
 `Calibration` corrects what it says by what was accepted. Both learn from every token of the text, drafted or not, so it
 takes no trials to find out that a text cannot be drafted.
 
     predictor = Predictor(memory, is_sampled=False)
-    guess = predictor.guess(predictor.text_of(index))
-    guess.tokens, guess.probabilities
-    predictor.learn(guess, token, drafted=[])
+    prediction = predictor.predict(predictor.text_of(index))
+    prediction.tokens, prediction.probabilities
+    predictor.learn(prediction, token, drafted=[])
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.matches import Matches, Votes
-from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry, RecycledLogits
+from hf_specdec.methods.auto.mixer import LARGEST
+from hf_specdec.methods.auto.recycled_logits import (
+    FLOOR,
+    MAX_KEY,
+    TOKEN_BITS,
+    Entry,
+    RecycledLogits,
+    key_of,
+)
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.observer import Source, SourceVote
@@ -43,9 +51,8 @@ SOURCE_NAMES: Mapping[int, Source] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """Where a guess is asked for: the text and the drafted tokens behind it.
+class Context(NamedTuple):
+    """Where a prediction is asked for: the text and the drafted tokens after it.
 
     Attributes:
         tail (`tuple[int, ...]`): the last `MAX_KEY` tokens.
@@ -56,13 +63,12 @@ class Context:
     matches: Matches
 
     def after(self, token: int) -> "Context":
-        """The same with `token` behind it."""
+        """The same with `token` after it."""
         return Context((*self.tail, token)[-MAX_KEY:], self.matches.after(token))
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """Candidates for the token behind one context.
+class Prediction(NamedTuple):
+    """Candidates for the token after one context.
 
     Attributes:
         context: where.
@@ -70,7 +76,7 @@ class Prediction:
         tokens (`list[int]`): the candidates.
         raw (`list[float]`): the probability of each before the correction.
         probabilities (`list[float]`): its probability; together they are at most 1.
-        is_found (`bool`): whether a window took part.
+        kind (`int`): of the context, for the mixer.
         sources: what each source said, by its place in a row of evidence.
         weights: of the sources, by the same places.
     """
@@ -80,9 +86,14 @@ class Prediction:
     tokens: list[int]
     raw: list[float]
     probabilities: list[float]
-    is_found: bool = False
-    sources: Sequence[tuple[int, Entry]] = ()
-    weights: Sequence[float] = ()
+    kind: int
+    sources: Sequence[tuple[int, Entry]]
+    weights: Sequence[float]
+
+    @property
+    def is_found(self) -> bool:
+        """Whether a window took part."""
+        return bool(self.sources) and self.sources[-1][0] == FOUND
 
     def share(self, token: int) -> float:
         """The probability of `token`, 0 where it is no candidate."""
@@ -100,7 +111,7 @@ class Prediction:
 
 
 class Predictor:
-    """Guesses and learns for one text.
+    """Predicts and learns for one text.
 
     Args:
         memory: recycled logits and what was learned about the sources, this text's alone or shared.
@@ -119,7 +130,7 @@ class Predictor:
         self.memory, self.uses_recycled = memory, uses_recycled
         self.pool = memory.pool if uses_texts else None
         self.experience: AdaptiveWeights = memory.experience(is_sampled)
-        self._common: Entry = ((), ())
+        self._common: Entry = ([], [])
         self._expected = self._accepted = PRIOR_COUNT
 
     @property
@@ -131,14 +142,14 @@ class Predictor:
         return min(MOST_TRUST, (self._accepted + PRIOR_COUNT) / (self._expected + PRIOR_COUNT))
 
     def text_of(self, index: NgramIndex) -> Context:
-        """The end of the text, once a step: its commonest tokens are the last resort behind unknown contexts."""
+        """The end of the text, once a step: its commonest tokens are the last resort after unknown contexts."""
         shares = list(index.common.shares().items())[:NUM_COMMON]
         evidence = [max(0.0, FLOOR + math.log(share / (1.0 - share))) for _, share in shares]
-        self._common = tuple([token for token, _ in shares]), tuple(evidence)
+        self._common = [token for token, _ in shares], evidence
         return Context(tuple(index.tokens[-MAX_KEY:]), Matches.of_text(index, self.pool))
 
-    def guess(self, context: Context, drafted: Entry | None = None, *, uses_found: bool = True) -> Prediction:
-        """Candidates behind `context`; `drafted` is a draft model's entry for it, if it was asked.
+    def predict(self, context: Context, drafted: Entry | None = None, *, uses_found: bool = True) -> Prediction:
+        """Candidates after `context`; `drafted` is a draft model's entry for it, if it was asked.
 
         Without `uses_found`, as if there were no window.
         """
@@ -147,29 +158,23 @@ class Predictor:
         sums: dict[int, float] = {}
         for source, (tokens, evidence) in sources:
             weight = weights[source]
-            for token, value in zip(tokens, evidence, strict=True):
+            for token, value in zip(tokens, evidence, strict=False):
                 sums[token] = sums.get(token, bias) + weight * value
         exp, corrected, trust = math.exp, self.experience.calibration.corrected, self.trust
-        raw = [1.0 / (1.0 + exp(-total)) for total in sums.values()]
+        raw = [1.0 / (1.0 + exp(-log_odds if log_odds > -LARGEST else LARGEST)) for log_odds in sums.values()]
         probabilities = [corrected(probability) * trust for probability in raw]
         total = sum(probabilities)
         if total > 1.0:
             probabilities = [probability / total for probability in probabilities]
-        is_found = sources[-1][0] == FOUND
-        return Prediction(context, drafted, list(sums), raw, probabilities, is_found, sources, weights)
+        return Prediction(context, drafted, list(sums), raw, probabilities, kind, sources, weights)
 
-    def learn(self, guess: Prediction, token: int, drafted: Sequence[int]) -> None:
-        """The token behind the context was `token`; `drafted` are the candidates that were verified there."""
-        kind, sources = self._sources(guess.context, guess.drafted, guess.is_found)
-        places = {candidate: place for place, candidate in enumerate(guess.tokens)}
-        evidence = [[0.0] * NUM_SOURCES for _ in places]
-        for source, entry in sources:
-            for candidate, value in zip(*entry, strict=True):
-                if candidate in places:  # another thread may have changed the memory in between
-                    evidence[places[candidate]][source] = value
-        self.experience.mixer.learn(kind, evidence, places.get(token))
+    def learn(self, prediction: Prediction, token: int, drafted: Sequence[int]) -> None:
+        """The token after the context was `token`; `drafted` are the candidates that were verified there."""
+        kind, sources = self._sources(prediction.context, prediction.drafted, prediction.is_found)
+        self.experience.mixer.learn(kind, sources, token)
         if drafted:
-            raw = [guess.raw[places[one]] for one in drafted]
+            places = {candidate: place for place, candidate in enumerate(prediction.tokens)}
+            raw = [prediction.raw[places[one]] for one in drafted]
             self._expected = FADE * self._expected + sum(map(self.experience.calibration.corrected, raw))
             self._accepted = FADE * self._accepted + (token in drafted)
             outcomes = zip(raw, [one == token for one in drafted], strict=True)
@@ -179,32 +184,39 @@ class Predictor:
         self, context: Context, drafted: Entry | None, uses_found: bool = True
     ) -> tuple[int, list[tuple[int, Entry]]]:
         """Kind of the context, and what each source that knows it says."""
-        own, longest = _counted(context.matches.own_votes())
-        pooled, _ = _counted(context.matches.pooled_votes())
-        sources, level = [(OWN, own), (POOLED, pooled)], 0
+        tail, matches = context
+        sources: list[tuple[int, Entry]] = []
+        votes = matches.own_votes()
+        longest, level = votes.longest, 0
+        if longest:
+            sources.append((OWN, _counted(votes)))
+        if (pooled := matches.pooled_votes()).longest:
+            sources.append((POOLED, _counted(pooled)))
         if self.uses_recycled:
-            for size in range(len(context.tail), 0, -1):
-                entry = self.memory.recycled.get(context.tail[-size:])
+            key, get = 0, self.memory.recycled.get
+            for size, token in enumerate(reversed(tail), 1):
+                key |= (token + 1) << (size - 1) * TOKEN_BITS
+                entry = get(key)
                 if entry is not None:
-                    level = level or size
+                    level = size
                     sources.append((RECYCLED + MAX_KEY - size, entry))
         if not level:
             sources.append((COMMON, self._common))
         if drafted is not None:
             sources.append((DRAFT, drafted))
-        if uses_found and self.found and (entry := self._found(context.tail)) is not None:
+        if uses_found and self.found is not None and (entry := self._found(tail)) is not None:
             sources.append((FOUND, entry))
         return AdaptiveWeights.kind(longest, level, drafted is not None), sources
 
     def _found(self, tail: tuple[int, ...]) -> Entry | None:
-        """What a window found behind the longest end of `tail`."""
+        """What a window found after the longest end of `tail`."""
         assert self.found is not None
-        ends = (self.found.get(tail[-size:]) for size in range(len(tail), 0, -1))
+        ends = (self.found.get(key_of(tail[-size:])) for size in range(len(tail), 0, -1))
         return next((entry for entry in ends if entry is not None), None)
 
 
-def _counted(votes: Votes) -> tuple[Entry, int]:
-    """Votes as evidence, and the longest match."""
+def _counted(votes: Votes) -> Entry:
+    """Votes as evidence."""
     total = votes.total + SMOOTHING_COUNT
-    evidence = [max(0.0, FLOOR + math.log(count / (total - count))) for count in votes.by_token.values()]
-    return (tuple(votes.by_token), tuple(evidence)), votes.longest
+    counts = votes.by_token
+    return list(counts), [max(0.0, FLOOR + math.log(count / (total - count))) for count in counts.values()]

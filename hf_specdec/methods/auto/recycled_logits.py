@@ -1,104 +1,221 @@
-"""Recycled logits: what the target last thought likely behind one, two and three tokens.
+"""Recycled logits: what the target last thought likely after one, two and three tokens.
 
 Every verified node, kept or rejected, shows the target's best next tokens there. They are kept under the node's last
-tokens, and are guesses when the same tokens come again. Source: https://arxiv.org/abs/2408.08696 (Token Recycling),
+tokens, and are predictions when the same tokens come again. Source: https://arxiv.org/abs/2408.08696 (Token Recycling),
 which keys by one token; longer keys beside it know the context better. Averaging what was seen under one key drafted
 no better than the newest alone.
 
-Two generations bound the memory: a full young one becomes the old one, and what the old one held is forgotten. Safe
-to share between threads.
+A table of fixed size in arrays: a key has four places that it can stand in, and takes the one not written to for the
+longest time. Safe to share between threads: a reader that meets a writer gets an entry of another key at worst.
 
     recycled = RecycledLogits(max_entries=262_144)
     recycled.put((5, 6, 7), best_tokens(logits)[0])    # under (7,), (6, 7) and (5, 6, 7)
-    recycled.get((6, 7))
+    recycled.get(key_of((6, 7)))
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-__all__ = ["FLOOR", "MAX_KEY", "Entries", "Entry", "RecycledLogits", "best_tokens", "log_odds"]
+__all__ = [
+    "FLOOR",
+    "MAX_KEY",
+    "NOTHING",
+    "NUM_KEPT",
+    "TOKEN_BITS",
+    "Entry",
+    "RecycledLogits",
+    "best_tokens",
+    "key_of",
+    "likeliest",
+    "log_odds",
+    "reduce_logits",
+]
 
 MAX_KEY = 3
 NUM_KEPT = 8  # next tokens kept of a node; 16 drafted no better
 FLOOR = 7.0  # evidence is counted from log odds of -7, about 1 in 1,000
+LEAST_SHARE = 1e-6  # probabilities nearer to 0 or 1 count as this near
+NUM_WAYS = 4  # places that one key can stand in
+FEW_ENTRIES = 64  # of which each may stand anywhere
+MOVED_AT_ONCE = 4_096  # entries that count as equally old after a change of the bound
+TOKEN_BITS = 21  # of a token in a key: three of them fill a whole number of 64 bits
+NOTHING = -1  # fills entries of fewer tokens
 
-Entry = tuple[tuple[int, ...], tuple[float, ...]]  # next tokens, likeliest first, and the evidence for each
-Entries = dict[tuple[int, ...], Entry]
+Entry = tuple[Sequence[int], Sequence[float]]  # next tokens, likeliest first, and the evidence for each
+Rows = npt.NDArray[Any]
+
+
+def key_of(tokens: Sequence[int]) -> int:
+    """The last tokens of a context, at most `MAX_KEY` of them, as one number above 0."""
+    key = 0
+    for token in tokens:
+        key = (key << TOKEN_BITS) | (token + 1)
+    return key
 
 
 class RecycledLogits:
     """Entries by their last tokens, `MAX_KEY` of them and fewer.
 
     Args:
-        max_entries (`int`): bound of the memory; an entry holds 8 tokens, about 600 bytes.
+        max_entries (`int`): bound of the memory; an entry takes 76 bytes, taken from the system as it is first written.
     """
 
+    _keys: Rows
+    _stamps: Rows
+    _tokens: Rows
+    _evidence: Rows
+
     def __init__(self, max_entries: int) -> None:
-        self.max_entries = max_entries
-        self._young: Entries = {}
-        self._old: Entries = {}
         self._lock = threading.Lock()
+        self._allocate(max_entries)
 
     def __len__(self) -> int:
-        """Entries kept, those counted twice that were renewed."""
-        return len(self._young) + len(self._old)
+        """Entries kept."""
+        return int(np.count_nonzero(self._keys))
 
-    def get(self, key: tuple[int, ...]) -> Entry | None:
-        """What the target thought likely when it last stood behind `key`."""
-        return self._young.get(key) or self._old.get(key)
+    def get(self, key: int) -> Entry | None:
+        """What the target thought likely when it last stood after the tokens of `key`, a `key_of`."""
+        first, keys = key % self._num_sets * self._num_ways, self._keys_read
+        for place in range(first, first + self._num_ways):
+            if keys[place] == key:
+                start = place * NUM_KEPT
+                tokens = self._tokens_read[start : start + NUM_KEPT].tolist()
+                if tokens[-1] < 0:
+                    tokens = [token for token in tokens if token >= 0]
+                return tokens, self._evidence_read[start : start + len(tokens)].tolist()
+        return None
 
-    def put(self, tokens: tuple[int, ...], entry: Entry) -> None:
-        """Keep what the target thinks likely behind `tokens`, at most `MAX_KEY` of them, and behind their ends."""
-        if len(self._young) + len(tokens) > self.max_entries // 2:
-            with self._lock:
-                if self._young and len(self._young) + len(tokens) > self.max_entries // 2:
-                    self._old, self._young = self._young, {}
-        young = self._young
-        for start in range(len(tokens)):
-            young[tokens[start:]] = entry
+    def put(self, tokens: Sequence[int], entry: Entry) -> None:
+        """Keep what the target thinks likely after `tokens`, at most `MAX_KEY` of them, and after their ends."""
+        missing = NUM_KEPT - len(entry[0])
+        keys = np.array([key_of(tokens[start:]) for start in range(len(tokens))], dtype=np.int64)
+        self.put_rows(
+            keys,
+            np.array([[*entry[0], *[NOTHING] * missing]]).repeat(len(keys), axis=0),
+            np.array([[*entry[1], *[0.0] * missing]]).repeat(len(keys), axis=0),
+        )
+
+    def put_rows(self, keys: Rows, tokens: Rows, evidence: Rows) -> None:
+        """Keep entries: `(N,)` keys, `(N, NUM_KEPT)` tokens and evidence; of equal keys the last one counts."""
+        with self._lock:
+            while len(keys):
+                self._clock += 1
+                places = (keys % self._num_sets * self._num_ways)[:, None] + self._way_numbers  # (N, ways)
+                # A key's own place, else an empty one, else the one not written to for the longest time.
+                ages = np.where(self._keys[places] == keys[:, None], -1, self._stamps[places])  # (N, ways)
+                chosen = places[:, 0] + ages.argmin(axis=1)  # (N,)
+                self._keys[chosen], self._stamps[chosen] = keys, self._clock
+                self._tokens[chosen], self._evidence[chosen] = tokens, evidence
+                lost = self._keys[chosen] != keys  # different keys that chose one place
+                if not lost.any():
+                    return
+                keys, tokens, evidence = keys[lost], tokens[lost], evidence[lost]
 
     def resize(self, max_entries: int) -> None:
         """Change the bound; where less fits than there is, the newest entries stay."""
+        entries = self.export()
         with self._lock:
-            self.max_entries, half = max_entries, max_entries // 2
-            if len(self._old) <= half and len(self._young) <= half:
-                return
-            entries = [*self._old.items(), *self._young.items()]
-            end = len(entries) - half
-            self._young, self._old = dict(entries[max(end, 0) :]), dict(entries[max(end - half, 0) : max(end, 0)])
+            self._allocate(max_entries)
+        self._put_in_order(entries, max_entries)
 
-    def generations(self) -> tuple[Entries, Entries]:
-        """The entries of the old and of the young generation."""
-        with self._lock:
-            return dict(self._old), dict(self._young)
+    def merge(self, other: "RecycledLogits") -> None:
+        """Take over entries of keys that have none here."""
+        entries = other.export()
+        is_new = ~np.isin(entries["keys"], self._keys)
+        self._put_in_order({name: rows[is_new] for name, rows in entries.items()}, self.max_entries)
 
-    def restore(self, old: Entries, young: Entries) -> None:
-        """Hold these entries, as `generations` gave them."""
+    def _put_in_order(self, entries: Mapping[str, Rows], most: int) -> None:
+        """Put the newest `most` of exported entries, the oldest first."""
+        order = entries["stamps"].argsort(kind="stable")[-most:]
+        for start in range(0, len(order), MOVED_AT_ONCE):
+            piece = order[start : start + MOVED_AT_ONCE]
+            self.put_rows(*(entries[name][piece] for name in ("keys", "tokens", "evidence")))
+
+    def export(self) -> dict[str, Rows]:
+        """All entries: `places`, `stamps` and `keys` `(N,)`, `tokens` and `evidence` `(N, NUM_KEPT)`."""
         with self._lock:
-            self._old, self._young = old, young
+            (places,) = self._keys.nonzero()
+            keys, tokens, evidence = (row[places] for row in self._rows())
+            stamps = self._stamps[places]
+        return {"places": places, "stamps": stamps, "keys": keys, "tokens": tokens, "evidence": evidence}
+
+    def restore(self, entries: Mapping[str, Rows]) -> None:
+        """Hold exactly what a memory of the same bound exported.
+
+        Raises:
+            IndexError: a place beyond the bound.
+        """
+        with self._lock:
+            self._allocate(self.max_entries)
+            places = entries["places"]
+            for row, name in zip((self._stamps, *self._rows()), ("stamps", "keys", "tokens", "evidence"), strict=True):
+                row[places] = entries[name]
+            self._clock = int(self._stamps.max())
+
+    def _rows(self) -> tuple[Rows, Rows, Rows]:
+        return self._keys, self._tokens, self._evidence
+
+    def _allocate(self, max_entries: int) -> None:
+        """An empty table of at most so many entries."""
+        self.max_entries, self._clock = max_entries, 0
+        self._num_ways = NUM_WAYS if max_entries > FEW_ENTRIES else max_entries
+        sets = max_entries // self._num_ways
+        self._num_sets = sets - 1 + sets % 2 or 1  # odd, so that all tokens of a key tell sets apart
+        count = self._num_sets * self._num_ways
+        self._way_numbers = np.arange(self._num_ways)
+        self._keys, self._stamps = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int32)
+        self._tokens = np.zeros((count, NUM_KEPT), dtype=np.int32)
+        self._evidence = np.zeros((count, NUM_KEPT), dtype=np.float32)
+        # Single values are read three times as fast through these.
+        self._keys_read = self._keys.data
+        self._tokens_read = self._tokens.reshape(-1).data
+        self._evidence_read = self._evidence.reshape(-1).data
 
     def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            state = {name: value for name, value in vars(self).items() if name != "_lock"}
-            return {**state, "_young": dict(self._young), "_old": dict(self._old)}
+        return {"max_entries": self.max_entries, "entries": self.export()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
         self._lock = threading.Lock()
+        self._allocate(state["max_entries"])
+        self.restore(state["entries"])
+
+
+def reduce_logits(logits: torch.Tensor) -> torch.Tensor:
+    """What is kept of `(C, vocab_size)` raw logits: `(C, 2K + 1)` fp32 on their device, small enough to be read.
+
+    K best tokens' logits, likeliest first, the logarithm of the sum of all rows' exponentials, and the tokens.
+    """
+    top = logits.topk(min(NUM_KEPT, logits.shape[-1]), dim=-1)
+    normaliser = logits.logsumexp(dim=-1, keepdim=True)
+    return torch.cat((top.values.float(), normaliser.float(), top.indices.float()), dim=1)
+
+
+def likeliest(logits: torch.Tensor) -> tuple[Rows, Rows]:
+    """`(C, NUM_KEPT)` tokens and the evidence for each, of `(C, vocab_size)` raw logits; one transfer."""
+    reduced = reduce_logits(logits).cpu().numpy()
+    count = reduced.shape[1] // 2
+    evidence = log_odds(np.exp(reduced[:, :count] - reduced[:, count : count + 1]))
+    tokens = reduced[:, count + 1 :].astype(np.int32)
+    if count == NUM_KEPT:
+        return tokens, evidence
+    widths = ((0, 0), (0, NUM_KEPT - count))
+    return np.pad(tokens, widths, constant_values=NOTHING), np.pad(evidence, widths)
 
 
 def best_tokens(logits: torch.Tensor) -> Sequence[Entry]:
     """One entry for each row of `(C, vocab_size)` raw logits."""
-    top = logits.topk(min(NUM_KEPT, logits.shape[-1]), dim=-1)
-    log_shares = top.values.float() - logits.logsumexp(dim=-1, keepdim=True).float()
-    shares = log_shares.exp_().double()
-    both = torch.stack((log_odds(shares), top.indices.double())).tolist()  # one transfer
-    return [(tuple(map(int, tokens)), tuple(evidence)) for evidence, tokens in zip(*both, strict=True)]
+    most = min(NUM_KEPT, logits.shape[-1])
+    tokens, evidence = likeliest(logits)
+    return list(zip(tokens[:, :most].tolist(), evidence[:, :most].tolist(), strict=True))
 
 
-def log_odds(probabilities: torch.Tensor) -> torch.Tensor:
+def log_odds(probabilities: Rows) -> Rows:
     """Evidence that probabilities are: their log odds above the floor, none below it."""
-    return torch.logit(probabilities, eps=1e-6).add_(FLOOR).clamp_(min=0.0)
+    within = np.clip(probabilities, LEAST_SHARE, 1.0 - LEAST_SHARE)
+    odds: Rows = np.maximum(np.log(within / (1.0 - within)) + FLOOR, 0.0)
+    return odds

@@ -26,8 +26,8 @@ class SpecMemory:
 
     Args:
         max_tokens (`int`, *optional*, defaults to 1,000,000): bound of the texts, in tokens; the oldest leave first.
-        max_entries (`int`, *optional*, defaults to 262,144): bound of the recycled logits, in entries of about
-            600 bytes; the oldest leave first.
+        max_entries (`int`, *optional*, defaults to 262,144): bound of the recycled logits, in entries of 76
+            bytes; the oldest leave first.
 
     Raises:
         ConfigError: a bound below 1.
@@ -65,10 +65,7 @@ class SpecMemory:
         for text in other.pool.texts():
             if text not in known:
                 self.pool.add(text)
-        for entries in other.recycled.generations():
-            for key, entry in entries.items():
-                if self.recycled.get(key) is None:
-                    self.recycled.put(key, entry)
+        self.recycled.merge(other.recycled)
         for is_sampled in (False, True):
             theirs = other.experience(is_sampled)
             if sum(theirs.mixer.seen) > sum(self.experience(is_sampled).mixer.seen):

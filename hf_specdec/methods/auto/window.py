@@ -5,9 +5,9 @@ about a text that may never come to be. How many tokens such guesses add is lear
 does not pay, one is tried for a while, ever so often, to notice a change. Knows neither clocks nor models.
 
     window = AutoWindow(size=5, ngram_size=4, experience=memory.greedy)
-    extra = window.beside(text, price=0.01)    # for the forward, or `None`
+    extra = window.beside(text, min_gain=0.01)    # for the forward, or `None`
     window.observe(tree, logits)
-    window.found.get((6, 7))
+    window.found.get(key_of((6, 7)))
 """
 
 import random
@@ -50,14 +50,14 @@ class AutoWindow:
         """Tokens of a full window beside the root."""
         return self.size * (self.ngram_size - 1) - 1
 
-    def beside(self, text: Sequence[int], price: float) -> ExtraTokens | None:
+    def beside(self, text: Sequence[int], min_gain: float) -> ExtraTokens | None:
         """The window for the next forward; `None` where it is not worth its columns.
 
         Args:
             text: so far, its last token the root.
-            price: expected tokens that a column has to bring; 0 where nobody knows.
+            min_gain: expected tokens that a column has to bring; 0 where nobody knows.
         """
-        if not self._pays(price * self.num_columns):
+        if not self._pays(min_gain * self.num_columns):
             self._window = None
             return None
         if self._window is None:
@@ -80,16 +80,16 @@ class AutoWindow:
             self.found.put(column[-MAX_KEY:], entry)
         self._window.observe([tokens[0] for tokens, _ in entries])
 
-    def _pays(self, price: float) -> bool:
+    def _pays(self, min_gain: float) -> bool:
         """Whether windows add as many tokens a step, as far as anybody knows; or whether this step is a trial's."""
-        if not price:
+        if not min_gain:
             return False
-        if self.experience.window_gain >= price:
+        if self.experience.window_gain >= min_gain:
             return True
         if self._trial:
             self._trial -= 1
             return True
-        if price <= AdaptiveWeights.WINDOW_HOPE:
+        if min_gain <= AdaptiveWeights.WINDOW_HOPE:
             self._skipped += 1
             self._trial = TRIAL if self._skipped % RETRY == 0 else 0
         return False

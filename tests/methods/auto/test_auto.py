@@ -9,6 +9,7 @@ import torch
 
 from hf_specdec import AutoSpecConfig, DraftTree, SpecMemory, TreeBuilder
 from hf_specdec.methods.auto.drafter import RETRY, AutoDrafter
+from hf_specdec.methods.auto.recycled_logits import key_of
 from hf_specdec.methods.base import DraftCost
 from tests.helpers.draft_tables import TableScorer, random_table
 
@@ -196,7 +197,7 @@ def test_logits_of_rejected_nodes_are_kept_under_their_own_tokens() -> None:
     drafter.observe(tree, logits, [7])
     keys = {(1, 2, 3): 7, (2, 3, 4): 8, (2, 3, 5): 9, (3, 4, 6): 10, (6,): 10, (3, 5): 9}
     for key, best in keys.items():
-        entry = memory.recycled.get(key)
+        entry = memory.recycled.get(key_of(key))
         assert entry is not None
         assert entry[0][0] == best
 

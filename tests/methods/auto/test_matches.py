@@ -49,7 +49,7 @@ def votes(tokens: list[int], places: Places) -> Votes:
     for place, size in places:
         if tokens[place] >= 0:
             by_token[tokens[place]] = by_token.get(tokens[place], 0.0) + min(size, 8) ** 2
-    sizes = [size for place, size in places if tokens[place] >= 0]
+    sizes = [min(size, 8) for place, size in places if tokens[place] >= 0]
     return Votes(by_token, sum(by_token.values()), max(sizes, default=0))
 
 

@@ -3,12 +3,18 @@
 import math
 import pickle
 import random
+from collections.abc import Sequence
 
 import pytest
 
-from hf_specdec.methods.auto.mixer import LONGEST_STEP, RATE, Mixer
+from hf_specdec.methods.auto.mixer import LONGEST_STEP, RATE, Evidence, Mixer
 
 START = (-2.0, 0.0, 0.0)
+
+
+def sources(rows: Sequence[tuple[float, ...]]) -> list[tuple[int, Evidence]]:
+    """Evidence by candidate as evidence by source; candidates are numbered."""
+    return [(source, (range(len(rows)), values)) for source, values in enumerate(zip(*rows, strict=True))]
 
 
 def synthetic(seed: int, count: int, scale: float = 5.0) -> list[tuple[list[tuple[float, float]], int]]:
@@ -44,7 +50,7 @@ def test_it_learns_whom_to_believe() -> None:
     mixer, data = Mixer([START]), synthetic(1, 400)
     before = log_loss(mixer, data)
     for rows, right in synthetic(2, 4_000):
-        mixer.learn(0, rows, right)
+        mixer.learn(0, sources(rows), right)
     _, good, noise = mixer.weights[0]
     assert good > 5 * abs(noise)
     assert log_loss(mixer, data) < 0.8 * before
@@ -57,7 +63,7 @@ def test_what_it_learned_is_calibrated() -> None:
     """
     mixer = Mixer([START])
     for rows, right in synthetic(3, 8_000, scale=1.5):
-        mixer.learn(0, rows, right)
+        mixer.learn(0, sources(rows), right)
     data = synthetic(4, 2_000, scale=1.5)
     for named, share in ((True, 0.75), (False, 0.25)):
         said = [
@@ -72,13 +78,13 @@ def test_what_it_learned_is_calibrated() -> None:
 def test_where_no_candidate_is_right_all_lose() -> None:
     mixer, rows = Mixer([(0.0, 0.5, 0.5)]), [(1.0, 0.0), (0.0, 2.0)]
     before = mixer.probabilities(0, rows)
-    mixer.learn(0, rows, None)
+    mixer.learn(0, sources(rows), -1)
     assert all(now < then for now, then in zip(mixer.probabilities(0, rows), before, strict=True))
 
 
 def test_one_odd_token_moves_no_weight_far() -> None:
     mixer = Mixer([(0.0, 0.0, 0.0)])
-    mixer.learn(0, [(1e6, 3.0)] * 50, None)
+    mixer.learn(0, sources([(1e6, 3.0)] * 50), -1)
     assert [abs(weight) for weight in mixer.weights[0]] == pytest.approx([RATE * LONGEST_STEP] * 3)
 
 
@@ -86,7 +92,7 @@ def test_steps_shrink_with_what_a_kind_has_seen() -> None:
     mixer = Mixer([(0.0, 0.0, 0.0)] * 2)
     mixer.seen[1] = 20_000
     for kind in (0, 1):
-        mixer.learn(kind, [(1.0, 1.0)], 0)
+        mixer.learn(kind, sources([(1.0, 1.0)]), 0)
     assert 0.0 < mixer.weights[1][1] < 0.2 * mixer.weights[0][1]
     assert mixer.seen == [1, 20_001]
 
@@ -94,23 +100,23 @@ def test_steps_shrink_with_what_a_kind_has_seen() -> None:
 def test_kinds_learn_apart() -> None:
     mixer = Mixer([START] * 2)
     for rows, right in synthetic(5, 50):
-        mixer.learn(0, rows, right)
+        mixer.learn(0, sources(rows), right)
     assert mixer.weights[0] != START
     assert mixer.weights[1] == START
 
 
 def test_errors_too_small_to_matter_teach_nothing() -> None:
     mixer = Mixer([(-9.0, 0.1, 0.1)])
-    mixer.learn(0, [(0.5, 0.5)], None)
+    mixer.learn(0, sources([(0.5, 0.5)]), -1)
     assert mixer.weights == [(-9.0, 0.1, 0.1)]
-    mixer.learn(0, [(0.5, 0.5)], 0)
+    mixer.learn(0, sources([(0.5, 0.5)]), 0)
     assert mixer.weights != [(-9.0, 0.1, 0.1)]
 
 
 def test_a_copy_learns_on_alone() -> None:
     mixer = Mixer([START])
-    mixer.learn(0, [(1.0, 1.0)], 0)
+    mixer.learn(0, sources([(1.0, 1.0)]), 0)
     other = pickle.loads(pickle.dumps(mixer))
     assert (other.weights, other.seen) == (mixer.weights, mixer.seen)
-    other.learn(0, [(1.0, 1.0)], 0)
+    other.learn(0, sources([(1.0, 1.0)]), 0)
     assert other.weights != mixer.weights

@@ -14,11 +14,11 @@ LIKELY: Entry = ((30, 31), (12.0, 5.0))
 def ask(predictor: Predictor, tokens: list[int], drafted: Entry | None = None) -> Prediction:
     index = NgramIndex(4)
     index.extend(tokens)
-    return predictor.guess(predictor.text_of(index), drafted)
+    return predictor.predict(predictor.text_of(index), drafted)
 
 
-def by_token(guess: Prediction) -> dict[int, float]:
-    return dict(zip(guess.tokens, guess.probabilities, strict=True))
+def by_token(prediction: Prediction) -> dict[int, float]:
+    return dict(zip(prediction.tokens, prediction.probabilities, strict=True))
 
 
 @pytest.fixture
@@ -37,17 +37,17 @@ def test_probabilities_are_at_most_one_together(seed: int, memory: SpecMemory, p
     tokens = torch.randint(5, (60,), generator=generator).tolist()
     memory.pool.add(tokens[::-1])
     memory.recycled.put(tuple(tokens[-3:]), (tuple(range(8)), (14.0,) * 8))
-    guess = ask(predictor, tokens, (tuple(range(8)), (14.0,) * 8))
-    assert len(guess.tokens) == 8
-    assert sum(guess.probabilities) <= 1.0 + 1e-9
-    assert all(0.0 < probability < 1.0 for probability in guess.probabilities)
+    prediction = ask(predictor, tokens, (tuple(range(8)), (14.0,) * 8))
+    assert len(prediction.tokens) == 8
+    assert sum(prediction.probabilities) <= 1.0 + 1e-9
+    assert all(0.0 < probability < 1.0 for probability in prediction.probabilities)
 
 
 def test_every_source_names_candidates(memory: SpecMemory, predictor: Predictor) -> None:
     memory.pool.add([6, 7, 20])
     memory.recycled.put((5, 6, 7), LIKELY)
-    guess = ask(predictor, [6, 7, 10, 6, 7], ((40,), (13.0,)))
-    assert by_token(guess).keys() == {10, 20, 30, 31, 40}
+    prediction = ask(predictor, [6, 7, 10, 6, 7], ((40,), (13.0,)))
+    assert by_token(prediction).keys() == {10, 20, 30, 31, 40}
 
 
 def test_without_a_pool_or_recycled_logits_the_text_alone_speaks(memory: SpecMemory) -> None:
@@ -97,10 +97,10 @@ def test_it_learns_from_what_comes_drafted_or_not(
 
 def test_only_verified_candidates_are_counted_for_the_correction(memory: SpecMemory, predictor: Predictor) -> None:
     memory.recycled.put((5, 6, 7), LIKELY)
-    guess = ask(predictor, [5, 6, 7])
-    predictor.learn(guess, 30, [30])
+    prediction = ask(predictor, [5, 6, 7])
+    predictor.learn(prediction, 30, [30])
     expected, accepted = memory.greedy.calibration.counts()
-    assert sum(expected) == pytest.approx(guess.raw[guess.tokens.index(30)])
+    assert sum(expected) == pytest.approx(prediction.raw[prediction.tokens.index(30)])
     assert sum(accepted) == 1.0
 
 
@@ -113,9 +113,9 @@ def test_greedy_and_sampled_texts_teach_apart(memory: SpecMemory) -> None:
 
 
 def test_nothing_known_is_no_candidate(predictor: Predictor) -> None:
-    guess = ask(predictor, [5])
-    assert guess.tokens == guess.probabilities == []
-    predictor.learn(guess, 4, [])
+    prediction = ask(predictor, [5])
+    assert prediction.tokens == prediction.probabilities == []
+    predictor.learn(prediction, 4, [])
 
 
 def test_a_text_unlike_the_others_is_trusted_less(memory: SpecMemory) -> None:
