@@ -21,6 +21,7 @@ from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.placement import is_placed, move, move_pair, read_devices
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.draft_head import DraftHead
 
 __all__ = [
     "bind_stop_strings",
@@ -133,9 +134,11 @@ def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
 
 
 def place_models(
-    model: PreTrainedModel, draft: PreTrainedModel | None, config: SpecConfig, kwargs: dict[str, Any] | None
+    model: PreTrainedModel, draft: PreTrainedModel | DraftHead | None, config: SpecConfig, kwargs: dict[str, Any] | None
 ) -> None:
     """Put the models where the configuration's device lists say, and the call's tensors beside the target.
+
+    A draft head without a list goes where the target reads its inputs.
 
     Args:
         kwargs: arguments of `generate`; `None` where the call has begun, so that the target cannot be moved any more.
@@ -148,6 +151,11 @@ def place_models(
     if target_devices is not None and kwargs is None and not is_placed(model, read_devices(target_devices, field)):
         remedy = "Enable the model, so that generate moves it, or move it first."
         raise ConfigError(field, "must name where the target is with custom_generate", target_devices, remedy)
+    if isinstance(draft, DraftHead):
+        given = lists.get("draft")
+        places = None if given is None else read_devices(given, config.device_fields["draft"])
+        draft.to(compat.input_device(model) if places is None else places[0])
+        draft = None
     if draft is not None:
         move_pair(model, draft, target_devices=target_devices, draft_devices=lists.get("draft"))
     elif target_devices is not None:

@@ -15,6 +15,7 @@ from hf_specdec.compat import generation_model
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import DrafterContext, Method
 from hf_specdec.methods.registry import METHODS, config_arguments, resolve
 from hf_specdec.observer import SpecStep
@@ -55,6 +56,11 @@ class Request:
         Raises:
             ConfigError: `assistant_model` is missing.
         """
+        method = self.method
+        if method is not None and method.needs_draft_head and self.assistant_model is None:
+            rule = f'must be given with spec_method="{method.name}"'
+            remedy = "Pass hf_specdec.AutoDraftHead.from_pretrained(path) of a head for this model."
+            raise ConfigError("assistant_model", rule, None, remedy)
         if self.method is not None and self.method.needs_draft_model and self.assistant_model is None:
             rule = f'must be given with spec_method="{self.method.name}"'
             remedy = "Pass a smaller model of the same vocabulary, or hf_specdec.self_draft(model, layers=...)."
@@ -120,11 +126,20 @@ def read_request(
 
 def _assistant_model(kwargs: dict[str, Any], method: Method) -> Any:
     """The draft model, taken out of `kwargs`: transformers' own loop must not see it."""
-    if not method.takes_draft_model:
+    if not method.takes_draft_model and not method.takes_draft_head:
         return None
     assistant = kwargs.pop("assistant_model", None)
     if assistant is None:
         return None
+    if isinstance(assistant, DraftHead):
+        if method.takes_draft_head:
+            return assistant
+        rule = f"must be a transformers model with spec_method={method.name!r}"
+        raise ConfigError("assistant_model", rule, type(assistant).__name__, 'Use spec_method="eagle3" for a head.')
+    if not method.takes_draft_model:
+        rule = f"must be a draft head with spec_method={method.name!r}"
+        remedy = 'Load it with hf_specdec.AutoDraftHead, or use spec_method="draft_model" for a model.'
+        raise ConfigError("assistant_model", rule, type(assistant).__name__, remedy)
     inner = generation_model(assistant)
     if not isinstance(inner, PreTrainedModel):
         raise ConfigError(

@@ -154,6 +154,8 @@ def _method_row(name: str, method_name: str, value: Any, subject: Subject) -> Ro
     config = method.config_class.parse(value, name)
     described = json.loads(json.dumps(dataclasses.asdict(config), default=str))
     how: dict[str, Any] = {"spec_method": method if is_comparison(method) else method.name, "spec_config": config}
+    if method.needs_draft_head:
+        raise ConfigError(name, "must have a draft head", None, "Time heads with generate; bench takes draft models.")
     if method.needs_draft_model or wants_draft:
         how["assistant_model"] = draft = _draft_of(subject, name)
         described |= {"assistant": subject.assistant_name, "assistant_dtype": precision_of(draft)}

@@ -13,8 +13,8 @@ from hf_specdec.methods.registry import METHODS, config_arguments, resolve
 
 __all__ = ["AUTO", "DEFAULT_METHOD", "check_draft_options", "describe_methods", "read_method"]
 
-DRAFT_METHODS = [method.name for method in METHODS.values() if method.needs_draft_model]
-WITH_DRAFT = [method.name for method in METHODS.values() if method.takes_draft_model]
+DRAFT_METHODS = [method.name for method in METHODS.values() if method.needs_assistant]
+WITH_DRAFT = [method.name for method in METHODS.values() if method.takes_draft_model or method.takes_draft_head]
 AUTO = DEFAULT_METHOD = "auto"
 
 

@@ -27,6 +27,15 @@ class Call:
     model_kwargs: dict[str, Any]
     streamer: Any = None
 
+    def prompt_of(self, row: int) -> list[int]:
+        """The prompt of one row without the masked tokens at its front."""
+        tokens: list[int] = self.input_ids[row].tolist()
+        mask = self.model_kwargs.get("attention_mask")
+        if not isinstance(mask, torch.Tensor) or mask.ndim != 2 or mask.shape[1] != len(tokens) or not tokens:
+            return tokens
+        seen = mask[row].bool()
+        return tokens[int(seen.int().argmax()) if bool(seen.any()) else 0 :]
+
     def methods_arguments(self) -> dict[str, Any]:
         """As transformers' own decoding methods take them."""
         return {

@@ -20,15 +20,17 @@ from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost_facts import other_threads
 from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.engine.draft_pairing import draft_capability, draft_model_of, logits_processor_of
+from hf_specdec.engine.head_pairing import head_runner_of
 from hf_specdec.engine.length_rules import exceeds_original_length, reason_against_length
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.plain import decode_assisted, decode_plain
 from hf_specdec.engine.speculative import decode_speculatively
 from hf_specdec.engine.static_shapes import check_cache, reason_against_static
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.forward.draft_runner import DraftRunner
+from hf_specdec.forward.draft_runner import AnyDraftRunner
 from hf_specdec.forward.inputs import rows_of
 from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import DrafterContext
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.request import Request
@@ -191,10 +193,12 @@ def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:
 
 def drafting(
     call: Call, request: Request, found: Found, encoder_inputs: Any = None
-) -> tuple[DraftRunner | None, Callable[[int, torch.Generator | None], Drafter]]:
+) -> tuple[AnyDraftRunner | None, Callable[[int, torch.Generator | None], Drafter]]:
     """The call's draft model, if its method has one, and what makes the drafter of a row."""
-    draft_model = None
-    if request.assistant_model is not None:
+    draft_model: AnyDraftRunner | None = None
+    if isinstance(request.assistant_model, DraftHead):
+        draft_model = head_runner_of(call, request.assistant_model)
+    elif request.assistant_model is not None:
         tier = draft_capability(call.model, request.assistant_model).tier
         draft_model = draft_model_of(call, request.assistant_model, tier=tier, encoder_inputs=encoder_inputs)
     logits_processor, state = logits_processor_of(call), state_of(call.model)

@@ -26,7 +26,7 @@ from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.static_shapes import fixed_shapes
 from hf_specdec.engine.step import Batch, Limits
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward.draft_runner import DraftRunner, used_by
+from hf_specdec.forward.draft_runner import AnyDraftRunner, used_by
 from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner, Tier
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
@@ -45,7 +45,7 @@ def decode_speculatively(
     tier: Tier,
     budget: int,
     stats: SpecStats,
-    draft_model: DraftRunner | None = None,
+    draft_model: AnyDraftRunner | None = None,
     costs: StepCosts | None = None,
     observer: Callable[[SpecStep], None] | None = None,
     rank_sync: RankSync | None = None,
@@ -65,7 +65,15 @@ def decode_speculatively(
     sequences = _sequences(call, texts, make_drafter, stats, rank_sync)
     fixed = fixed_shapes(call, [sequence.drafter for sequence in sequences], budget)
     target = ModelRunner(
-        model, call.input_ids, config, call.model_kwargs, texts, tier=tier, keep_cache=keep_cache, fixed=fixed
+        model,
+        call.input_ids,
+        config,
+        call.model_kwargs,
+        texts,
+        tier=tier,
+        keep_cache=keep_cache,
+        hidden_layers=_read_layers(draft_model),
+        fixed=fixed,
     )
     stats.tier, stats.method = target.tier, stats.method or type(sequences[0].drafter).__name__
     loop = SpecLoop(
@@ -149,7 +157,7 @@ def _sequences(
             processors = processors_of_row(processors, index, len(texts))
             criteria = criteria_of_row(criteria, index)
         sampler = Sampler(processors, call.generation_config, device, generator)
-        prompt = _without_padding(text, call.model_kwargs.get("attention_mask"), index)
+        prompt = call.prompt_of(index)
         drafter = make_drafter(index, generator)
         if any(drafter is sequence.drafter for sequence in sequences):
             rule = "must make a drafter for each sequence of a batch"
@@ -164,7 +172,7 @@ def queued_sequence_of(
     drafter: Drafter,
     index: int,
     generator: torch.Generator | None,
-    draft_model: DraftRunner | None,
+    draft_model: AnyDraftRunner | None,
     rank_sync: RankSync,
 ) -> QueuedSequence:
     """A call of one sequence on a model of the tree tier, to be decoded among others."""
@@ -182,20 +190,15 @@ def queued_sequence_of(
         [text],
         tier="tree",
         keep_cache=False,
+        hidden_layers=_read_layers(draft_model),
     )
     longest = (call.generation_config.max_length or len(text)) + MAX_DRAFT
     return QueuedSequence(Batch([sequence], target, _limits(call, budget), used_by(rank_sync, draft_model)), longest)
 
 
-def _without_padding(text: TokenBuffer, attention_mask: Any, row: int) -> list[int]:
-    """The prompt without the masked tokens at its front."""
-    tokens = text.tokens.copy()
-    is_mask = isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2
-    if not is_mask or attention_mask.shape[1] != len(tokens) or len(tokens) == 0:
-        return tokens
-    seen = attention_mask[row].bool()
-    first = int(seen.int().argmax()) if bool(seen.any()) else 0
-    return tokens[first:]
+def _read_layers(draft_model: AnyDraftRunner | None) -> tuple[int, ...]:
+    """The hidden states that the drafts are made from."""
+    return () if draft_model is None else draft_model.hidden_layers
 
 
 def _tuple(items: list[Any] | None) -> tuple[Any, ...] | None:

@@ -12,7 +12,7 @@ from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.sequence import OnToken, SequenceState
 from hf_specdec.engine.verify import VerifyResult
-from hf_specdec.forward.draft_runner import DraftRunner, propose_together
+from hf_specdec.forward.draft_runner import AnyDraftRunner, propose_together
 from hf_specdec.forward.model_runner import ModelRunner, NodeOutputs
 from hf_specdec.observer import SpecStep
 from hf_specdec.stats import SpecStats
@@ -45,7 +45,7 @@ class Batch:
     sequences: list[SequenceState]
     target: ModelRunner
     limits: Limits
-    draft_model: DraftRunner | None = None
+    draft_model: AnyDraftRunner | None = None
 
     @property
     def num_live(self) -> int:
@@ -141,6 +141,8 @@ class StepRunner:
         chosen = time.perf_counter()
         for place, sequence in enumerate(batch.sequences):
             outputs = NodeOutputs(logits[place], batch.target.prompt_states(place))
+            if batch.draft_model is not None:
+                batch.draft_model.read(place, outputs.hidden_states)
             if self.rank_sync.is_leader:
                 sequence.begin(sequence.text.tokens[-1], outputs)
             elif batch.draft_model is not None and sequence.prompt:
@@ -228,6 +230,8 @@ class StepRunner:
         for place, (sequence, tree, computed, result) in enumerate(steps):
             if not result.tokens:
                 continue
+            if batch.draft_model is not None:
+                batch.draft_model.read(place, [layer[result.path] for layer in computed.hidden_states])
             if self.rank_sync.is_leader:
                 sequence.observe(tree, computed, result.tokens)
             elif batch.draft_model is not None:

@@ -12,7 +12,7 @@ text is fed along with the next request.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -27,7 +27,56 @@ from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.draft_scorer import DraftRound, RoundDrafter
 from hf_specdec.tree import DraftTree
 
-__all__ = ["DraftRunner", "RowScorer", "propose_together", "used_by"]
+__all__ = ["AnyDraftRunner", "DraftRunner", "RowScorer", "propose_together", "used_by"]
+
+
+class AnyDraftRunner(Protocol):
+    """What drafts with a network, as drafters and the engine see it.
+
+    Attributes:
+        hidden_layers: hidden states of the target that it reads; none for a model of its own.
+        reads_prompt (`bool`): whether it has positions for the prompt; where not, nothing is ever scored.
+        is_shared (`bool`): whether its forwards are collectives of several processes.
+    """
+
+    vocab_size: int
+    relative_cost: float
+    hidden_layers: tuple[int, ...]
+    reads_prompt: bool
+    is_shared: bool
+    rank_sync: RankSync
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether siblings can be scored."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows left."""
+
+    def row(self, index: int) -> "RowScorer":
+        """As the drafter of row `index` sees it."""
+
+    def room(self) -> int:
+        """How many tokens may be drafted below the root."""
+
+    def score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+        """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
+
+    def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
+        """Take the target's `hidden_layers` states of the text's next tokens."""
+
+    def keep(self, place: int, accepted: Sequence[int]) -> None:
+        """The text of one row goes on."""
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows of those left."""
+
+    def pause(self, places: Sequence[int], *, ahead: int) -> None:
+        """The texts of these rows have ended and stay in the batch."""
+
+    def admit(self, other: Any, place: int | None) -> None:
+        """Take over the one row of `other`, in place `place` or after the last row."""
 
 
 class DraftRunner:
@@ -67,12 +116,21 @@ class DraftRunner:
         self.max_positions = position_limit(model)
         self.reads_prompt = self.max_positions is None or input_ids.shape[1] <= self.max_positions
         self.is_shared = device_mesh(model) is not None
+        self.hidden_layers: tuple[int, ...] = ()
         self.rank_sync = RankSync()
         self._paused: list[int] = []
         self._trees: list[DraftTree | None] = [None] * len(self.texts)
         self._paths: list[list[int]] = [[] for _ in self.texts]
         self._scorers: list[RowScorer | None] = [None] * len(self.texts)
         self._has_read = self._has_ended = False
+
+    @property
+    def num_rows(self) -> int:
+        """Rows left."""
+        return len(self.texts)
+
+    def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
+        """A model of its own reads no hidden states."""
 
     @property
     def takes_trees(self) -> bool:
@@ -179,9 +237,9 @@ class DraftRunner:
 
 
 class RowScorer:
-    """One row of a `DraftRunner`: the `DraftScorer` of a drafter."""
+    """One row of a draft model or head: the `DraftScorer` of a drafter."""
 
-    def __init__(self, draft_model: DraftRunner, place: int) -> None:
+    def __init__(self, draft_model: AnyDraftRunner, place: int) -> None:
         self.draft_model, self.place = draft_model, place
         self.vocab_size = draft_model.vocab_size
         self.takes_trees = draft_model.takes_trees
@@ -192,7 +250,7 @@ class RowScorer:
 
     def score(self, tree: DraftTree) -> torch.Tensor:
         """See `DraftScorer.score`."""
-        trees: list[DraftTree | None] = [None] * len(self.draft_model.texts)
+        trees: list[DraftTree | None] = [None] * self.draft_model.num_rows
         trees[self.place] = tree
         return self.draft_model.score(trees)[self.place]
 
@@ -201,7 +259,7 @@ class RowScorer:
         self.draft_model.keep(self.place, accepted)
 
 
-def used_by(rank_sync: RankSync, draft_model: DraftRunner | None) -> DraftRunner | None:
+def used_by(rank_sync: RankSync, draft_model: AnyDraftRunner | None) -> AnyDraftRunner | None:
     """The draft model where this process computes with it: everywhere if it is shared, else where drafts are made."""
     if draft_model is None:
         return None
@@ -212,7 +270,7 @@ def used_by(rank_sync: RankSync, draft_model: DraftRunner | None) -> DraftRunner
 
 
 def propose_together(
-    wanted: Sequence[tuple[Drafter, int] | None], draft_model: DraftRunner | None
+    wanted: Sequence[tuple[Drafter, int] | None], draft_model: AnyDraftRunner | None
 ) -> list[DraftTree | None]:
     """Every drafter's tree. Those that ask a draft model are asked in turns, so that one forward answers all.
 

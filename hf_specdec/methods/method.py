@@ -73,6 +73,8 @@ class Method:
         needs_tree (`bool`): whether it is of no use where a model verifies chains only.
         needs_draft_model (`bool`): whether it needs an `assistant_model`.
         takes_draft_model (`bool`): whether it uses an `assistant_model` that is given.
+        needs_draft_head (`bool`): whether it needs an `assistant_model` that reads the target's hidden states.
+        takes_draft_head (`bool`): whether it uses one that is given.
     """
 
     name: str
@@ -84,3 +86,10 @@ class Method:
     needs_tree: bool = False
     needs_draft_model: bool = False
     takes_draft_model: bool = False
+    needs_draft_head: bool = False
+    takes_draft_head: bool = False
+
+    @property
+    def needs_assistant(self) -> bool:
+        """Whether it needs an `assistant_model` of one kind or the other."""
+        return self.needs_draft_model or self.needs_draft_head

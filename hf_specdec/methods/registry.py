@@ -10,6 +10,7 @@ from types import MappingProxyType
 from hf_specdec.errors import unknown_name
 from hf_specdec.methods.auto.method import AUTO
 from hf_specdec.methods.draft_model.method import DRAFT_MODEL
+from hf_specdec.methods.eagle3.method import EAGLE3
 from hf_specdec.methods.lookahead.method import LOOKAHEAD
 from hf_specdec.methods.method import Method
 from hf_specdec.methods.plain.method import PLAIN
@@ -18,7 +19,7 @@ from hf_specdec.methods.prompt_lookup.method import PROMPT_LOOKUP
 __all__ = ["METHODS", "config_arguments", "resolve"]
 
 METHODS: Mapping[str, Method] = MappingProxyType(
-    {method.name: method for method in (PLAIN, PROMPT_LOOKUP, LOOKAHEAD, DRAFT_MODEL, AUTO)}
+    {method.name: method for method in (PLAIN, PROMPT_LOOKUP, LOOKAHEAD, DRAFT_MODEL, EAGLE3, AUTO)}
 )
 
 

@@ -49,4 +49,5 @@ AUTO = Method(
     summary="drafts from all of the text, earlier texts and the target's own logits, as much as pays",
     make=_make,
     takes_draft_model=True,
+    takes_draft_head=True,
 )

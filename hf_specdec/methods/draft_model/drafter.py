@@ -16,7 +16,7 @@ from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.candidates import Candidate, Growth, depth_first, draw_children, likeliest_children
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, LogitsProcessorFn, RoundDrafter
-from hf_specdec.observer import DraftedNode
+from hf_specdec.observer import DraftedNode, Source
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["DraftModelDrafter"]
@@ -38,8 +38,9 @@ class DraftModelDrafter(RoundDrafter):
         logits_processor: the draft's own logits processors, as a function of `(1, L)` ids and a `(1, vocab_size)` row.
         generator: for the draws; `None` is the global one.
         memory: acceptances counted in earlier greedy calls. Not used when sampling: acceptance depends on the
-            logits processors, and
-            where children are drawn the text depends on the drafts, so that the same seed has to give the same drafts.
+            logits processors, and where children are drawn the text depends on the drafts, so that the same seed has
+            to give the same drafts.
+        source: what `spec_observer` is told of where the nodes come from.
     """
 
     def __init__(
@@ -50,10 +51,12 @@ class DraftModelDrafter(RoundDrafter):
         logits_processor: LogitsProcessorFn | None = None,
         generator: torch.Generator | None = None,
         memory: AcceptanceCounts | None = None,
+        source: Source = "draft_model",
     ) -> None:
         super().__init__(scorer)
         self.scorer: DraftScorer = scorer
         self.config, self.logits_processor, self.generator = config, logits_processor, generator
+        self.source = source
         self.draws = config.use_logits and logits_processor is not None
         self.is_deterministic = not self.draws
         self.counts = memory if memory is not None and logits_processor is None else AcceptanceCounts()
@@ -105,7 +108,7 @@ class DraftModelDrafter(RoundDrafter):
         grown, described = [self._described.root] if self._described is not None else [], []
         for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
             grown.append(grown[parent].children[token])
-            described.append(DraftedNode("draft_model", grown[-1].value))
+            described.append(DraftedNode(self.source, grown[-1].value))
         return tuple(described)
 
     def _grow_best_first(self, growth: Growth, budget: int) -> DraftRound:

@@ -12,15 +12,25 @@ from safetensors.torch import load_file, save_file
 
 from hf_specdec.compat.decoder_layers import cached_file
 from hf_specdec.errors import CheckpointError
-from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig
+from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, is_head_config
 from hf_specdec.methods.eagle3.network import Eagle3Head
 
-__all__ = ["load_head", "save_head"]
+__all__ = ["is_head", "load_head", "save_head"]
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # of the target, which the training code keeps beside the head
 TARGETS_OWN = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")
+
+
+def is_head(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder or hub name is that of an EAGLE-3 head, as far as its config.json says."""
+    try:
+        found = _optional_file(path, "config.json", {})
+        values = {} if found is None else json.loads(found.read_text("utf-8"))
+    except (CheckpointError, ValueError):
+        return False
+    return isinstance(values, dict) and is_head_config(values)
 
 
 def load_head(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None, **hub: Any) -> Eagle3Head:

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 from hf_specdec.compat.decoder_layers import CONFIGS
 from hf_specdec.errors import ConfigError, unknown_name
 
-__all__ = ["Eagle3HeadConfig", "default_layer_ids"]
+__all__ = ["Eagle3HeadConfig", "default_layer_ids", "is_head_config"]
 
 FLAT_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -152,6 +152,12 @@ class Eagle3HeadConfig:
             **{name: getattr(self, name) for name in FLAGS},
             "tie_word_embeddings": False,
         }
+
+
+def is_head_config(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of an EAGLE-3 head."""
+    architectures = values.get("architectures") or []
+    return values.get("speculators_model_type") == "eagle3" or bool(set(architectures) & set(FLAT_ARCHITECTURES))
 
 
 def default_layer_ids(num_layers: int) -> tuple[int, ...]:

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from hf_specdec.compat.decoder_layers import LAYERS, config_of_layers
-from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig
+from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
 
 __all__ = ["Eagle3Head"]
 
 
-class Eagle3Head(nn.Module):
+class Eagle3Head(DraftHead):
     """A head that drafts from the target's hidden states.
 
     Args:
@@ -50,6 +51,32 @@ class Eagle3Head(nn.Module):
         is_reduced = config.draft_vocab_size < config.vocab_size
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long) if is_reduced else None)
         self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool) if is_reduced else None)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the target that it was made for."""
+        return self.config.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the states, and of the embeddings that it reads."""
+        return self.config.hidden_size
+
+    @property
+    def target_hidden_size(self) -> int:
+        """Width of the target's hidden states."""
+        return self.config.target_hidden_size
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Layers, key/value heads, head size."""
+        layer = self.config.layer
+        head_dim = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
+        return len(self.layers), int(layer.num_key_value_heads), int(head_dim)
+
+    def layer_ids(self, num_layers: int) -> tuple[int, ...]:
+        """The hidden states that it reads of a target with `num_layers` layers."""
+        return default_layer_ids(num_layers) if self.config.layer_ids is None else self.config.layer_ids
 
     @property
     def device(self) -> torch.device:
@@ -92,16 +119,7 @@ class Eagle3Head(nn.Module):
         cache: Any,
         key_positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The states after Q tokens, each beside the state of the position before it: `(batch, Q, hidden_size)`.
-
-        Args:
-            embeddings, states: `(batch, Q, hidden_size)`.
-            positions: `(batch, Q)`.
-            mask: `(batch, 1, Q, K)` bool: which of the K keys, those of the cache and then the new ones, each token
-                sees.
-            cache: a transformers cache; the new keys and values are written to it.
-            key_positions: `(batch, K)`, for layers with a sliding window.
-        """
+        """See `DraftHead.forward`."""
         rotary = self.rotary_emb(states, positions)
         for layer in self.layers:
             seen = mask

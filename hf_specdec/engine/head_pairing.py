@@ -1,0 +1,74 @@
+"""A target and a draft head: whether they go together, and the head's side of one call."""
+
+from transformers import PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.engine.call import Call
+from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.forward.head_runner import HeadRunner
+from hf_specdec.methods.draft_head import DraftHead
+
+__all__ = ["check_head", "head_runner_of"]
+
+MAX_PADDING = 1024  # ids by which vocabularies of one tokenizer differ, rounded up to a multiple for the hardware
+
+
+def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
+    """The hidden states of `target` that `head` reads.
+
+    Raises:
+        ConfigError: the head was made for a target of another width, vocabulary or number of layers.
+        UnsupportedModelError: the target is an encoder-decoder.
+    """
+    name = type(target).__name__
+    if target.config.is_encoder_decoder:
+        raise UnsupportedModelError(f"Draft heads read decoder-only models, but {name} is an encoder-decoder.")
+    config = compat.text_config(target.config)
+    remedy = f"Choose a head that was trained for this {name}."
+    if config.hidden_size != head.target_hidden_size:
+        rule = f"must read hidden states of the target's hidden_size {config.hidden_size}"
+        raise ConfigError("assistant_model", rule, f"a head for {head.target_hidden_size}", remedy)
+    if abs(config.vocab_size - head.vocab_size) > MAX_PADDING or int(head.target_ids.max()) >= config.vocab_size:
+        rule = f"must draft tokens of the target's vocab_size {config.vocab_size}"
+        raise ConfigError("assistant_model", rule, f"a head for {head.vocab_size}", remedy)
+    if head.embed_tokens is None and head.hidden_size != config.hidden_size:
+        rule = f"must have token embeddings or the target's hidden_size {config.hidden_size}"
+        raise ConfigError("assistant_model", rule, f"a head of hidden_size {head.hidden_size}", remedy)
+    layers = head.layer_ids(config.num_hidden_layers)
+    if max(layers) > config.num_hidden_layers:
+        rule = f"must read hidden states from 0 to the target's number of layers {config.num_hidden_layers}"
+        raise ConfigError("assistant_model", rule, f"a head that reads {layers}", remedy)
+    return layers
+
+
+def head_runner_of(call: Call, head: DraftHead) -> HeadRunner:
+    """The head with a cache of its own, for the call's prompts.
+
+    Raises:
+        ConfigError: head and target do not go together, or the prompt is no text that the head could read.
+    """
+    layers = check_head(call.model, head)
+    length = call.input_ids.shape[1]
+    if length == 0:
+        rule, remedy = "must be unset with a draft head", "Pass input_ids, which the head reads too."
+        raise ConfigError("inputs_embeds", rule, "given", remedy)
+    longest = call.generation_config.max_length or length + 1024
+    return HeadRunner(
+        head,
+        [call.prompt_of(row) for row in range(len(call.input_ids))],
+        call.model.get_input_embeddings(),
+        hidden_layers=layers,
+        vocab_size=compat.text_config(call.model.config).vocab_size,
+        relative_cost=_relative_cost(call.model, head),
+        device=call.input_ids.device,
+        room=longest - length,
+    )
+
+
+def _relative_cost(target: PreTrainedModel, head: DraftHead) -> float:
+    """A guess of what a forward of the head costs: the mean of the ratios of parameters and of layers."""
+    sizes = [sum(weight.numel() for weight in model.parameters()) for model in (head, target)]
+    if head.embed_tokens is not None:
+        sizes[0] -= head.embed_tokens.weight.numel()  # a look-up
+    num_layers = compat.text_config(target.config).num_hidden_layers
+    return float((sizes[0] / max(sizes[1], 1) + head.cache_shape[0] / max(num_layers, 1)) / 2)

@@ -1,0 +1,343 @@
+"""`spec_method="eagle3"`: the text of plain `generate` with any head, and a cache that follows the accepted path."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, GenerationMixin
+
+import hf_specdec
+from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.forward.head_runner import HeadRunner
+from tests.helpers.heads import QWEN3, random_head
+from tests.helpers.support import PROMPT, plain
+from tests.helpers.zoo import FAMILIES, VOCAB_SIZE
+
+Zoo = Callable[[str], Any]
+HEADS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"layer_class": QWEN3},
+    "reduced vocabulary": {"draft_vocab_size": 64},
+    "norms": {"fc_norm": True, "norm_output": True, "norm_before_residual": True},
+    "two layers": {"num_hidden_layers": 2},
+    "sliding": {"layer_class": QWEN3, "sliding_window": 6},
+}
+SHAPES = {"chain": {"num_branches": 1, "draft_len": 5}, "tree": {"num_branches": 3, "draft_len": 4, "max_nodes": 9}}
+BATCH = torch.tensor([[0, 0, 5, 6, 7, 8], [9, 10, 11, 12, 13, 14], [0, 0, 0, 0, 21, 22]])
+MASK = (BATCH != 0).long()
+
+
+def always(config: dict[str, Any]) -> dict[str, Any]:
+    """Drafts at every step, whatever was accepted before."""
+    return {"spec_method": "eagle3", "spec_config": {"confidence_threshold": 0.0, **config}}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", HEADS)
+def test_any_head_writes_what_plain_generation_writes(model: Any, kind: str, shape: str) -> None:
+    head = random_head(model, **HEADS[kind])
+    expected = plain(model, PROMPT, max_new_tokens=20, do_sample=False)
+    ours = model.generate(
+        PROMPT,
+        max_new_tokens=20,
+        do_sample=False,
+        return_dict_in_generate=True,
+        assistant_model=head,
+        **always(SHAPES[shape]),
+    )
+    assert torch.equal(ours.sequences, expected)
+    assert ours.spec_stats.num_draft_tokens > 0
+    assert ours.spec_stats.method == "eagle3"
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("t5", "bart", "whisper", "marian")])
+def test_any_decoder_writes_what_plain_generation_writes(zoo: Zoo, family: str) -> None:
+    """Whatever its layers are, as long as `output_hidden_states` shows them."""
+    model = zoo(family)
+    if model.config.is_encoder_decoder:
+        with pytest.raises(UnsupportedModelError, match="decoder-only"):
+            model.generate(PROMPT, max_new_tokens=4, assistant_model=random_head(model), spec_method="eagle3")
+        return
+    head = random_head(model)
+    expected = plain(model, PROMPT, max_new_tokens=12, do_sample=False)
+    ours = model.generate(PROMPT, max_new_tokens=12, do_sample=False, assistant_model=head, **always(SHAPES["tree"]))
+    assert torch.equal(ours, expected)
+
+
+def test_a_seed_gives_the_text_that_it_gives_without_a_head(model: Any) -> None:
+    head = random_head(model)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        expected = plain(model, PROMPT, max_new_tokens=16, do_sample=True, temperature=0.9)
+        torch.manual_seed(seed)
+        ours = model.generate(
+            PROMPT,
+            max_new_tokens=16,
+            do_sample=True,
+            temperature=0.9,
+            assistant_model=head,
+            **always(SHAPES["tree"]),
+        )
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_of_a_padded_batch_write_what_plain_generation_writes(model: Any, shape: str) -> None:
+    head = random_head(model)
+    options: dict[str, Any] = {"attention_mask": MASK, "max_new_tokens": 14, "do_sample": False}
+    expected = plain(model, BATCH, **options)
+    ours = model.generate(BATCH, **options, assistant_model=head, **always(SHAPES[shape]))
+    assert torch.equal(ours, expected)
+
+
+def test_a_static_cache_works_with_a_head(model: Any) -> None:
+    head = random_head(model)
+    options: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "cache_implementation": "static"}
+    options["disable_compile"] = True
+    expected = plain(model, PROMPT, **options)
+    assert torch.equal(model.generate(PROMPT, **options, assistant_model=head, **always(SHAPES["tree"])), expected)
+
+
+def test_a_conversation_goes_on_with_a_cache_from_plain_generation(model: Any) -> None:
+    """The head reads what the second call computes; the first call's hidden states are gone."""
+    head = random_head(model)
+    turns = []
+    for how in ({}, {"assistant_model": head, **always(SHAPES["tree"])}):
+        cache = DynamicCache(config=model.config)
+        generate = model.generate if how else lambda *args, **kwargs: GenerationMixin.generate(model, *args, **kwargs)
+        first = plain(model, PROMPT[:, :20], max_new_tokens=6, do_sample=False, past_key_values=cache)
+        longer = torch.cat([first, PROMPT[:, :7]], dim=1)
+        turns.append(generate(longer, max_new_tokens=12, do_sample=False, past_key_values=cache, **how))
+    assert torch.equal(turns[0], turns[1])
+
+
+def test_generate_many_keeps_every_text(model: Any) -> None:
+    head = random_head(model)
+    prompts = [PROMPT[0, start : start + length] for start, length in ((0, 9), (3, 14), (8, 5), (1, 20), (5, 7))]
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+    expected = [plain(model, prompt[None], **options)[0, len(prompt) :].tolist() for prompt in prompts]
+    found = hf_specdec.generate_many(
+        model, prompts, max_batch_size=2, assistant_model=head, **options, **always(SHAPES["tree"])
+    )
+    ours = {result.index: result.token_ids for result in found}
+    assert [ours[index] for index in range(len(prompts))] == expected
+
+
+def test_auto_takes_a_head_as_one_more_source(model: Any) -> None:
+    head = random_head(model)
+    expected = plain(model, PROMPT, max_new_tokens=24, do_sample=False)
+    config = {"num_nodes": 8, "pool": "request"}
+    ours = model.generate(
+        PROMPT, max_new_tokens=24, do_sample=False, spec_method="auto", spec_config=config, assistant_model=head
+    )
+    assert torch.equal(ours, expected)
+
+
+class Fed:
+    """A head that notes what it was fed."""
+
+    def __init__(self, head: Any) -> None:
+        self.columns: list[int] = []
+        self.fused = 0
+        self._forward, self._fuse = head.forward, head.fuse
+        head.forward, head.fuse = self.forward, self.fuse
+
+    def forward(self, embeddings: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        self.columns.append(embeddings.shape[1])
+        return self._forward(embeddings, *args, **kwargs)
+
+    def fuse(self, features: torch.Tensor) -> Any:
+        self.fused += len(features)
+        return self._fuse(features)
+
+
+def test_the_heads_cache_is_never_rebuilt(model: Any) -> None:
+    """Every token of the text is fed once with the target's state, and every level of the tree by one forward."""
+    head = random_head(model)
+    fed = Fed(head)
+    steps: list[Any] = []
+    out = model.generate(
+        PROMPT,
+        max_new_tokens=20,
+        do_sample=False,
+        assistant_model=head,
+        spec_observer=steps.append,
+        **always({"num_branches": 2, "draft_len": 3, "max_nodes": 6}),
+    )
+    assert fed.fused <= out.shape[1] - 1
+    assert len(fed.columns) <= 3 * len(steps)
+    assert max(fed.columns[1:]) <= 10
+
+
+def test_drafts_are_those_of_a_head_that_is_run_from_scratch(model: Any) -> None:
+    """Each step's chain is what the network drafts over the whole text, its cache and states made anew."""
+    head = random_head(model)
+    steps: list[Any] = []
+    out = model.generate(
+        PROMPT,
+        max_new_tokens=16,
+        do_sample=False,
+        assistant_model=head,
+        spec_observer=steps.append,
+        **always({"num_branches": 1, "draft_len": 3}),
+    )
+    with torch.no_grad():
+        hidden = model(out, output_hidden_states=True).hidden_states
+        features = torch.cat([hidden[layer] for layer in head.config.layer_ids], dim=-1)
+    length = PROMPT.shape[1] + 1  # the prompt and its first token
+    for step in steps:
+        text = out[:, :length]
+        cache, chain = DynamicCache(), []
+        states, tokens = head.fuse(features[:, : length - 1]), text[:, 1:]
+        positions = torch.arange(1, length)[None]
+        for _ in range(len(step.tree) - 1):
+            total = cache.get_seq_length() + tokens.shape[1]
+            mask = torch.ones(tokens.shape[1], total).tril(total - tokens.shape[1]).bool()[None, None]
+            states = head(model.get_input_embeddings()(tokens), states, positions, mask, cache)[:, -1:]
+            chain.append(int(head.logits(states)[0, -1].argmax()))
+            tokens, positions = torch.tensor([[chain[-1]]]), positions[:, -1:] + 1
+        assert list(step.tree.tokens[1:]) == chain
+        length += len(step.accepted)
+    assert length == out.shape[1]
+
+
+def test_a_long_prompt_is_fed_in_chunks_to_the_same_effect(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hf_specdec.forward.head_runner as module
+
+    def trees() -> list[Any]:
+        head, steps = random_head(model), []
+        prompts = torch.cat([PROMPT, PROMPT.flip(1)])
+        model.generate(
+            prompts,
+            max_new_tokens=8,
+            do_sample=False,
+            assistant_model=head,
+            spec_observer=steps.append,
+            **always(SHAPES["chain"]),
+        )
+        return [step.tree.tokens for step in steps]
+
+    whole = trees()
+    monkeypatch.setattr(module, "CHUNK", 7)
+    assert trees() == whole
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_a_wrapped_target_works_with_a_head(model: Any) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base = copy.deepcopy(hf_specdec.disable(model))
+    hf_specdec.enable(model)
+    wrapped = get_peft_model(base, LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    hf_specdec.enable(wrapped)
+    expected = plain(base, PROMPT, max_new_tokens=12, do_sample=False)
+    ours = wrapped.generate(
+        input_ids=PROMPT,
+        max_new_tokens=12,
+        do_sample=False,
+        assistant_model=random_head(base),
+        **always(SHAPES["tree"]),
+    )
+    assert torch.equal(ours, expected)
+
+
+def test_use_logits_samples_the_targets_distribution(model: Any) -> None:
+    """Chi-square over the first two tokens of 1,500 texts, against the exact distribution, at one in ten thousand."""
+    head = random_head(model, draft_vocab_size=64)
+    prompt = PROMPT[:, :6]
+    rows, num_texts = 250, 1500
+    warp = {"temperature": 0.7, "top_k": 6}
+    config = {**SHAPES["tree"], "use_logits": True}
+    counts: dict[tuple[int, int], int] = {}
+    torch.manual_seed(3)
+    for _ in range(num_texts // rows):
+        out = model.generate(
+            prompt.expand(rows, -1), max_new_tokens=2, do_sample=True, assistant_model=head, **warp, **always(config)
+        )
+        for pair in out[:, 6:].tolist():
+            counts[tuple(pair)] = counts.get(tuple(pair), 0) + 1
+
+    def distribution(ids: torch.Tensor) -> dict[int, float]:
+        with torch.no_grad():
+            top = (model(ids).logits[0, -1] / 0.7).topk(6)
+        return dict(zip(top.indices.tolist(), top.values.softmax(-1).tolist(), strict=True))
+
+    expected = {}
+    for first, share in distribution(prompt).items():
+        for second, part in distribution(torch.cat([prompt, torch.tensor([[first]])], dim=1)).items():
+            expected[first, second] = share * part * num_texts
+    assert set(counts) <= set(expected)
+    common = {pair: number for pair, number in expected.items() if number >= 5}
+    rest = num_texts - sum(common.values())
+    chi = sum((counts.get(pair, 0) - number) ** 2 / number for pair, number in common.items())
+    chi += (sum(n for pair, n in counts.items() if pair not in common) - rest) ** 2 / max(rest, 1.0)
+    degrees = len(common)
+    assert chi < degrees + 3.72 * (2 * degrees) ** 0.5 + 4
+
+
+def test_a_head_for_another_target_is_refused_with_both_sizes(zoo: Zoo) -> None:
+    model = zoo("llama")
+    narrow = random_head(model)
+    object.__setattr__(narrow.config, "target_hidden_size", 64)
+    with pytest.raises(ConfigError, match=r"hidden_size 48, but is 'a head for 64'"):
+        model.generate(PROMPT, max_new_tokens=4, assistant_model=narrow, spec_method="eagle3")
+    other = random_head(model)
+    other.config.layer.vocab_size = 5000
+    with pytest.raises(ConfigError, match=rf"vocab_size {VOCAB_SIZE}, but is 'a head for 5000'"):
+        model.generate(PROMPT, max_new_tokens=4, assistant_model=other, spec_method="eagle3")
+    deep = random_head(model, layer_ids=(1, 2, 9))
+    with pytest.raises(ConfigError, match=r"number of layers 3, but is 'a head that reads \(1, 2, 9\)'"):
+        model.generate(PROMPT, max_new_tokens=4, assistant_model=deep, spec_method="eagle3")
+
+
+def test_heads_and_models_are_told_apart(model: Any) -> None:
+    with pytest.raises(ConfigError, match=r"must be given with spec_method=\"eagle3\".*AutoDraftHead"):
+        model.generate(PROMPT, max_new_tokens=4, spec_method="eagle3")
+    with pytest.raises(ConfigError, match="must be a draft head"):
+        model.generate(PROMPT, max_new_tokens=4, spec_method="eagle", assistant_model=model)
+    with pytest.raises(ConfigError, match='spec_method="eagle3" for a head'):
+        model.generate(PROMPT, max_new_tokens=4, spec_method="draft_model", assistant_model=random_head(model))
+    with pytest.raises(ConfigError, match="engine"):
+        model.generate(
+            PROMPT,
+            max_new_tokens=4,
+            spec_method="eagle3",
+            spec_config={"engine": "assisted"},
+            assistant_model=random_head(model),
+        )
+
+
+def test_rows_of_a_head_take_the_places_of_one_another(model: Any) -> None:
+    """A row that is taken over scores as it did alone."""
+    head = random_head(model)
+
+    def runner(prompts: list[list[int]]) -> HeadRunner:
+        made = HeadRunner(
+            head,
+            prompts,
+            model.get_input_embeddings(),
+            hidden_layers=(1, 2, 3),
+            vocab_size=VOCAB_SIZE,
+            relative_cost=0.1,
+            device=torch.device("cpu"),
+        )
+        generator = torch.Generator().manual_seed(len(prompts[0]))
+        for place, prompt in enumerate(prompts):
+            made.read(place, [torch.randn(len(prompt), 48, generator=generator) for _ in range(3)])
+            made.keep(place, [9])
+        return made
+
+    from hf_specdec.tree import DraftTree
+
+    tree = DraftTree.chain(9, [4, 5])
+    alone = runner([[5, 6, 7]]).score([tree])[0]
+    pair, joining = runner([[1, 2, 3, 4], [3, 4, 5, 6]]), runner([[5, 6, 7]])
+    pair.score([tree, None])
+    pair.keep(0, [4])
+    pair.read(0, [torch.randn(1, 48) for _ in range(3)])
+    pair.admit(joining, 1)
+    torch.testing.assert_close(pair.score([None, tree])[1], alone)
+    pair.select([1])
+    assert pair.num_rows == 1
