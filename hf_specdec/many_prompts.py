@@ -29,9 +29,10 @@ from hf_specdec.progress import with_bar
 from hf_specdec.request import Request, own_arguments, read_request
 from hf_specdec.stats import SpecStats
 
-__all__ = ["ManyResult", "generate_many"]
+__all__ = ["NOT_YET", "ManyResult", "generate_many"]
 
 MAX_CACHE_TOKENS = 1 << 18
+NOT_YET = object()  # among prompts: none is waiting now
 NOT_FOR_MANY = ("streamer", "num_return_sequences", "past_key_values", "inputs_embeds")
 NOT_FOR_ONE = ("streamer", "num_return_sequences")
 PROMPT_FIELDS = ("prompt", "input_ids", "PROMPT")  # of errors that are one prompt's
@@ -83,7 +84,9 @@ def generate_many(
     Args:
         model: a transformers model; it is enabled if it is not.
         prompts: an iterable, read as rows get free, of strings (with `tokenizer`), lists of token ids, tensors
-            `(length,)` or `(1, length)`, or dicts of `generate`'s inputs for one sequence.
+            `(length,)` or `(1, length)`, or dicts of `generate`'s inputs for one sequence, which may hold its `seed`.
+            `many_prompts.NOT_YET` among them says that none is waiting: the next is asked for after a step, and all
+            ends where nothing is being decoded.
         max_batch_size (`int`, *optional*, defaults to `8`): rows decoded together.
         tokenizer: encodes strings, decodes results, and serves `stop_strings`.
         seed (`int`, *optional*): when sampling, prompt i draws from `seed + i`; by default a seed is drawn.
@@ -120,6 +123,7 @@ class _Job:
         self.model, self.tokenizer, self.seed, self.kwargs = model, tokenizer, seed, kwargs
         self._prompts: dict[int, Any] = {}  # of the rows that are being decoded
         self._seeds: dict[int, int] = {}  # of the prompts that are being sampled
+        self._own_seeds: dict[int, int] = {}  # of those that bring one
         self._ready: list[ManyResult] = []
 
     def run(self, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int) -> Iterator[ManyResult]:
@@ -132,6 +136,8 @@ class _Job:
             if max_rows > 1:
                 self._warn_once(f"decodes prompts one by one, whatever max_batch_size is: {reason}")
             for index, prompt in prompts:
+                if prompt is NOT_YET:
+                    return
                 yield self._alone(index, prompt)
             return
         costs = costs_of(self.model, request, compat.input_device(self.model))
@@ -162,9 +168,12 @@ class _Job:
 
     def _queued(
         self, prompts: Iterator[tuple[int, Any]], found: Found, rank_sync: RankSync
-    ) -> Iterator[QueuedSequence]:
+    ) -> Iterator[QueuedSequence | None]:
         """Prompts ready to join the batch; those that cannot share it are decoded alone on the way."""
         for index, prompt in prompts:
+            if prompt is NOT_YET:
+                yield None
+                continue
             try:
                 queued = self._prepared(index, prompt, found, rank_sync)
             except Exception as error:
@@ -240,6 +249,8 @@ class _Job:
             inputs = dict(prompt)
         else:
             inputs = {"input_ids": torch.as_tensor(prompt)}
+        if (seed := inputs.pop("seed", None)) is not None:
+            self._own_seeds[index] = seed
         ids = inputs.get("input_ids")
         if isinstance(ids, torch.Tensor):
             ids = inputs["input_ids"] = ids[None] if ids.ndim == 1 else ids
@@ -260,8 +271,12 @@ class _Job:
     def _seed_of(self, index: int, inputs: dict[str, Any]) -> int | None:
         """What one prompt draws from, if it samples; a job that does not draws its seed when the first prompt does."""
         kwargs = {**self.kwargs, **inputs}
+        own = self._own_seeds.pop(index, None)
         if not settings_of(kwargs, _configs(self.model, kwargs))("do_sample"):
             return None
+        if own is not None:
+            self._seeds[index] = own
+            return own
         if self.seed is None:
             self.seed = rank_sync_of(self.model).decide_now(lambda: int(torch.randint(1 << 62, ())))
         self._seeds[index] = self.seed + index

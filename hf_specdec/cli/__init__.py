@@ -6,6 +6,7 @@ module is imported when the command is called, so that `--help` and `--version` 
     hf-specdec generate "def fib(n):" --compare
     hf-specdec bench --limit 6
     hf-specdec info --model path/to/model
+    hf-specdec serve --model path/to/model --spec-method auto
     hf-specdec summarize --spec-method auto --check-accuracy
     hf-specdec train path/to/model --prompts prompts.jsonl --out head
     hf-specdec tune path/to/model --out costs.json
@@ -26,6 +27,7 @@ COMMANDS = {  # each in the module and the function of its name
     "demo": "Open a page that races speculation against plain generate, and shows what happens inside each step.",
     "generate": "Continue a prompt with speculative decoding.",
     "info": "Say what a model can do on this machine and why, and which optional packages are installed.",
+    "serve": "Serve a model to OpenAI's clients; requests share one batch.",
     "summarize": "Summarise articles plainly and with a method: ROUGE scores and tokens a second of both.",
     "train": "Train an EAGLE-3 draft head for any target, from text that the target writes.",
     "tune": "Measure what a forward of T tokens costs, and keep it in a file for auto.",

@@ -71,11 +71,11 @@ class ContinuousBatching:
         self._next: QueuedSequence | None = None
 
     @torch.no_grad()
-    def run(self, queue: Iterator[QueuedSequence]) -> Iterator[SequenceState]:
+    def run(self, queue: Iterator[QueuedSequence | None]) -> Iterator[SequenceState]:
         """Yield sequences as their texts end, or fail: then `sequence.error` says how.
 
         Args:
-            queue: asked only when there is room.
+            queue: asked only when there is room; `None` says that nothing is waiting now.
         """
         try:
             while True:
@@ -101,7 +101,7 @@ class ContinuousBatching:
         self.rank_sync.flush()
         return sequence
 
-    def _fill(self, queue: Iterator[QueuedSequence]) -> Iterator[SequenceState]:
+    def _fill(self, queue: Iterator[QueuedSequence | None]) -> Iterator[SequenceState]:
         """Put waiting sequences in the places of ended ones and after the last; yields those that end at once."""
         while (queued := self._waiting(queue)) is not None:
             self._next = None
@@ -119,7 +119,7 @@ class ContinuousBatching:
             self._batch.select(live)
             self._columns = [self._columns[place] for place in live]
 
-    def _waiting(self, queue: Iterator[QueuedSequence]) -> QueuedSequence | None:
+    def _waiting(self, queue: Iterator[QueuedSequence | None]) -> QueuedSequence | None:
         """The next sequence, if there is room for it."""
         sequences = self._batch.sequences if self._batch is not None else []
         live = [columns for columns, s in zip(self._columns, sequences, strict=True) if not s.finished]

@@ -1,0 +1,89 @@
+"""A model class for lm-evaluation-harness: `--model hf-specdec`, with the scores of `--model hf`.
+
+    python -m hf_specdec.integrations.lm_eval run --model hf-specdec --model_args pretrained=gpt2,spec_method=auto ...
+
+From Python import this module before `lm_eval.simple_evaluate(model="hf-specdec", ...)`.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from hf_specdec.api import enable
+from hf_specdec.errors import MissingExtraError
+from hf_specdec.loading import AutoModelForCausalLM
+from hf_specdec.methods.registry import config_arguments
+from hf_specdec.per_row import PerRow
+
+try:
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.utils_hf import MultiTokenEOSCriteria
+except ImportError as error:
+    raise MissingExtraError("lm_eval", "lm-eval", "The model class for lm-evaluation-harness") from error
+
+__all__ = ["SpecHFLM"]
+
+
+@register_model("hf-specdec")
+class SpecHFLM(HFLM):
+    """`HFLM` that generates with speculative decoding; likelihoods are computed as by `HFLM`.
+
+    Args:
+        pretrained: a model, a folder, or a name on the hub.
+        spec_method (`str`, *optional*, defaults to `"auto"`): as for `generate`.
+        spec_config (*optional*): its configuration; `lookahead_config` and the other list forms work too.
+        draft_model (`str`, *optional*): folder or name of a draft model, for `"draft_model"` and `"auto"`.
+        kwargs: everything that `HFLM` takes.
+    """
+
+    def __init__(
+        self,
+        pretrained: Any,
+        spec_method: str | None = "auto",
+        spec_config: Any = None,
+        draft_model: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._how: dict[str, Any] = {"spec_method": spec_method, "spec_config": spec_config}
+        self._how |= {name: kwargs.pop(name) for name in config_arguments() if name in kwargs}
+        super().__init__(pretrained, **kwargs)
+        enable(self.model)
+        if draft_model is not None:
+            device_map = {"": str(self.device)}
+            draft = AutoModelForCausalLM.from_pretrained(draft_model, dtype=self.model.dtype, device_map=device_map)
+            self._how["assistant_model"] = draft
+
+    def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **kwargs: Any) -> torch.Tensor:
+        """Continue `(batch, length)` ids; each row ends at a stop sequence of its own.
+
+        The base class lets rows run on until all have met one, and cuts the texts at it afterwards.
+        """
+        temperature = kwargs.setdefault("temperature", 0.0)
+        if temperature == 0.0:
+            kwargs.setdefault("do_sample", False)
+            if not kwargs["do_sample"]:
+                del kwargs["temperature"]
+        criteria = [PerRow(partial(self._criterion, text, context.shape[1])) for text in stop]
+        enabled = self.mixed_precision_dtype is not None
+        with torch.autocast(device_type=self.device.type, dtype=self.mixed_precision_dtype, enabled=enabled):
+            output: torch.Tensor = self.model.generate(
+                input_ids=context,
+                max_length=max_length,
+                stopping_criteria=criteria,
+                pad_token_id=self.tokenizer.pad_token_id,
+                use_cache=True,
+                **kwargs,
+                **self._how,
+            )
+        return output
+
+    def _criterion(self, text: str, prompt_length: int, row: int) -> MultiTokenEOSCriteria:
+        """The harness's criterion for one row."""
+        return MultiTokenEOSCriteria(text, self.tokenizer, prompt_length, 1)
+
+
+if __name__ == "__main__":
+    cli_evaluate()

@@ -1,0 +1,209 @@
+"""The server's routes: OpenAI's chat and text completions, streamed or whole, over a `ServingEngine`."""
+
+import asyncio
+import contextlib
+import hmac
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, TypeVar
+
+from hf_specdec.errors import MissingExtraError
+from hf_specdec.many_prompts import ManyResult
+from hf_specdec.serve.engine import Answer, ServingEngine
+from hf_specdec.serve.requests import RequestError, RequestReader
+from hf_specdec.serve.text_stream import TextStream
+
+try:
+    from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse, Response, StreamingResponse
+    from pydantic import ValidationError
+
+    from hf_specdec.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
+except ImportError as error:
+    raise MissingExtraError("fastapi", "serve", "The server") from error
+
+__all__ = ["build_app"]
+
+SECONDS_BETWEEN_LOOKS = 0.2  # for a client that has hung up
+Body = TypeVar("Body", bound=GenerationRequest)
+
+
+def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequence[str] = ()) -> FastAPI:
+    """The application for an ASGI server.
+
+    Args:
+        api_keys (`Sequence[str]`, *optional*): of which a request must carry one as its bearer token.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(engine.close)
+
+    app = FastAPI(title="hf_specdec", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    server = _Server(engine, reader)
+
+    @app.exception_handler(RequestError)
+    async def refuse(request: Request, error: RequestError) -> JSONResponse:
+        return JSONResponse({"error": _described(error)}, status_code=error.status)
+
+    @app.middleware("http")
+    async def check_key(request: Request, call_next: Any) -> Any:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        is_known = not api_keys or any(hmac.compare_digest(given, key.encode()) for key in api_keys)
+        if not is_known and request.url.path != "/health":
+            return await refuse(request, RequestError(401, "the API key is missing or wrong", "invalid_api_key"))
+        return await call_next(request)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": reader.name, "object": "model", "owned_by": "hf_specdec"}]}
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await server.answer(request, await _body(request, ChatRequest))
+
+    @app.post("/v1/completions")
+    async def complete(request: Request) -> Response:
+        return await server.answer(request, await _body(request, CompletionRequest))
+
+    return app
+
+
+async def _body(request: Request, kind: type[Body]) -> Body:
+    """The checked body.
+
+    Raises:
+        RequestError: it is no JSON, or a field is wrong or unknown.
+    """
+    try:
+        return kind.model_validate_json(await request.body())
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        raise RequestError(400, f"{field or 'body'}: {first['msg']}", "invalid_request", field or None) from error
+
+
+class _Server:
+    """Answers checked requests."""
+
+    def __init__(self, engine: ServingEngine, reader: RequestReader) -> None:
+        self.engine, self.reader = engine, reader
+
+    async def answer(self, request: Request, body: GenerationRequest) -> Response:
+        inputs = await asyncio.to_thread(self.reader.read, body)
+        answer = self.engine.submit(inputs, asyncio.get_running_loop())
+        reply = _Reply(body, len(inputs["input_ids"][0]), inputs["max_new_tokens"])
+        text = TextStream(self.reader.tokenizer, body.stop_strings)
+        if body.stream:
+            return StreamingResponse(_events(answer, text, reply), media_type="text/event-stream")
+        watcher = asyncio.create_task(_cancel_on_disconnect(request, answer))
+        try:
+            pieces = [text.push(token_ids) async for token_ids in answer]
+        except Exception as error:
+            raise _refusal(error) from error
+        finally:
+            watcher.cancel()
+            answer.cancel()
+        assert answer.result is not None
+        return JSONResponse(reply.whole("".join(pieces) + text.end(), answer.result, text.has_stopped))
+
+
+async def _cancel_on_disconnect(request: Request, answer: Answer) -> None:
+    while not await request.is_disconnected():
+        await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+    answer.cancel()
+
+
+async def _events(answer: Answer, text: TextStream, reply: "_Reply") -> AsyncIterator[str]:
+    """Server-sent events. A client that hangs up ends the answer: this generator is closed then."""
+    try:
+        yield reply.event("", is_first=True)
+        async for token_ids in answer:
+            if piece := text.push(token_ids):
+                yield reply.event(piece)
+        if rest := text.end():
+            yield reply.event(rest)
+        assert answer.result is not None
+        yield reply.event("", finish=reply.finish_reason(answer.result, text.has_stopped))
+        if reply.includes_usage:
+            yield reply.usage_event(answer.result)
+        yield "data: [DONE]\n\n"
+    except Exception as error:  # noqa: BLE001 - the status is sent already; the client reads it here
+        yield f"data: {json.dumps({'error': _described(_refusal(error))})}\n\n"
+    finally:
+        answer.cancel()
+
+
+class _Reply:
+    """OpenAI's objects for one request."""
+
+    def __init__(self, body: GenerationRequest, prompt_tokens: int, max_new_tokens: int) -> None:
+        self.is_chat, self.prompt_tokens, self.max_new_tokens = (
+            isinstance(body, ChatRequest),
+            prompt_tokens,
+            max_new_tokens,
+        )
+        self.includes_usage = body.stream_options is not None and body.stream_options.include_usage
+        self._kind = "chat.completion" if self.is_chat else "text_completion"
+        prefix = "chatcmpl" if self.is_chat else "cmpl"
+        self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
+
+    def finish_reason(self, result: ManyResult, has_stopped: bool) -> str:
+        return "length" if not has_stopped and len(result.token_ids) >= self.max_new_tokens else "stop"
+
+    def whole(self, text: str, result: ManyResult, has_stopped: bool) -> dict[str, Any]:
+        content = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": self.finish_reason(result, has_stopped)}
+        return {**self._head, "object": self._kind, "choices": [choice], "usage": self._usage(result)}
+
+    def event(self, text: str, *, is_first: bool = False, finish: str | None = None) -> str:
+        delta: dict[str, str] = ({"role": "assistant"} if is_first else {}) | ({} if finish else {"content": text})
+        content: dict[str, Any] = {"delta": delta} if self.is_chat else {"text": text}
+        return self._event([{"index": 0, **content, "logprobs": None, "finish_reason": finish}], None)
+
+    def usage_event(self, result: ManyResult) -> str:
+        return self._event([], self._usage(result))
+
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> str:
+        kind = f"{self._kind}.chunk" if self.is_chat else self._kind
+        document = {**self._head, "object": kind, "choices": choices, **({"usage": usage} if usage else {})}
+        return f"data: {json.dumps(document)}\n\n"
+
+    def _usage(self, result: ManyResult) -> dict[str, Any]:
+        """Token counts, with OpenAI's names for drafts; `spec_stats` has the rest."""
+        stats, new = result.stats, len(result.token_ids)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": new,
+            "total_tokens": self.prompt_tokens + new,
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": stats.num_accepted_tokens,
+                "rejected_prediction_tokens": stats.num_draft_tokens - stats.num_accepted_tokens,
+            },
+            "spec_stats": {
+                "method": stats.method,
+                "num_drafts": stats.num_drafts,
+                "acceptance_rate": stats.acceptance_rate,
+                "mean_acceptance_length": stats.mean_acceptance_length,
+                "plain_reason": stats.plain_reason,
+            },
+        }
+
+
+def _refusal(error: Exception) -> RequestError:
+    """What a client is told of an error while its request is decoded."""
+    if isinstance(error, ValueError):
+        return RequestError(400, " ".join(str(error).split()), "invalid_request")
+    return RequestError(500, f"{type(error).__name__} while decoding", "server_error")
+
+
+def _described(error: RequestError) -> dict[str, Any]:
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {"message": error.message, "type": kind, "param": error.param, "code": error.code}

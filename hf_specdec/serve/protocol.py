@@ -1,0 +1,104 @@
+"""The bodies of requests, as OpenAI's clients send them, checked. Fields that would be ignored are refused."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["ChatRequest", "CompletionRequest", "GenerationRequest"]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class StreamOptions(_Body):
+    """What a stream tells beside its text."""
+
+    include_usage: bool = False
+
+
+class TextPart(_Body):
+    """One piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Body):
+    """One message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The message's text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class GenerationRequest(_Body):
+    """What both kinds of request share. `user`, `metadata` and `store` are accepted and not kept."""
+
+    model: str
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0)
+    frequency_penalty: float | None = Field(None, ge=0, le=0)
+    presence_penalty: float | None = Field(None, ge=0, le=0)
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = Field(None, ge=0)
+    stop: str | list[str] | None = None
+    n: int | None = Field(None, ge=1, le=1)
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    spec_method: str | None = None
+    spec_config: dict[str, Any] | list[Any] | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """Texts at which the answer ends."""
+        return [self.stop] if isinstance(self.stop, str) else [text for text in self.stop or [] if text]
+
+    @property
+    def limit(self) -> int | None:
+        """Most new tokens, if the request says."""
+        return self.max_tokens
+
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of `generate`. Temperature 0 is greedy decoding; none leaves it to the model's configuration."""
+        names = ("top_p", "top_k", "min_p") if self.temperature != 0 else ()
+        found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.temperature is not None:
+            found["do_sample"] = self.temperature > 0
+            if self.temperature > 0:
+                found["temperature"] = self.temperature
+        if self.repetition_penalty is not None:
+            found["repetition_penalty"] = self.repetition_penalty
+        if self.logit_bias:
+            found["sequence_bias"] = [[[token], bias] for token, bias in self.logit_bias.items()]
+        return found
+
+
+class ChatRequest(GenerationRequest):
+    """The body of `/v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+
+    @property
+    def limit(self) -> int | None:
+        """Most new tokens, under either name."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of `/v1/completions`: one prompt, as text or token ids."""
+
+    prompt: str | list[int]

@@ -1,0 +1,85 @@
+"""lm-evaluation-harness: `hf-specdec` answers and scores as `hf` does, one by one and in batches."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hf_specdec
+
+pytestmark = [pytest.mark.extras, pytest.mark.filterwarnings("ignore")]  # the harness warns on its own
+lm_eval = pytest.importorskip("lm_eval")
+
+GENERATE = """\
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{prompt}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs: {{until: ["\\n\\n", "return"], max_gen_toks: 24}}
+metric_list: [{{metric: exact_match}}]
+"""
+CHOOSE = """\
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{prompt}}}}"
+doc_to_choice: ["pass", "return x", "raise ValueError"]
+doc_to_target: 1
+metric_list: [{{metric: acc}}]
+"""
+PROMPTS = ["def add(a, b):\n    ", "class Stack:\n    def __init__(self):\n        ", "for x in xs:\n    ", "import "]
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks")
+    data = folder / "data.jsonl"
+    data.write_text("".join(json.dumps({"prompt": prompt, "answer": "self.items = []"}) + "\n" for prompt in PROMPTS))
+    for name, template in {"tiny_generate": GENERATE, "tiny_choose": CHOOSE}.items():
+        (folder / f"{name}.yaml").write_text(template.format(name=name, data=data))
+    return folder
+
+
+def evaluate(folder: Path, model: str, batch_size: int, **arguments: Any) -> tuple[Any, Any]:
+    """Scores, and the answers by task."""
+    from lm_eval.tasks import TaskManager
+
+    found = lm_eval.simple_evaluate(
+        model=model,
+        model_args={"pretrained": str(hf_specdec.embedded.path("target")), "dtype": "float32", **arguments},
+        tasks=["tiny_generate", "tiny_choose"],
+        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+        batch_size=batch_size,
+        device="cpu",
+        bootstrap_iters=0,
+    )
+    answers = {name: [sample["filtered_resps"] for sample in samples] for name, samples in found["samples"].items()}
+    return found["results"], answers
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("how", [{"spec_method": "auto"}, {"lookahead_config": [3, 3, 3], "spec_method": "lookahead"}])
+def test_scores_and_answers_are_those_of_hf(
+    tasks: Path, batch_size: int, how: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    import hf_specdec.integrations.lm_eval  # noqa: F401 - registers the class
+
+    expected = evaluate(tasks, "hf", batch_size)
+    ours = evaluate(tasks, "hf-specdec", batch_size, **how)
+    assert ours == expected
+    assert any(answer for answer in ours[1]["tiny_generate"])
+    assert "without speculation" not in caplog.text
+
+
+def test_a_draft_model_is_loaded_beside_it(tasks: Path) -> None:
+    import hf_specdec.integrations.lm_eval
+
+    draft = str(hf_specdec.embedded.path("draft"))
+    ours = evaluate(tasks, "hf-specdec", 2, spec_method="draft_model", draft_model=draft)
+    assert ours == evaluate(tasks, "hf", 2)

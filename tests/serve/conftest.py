@@ -1,0 +1,65 @@
+"""A server on a free port of this machine, with the embedded target, and the real `openai` client."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+import uvicorn
+
+import hf_specdec
+from hf_specdec.serve.app import build_app
+from hf_specdec.serve.engine import ServingEngine
+from hf_specdec.serve.requests import RequestReader
+
+NAME = "embedded"
+CHAT = "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}# assistant:"
+Client = Callable[..., openai.OpenAI]
+
+
+@pytest.fixture(scope="session")
+def target() -> Any:
+    return hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), precision="fp32")
+
+
+@pytest.fixture(scope="session")
+def chat_tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(hf_specdec.embedded.path("target"))
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+@contextlib.contextmanager
+def serving(model: Any, tokenizer: Any, *, api_keys: tuple[str, ...] = (), **options: Any) -> Iterator[str]:
+    """The base URL of a running server."""
+    settings: dict[str, Any] = {"spec_method": "prompt_lookup", "spec_config": None, "max_new_tokens": 16, **options}
+    engine = ServingEngine(model, tokenizer, max_batch_size=4, options={"spec_method": "plain"})
+    app = build_app(engine, RequestReader(model, tokenizer, NAME, **settings), api_keys=api_keys)
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.02)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def url(target: Any, chat_tokenizer: Any) -> Iterator[str]:
+    with serving(target, chat_tokenizer) as found:
+        yield found
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as found:
+        yield found

@@ -1,0 +1,191 @@
+"""The server over loopback, through the real client: plain generation's texts, whoever else is being served."""
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+import torch
+
+from tests.helpers.support import plain
+from tests.serve.conftest import NAME, serving
+
+PROMPTS = [f"def function_{number}(items):\n    return " for number in range(20)]
+
+
+def expected(model: Any, tokenizer: Any, prompt: str, **options: Any) -> str:
+    """What plain generation writes after the prompt."""
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    new = plain(model, ids, **{"max_new_tokens": 16, "do_sample": False, **options})[0, ids.shape[1] :]
+    return str(tokenizer.decode(new, skip_special_tokens=True))
+
+
+@pytest.mark.parametrize("method", ["prompt_lookup", "lookahead", "auto", "none"])
+def test_a_completion_is_plain_generation_s(
+    client: openai.OpenAI, target: Any, chat_tokenizer: Any, method: str
+) -> None:
+    answer = client.completions.create(
+        model=NAME, prompt=PROMPTS[0], max_tokens=16, temperature=0, extra_body={"spec_method": method}
+    )
+    assert answer.choices[0].text == expected(target, chat_tokenizer, PROMPTS[0])
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None and answer.usage.completion_tokens == 16
+    extra = answer.usage.model_extra or {}
+    assert extra["spec_stats"]["method"] == ("plain" if method == "none" else method)
+    assert extra["spec_stats"]["plain_reason"] is None
+
+
+def test_a_chat_is_asked_through_the_template(client: openai.OpenAI, target: Any, chat_tokenizer: Any) -> None:
+    messages: Any = [{"role": "user", "content": [{"type": "text", "text": "write a stack"}]}]
+    answer = client.chat.completions.create(model=NAME, messages=messages, max_completion_tokens=12, temperature=0)
+    wanted = expected(target, chat_tokenizer, "# user: write a stack\n# assistant:", max_new_tokens=12)
+    assert answer.choices[0].message.content == wanted
+
+
+def test_twenty_streams_at_once_are_twenty_answers(client: openai.OpenAI, target: Any, chat_tokenizer: Any) -> None:
+    """Nothing of one is in another, and each arrives in pieces."""
+
+    def stream(prompt: str) -> tuple[str, int]:
+        events = client.completions.create(model=NAME, prompt=prompt, max_tokens=16, temperature=0, stream=True)
+        pieces = [event.choices[0].text for event in events]
+        return "".join(pieces), sum(bool(piece) for piece in pieces)
+
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(stream, PROMPTS))
+    assert [text for text, _ in answers] == [expected(target, chat_tokenizer, prompt) for prompt in PROMPTS]
+    assert all(num_pieces > 1 for _, num_pieces in answers)
+
+
+def test_a_stream_ends_with_usage_if_it_is_wanted(client: openai.OpenAI) -> None:
+    events = list(
+        client.chat.completions.create(
+            model=NAME,
+            messages=[{"role": "user", "content": "x"}],
+            max_tokens=8,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert events[0].choices[0].delta.role == "assistant"
+    assert events[-2].choices[0].finish_reason == "length"
+    assert events[-1].usage is not None and events[-1].usage.completion_tokens == 8
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_text_before_it(
+    client: openai.OpenAI, target: Any, chat_tokenizer: Any, stream: bool
+) -> None:
+    whole = expected(target, chat_tokenizer, PROMPTS[0])
+    stop = whole[5:8]
+    options: dict[str, Any] = {"model": NAME, "prompt": PROMPTS[0], "temperature": 0, "stop": stop}
+    if stream:
+        events = list(client.completions.create(**options, stream=True))
+        text, reason = "".join(event.choices[0].text for event in events), events[-1].choices[0].finish_reason
+    else:
+        answer = client.completions.create(**options)
+        text, reason = answer.choices[0].text, answer.choices[0].finish_reason
+    assert text == whole[: whole.index(stop)]
+    assert reason == "stop"
+
+
+def test_a_seed_gives_plain_generation_s_sample(client: openai.OpenAI, target: Any, chat_tokenizer: Any) -> None:
+    answer = client.completions.create(model=NAME, prompt=PROMPTS[1], max_tokens=12, temperature=0.8, seed=11)
+    torch.manual_seed(11)
+    wanted = expected(target, chat_tokenizer, PROMPTS[1], max_new_tokens=12, do_sample=True, temperature=0.8)
+    assert answer.choices[0].text == wanted
+
+
+def test_a_client_that_hangs_up_frees_its_place(client: openai.OpenAI, target: Any, chat_tokenizer: Any) -> None:
+    """Four places are taken by texts of a thousand tokens; a fifth request is served once those clients are gone."""
+    streams = [
+        client.completions.create(model=NAME, prompt=prompt, max_tokens=1000, temperature=0, stream=True)
+        for prompt in PROMPTS[:4]
+    ]
+    for events in streams:
+        next(iter(events))
+    for events in streams:
+        events.close()
+    started = time.monotonic()
+    answer = client.completions.create(model=NAME, prompt=PROMPTS[5], temperature=0)
+    assert answer.choices[0].text == expected(target, chat_tokenizer, PROMPTS[5])
+    assert answer.usage is not None and time.monotonic() - started < 60
+
+
+def refused(url: str, body: bytes) -> tuple[int, dict[str, Any]]:
+    request = urllib.request.Request(f"{url}/completions", body, {"content-type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(request)
+    with raised.value as error:
+        return error.code, json.loads(error.read())["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 400, "invalid_request"),
+        (b"{no json", 400, "invalid_request"),
+        (b"[1, 2]", 400, "invalid_request"),
+        (b'{"model": "embedded"}', 400, "invalid_request"),
+        (b'{"model": "embedded", "prompt": "x", "n": 2}', 400, "invalid_request"),
+        (b'{"model": "embedded", "prompt": "x", "logprobs": 3}', 400, "invalid_request"),
+        (b'{"model": "embedded", "prompt": "x", "temperature": "hot"}', 400, "invalid_request"),
+        (b'{"model": "embedded", "prompt": "x", "max_tokens": 0}', 400, "invalid_request"),
+        (b'{"model": "embedded", "prompt": ""}', 400, "invalid_prompt"),
+        (b'{"model": "embedded", "prompt": [99999]}', 400, "invalid_prompt"),
+        (b'{"model": "embedded", "prompt": "x", "spec_method": "magic"}', 400, "invalid_value"),
+        (b'{"model": "embedded", "prompt": "x", "spec_config": {"wrong": 1}}', 400, "invalid_value"),
+        (b'{"model": "embedded", "prompt": "x", "max_tokens": 4000}', 400, "context_length_exceeded"),
+        (b'{"model": "gpt-9", "prompt": "x"}', 404, "model_not_found"),
+    ],
+)
+def test_a_wrong_body_is_refused_and_the_server_goes_on(
+    url: str, client: openai.OpenAI, body: bytes, status: int, code: str
+) -> None:
+    found, error = refused(url, body)
+    assert (found, error["code"]) == (status, code)
+    assert error["message"]
+    assert client.models.list().data[0].id == NAME
+
+
+def test_a_prompt_that_is_too_long_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.completions.create(model=NAME, prompt=[5] * 3000)
+    assert raised.value.code == "context_length_exceeded"
+
+
+def test_no_request_learns_from_another(client: openai.OpenAI) -> None:
+    """The same prompt twice takes the same steps: auto drafts nothing from the first answer."""
+    body = {"spec_method": "auto", "spec_config": {"num_nodes": 8, "pool": "shared"}}
+    steps = []
+    for _ in range(2):
+        answer = client.completions.create(model=NAME, prompt=PROMPTS[3], max_tokens=16, temperature=0, extra_body=body)
+        assert answer.usage is not None and answer.usage.model_extra is not None
+        steps.append(answer.usage.model_extra["spec_stats"]["num_drafts"])
+    assert steps[0] == steps[1]
+
+
+def test_an_api_key_is_asked_for(target: Any, chat_tokenizer: Any) -> None:
+    with serving(target, chat_tokenizer, api_keys=("secret", "other")) as url:
+        for key in ("secret", "other"):
+            with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
+                assert client.completions.create(model=NAME, prompt="x", max_tokens=2).choices
+        with (
+            openai.OpenAI(base_url=url, api_key="wrong", max_retries=0) as client,
+            pytest.raises(openai.AuthenticationError),
+        ):
+            client.models.list()
+
+
+def test_the_server_stops_while_texts_are_decoded(target: Any, chat_tokenizer: Any) -> None:
+    """The engine's thread ends with it."""
+    with serving(target, chat_tokenizer) as url, openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        events = client.completions.create(model=NAME, prompt="import ", max_tokens=500, stream=True)
+        next(iter(events))
+        events.close()
+    alive = [thread.name for thread in threading.enumerate() if thread.name == "hf-specdec-engine"]
+    assert len(alive) <= 1  # that of the other tests' server
