@@ -19,8 +19,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from hf_specdec.bench.text_files import lines_of, read_text
 from hf_specdec.errors import ConfigError
+from hf_specdec.files import lines_of, read_text
 from hf_specdec.methods.config import check_positive
 
 __all__ = ["RANDOM_TOKENS", "Prompt", "default_prompts", "load_prompts", "random_prompts", "spread"]

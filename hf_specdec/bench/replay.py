@@ -18,9 +18,9 @@ import torch
 
 from hf_specdec.bench.document import FORMAT, REPLAY
 from hf_specdec.bench.header import header
-from hf_specdec.bench.text_files import lines_of, read_text
 from hf_specdec.bench.transformers_lookup import TransformersPromptLookup
 from hf_specdec.errors import ConfigError
+from hf_specdec.files import lines_of, read_text
 from hf_specdec.methods.base import Drafter
 from hf_specdec.tree import DraftTree
 

@@ -7,33 +7,6 @@ import typer
 
 from hf_specdec.methods.registry import METHODS
 
-__all__ = [
-    "Against",
-    "ContextLengths",
-    "Cost",
-    "Device",
-    "DoSample",
-    "DraftModel",
-    "Dtype",
-    "Limit",
-    "LimitPerTask",
-    "Markdown",
-    "Models",
-    "Output",
-    "Plot",
-    "Prompts",
-    "RandomTokens",
-    "Replay",
-    "Resume",
-    "Rounds",
-    "RowNames",
-    "Seed",
-    "Show",
-    "Temperature",
-    "Threads",
-    "Widen",
-]
-
 Models = Annotated[
     list[str] | None,
     typer.Option("--model", help="Folder or hub name; repeat for more. Default: the embedded target."),

@@ -9,10 +9,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.bench.text_files import lone_surrogate
 from hf_specdec.cli.where import Where
 from hf_specdec.distributed.placement import place
 from hf_specdec.errors import ConfigError, MissingExtraError
+from hf_specdec.files import lone_surrogate
 from hf_specdec.loading import load_tokenizer
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.eagle3.checkpoint import is_head

@@ -7,41 +7,6 @@ import typer
 
 from hf_specdec.cli.method import describe_methods
 
-__all__ = [
-    "AttnImplementation",
-    "AutoConfig",
-    "BatchSize",
-    "Compare",
-    "DeviceMap",
-    "DoSample",
-    "DraftDtype",
-    "DraftModelList",
-    "DraftModelPath",
-    "Dtype",
-    "EngineName",
-    "Json",
-    "LookaheadList",
-    "MaxMemory",
-    "MaxNewTokens",
-    "ModelPath",
-    "OffloadFolder",
-    "Out",
-    "Prompt",
-    "PromptLookup",
-    "PromptsFile",
-    "RetryFailed",
-    "Rounds",
-    "Seed",
-    "SpecConfigText",
-    "SpecMemoryFile",
-    "SpecMethod",
-    "Temperature",
-    "TensorParallel",
-    "Threads",
-    "TopK",
-    "TopP",
-]
-
 Prompt = Annotated[
     str | None,
     typer.Argument(help="Text to continue; `-` reads stdin. Default: piped stdin, else built-in Python code."),

@@ -16,10 +16,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 import hf_specdec
-from hf_specdec.bench.text_files import lines_of, lone_surrogate, read_text
 from hf_specdec.cli.job_file import JobFile, check_job_output
 from hf_specdec.cli.processes import processes
 from hf_specdec.errors import ConfigError
+from hf_specdec.files import lines_of, lone_surrogate, read_text
 from hf_specdec.progress import with_bar
 
 __all__ = ["ManyJob", "check_many_options", "own_device", "read_prompts", "run_many"]

@@ -5,7 +5,6 @@ articles = read_articles(Path("articles.jsonl.gz"))   # lines with "article" and
 articles = load_articles("abisee/cnn_dailymail:3.0.0:test", limit=20)
 """
 
-import gzip
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_specdec.errors import ConfigError, MissingExtraError
+from hf_specdec.files import lines_of, read_text
 
 __all__ = ["Article", "load_articles", "read_articles"]
 
@@ -39,14 +39,13 @@ def read_articles(path: Path | None, *, limit: int | None = None) -> list[Articl
     """The articles of a `.jsonl` or `.jsonl.gz` file; those that ship with the package where `path` is `None`.
 
     Raises:
-        ConfigError: there is no such file, or a line of it is no article.
+        ConfigError: there is no such file, it is no UTF-8 text, or a line of it is no article.
     """
     path = SHIPPED if path is None else path
     if not path.is_file():
         raise ConfigError("--articles", "must be an existing file", str(path), "Check the spelling.")
-    raw = path.read_bytes()
-    lines = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8").splitlines()
-    return _articles("--articles", (_object(line) for line in lines if line.strip()), limit)
+    lines = lines_of(read_text(path, "--articles"))
+    return _articles("--articles", (_object(line) for _, line in lines), limit)
 
 
 def load_articles(name: str, *, limit: int | None = None) -> list[Article]:
@@ -93,5 +92,5 @@ def _object(line: str) -> Any:
     """The value of a line; the line itself where it is not JSON, for the check of its fields to refuse."""
     try:
         return json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return line
