@@ -1,13 +1,8 @@
 """A cache with states that cannot be rolled back: copied before a forward, put back when one of its drafts is wrong.
 
-After a rejection nothing of the forward is kept; the accepted tokens are fed again in front of the next drafts. When
+After a rejection nothing of the forward is kept; the accepted tokens are computed again before the next drafts. When
 every token was right, which it is where nothing was drafted, the forward is kept whole. Attention layers replace their
 tensors at each forward, so theirs are remembered and not copied.
-
-    cache = StateCache(cache)
-    cache.mark(0)
-    model(..., past_key_values=cache.model_cache)
-    cache.commit([[0, 1]], num_columns=4)       # [0]: nothing is kept
 """
 
 from collections.abc import Sequence
@@ -30,31 +25,31 @@ class StateCache:
     def __init__(self, cache: Any) -> None:
         self.model_cache = cache
         self.handed_out = cache
-        self._marks: list[tuple[int, Any]] = []
+        self._checkpoints: list[tuple[int, Any]] = []
 
     @property
     def supports_row_removal(self) -> bool:
         """Whether transformers' own layers can be taken apart."""
         return compat.can_reorder(self.model_cache)
 
-    def settle(self, cache: Any) -> Any:
+    def adopt_prefill(self, cache: Any) -> Any:
         """Take over the prompt's forward; `cache` is what came out of it."""
         self.model_cache = self.handed_out = cache
-        self._marks.clear()
+        self._checkpoints.clear()
         return self
 
-    def mark(self, num_columns: int) -> None:
+    def checkpoint(self, num_columns: int) -> None:
         """Remember the state before a forward, with `num_columns` written since the last commit."""
-        self._marks.append((num_columns, saved(self.model_cache)))
+        self._checkpoints.append((num_columns, saved(self.model_cache)))
 
     def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
-        """Keep all columns or, where a row does not keep all of them, those before the last mark that none rejects."""
+        """Keep all columns or, where a row rejects some, those before the last checkpoint that none rejects."""
         kept = min(len(path) for path in paths)
         assert all(list(path) == list(range(len(path))) for path in paths), "only a chain can be kept"
         if kept < num_columns:
-            kept, state = next(mark for mark in reversed(self._marks) if mark[0] <= kept)
+            kept, state = next(saved_at for saved_at in reversed(self._checkpoints) if saved_at[0] <= kept)
             restore(self.model_cache, state)
-        self._marks.clear()
+        self._checkpoints.clear()
         return [kept] * len(paths)
 
     def select(self, rows: Sequence[int]) -> None:
@@ -63,9 +58,9 @@ class StateCache:
 
     def rollback(self) -> None:
         """Forget what was written since the last commit."""
-        if self._marks:
-            restore(self.model_cache, self._marks[0][1])
-            self._marks.clear()
+        if self._checkpoints:
+            restore(self.model_cache, self._checkpoints[0][1])
+            self._checkpoints.clear()
 
     def close(self) -> None:
         """The caller's cache was used all along."""

@@ -1,13 +1,4 @@
-"""The cache around a forward of several tokens: what stays of it, and what the caller's own cache holds in the end.
-
-cache = rollback_cache(model_kwargs["past_key_values"], reserve=512)
-outputs = model(..., past_key_values=cache.model_cache)
-cache = cache.settle(outputs.past_key_values)
-cache.mark(0)
-model(..., past_key_values=cache.model_cache)
-advances = cache.commit(paths, num_columns)
-cache.close()
-"""
+"""The cache around a forward of several tokens: what stays of it, and what the caller's own cache holds in the end."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -40,16 +31,16 @@ class RollbackCache(Protocol):
 
     @property
     def spec(self) -> SpecCache | None:
-        """The cache of columns behind it, where there is one."""
+        """Its cache of columns, where it has one."""
 
     @property
     def supports_row_removal(self) -> bool:
         """Whether `select` works."""
 
-    def settle(self, cache: Any) -> "RollbackCache":
+    def adopt_prefill(self, cache: Any) -> "RollbackCache":
         """Take over the prompt's columns, `cache` being what the model's output names; returns what to go on with."""
 
-    def mark(self, num_columns: int) -> None:
+    def checkpoint(self, num_columns: int) -> None:
         """Called before each forward, with the number of columns written since the last commit."""
 
     def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
@@ -75,7 +66,7 @@ def rollback_cache(
 
     Args:
         cache: the caller's; `None` where the model makes its own.
-        in_step: keep the rows of a batch equally long, for models that cannot tell them apart.
+        lockstep: keep the rows of a batch equally long, for models that cannot tell them apart.
         fixed: the shapes to keep, where `cache` is a static one.
 
     Raises:
@@ -107,13 +98,13 @@ class _AttentionRollback:
             self.model_cache = compat.EncoderDecoderCache(spec, original.cross_attention_cache)
             self.model_cache.is_updated = original.is_updated
 
-    def settle(self, cache: Any) -> "RollbackCache":
+    def adopt_prefill(self, cache: Any) -> "RollbackCache":
         if cache is not self.model_cache and isinstance(cache, compat.DynamicCache):
             return rollback_cache(cache, reserve=self.spec.reserve, lockstep=self.lockstep)  # the model took its own
-        self.spec.settle()
+        self.spec.sync()
         return self
 
-    def mark(self, num_columns: int) -> None:
+    def checkpoint(self, num_columns: int) -> None:
         """Nothing is lost by writing."""
 
     def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
@@ -138,7 +129,7 @@ class _AttentionRollback:
 class _Unknown(StateCache):
     """States beside attention: what they are shows when the model has read the prompt."""
 
-    def settle(self, cache: Any) -> "RollbackCache":
+    def adopt_prefill(self, cache: Any) -> "RollbackCache":
         return _Cropped(cache) if compat.can_crop(cache) else StateCache(cache)
 
 
@@ -156,10 +147,10 @@ class _Cropped:
         self._recorded = [getattr(layer, "record_past", None) for layer in self._layers]
         cache.activate_past_recording()
 
-    def settle(self, cache: Any) -> "RollbackCache":
+    def adopt_prefill(self, cache: Any) -> "RollbackCache":
         return self
 
-    def mark(self, num_columns: int) -> None:
+    def checkpoint(self, num_columns: int) -> None:
         """What is written can be cropped."""
 
     def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:

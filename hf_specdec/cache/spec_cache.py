@@ -1,16 +1,9 @@
 """The key/value cache of speculative decoding: preallocated, with a length per row, rolled back for free.
 
-``update`` writes a forward's T new columns behind each row's text and returns views; ``commit`` keeps, of the columns
+``update`` writes a forward's T new columns after each row's text and returns views; ``commit`` keeps, of the columns
 written since the last commit, those whose tokens were accepted, moving them together where they are not; whatever
 else was written is overwritten by the next forward. Between forwards it behaves like a `DynamicCache` whose sliding
 layers keep everything: the mask carries the window. Knows nothing about trees, models or tokens.
-
-    cache = SpecCache.adopt(dynamic_cache, reserve=512)
-    model(..., past_key_values=cache)
-    cache.settle()                       # the prompt's columns
-    model(..., past_key_values=cache)
-    cache.commit([[0, 2, 3]])            # row 0 keeps the first, third and fourth of the columns written since
-    cache.export(dynamic_cache)       # the text's columns, as plain generation would have left them
 """
 
 from collections.abc import Sequence
@@ -114,7 +107,7 @@ class SpecLayer(CacheLayerMixin):
         self.length = 0  # of the longest row
 
     def set_lengths(self, lengths: tuple[int, ...]) -> None:
-        """Make `lengths` the rows' lengths; columns behind them are free."""
+        """Make `lengths` the rows' lengths; columns after them are free."""
         self.lengths = lengths
         self.length = max(lengths, default=0)
 
@@ -130,7 +123,7 @@ class SpecLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write T columns behind each row and return views up to the longest row's end."""
+        """Write T columns after each row and return views up to the longest row's end."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         batch, new = len(self.lengths), key_states.shape[-2]
@@ -167,7 +160,7 @@ class SpecLayer(CacheLayerMixin):
         self.set_lengths(tuple([self.lengths[row] for row in rows.tolist()]))
 
     def admit(self, other: "SpecLayer", row: int | None) -> None:
-        """Take over the one row of `other`, in the place of row `row`, or behind the last row."""
+        """Take over the one row of `other`, in the place of row `row`, or after the last row."""
         assert not self.offset and not other.offset, "windows that were cut have no beginning to line up"
         length, row = other.length, len(self.lengths) if row is None else row
         if length > self.keys.shape[-2] or row >= self.keys.shape[0]:
@@ -240,7 +233,7 @@ class SpecCache(Cache):
                 layer.places = self._places
         self.lengths: tuple[int, ...] = ()
         self._written: list[SpecLayer] = []
-        self.settle()
+        self.sync()
 
     @classmethod
     def adopt(cls, cache: Cache, *, reserve: int = 0) -> "SpecCache | None":
@@ -274,7 +267,7 @@ class SpecCache(Cache):
         keys, values = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
         return keys, values
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Take over whatever the forwards since the last commit have written."""
         self._written = [layer for layer in self.layers if isinstance(layer, SpecLayer) and layer.is_initialized]
         self.lengths = self._written[0].lengths if self._written else ()
@@ -300,7 +293,7 @@ class SpecCache(Cache):
         for layer in self.layers:
             if isinstance(layer, SpecLayer) and layer.is_initialized:
                 layer.select(index)
-        self.settle()
+        self.sync()
 
     def reserve_rows(self, rows: int, columns: int) -> None:
         """Allocate for `rows` rows at once when a second one is admitted, with rows x capacity at most `columns`."""
@@ -309,11 +302,11 @@ class SpecCache(Cache):
                 layer.row_reserve = RowReserve(rows, columns)
 
     def admit(self, other: "SpecCache", row: int | None = None) -> None:
-        """Take over the one row of `other`, in the place of `row` or behind the last; nothing may be uncommitted."""
+        """Take over the one row of `other`, in the place of `row` or after the last; nothing may be uncommitted."""
         for own, new in zip(self.layers, other.layers, strict=True):
             if isinstance(own, SpecLayer) and own.is_initialized:
                 own.admit(new, row)
-        self.settle()
+        self.sync()
 
     def copy_prefix(self, donor: "SpecCache", row: int, length: int) -> None:
         """Start, empty as it is, with the first `length` columns of a row of `donor`."""
@@ -322,7 +315,7 @@ class SpecCache(Cache):
         for own, other in zip(self.layers, donor.layers, strict=True):
             if isinstance(own, SpecLayer) and other.is_initialized:
                 own.load(other.keys[row : row + 1, :, :length], other.values[row : row + 1, :, :length], length)
-        self.settle()
+        self.sync()
 
     def rollback(self) -> None:
         """Forget a forward that did not finish, on whichever layers it has written."""
@@ -333,12 +326,12 @@ class SpecCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` tokens of every row."""
         super().crop(tokens_to_remove)
-        self.settle()
+        self.sync()
 
     def reset(self) -> None:
         """Forget every token."""
         super().reset()
-        self.settle()
+        self.sync()
 
     def export(self, cache: Cache) -> None:
         """Put the text's columns where plain generation would have left them, as far as all rows have them."""

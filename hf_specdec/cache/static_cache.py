@@ -3,14 +3,6 @@
 The prompt is written as into any `SpecCache`. From then on every forward has the same number of columns: `place` puts
 their places into tensors before the forward, which writes there and attends to the whole buffers; the mask hides what
 is not text. No Python number that a forward reads changes between steps. Knows nothing about trees, models or tokens.
-
-    cache = StaticSpecCache.of(static_cache, capacity=512)
-    model(..., past_key_values=cache)
-    cache.settle()                       # the prompt's columns
-    cache.place(width=11)
-    model(..., past_key_values=cache)    # 11 tokens
-    cache.commit([[0, 2, 3]])
-    cache.export(static_cache)
 """
 
 from dataclasses import dataclass
@@ -134,7 +126,7 @@ class StaticSpecCache(SpecCache):
         return cls(layers, reserve=capacity)
 
     def place(self, width: int, *, written: int = 0) -> None:
-        """Set where the next forward writes its `width` columns: behind each row's text and `written` columns more.
+        """Set where the next forward writes its `width` columns: after each row's text and `written` columns more.
 
         Shapes stay what they are unless `width` changes or the buffers are too small.
         """

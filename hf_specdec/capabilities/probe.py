@@ -1,9 +1,6 @@
 """What a model can do, found by trying: a few tokens as a tree against the same tokens in sequence, then a rollback.
 
 Never a list of model names. The reference is the model as plain `generate` drives it: a prompt, then token by token.
-
-    capability = probe(model)
-    capability.tier, capability.reason
 """
 
 from dataclasses import asdict, dataclass

@@ -1,8 +1,6 @@
 """Whether a model can verify the rows of a batch, padded and of different lengths, found by trying two of them.
 
 The reference is the same batch as plain `generate` drives it: token by token.
-
-    reason = probe_rows(model, tier="tree")     # None, or why batches are decoded plainly
 """
 
 from typing import Any
@@ -89,7 +87,7 @@ def _tree(coming: list[int], *, wrong: int, as_tree: bool) -> tuple[DraftTree, l
 
 
 def _padded(model: PreTrainedModel, prompt: list[int]) -> list[int]:
-    """A shorter prompt behind padding; decoders of an encoder's text begin together."""
+    """A shorter prompt after padding; decoders of an encoder's text begin together."""
     if model.config.is_encoder_decoder:
         return prompt
     padding = getattr(compat.text_config(model.config), "pad_token_id", None) or 0

@@ -1,8 +1,4 @@
-"""What plain generation computes, and how far from it another way of computing may be: the measure of the probes.
-
-wanted = plain_logits(model, arguments(model, ids, {}), ids, rows)
-error = compare(logits, wanted, tolerance_of(model, {}, prompt, tokens))
-"""
+"""What plain generation computes, and how far from it another way of computing may be: the measure of the probes."""
 
 import inspect
 from collections.abc import Callable
@@ -100,7 +96,7 @@ def plain_logits(
 def reference(
     model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], rows: list[list[int]]
 ) -> torch.Tensor:
-    """`(rows, length, vocab_size)`: the logits after each token of `rows`, fed one by one behind the prompt."""
+    """`(rows, length, vocab_size)`: the logits after each token of `rows`, computed one by one after the prompt."""
     ids = torch.tensor([prompt] * len(rows), device=compat.input_device(model))
     kwargs = arguments(model, ids, rows_of(encoder_kwargs, [0] * len(rows), 1))
     return plain_logits(model, kwargs, ids, torch.tensor(rows, device=ids.device))

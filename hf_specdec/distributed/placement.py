@@ -1,10 +1,6 @@
-"""Where models lie: device lists against the devices that there are, before loading and after it.
+"""Device placement: device lists against the devices that there are, before loading and after it.
 
 Knows nothing about methods. A device that is not there is an error, never a model that runs elsewhere.
-
-    device_map, max_memory = place([0])                      # for from_pretrained
-    move(model, [0, 1], "target_model_device_list")          # a loaded model; nothing to do where it is there already
-    move_pair(target, draft, target_devices=[1], draft_devices=[0])
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,7 +72,7 @@ def place(device_list: DeviceList | None, field: str = DEVICE_LIST) -> Placement
 
 
 def is_placed(model: PreTrainedModel, devices: Sequence[torch.device]) -> bool:
-    """Whether the model lies on these devices: on the one, or spread over several of them and no other."""
+    """Whether the model is on these devices: on the one, or spread over several of them and no other."""
     here = _devices_of(model)
     return here == set(devices) if len(devices) == 1 else len(here) > 1 and here <= set(devices)
 

@@ -4,40 +4,46 @@ The model's forwards are collectives, so every process must run the same ones. T
 and asks stopping criteria; what it decided travels with the next trees, in one message a step. The others compute the
 same forwards, follow, and check what they can: that all were called with the same inputs, and that their own logits
 allow the first one's choice. In a single process all of this is nothing.
-
-    agreement = rank_sync_of(model)
-    agreement.check({"input_ids": digest(ids)})
-    trees = agreement.trees(propose, draft_model)
-    with agreement.forward():
-        logits = target.forward(trees)
-    token = agreement.decide(lambda: choose(logits))
-    agreement.settle()
 """
 
 import contextlib
+import dataclasses
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.compat.placement import device_mesh
-from hf_specdec.distributed.rank_channel import RankChannel, Reader, write_text, write_trees
+from hf_specdec.distributed.rank_channel import RankChannel, describe
 from hf_specdec.errors import RankError, UnsupportedModelError
 from hf_specdec.tree import DraftTree
 
 __all__ = ["RankSync", "digest", "rank_sync_of"]
 
-DECISIONS, TREES, SCORES, END = range(4)  # what a message brings besides decisions
-FAILED = -1  # stands for a decision that ended in an error
-CHECKED = 32  # fields that an error can name
 Trees = list[DraftTree | None]
+Kind = Literal["decisions", "trees", "scores", "end"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Message:
+    """What the first process tells the others.
+
+    Attributes:
+        kind (`str`): what comes after the decisions: nothing yet, trees of the target or of a draft model, or the end.
+        decisions (`list[int | str]`): in order; the text of an error where one ended in it.
+    """
+
+    kind: Kind
+    decisions: list[int | str]
+    trees: Trees = dataclasses.field(default_factory=list)
 
 
 class Scores(Protocol):
-    """A draft model that lies in the same processes."""
+    """A draft model in the same processes."""
 
     def score(self, trees: Sequence[DraftTree | None]) -> Any:
         """Compute the trees' new nodes."""
@@ -48,7 +54,7 @@ class RankSync:
 
     Attributes:
         is_alone (`bool`): whether there is no other process.
-        leads (`bool`): whether this process decides.
+        is_leader (`bool`): whether this process decides.
         intact (`bool`): whether the processes can go on together after an error.
     """
 
@@ -94,7 +100,7 @@ class RankSync:
         return propose()
 
     def score(self, trees: Sequence[DraftTree | None]) -> None:
-        """Announce a forward of a draft model that lies in all processes."""
+        """Announce a forward of a draft model that is in all processes."""
 
     def forward(self) -> AbstractContextManager[None]:
         """Around a forward of all processes: an error in there may be one process's own, and nobody can be told."""
@@ -103,7 +109,7 @@ class RankSync:
     def flush(self) -> None:
         """Let the others know what was decided."""
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """All is decided."""
 
     def abandon(self, error: BaseException) -> None:
@@ -118,181 +124,160 @@ class _Together(RankSync):
 
     is_alone = False
 
-    def __init__(self, wire: RankChannel) -> None:
-        self.wire = wire
+    def __init__(self, channel: RankChannel, device: torch.device) -> None:
+        self.channel, self.device = channel, device
         self.is_computing = self.is_over = False
 
     @property
     def intact(self) -> bool:  # type: ignore[override]  # here it changes
         """Whether the others still listen: none has failed, all is not decided yet, and no forward was interrupted."""
-        return self.wire.intact and not self.is_computing and not self.is_over
+        return self.channel.intact and not self.is_computing and not self.is_over
 
     @contextlib.contextmanager
-    def _computing(self) -> Iterator[None]:
+    def forward(self) -> Iterator[None]:
         self.is_computing = True
         yield
         self.is_computing = False
 
-    def forward(self) -> AbstractContextManager[None]:
-        """See `RankSync.forward`."""
-        return self._computing()
-
     def any(self, flag: bool) -> bool:
-        """See `RankSync.any`."""
-        return any(row[0] for row in self.wire.table([int(flag)]))
+        return any(self.channel.gather(flag))
 
     def check(self, fields: Callable[[], Mapping[str, int]]) -> None:
-        """See `RankSync.check`."""
         self.flush()
-        found = fields()
-        if len(set(map(tuple, self.wire.table([zlib.crc32(repr(sorted(found.items())).encode())])))) == 1:
-            return
-        names = sorted(found)[:CHECKED]
-        row = [value for name in names for value in (zlib.crc32(name.encode()), found[name])]
-        rows = self.wire.table([*row, *[0] * (2 * CHECKED - len(row))])
-        others = {name for name in names for row in rows if not _has(row, name, found[name])}
-        self.wire.intact = False
-        raise RankError(
-            f"All processes of a tensor-parallel model must be called alike, but {' and '.join(sorted(others))} "
-            "differ between them. Give every process the same inputs and arguments."
-        )
+        first, *others = self.channel.gather(dict(fields()))
+        names = {name for other in others for name, _ in first.items() ^ other.items()}
+        if names:
+            self.channel.intact = False
+            raise RankError(
+                f"All processes of a tensor-parallel model must be called alike, but {' and '.join(sorted(names))} "
+                "differ between them. Give every process the same inputs and arguments."
+            )
 
     def share_random_state(self) -> None:
-        """See `RankSync.share_random_state`."""
-        torch.set_rng_state(self.wire.share(torch.get_rng_state()))
-        if self.wire.device.type != "cpu":
-            own = torch.get_device_module(self.wire.device)
-            own.set_rng_state(self.wire.share(own.get_rng_state(self.wire.device)), self.wire.device)
+        accelerator = None if self.device.type == "cpu" else torch.get_device_module(self.device)
+        own = None if accelerator is None else accelerator.get_rng_state(self.device)
+        state, of_device = self.channel.gather((torch.get_rng_state(), own) if self.is_leader else None)[0]
+        torch.set_rng_state(state)
+        if accelerator is not None:
+            accelerator.set_rng_state(of_device, self.device)
 
 
-class _First(_Together):
+class _Leader(_Together):
     """The process that decides."""
 
-    def __init__(self, wire: RankChannel) -> None:
-        super().__init__(wire)
-        self._decided: list[int] = []
+    def __init__(self, channel: RankChannel, device: torch.device) -> None:
+        super().__init__(channel, device)
+        self._decided: list[int | str] = []
 
     def decide(
         self, make: Callable[[], int], *, is_watched: bool = True, confirm: Callable[[int], None] | None = None
     ) -> int:
-        """See `RankSync.decide`."""
         try:
-            value = make()
+            value = int(make())
         except Exception as error:
-            self._decided += [FAILED, *write_text(error)]
+            self._decided.append(describe(error))
             raise
-        self._decided.append(int(value))
+        self._decided.append(value)
         return value
 
     def decide_now(self, make: Callable[[], int]) -> int:
-        """See `RankSync.decide_now`."""
         value = self.decide(make)
         self.flush()
         return value
 
     def trees(self, propose: Callable[[], list[DraftTree]], draft_model: Scores | None) -> list[DraftTree]:
-        """See `RankSync.trees`."""
         trees = propose()
-        self._send(TREES, write_trees(trees))
+        self._send("trees", trees)
         return trees
 
     def score(self, trees: Sequence[DraftTree | None]) -> None:
-        """See `RankSync.score`."""
-        self._send(SCORES, write_trees(trees))
+        self._send("scores", trees)
 
     def flush(self) -> None:
-        """See `RankSync.flush`."""
         if self._decided:
-            self._send(DECISIONS)
+            self._send("decisions")
 
-    def settle(self) -> None:
-        """See `RankSync.settle`."""
-        self._send(END)
+    def finish(self) -> None:
+        self._send("end")
         self.is_over = True
-        self.wire.exchange([])
+        self.channel.exchange()
 
     def abandon(self, error: BaseException) -> None:
-        """See `RankSync.abandon`."""
         if self.intact:
             with contextlib.suppress(RankError):
-                self.wire.exchange(None, error)
+                self.channel.exchange(None, error)
 
-    def _send(self, kind: int, content: Sequence[int] = ()) -> None:
-        body = [kind, len(self._decided), *self._decided, *content]
-        self._decided = []
-        self.wire.exchange(body)
+    def _send(self, kind: Kind, trees: Sequence[DraftTree | None] = ()) -> None:
+        """What children were drawn from stays here, where tokens are drawn."""
+        decided, self._decided = self._decided, []
+        bare = [tree and dataclasses.replace(tree, drafted_from=None, probabilities=None) for tree in trees]
+        self.channel.exchange(Message(kind, decided, bare))
 
 
-class _Other(_Together):
-    """A process that follows."""
+class _Follower(_Together):
+    """A process that does as the first one says."""
 
     is_leader = False
 
-    def __init__(self, wire: RankChannel) -> None:
-        super().__init__(wire)
-        self._kind = DECISIONS
-        self._decisions = Reader()
-        self._trees: Trees = []
-        self._trouble: Exception | None = None
+    def __init__(self, channel: RankChannel, device: torch.device) -> None:
+        super().__init__(channel, device)
+        self._message = Message("decisions", [])
+        self._decisions: deque[int | str] = deque()
+        self._pending_error: Exception | None = None
 
     def decide(
         self, make: Callable[[], int], *, is_watched: bool = True, confirm: Callable[[int], None] | None = None
     ) -> int:
-        """See `RankSync.decide`."""
         while not self._decisions:
             self._receive()
-        value = self._decisions.integer()
-        if value == FAILED:
-            raise RankError(f"rank 0: {self._decisions.text()}")
+        value = self._decisions.popleft()
+        if isinstance(value, str):
+            raise RankError(f"rank 0: {value}")
         if is_watched:
-            self.attempt(lambda: self._compare(make(), value, confirm))
+            self.attempt(self._compare, make, value, confirm)
         return value
 
     def decide_now(self, make: Callable[[], int]) -> int:
-        """See `RankSync.decide_now`."""
         return self.decide(make, is_watched=False)
 
     def attempt(self, function: Callable[..., Any], *args: Any) -> None:
-        """See `RankSync.attempt`."""
         try:
             function(*args)
-        except Exception as error:  # noqa: BLE001 whatever it is, all ranks raise it together
-            self._trouble = self._trouble or error
+        except Exception as error:  # noqa: BLE001 raised in all processes with the next message
+            self._pending_error = self._pending_error or error
 
     def trees(self, propose: Callable[[], list[DraftTree]], draft_model: Scores | None) -> list[DraftTree]:
-        """See `RankSync.trees`."""
         while True:
-            if self._kind == DECISIONS:
-                self._receive()
-            if self._decisions:
-                raise RankError("rank 0 decided more than this process has rows for")
-            kind, self._kind = self._kind, DECISIONS
-            if kind == TREES:
-                return [tree for tree in self._trees if tree is not None]
-            if kind != SCORES or draft_model is None:
-                raise RankError(f"rank 0 is elsewhere in its work ({kind})")
-            draft_model.score(self._trees)
+            message = self._next()
+            if message.kind == "trees":
+                return [tree for tree in message.trees if tree is not None]
+            if message.kind != "scores" or draft_model is None:
+                raise RankError(f"rank 0 is elsewhere in its work ({message.kind})")
+            draft_model.score(message.trees)
 
-    def settle(self) -> None:
-        """See `RankSync.settle`."""
-        while self._kind == DECISIONS and not self._decisions:
-            self._receive()
-        if self._kind != END or self._decisions:
-            raise RankError(f"rank 0 is elsewhere in its work ({self._kind})")
+    def finish(self) -> None:
+        if (message := self._next()).kind != "end":
+            raise RankError(f"rank 0 is elsewhere in its work ({message.kind})")
         self.is_over = True
-        self.wire.exchange(None, self._trouble)
+        self.channel.exchange(None, self._pending_error)
+
+    def _next(self) -> Message:
+        """The message that brings more than decisions; all of those have been followed."""
+        while self._message.kind == "decisions" and not self._decisions:
+            self._receive()
+        if self._decisions:
+            raise RankError("rank 0 decided more than this process has sequences for")
+        message, self._message = self._message, Message("decisions", [])
+        return message
 
     def _receive(self) -> None:
-        if self._kind != DECISIONS:
-            raise RankError(f"rank 0 has decided less than this process has rows for ({self._kind})")
-        message = Reader(self.wire.exchange(None, self._trouble))
-        self._kind = message.integer()
-        self._decisions = Reader(message.integers())
-        if message:
-            self._trees = message.trees()
+        if self._message.kind != "decisions":
+            raise RankError(f"rank 0 has decided less than this process has sequences for ({self._message.kind})")
+        self._message = self.channel.exchange(None, self._pending_error)
+        self._decisions.extend(self._message.decisions)
 
-    def _compare(self, mine: int, decided: int, confirm: Callable[[int], None] | None) -> None:
-        if mine != decided and confirm is not None:
+    def _compare(self, make: Callable[[], int], decided: int, confirm: Callable[[int], None] | None) -> None:
+        if int(make()) != decided and confirm is not None:
             confirm(decided)
 
 
@@ -315,8 +300,8 @@ def rank_sync_of(model: PreTrainedModel) -> RankSync:
     sharded = mesh["tp"] if mesh.ndim > 1 else mesh
     if sharded.size() == 1:
         return RankSync()
-    wire = RankChannel(sharded.get_group(), model.device)
-    return _First(wire) if wire.rank == 0 else _Other(wire)
+    channel = RankChannel(sharded.get_group())
+    return (_Leader if channel.rank == 0 else _Follower)(channel, model.device)
 
 
 def digest(value: Any) -> int:
@@ -327,8 +312,3 @@ def digest(value: Any) -> int:
     if value.is_floating_point():  # may differ in the last place from one machine to another
         return shape
     return zlib.crc32(value.detach().cpu().contiguous().numpy().tobytes(), shape)
-
-
-def _has(row: Sequence[int], name: str, value: int) -> bool:
-    """Whether a row of names' digests and values holds this one."""
-    return dict(zip(row[::2], row[1::2], strict=True)).get(zlib.crc32(name.encode())) == value

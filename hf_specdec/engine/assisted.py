@@ -24,7 +24,7 @@ class CountedCandidates(CandidateGenerator):
         self.begun = False
 
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> tuple[torch.LongTensor, Any]:
-        """The text and a drafted chain behind it, as the drafter gives them; where processes agree, the first's."""
+        """The text and a drafted chain after it, as the drafter gives them; where processes agree, the first's."""
         self.begun = self.rank_sync.is_leader
         if self.rank_sync.is_alone:
             candidates, logits = self.drafter.get_candidates(input_ids, **kwargs)

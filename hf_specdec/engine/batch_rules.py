@@ -1,9 +1,4 @@
-"""Whether the rows of a batch can be decoded each at its own pace: whoever looks on must be able to take them apart.
-
-reason = batch_fallback_reason(call)      # None, or why the batch is decoded plainly
-processors_of_row(call.logits_processor, 0, num_rows=4)
-criteria_of_row(call.stopping_criteria, 0)
-"""
+"""Whether the rows of a batch can be decoded each at its own pace: whoever looks on must be able to take them apart."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -57,7 +52,7 @@ ROW_WISE_CRITERIA = (
 
 
 def batch_fallback_reason(call: Call) -> str | None:
-    """Why the rows of `call` have to stay in step, or `None`."""
+    """Why the rows of `call` have to stay in lockstep, or `None`."""
     config = call.generation_config
     if call.streamer is not None:
         return "a streamer of several sequences gets one token of each at a time"
@@ -96,7 +91,7 @@ def keeps_rows_apart(processor: object) -> bool:
 
 
 def _reason_against(processor: object) -> str | None:
-    """Why a processor needs all rows of the batch in step, or `None`."""
+    """Why a processor needs all rows of the batch in lockstep, or `None`."""
     name = _name(processor)
     if name in ROW_WISE_PROCESSORS or _is_declared(processor):
         return None

@@ -81,7 +81,7 @@ class ContinuousBatching:
             while True:
                 yield from self._fill(queue)
                 if self._batch is None:
-                    self.rank_sync.settle()
+                    self.rank_sync.finish()
                     return
                 self._steps.run(self._batch)
                 for sequence in self._batch.sequences:

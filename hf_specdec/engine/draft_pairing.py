@@ -1,8 +1,4 @@
-"""A target and its draft model: whether they go together, and the draft's side of one call.
-
-tier = draft_capability(target, draft).tier
-draft_model = draft_model_of(call, draft, tier=tier)
-"""
+"""A target and its draft model: whether they go together, and the draft's side of one call."""
 
 import copy
 import inspect
@@ -44,7 +40,7 @@ def check_pair(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     if device_mesh(draft) is not None and device_mesh(target) is None:
         raise ConfigError(
             "assistant_model",
-            "must lie in one process where the target does",
+            "must be in one process where the target does",
             f"{type(draft).__name__} with a tp_plan",
             "Load the target with tp_plan too, or the draft without.",
         )
@@ -109,7 +105,7 @@ def draft_model_of(call: Call, draft: PreTrainedModel, *, tier: Tier, encoder_in
 
 
 def _relative_cost(target: PreTrainedModel, draft: PreTrainedModel) -> float:
-    """A guess of what a forward of the draft costs: between the ratios of parameters and of layers.
+    """An estimate of what a forward of the draft costs: between the ratios of parameters and of layers.
 
     A large model's time goes with its parameters, a small one's with the number of its kernels. The mean of both was
     right for a pair of 0.9M and 5.4M parameters on a CPU, where parameters alone promised a third less.

@@ -55,7 +55,7 @@ class SpecLoop:
             while self.batch.num_live:
                 self._retire()
                 self._steps.run(self.batch)
-            self.rank_sync.settle()
+            self.rank_sync.finish()
             self._pad(self.length)
             if target.keep_cache:
                 target.catch_up(self.length)

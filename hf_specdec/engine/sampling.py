@@ -99,7 +99,7 @@ class Sampler:
             )
 
     def _draw(self, node: int, probabilities: torch.Tensor) -> int:
-        """One draw, as plain decoding does it; behind a node with drawn children, the draw that favours them."""
+        """One draw, as plain decoding does it; after a node with drawn children, the draw that favours them."""
         assert self._tree is not None
         drafted_from = (self._tree.drafted_from or {}).get(node)
         children = self._tree.children(node)

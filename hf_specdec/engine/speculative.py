@@ -1,8 +1,6 @@
 """One call, from prepared inputs to the output object: the tier's way of decoding, and what comes back.
 
 Takes what `generate` hands to a decoding method. Knows no method by name.
-
-    output = decode_speculatively(call, drafter, tier="tree", budget=10, stats=SpecStats())
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,4 @@
-"""Static caches: whether a call can keep one, and the shapes that all of its forwards after the prompt have.
-
-reason = reason_against_static(call, tier, engine)      # None, or why the call is decoded plainly
-check_cache(call)
-fixed = fixed_shapes(call, drafters, budget)            # None where the cache is not static
-"""
+"""Static caches: whether a call can keep one, and the shapes that all of its forwards after the prompt have."""
 
 from collections.abc import Iterable
 from typing import Any

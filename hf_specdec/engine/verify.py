@@ -3,10 +3,6 @@
 The walk starts at the root. At each node the target chooses its next token, as plain decoding would at this point
 of the text; if a child holds that token, the walk goes on there, else it ends. So every token is one that plain
 decoding chose, and for drafts that depend on the text alone no rule accepts more of them.
-
-    result = verify_tree(tree, choose)
-    result.tokens      # what the step adds to the text, at least one token
-    result.path        # the nodes whose keys and values are part of the text now
 """
 
 from collections.abc import Callable, Sequence

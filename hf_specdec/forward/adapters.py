@@ -2,12 +2,8 @@
 
 Siblings of a tree stand in different columns and have the same position. What such a model computes from columns is
 replaced in the submodules that do it, by hooks that are there for the length of one forward and act in it alone:
-what they need lies in a context variable, so another thread on the same model never sees it. The submodules are
+what they need is in a context variable, so another thread on the same model never sees it. The submodules are
 recognised by their structure. Whether that is enough is for the probe to say.
-
-    adapter = adapter_of(model)                     # None where nothing was recognised
-    with adapter.applied(TreePositions(rows, first, end, mask)):
-        model(**inputs)
 """
 
 import contextlib

@@ -1,13 +1,7 @@
 """The draft model of one call: every row's requests answered by one forward, over a cache that is never rebuilt.
 
 After each verify step the draft's cache keeps what it computed for the accepted tokens; what it has not seen of the
-text is fed along with the next request.
-
-    draft_model = DraftModel(
-        model, input_ids, model_kwargs, tier="tree", vocab_size=32000, relative_cost=0.1, device=device
-    )
-    drafter = make_drafter(draft_model.row(0))
-    trees = propose_together([(drafter, budget)], draft_model)
+text is computed with the next request.
 """
 
 import dataclasses
@@ -92,7 +86,7 @@ class DraftRunner:
     Attributes:
         reads_prompt (`bool`): whether it has positions for the prompt; where not, nothing is ever scored.
         is_shared (`bool`): whether its forwards are collectives of several processes.
-        agreement (`RankSync`): of these processes.
+        rank_sync (`RankSync`): of these processes.
     """
 
     def __init__(
@@ -155,7 +149,7 @@ class DraftRunner:
     def score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
         self.rank_sync.score(trees)
-        self._settle()
+        self._sync()
         trees = list(trees)
         for place in self._paused:
             trees[place] = DraftTree.chain(self.texts[place].tokens[-1])
@@ -175,7 +169,7 @@ class DraftRunner:
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows of those left."""
         if self.reads_prompt:
-            self._settle()
+            self._sync()
             self.target.select(rows)
         self.texts = [self.texts[row] for row in rows]
         self._scorers = [self._scorers[row] for row in rows]
@@ -184,7 +178,7 @@ class DraftRunner:
     def pause(self, places: Sequence[int], *, ahead: int) -> None:
         """The texts of these rows have ended and stay in the batch.
 
-        Where rows are kept in step, they go on with padding, `ahead` of the others, which would wait for them else.
+        Where rows are kept in lockstep, they go on with padding, `ahead` of the others, which would wait for them else.
         """
         if not self.target.lockstep:
             return
@@ -195,9 +189,9 @@ class DraftRunner:
                 self.texts[place].append(0)
 
     def admit(self, other: "DraftRunner", place: int | None) -> None:
-        """Take over the one row of `other`, in place `place` or behind the last row."""
-        self._settle()
-        other._settle()  # noqa: SLF001 another of the same class
+        """Take over the one row of `other`, in place `place` or after the last row."""
+        self._sync()
+        other._sync()  # noqa: SLF001 another of the same class
         self.target.admit(other.target, place)
         at = len(self.texts) if place is None else place
         self.texts[at : at + 1] = other.texts
@@ -211,7 +205,7 @@ class DraftRunner:
             if scorer is not None:
                 scorer.draft_model, scorer.place = self, place
 
-    def _settle(self) -> None:
+    def _sync(self) -> None:
         """Read the prompt if that has not happened yet; give the cache what the last round left of the text."""
         if not self._has_read:
             self._has_read = True

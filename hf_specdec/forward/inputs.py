@@ -2,9 +2,6 @@
 
 The model is asked once what a forward of one token takes; after that only token ids, positions and masks change.
 Models whose class prepares its inputs itself are asked at every step.
-
-    inputs = StepInputs(model, model_kwargs, texts)
-    model(**inputs.of(columns, fed), return_dict=True)
 """
 
 from collections.abc import Sequence
@@ -35,7 +32,7 @@ class StepInputs:
     Args:
         model_kwargs: as `generate` keeps them after the prompt's forward, the root's position and mask included.
         texts: one a row.
-        fed (`int`): how many tokens of each text are in the cache.
+        num_cached (`int`): how many tokens of each text are in the cache.
         adapter: what makes trees of a model that counts positions by itself.
         follows_length: whether `lengths` is wanted.
 
@@ -52,7 +49,7 @@ class StepInputs:
         model: PreTrainedModel,
         model_kwargs: dict[str, Any],
         texts: Sequence[TokenBuffer],
-        fed: int,
+        num_cached: int,
         adapter: TreeAdapter | None = None,
         *,
         follows_length: bool = False,
@@ -70,7 +67,7 @@ class StepInputs:
         self.adapter = adapter
         self.tree: TreePositions | None = None
         self.asks_model = compat.has_own_input_preparation(model) and cache_drop_length(model) is None
-        ids = torch.cat([text.ids()[:, : fed + 1] for text in texts])
+        ids = torch.cat([text.ids()[:, : num_cached + 1] for text in texts])
         self.template: dict[str, Any] = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         if self.template.get(self.cache_name) is not self.cache:  # a model that would compute its cache anew here
             self.template[self.cache_name] = self.cache
@@ -78,36 +75,36 @@ class StepInputs:
                 if self.template.get(key) is not None:
                     self.template[key] = self.template[key][..., -1:]
         self.device = self.template[self.ids_key].device
-        self.start = fed
+        self.start = num_cached
         positions = self.template.get(self.positions_key)
-        self.base = None if positions is None else positions - fed
+        self.base = None if positions is None else positions - num_cached
         self.follows_length, self.shortest = follows_length, 0
         self.lengths: torch.Tensor | None = None
         self.first_position = 0 if self.base is None or not follows_length else int(self.base.max())
         self._positions: torch.Tensor | None = None
         self._mask: torch.Tensor | None = None
 
-    def of(self, columns: Sequence[TreeLayout], fed: Sequence[int]) -> dict[str, Any]:
+    def of(self, columns: Sequence[TreeLayout], num_cached: Sequence[int]) -> dict[str, Any]:
         """Arguments for a forward of the rows' new columns.
 
         Args:
             columns: what each row has written since its last commit, and what it writes now; all equally wide.
-            fed: how many tokens of each row's text are in the cache.
+            num_cached: how many tokens of each row's text are in the cache.
         """
         first, total = columns[0].first_new, len(columns[0])
-        behind = [count - self.start for count in fed]
-        in_sequence = not self.is_fixed and min(fed) == max(fed) and all(row.is_chain for row in columns)
+        ahead = [count - self.start for count in num_cached]
+        in_sequence = not self.is_fixed and min(num_cached) == max(num_cached) and all(row.is_chain for row in columns)
         inputs = dict(self.template)
         if self.follows_length:
-            self.lengths = self._lengths_of(columns, fed, in_sequence)
-        if self.asks_model and (behind[0] or total > 1):
-            inputs = self._asked(columns, fed[0])
+            self.lengths = self._lengths_of(columns, num_cached, in_sequence)
+        if self.asks_model and (ahead[0] or total > 1):
+            inputs = self._asked(columns, num_cached[0])
         for key in SHORTENED_LOGITS:
             inputs.pop(key, None)
         inputs[self.ids_key] = torch.tensor([row.new_tokens for row in columns], device=self.device)
         if self.template.get(self.positions_key) is not None:
-            inputs[self.positions_key] = self._positions_of(columns, fed, in_sequence)
-        mask = self._mask_of(max(behind) + total)
+            inputs[self.positions_key] = self._positions_of(columns, num_cached, in_sequence)
+        mask = self._mask_of(max(ahead) + total)
         if mask is not None:
             inputs[self.mask_key] = mask
         self.tree = None
@@ -153,7 +150,7 @@ class StepInputs:
         self._positions = self._mask = None
 
     def admit(self, other: "StepInputs", row: int | None) -> None:
-        """Take over the one row of `other`, in the place of row `row` or behind the last; no row is padded.
+        """Take over the one row of `other`, in the place of row `row` or after the last; no row is padded.
 
         Raises:
             UnsupportedModelError: the model's forward takes more of each row than ids and positions.
@@ -175,31 +172,35 @@ class StepInputs:
         if (mask is not None and not bool(mask.all())) or not set(others) <= set(known) or self.asks_model:
             raise UnsupportedModelError("its forward takes more of each row than ids and positions")
 
-    def _lengths_of(self, columns: Sequence[TreeLayout], fed: Sequence[int], in_sequence: bool) -> torch.Tensor:
+    def _lengths_of(self, columns: Sequence[TreeLayout], num_cached: Sequence[int], in_sequence: bool) -> torch.Tensor:
         """`(batch, Q)`: the text's length at the step of each new column, by the longest row's positions."""
         first = self.first_position + 1
         depths = [range(row.first_new, len(row)) if in_sequence else row.new_depths for row in columns]
         return torch.tensor(
             [
                 [max(count + depth + first, self.shortest) for depth in row]
-                for row, count in zip(depths, fed, strict=True)
+                for row, count in zip(depths, num_cached, strict=True)
             ]
         )
 
-    def _positions_of(self, columns: Sequence[TreeLayout], fed: Sequence[int], in_sequence: bool) -> torch.Tensor:
+    def _positions_of(
+        self, columns: Sequence[TreeLayout], num_cached: Sequence[int], in_sequence: bool
+    ) -> torch.Tensor:
         """The first column's position plus each new column's depth; `(..., Q)` with the model's own leading ones."""
         assert self.base is not None
         if not in_sequence:
-            steps = [[count + depth for depth in row.new_depths] for row, count in zip(columns, fed, strict=True)]
-            positions: torch.Tensor = self.base + torch.tensor(steps, device=self.base.device)
+            steps = [
+                [count + depth for depth in row.new_depths] for row, count in zip(columns, num_cached, strict=True)
+            ]
+            positions: torch.Tensor = self.base + torch.tensor(steps, device=self.base.device)  # (..., batch, Q)
             return positions
-        start, end = fed[0] + columns[0].first_new, fed[0] + len(columns[0])
+        start, end = num_cached[0] + columns[0].first_new, num_cached[0] + len(columns[0])
         if self._positions is None or end > self._positions.shape[-1]:
             self._positions = self.base + torch.arange(max(RUNWAY, 2 * end), device=self.base.device)
         return self._positions[..., start:end]
 
     def _mask_of(self, num_columns: int) -> torch.Tensor | None:
-        """The 2-D mask up to the first root, and ones for the `num_columns` - 1 columns behind it."""
+        """The 2-D mask up to the first root, and ones for the `num_columns` - 1 columns after it."""
         first: torch.Tensor | None = self.template.get(self.mask_key)
         if first is None:
             return None
@@ -208,10 +209,10 @@ class StepInputs:
             self._mask = torch.cat([first, first.new_ones((len(first), max(RUNWAY, 2 * num_columns)))], dim=1)
         return self._mask[:, :end]
 
-    def _asked(self, columns: Sequence[TreeLayout], fed: int) -> dict[str, Any]:
+    def _asked(self, columns: Sequence[TreeLayout], num_cached: int) -> dict[str, Any]:
         """Ask the model with the texts and the columns as if they were chains."""
         kwargs = dict(self.kwargs)
-        num_columns = fed - self.start + len(columns[0])
+        num_columns = num_cached - self.start + len(columns[0])
         positions = kwargs.get(self.positions_key)
         if positions is not None:
             more = torch.arange(1, num_columns, device=positions.device) + positions[..., -1:]
@@ -219,7 +220,7 @@ class StepInputs:
         mask = kwargs.get(self.mask_key)
         if mask is not None:
             kwargs[self.mask_key] = torch.cat([mask, mask.new_ones((len(mask), num_columns - 1))], dim=1)
-        before = fed + columns[0].first_new
+        before = num_cached + columns[0].first_new
         ids = torch.cat([_start_of(text, before) for text in self.texts])
         ids = torch.cat([ids, ids.new_tensor([row.new_tokens for row in columns])], dim=1)
         inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(

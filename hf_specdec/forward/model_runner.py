@@ -1,14 +1,8 @@
-"""A model behind one call: the prompt's forward, then forwards of trees, then what stays in the cache.
+"""The model of one call: the prompt's forward, then forwards of trees, then what stays in the cache.
 
 Knows nothing about drafters, sampling or stopping. `forward` takes one tree a row, whose root is the last token of
-the row's text; what the cache lacks of the text before it is fed along. Between two commits a tree may grow: then
-only its new nodes are computed. A batch is the same with more rows.
-
-    target = ModelRunner(model, input_ids, generation_config, model_kwargs, texts, tier="tree")
-    outputs = target.prefill()
-    rows = target.forward([tree])           # rows[0]: (T, vocab_size)
-    target.commit([verdict.path])
-    target.close()
+the row's text, and computes what the cache lacks of the text before it. Between two commits a tree may grow: then only
+its new nodes are computed.
 """
 
 import contextlib
@@ -34,8 +28,8 @@ from hf_specdec.tree import DraftTree
 __all__ = ["ModelRunner", "NodeOutputs", "Tier"]
 
 Tier = Literal["tree", "chain", "plain"]
-RESERVE = 1024  # cache columns allocated at once behind the prompt, at most
-MAX_LAG = 8  # tokens that a row may have to feed again and still draft
+RESERVE = 1024  # cache columns allocated at once after the prompt, at most
+MAX_UNCACHED = 8  # tokens that a row may have to compute again and still draft
 MAX_DRAFT = 64  # columns that the last step may write beyond the text's end without growing the cache
 
 
@@ -67,7 +61,7 @@ class ModelRunner:
 
     Attributes:
         outputs: the model's output of the last forward.
-        in_step (`bool`): whether the rows' caches are kept equally long; rows that are ahead in their texts are fed
+        lockstep (`bool`): whether the rows' caches are kept equally long; rows that are ahead in their texts compute
             the same tokens again.
 
     Raises:
@@ -109,7 +103,7 @@ class ModelRunner:
         if self.hidden_layers and self.kwargs.get("output_hidden_states") is not True:
             self.kwargs["output_hidden_states"] = list(self.hidden_layers)
         self.outputs: Any = None
-        self._fed = [len(text) for text in self.texts]  # tokens of each text in the cache once the prompt is
+        self._num_cached = [len(text) for text in self.texts]  # tokens of each text in the cache once the prompt is
         self._columns: list[TreeLayout] = []
         self._inputs: StepInputs | None = None
         self._half_done = False
@@ -118,7 +112,7 @@ class ModelRunner:
     @property
     def position(self) -> int:
         """Position of the longest row's next root, or a little more where the prompt is padded."""
-        return self._cached + self._ahead + max(map(self._lag, range(len(self.texts))), default=0)
+        return self._cached + self._ahead + max(map(self._num_uncached, range(len(self.texts))), default=0)
 
     @property
     def draft_room(self) -> int | None:
@@ -138,7 +132,7 @@ class ModelRunner:
         self._half_done = True
         self.outputs = compat.prefill(self.model, self.input_ids, self.generation_config, self.kwargs)
         self.kwargs = compat.updated_kwargs(self.model, self.outputs, self.kwargs)
-        self.cache = self.cache.settle(self.kwargs.get(compat.cache_name(self.kwargs)))
+        self.cache = self.cache.adopt_prefill(self.kwargs.get(compat.cache_name(self.kwargs)))
         if self.cache.model_cache is None:
             raise UnsupportedModelError("it keeps no cache")
         self._half_done = False
@@ -183,7 +177,7 @@ class ModelRunner:
         assert self.cache.spec is not None
         self.step_inputs().shortest = len(self.texts[0])
         self.cache.spec.crop(-self._cached)
-        self._fed = [0]
+        self._num_cached = [0]
 
     def _compute(self, trees: Sequence[DraftTree | None]) -> None:
         """The forward itself, in the columns that are there."""
@@ -196,8 +190,8 @@ class ModelRunner:
             self._width = widest  # grows for good with a drafter that exceeds what it announced
             self.cache.spec.place(widest, written=self._columns[0].first_new)
         step_inputs = self.step_inputs()
-        inputs = step_inputs.of(self._columns, self._fed)
-        self.cache.mark(self._columns[0].first_new)
+        inputs = step_inputs.of(self._columns, self._num_cached)
+        self.cache.checkpoint(self._columns[0].first_new)
         self._half_done = True
         adapted = self.adapter.applied(step_inputs.tree) if self.adapter else contextlib.nullcontext()
         rotated = self.rotary.applied(step_inputs.lengths) if self.rotary else contextlib.nullcontext()
@@ -208,8 +202,9 @@ class ModelRunner:
     def _rewind(self, trees: Sequence[DraftTree | None]) -> tuple[list[DraftTree | None], list[int]]:
         """Forget the uncommitted columns, to compute whole trees again.
 
-        Without a mask of ours, chains of rows that lag differently cannot grow side by side: between one row's nodes
-        would stand the padding that another row made necessary. Returns the trees and how many nodes were known.
+        Without a mask of ours, chains of rows with different numbers of uncached tokens cannot grow side by side:
+        between one row's nodes would be the padding that another row made necessary. Returns the trees and how many
+        nodes were known.
         """
         known = [len(columns.node_columns) for columns in self._columns]
         whole = [new or columns.tree for new, columns in zip(trees, self._columns, strict=True)]
@@ -223,7 +218,7 @@ class ModelRunner:
             return
         wanted = [columns.columns_of(path) for columns, path in zip(self._columns, paths, strict=True)]
         kept = self.cache.commit(wanted, len(self._columns[0]))
-        self._fed = [fed + count for fed, count in zip(self._fed, kept, strict=True)]
+        self._num_cached = [cached + count for cached, count in zip(self._num_cached, kept, strict=True)]
         self._columns = []
 
     def hidden_states(self, row: int, node: int | None) -> tuple[torch.Tensor, ...]:
@@ -257,11 +252,11 @@ class ModelRunner:
         else:
             self.kwargs = rows_of(self.kwargs, rows, len(self.texts))
         self.texts = [self.texts[row] for row in rows]
-        self._fed = [self._fed[row] for row in rows]
+        self._num_cached = [self._num_cached[row] for row in rows]
 
     def num_cached_tokens(self, row: int) -> int:
         """How many tokens of a row's text the cache holds."""
-        return self._fed[row]
+        return self._num_cached[row]
 
     def copy_prefix(self, donor: "ModelRunner", row: int, length: int) -> None:
         """Before the prompt is read: start with `length` columns of a row of `donor`, whose text begins alike."""
@@ -274,31 +269,31 @@ class ModelRunner:
             self.cache.spec.reserve_rows(rows, columns)
 
     def admit(self, other: "ModelRunner", row: int | None) -> None:
-        """Take over the one row of `other`, whose prompt has been read, in the place of `row` or behind the last."""
+        """Take over the one row of `other`, whose prompt has been read, in the place of `row` or after the last."""
         assert self.cache.spec is not None and other.cache.spec is not None
         self.cache.spec.admit(other.cache.spec, row)
         self.step_inputs().admit(other.step_inputs(), row)
         at = len(self.texts) if row is None else row
         self.texts[at : at + 1] = other.texts
-        self._fed[at : at + 1] = other._fed  # noqa: SLF001 another of the same class
+        self._num_cached[at : at + 1] = other._num_cached  # noqa: SLF001 another of the same class
 
     def step_inputs(self) -> StepInputs:
         """What builds the arguments of a forward; the prompt has been read."""
         if self._inputs is None:
             follows_length = self.rotary is not None
             self._inputs = StepInputs(
-                self.model, self.kwargs, self.texts, self._fed[0], self.adapter, follows_length=follows_length
+                self.model, self.kwargs, self.texts, self._num_cached[0], self.adapter, follows_length=follows_length
             )
         return self._inputs
 
     def catch_up(self, length: int) -> None:
         """Feed what the cache lacks of the texts' first `length` - 1 tokens."""
         step = self._width or length
-        for start in range(min(self._fed), length - 1, step):
+        for start in range(min(self._num_cached), length - 1, step):
             end = min(start + step, length - 1)
-            lagging = [text.tokens[fed:end] for text, fed in zip(self.texts, self._fed, strict=True)]
-            if any(lagging):
-                self._feed(lagging)
+            uncached = [text.tokens[cached:end] for text, cached in zip(self.texts, self._num_cached, strict=True)]
+            if any(uncached):
+                self._feed(uncached)
 
     def close(self) -> None:
         """Give the caller's cache what plain generation would have left in it, also after an interrupted forward."""
@@ -315,11 +310,11 @@ class ModelRunner:
 
     def most_tokens(self, positions: int) -> int:
         """How long a text may get before its root leaves the model's `positions`."""
-        return positions - (self._cached + self._ahead - max(self._fed))
+        return positions - (self._cached + self._ahead - max(self._num_cached))
 
     def drafts_now(self, row: int) -> bool:
         """Whether tokens may be drafted: not while a row has much to feed again, so that the cache catches up."""
-        return self._lag(row) <= MAX_LAG
+        return self._num_uncached(row) <= MAX_UNCACHED
 
     @property
     def _cached(self) -> int:
@@ -327,27 +322,27 @@ class ModelRunner:
         if self.cache.spec is not None:
             return max(self.cache.spec.lengths, default=0)
         length = compat.cached_length(self.cache.model_cache)
-        return max(self._fed) if length is None else length
+        return max(self._num_cached) if length is None else length
 
-    def _lag(self, row: int) -> int:
-        return max(len(self.texts[row]) - 1 - self._fed[row], 0)
+    def _num_uncached(self, row: int) -> int:
+        return max(len(self.texts[row]) - 1 - self._num_cached[row], 0)
 
     def _pending(self, row: int) -> list[int]:
         """Tokens that the cache lacks of the text in front of the row's root."""
-        return self.texts[row].tokens[self._fed[row] : len(self.texts[row]) - 1]
+        return self.texts[row].tokens[self._num_cached[row] : len(self.texts[row]) - 1]
 
     def _feed_common(self) -> None:
         """Feed what every row has pending, in a forward of its own: in a batch, forwards with drafts are never kept
         whole.
         """
-        common = min(self._lag(row) for row in range(len(self.texts)))
-        if common > MAX_LAG:
+        common = min(self._num_uncached(row) for row in range(len(self.texts)))
+        if common > MAX_UNCACHED:
             self._feed([self._pending(row)[:common] for row in range(len(self.texts))])
 
     def _feed_ahead(self, trees: Sequence[DraftTree | None]) -> None:
         """Feed pending tokens in forwards of their own where they would not fit beside a row's tree."""
         sizes = [tree.num_columns if tree is not None else 0 for tree in trees]
-        while any(0 < self._lag(row) > self._width - size for row, size in enumerate(sizes)):
+        while any(0 < self._num_uncached(row) > self._width - size for row, size in enumerate(sizes)):
             self._feed([self._pending(row)[: self._width] for row in range(len(self.texts))])
 
     def _feed(self, tokens: Sequence[Sequence[int]]) -> None:

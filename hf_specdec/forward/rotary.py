@@ -3,10 +3,6 @@
 A dynamic NTK or long-rope module takes one set of frequencies for a whole forward, by its last position. Plain
 generation computes one token a forward, so that a token's frequencies follow from the length of the text at that step.
 Hooks on these modules, there for the length of one forward, do the same for forwards of several tokens.
-
-    rotary = rotary_of(model)                   # None where no frequencies depend on the length
-    with rotary.applied(lengths):               # (batch, T)
-        model(**inputs)
 """
 
 import contextlib

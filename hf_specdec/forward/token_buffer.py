@@ -22,7 +22,7 @@ class TokenBuffer:
 
     @property
     def emitted(self) -> list[int]:
-        """The tokens behind the prompt."""
+        """The tokens after the prompt."""
         return self.tokens[self.prompt_length :]
 
     def append(self, token: int) -> None:

@@ -2,11 +2,6 @@
 
 Columns are: known tokens that the cache lacks yet (`pending`), the tree's nodes, its extra tokens, and padding where
 another row of the batch has more. A tree may grow between forwards; then only its new nodes are written.
-
-    columns = TreeLayout(pending=[])
-    columns.write(tree)             # what the next forward computes: columns.new_tokens, columns.new_depths
-    columns.pad(8)                  # as wide as the other rows
-    columns.visible()               # (8, 8) bool
 """
 
 from collections.abc import Sequence
@@ -56,14 +51,14 @@ class TreeLayout:
         if self._first_node == 0:
             self.new_tokens = self.pending.copy()
             self.new_depths = list(range(len(self.pending)))
-        start, lag = len(self), len(self.pending)
+        start, num_pending = len(self), len(self.pending)
         self.new_tokens += tree.column_tokens[self._first_node :]
-        self.new_depths += [lag + depth for depth in tree.column_depths[self._first_node :]]
+        self.new_depths += [num_pending + depth for depth in tree.column_depths[self._first_node :]]
         self.node_columns += range(start, start + tree.num_columns - self._first_node)
         self.is_chain = (
             tree.is_chain
             and tree.extra is None
-            and self.node_columns[-1] == lag + len(self.node_columns) - 1  # nothing lies between them
+            and self.node_columns[-1] == num_pending + len(self.node_columns) - 1  # nothing is between them
         )
         self.depths += self.new_depths
 
@@ -87,8 +82,8 @@ class TreeLayout:
 
     def visible(self) -> torch.Tensor:
         """`(new, C)` bool: which columns each new column sees."""
-        total, lag = len(self), len(self.pending)
-        if not lag and not self.first_new and self.tree is not None and total == self.tree.num_columns:
+        total, num_pending = len(self), len(self.pending)
+        if not num_pending and not self.first_new and self.tree is not None and total == self.tree.num_columns:
             return self.tree.visible()
         mask = torch.zeros((total - self.first_new, total), dtype=torch.bool)
         mask.diagonal(self.first_new).fill_(True)
@@ -97,8 +92,8 @@ class TreeLayout:
             return mask
         assert self.tree is not None
         if self.first_new == 0:
-            mask[:lag, :lag] = torch.ones(lag, lag, dtype=torch.bool).tril()
-        mask[rows, :lag] = True
+            mask[:num_pending, :num_pending] = torch.ones(num_pending, num_pending, dtype=torch.bool).tril()
+        mask[rows, :num_pending] = True
         block = self.tree.visible()[self._first_node :]
         if self.node_columns[-1] - self.node_columns[0] == len(self.node_columns) - 1:
             mask[rows, self.node_columns[0] : self.node_columns[-1] + 1] = block

@@ -3,10 +3,6 @@
 Sliding windows, chunks and padding stay the model's business: its mask functions are asked about positions, whatever
 they compute. They reach ours through a private copy of the model's configuration that names one of our mask
 functions, so nothing global changes and two calls never see one another's tree.
-
-    masks = TreeMasks(model)
-    masks.supported                                     # whether this attention implementation takes any mask
-    attention_mask = masks.build(TreeRows(starts, depths, visible, device), cache, attention_mask_2d)
 """
 
 import functools
@@ -35,7 +31,7 @@ class TreeRows:
         starts: each row's length in the cache before its first column.
         depths: each row's C distances from there: position id - start.
         visible: for each row `(Q, C)` bool: which columns each of the last Q sees.
-        fixed (`bool`): whether the buffers go on behind the columns.
+        fixed (`bool`): whether the buffers go on after the columns.
 
     Attributes:
         visible (`Tensor`): `(batch, Q, C)` bool.
@@ -87,7 +83,7 @@ class TreeMasks:
         """The 4-D mask (or dict of masks) for a forward of the last Q columns of `rows`.
 
         Args:
-            cache: the cache before the forward; it holds the rows' first C - Q columns behind their text.
+            cache: the cache before the forward; it holds the rows' first C - Q columns after their text.
             attention_mask: `(batch, longest + C)` with zeros at padding, or `None`.
             within: whether the mask is for the model's layers, not for its forward.
         """

@@ -31,7 +31,7 @@ def content(cache: DynamicCache) -> list[torch.Tensor]:
 def test_a_rejection_puts_every_state_back() -> None:
     cache = filled()
     before, kept = content(cache), StateCache(cache)
-    kept.mark(0)
+    kept.checkpoint(0)
     write(cache, 4)
     assert kept.commit([[0, 1]], 4) == [0]
     assert all(torch.equal(now, then) for now, then in zip(content(cache), before, strict=True))
@@ -40,7 +40,7 @@ def test_a_rejection_puts_every_state_back() -> None:
 def test_what_is_right_throughout_is_kept() -> None:
     cache = filled()
     kept = StateCache(cache)
-    kept.mark(0)
+    kept.checkpoint(0)
     write(cache, 2)
     after = content(cache)
     assert kept.commit([[0, 1]], 2) == [2]
@@ -51,10 +51,10 @@ def test_the_last_forward_that_nobody_rejects_counts() -> None:
     """Several forwards between two commits: the state goes back as little as it can."""
     cache = filled()
     kept = StateCache(cache)
-    kept.mark(0)
+    kept.checkpoint(0)
     write(cache, 2)
     between = content(cache)
-    kept.mark(2)
+    kept.checkpoint(2)
     write(cache, 3)
     assert kept.commit([[0, 1, 2]], 5) == [2]
     assert all(torch.equal(now, then) for now, then in zip(content(cache), between, strict=True))
@@ -63,7 +63,7 @@ def test_the_last_forward_that_nobody_rejects_counts() -> None:
 def test_one_row_that_rejects_takes_the_others_back() -> None:
     cache = filled()
     kept = StateCache(cache)
-    kept.mark(0)
+    kept.checkpoint(0)
     write(cache, 2)
     assert kept.commit([[0, 1], [0]], 2) == [0, 0]
 
@@ -71,7 +71,7 @@ def test_one_row_that_rejects_takes_the_others_back() -> None:
 def test_an_interrupted_forward_leaves_no_trace() -> None:
     cache = filled()
     before, kept = content(cache), StateCache(cache)
-    kept.mark(0)
+    kept.checkpoint(0)
     cache.update_recurrent_state(torch.rand(1, 4, 5), 0)
     kept.rollback()
     assert all(torch.equal(now, then) for now, then in zip(content(cache), before, strict=True))

@@ -50,7 +50,7 @@ def test_commit_keeps_the_accepted_columns_in_order(path: list[int]) -> None:
     prompt, draft = step(7), step(5)
     for cache in (ours, reference):
         forward(cache, prompt)
-    ours.settle()
+    ours.sync()
     forward(ours, draft)
     ours.commit([path])
     forward(reference, select(draft, path))
@@ -66,7 +66,7 @@ def test_many_steps_later_the_content_is_that_of_a_dynamic_cache(seed: int, rese
     prompt = step(2)
     for cache in (ours, reference):
         forward(cache, prompt)
-    ours.settle()
+    ours.sync()
     for _ in range(40):
         size = rng.randint(1, 12)
         path = [0, *sorted(rng.sample(range(1, size), rng.randint(0, size - 1)))]
@@ -85,7 +85,7 @@ def test_a_forward_attends_to_the_text_and_its_own_columns_only() -> None:
     """Columns rejected earlier are behind the end or overwritten, never in between."""
     ours, reference = SpecCache(), DynamicCache()
     forward(ours, step(1))
-    ours.settle()
+    ours.sync()
     forward(ours, step(9))
     ours.commit([[0, 4]])
     kept = [(keys.clone(), values.clone()) for keys, values in content(ours)]
@@ -104,7 +104,7 @@ def test_mask_sizes_are_those_of_a_dynamic_cache(query_length: int) -> None:
     new = step(6)
     for cache in (ours, reference):
         forward(cache, new)
-    ours.settle()
+    ours.sync()
     assert ours.get_mask_sizes(query_length, 0) == reference.get_mask_sizes(query_length, 0)
     assert ours.get_seq_length() == 6
 
@@ -113,7 +113,7 @@ def test_an_interrupted_forward_is_rolled_back() -> None:
     """Some layers have the new columns, others not; afterwards all have the old text."""
     cache = SpecCache()
     forward(cache, step(6))
-    cache.settle()
+    cache.sync()
     before = [(keys.clone(), values.clone()) for keys, values in content(cache)]
     cache.update(*columns(5), 0)
     cache.rollback()
@@ -128,7 +128,7 @@ def test_crop_takes_tokens_off_the_end_as_a_dynamic_cache_does() -> None:
     new = step(6)
     for cache in (ours, reference):
         forward(cache, new)
-    ours.settle()
+    ours.sync()
     for cache in (ours, reference):
         cache.crop(-2)
     assert_holds(ours, reference)
@@ -142,7 +142,7 @@ def test_crop_takes_tokens_off_the_end_as_a_dynamic_cache_does() -> None:
 def test_reset_forgets_the_text() -> None:
     cache = SpecCache()
     forward(cache, step(6))
-    cache.settle()
+    cache.sync()
     cache.reset()
     assert cache.get_seq_length() == 0
     new = step(2)
@@ -159,7 +159,7 @@ def test_rows_of_different_lengths_each_hold_their_own_text(seed: int) -> None:
     ours, references = SpecCache(), [DynamicCache() for _ in range(batch)]
     prompt = step(3, batch)
     forward(ours, prompt)
-    ours.settle()
+    ours.sync()
     for row, reference in enumerate(references):
         forward(reference, [(keys[row : row + 1], values[row : row + 1]) for keys, values in prompt])
     for _ in range(12):
@@ -202,7 +202,7 @@ def test_an_adopted_cache_comes_back_as_plain_decoding_would_have_left_it(make, 
         prompt = step(1)
         for cache in (ours, reference):
             forward(cache, prompt)
-        ours.settle()
+        ours.sync()
         text = 1
     for path in ([0, 2], [0], [0, 1, 4]):
         draft = step(5)
@@ -263,14 +263,14 @@ def test_a_sliding_layer_stays_sliding_and_a_full_one_full() -> None:
     ours = SpecCache.adopt(theirs)
     assert ours is not None
     forward(ours, step(20))
-    ours.settle()
+    ours.sync()
     ours.export(theirs)
     assert all(type(layer) is DynamicSlidingWindowLayer for layer in theirs.layers)
     full = DynamicCache(config=LlamaConfig(num_hidden_layers=LAYERS))
     again = SpecCache.adopt(full)
     assert again is not None
     forward(again, step(20))
-    again.settle()
+    again.sync()
     again.export(full)
     assert all(type(layer) is DynamicLayer for layer in full.layers)
     assert full.get_seq_length() == 20
@@ -282,7 +282,7 @@ def one_row(length: int, value: float) -> SpecCache:
     for layer in range(2):
         columns = torch.full((1, 2, length, 4), value + layer)
         cache.update(columns, -columns, layer)
-    cache.settle()
+    cache.sync()
     return cache
 
 

@@ -37,7 +37,7 @@ def after_prompt(prompt: Sequence[tuple[torch.Tensor, torch.Tensor]], capacity: 
     ours = StaticSpecCache.of(StaticCache(CONFIGS["full"], max_cache_len=LONGEST), capacity=capacity)
     assert ours is not None
     forward(ours, prompt)
-    ours.settle()
+    ours.sync()
     return ours
 
 
@@ -57,7 +57,7 @@ def test_an_adopted_cache_comes_back_as_plain_decoding_would_have_left_it(kind: 
         prompt = step(1)
         for cache in (ours, reference):
             forward(cache, prompt)
-        ours.settle()
+        ours.sync()
     for path in ([0, 2], [0], [0, 1, 4]):
         draft = step(5)
         ours.place(5)

@@ -1,0 +1,100 @@
+"""The choice of a token and the stop check, each against the lines of plain decoding that they stand for."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList, TopKLogitsWarper
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+
+from hf_specdec.engine.sampling import Sampler, StopCheck
+from hf_specdec.errors import RankError
+from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.tree import DraftTree
+
+CPU = torch.device("cpu")
+ROWS = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+TREE = DraftTree.chain(1, [2, 3, 4])
+TEXT = TokenBuffer(torch.tensor([[5, 6, 7]]), room=4)
+
+
+def loaded(processors: Any = (), **config: Any) -> Sampler:
+    options = {"return_dict_in_generate": True, **config}
+    sampler = Sampler(LogitsProcessorList(processors), GenerationConfig(**options), CPU)
+    sampler.load(ROWS, TREE)
+    return sampler
+
+
+def test_greedy_is_the_first_of_the_largest() -> None:
+    sampler = loaded()
+    assert [sampler.choose(node, TEXT) for node in range(4)] == ROWS.argmax(dim=-1).tolist()
+    sampler.load(torch.zeros(1, 50), DraftTree.chain(1))
+    assert sampler.choose(0, TEXT) == 0
+
+
+def test_a_sampled_token_is_one_draw_from_the_processed_row() -> None:
+    """One draw a token, in order, from the generator of the sampler or else the global one."""
+    sampler = loaded([TopKLogitsWarper(5)], do_sample=True)
+    torch.manual_seed(3)
+    chosen = [sampler.choose(node, TEXT) for node in range(4)]
+    after = torch.get_rng_state()
+    torch.manual_seed(3)
+    for node, token in enumerate(chosen):
+        scores = TopKLogitsWarper(5)(TEXT.ids(), ROWS[node : node + 1])
+        assert int(torch.multinomial(scores.softmax(dim=-1), 1)) == token
+    assert torch.equal(torch.get_rng_state(), after)
+    sampler.generator = torch.Generator().manual_seed(3)
+    torch.manual_seed(99)
+    assert [sampler.choose(node, TEXT) for node in range(4)] == chosen
+
+
+def test_scores_and_logits_are_those_of_chosen_tokens_only() -> None:
+    sampler = loaded([TopKLogitsWarper(5)], output_scores=True, output_logits=True)
+    sampler.choose(2, TEXT)
+    assert sampler.logits is not None and sampler.scores is not None
+    assert torch.equal(sampler.logits[0], ROWS[2:3])
+    assert torch.equal(sampler.scores[0], TopKLogitsWarper(5)(TEXT.ids(), ROWS[2:3]))
+    assert len(sampler.logits) == len(sampler.scores) == 1
+
+
+def test_a_processor_cannot_change_the_logits_that_drafters_see() -> None:
+    def erase(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.fill_(0.0)
+
+    before = ROWS.clone()
+    loaded([erase]).choose(0, TEXT)
+    assert torch.equal(ROWS, before)
+
+
+def test_a_near_tie_confirms_and_a_clear_difference_does_not() -> None:
+    sampler = loaded()
+    row = torch.tensor([[1.0, 1.0 - 1e-5, 0.5]])
+    sampler.load(row, DraftTree.chain(1))
+    sampler.confirm(0, 1)
+    with pytest.raises(RankError, match="here 0 leads"):
+        sampler.confirm(0, 2)
+
+
+@pytest.mark.parametrize(("tokens", "length", "stops"), [([8], 9, False), ([8, 2], 9, True), ([8, 8], 5, True)])
+def test_length_and_end_of_text_stop_without_a_tensor(tokens: list[int], length: int, stops: bool) -> None:
+    check = StopCheck(StoppingCriteriaList([MaxLengthCriteria(length), EosTokenCriteria(torch.tensor([2, 3]))]))
+    text = TokenBuffer(torch.tensor([[5, 6, 7]]), room=4)
+    for token in tokens:
+        text.append(token)
+    assert check(text, None) is stops
+    assert not check.is_watched
+    assert (check.max_length, check.eos) == (length, {2, 3})
+
+
+def test_every_other_criterion_is_asked_once_whatever_the_others_say() -> None:
+    asked: list[tuple[int, Any]] = []
+
+    def criterion(ids: torch.Tensor, scores: Any) -> bool:
+        asked.append((ids.shape[1], scores))
+        return len(asked) == 1
+
+    check = StopCheck(StoppingCriteriaList([criterion, MaxLengthCriteria(9), criterion]))
+    score = torch.zeros(1, 3)
+    assert check(TEXT, [score]) is True
+    assert [(length, scores[0] is score) for length, scores in asked] == [(3, True), (3, True)]
+    assert check.is_watched
