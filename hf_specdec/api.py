@@ -200,7 +200,7 @@ def decode(
     ours["assistant_model"] = spec_assistant_model
     request = read_request(ours, [generation_config], state_of(model).defaults)
     if request is not None:
-        request.check_draft_model()
+        _check_dropped(request, generation_config)
         place_models(model, request.assistant_model, request.config, None)
     if spec_streamer is not None:
         spec_streamer.put(input_ids.cpu())
@@ -210,6 +210,17 @@ def decode(
     except BaseException:
         bound.end_streamer()
         raise
+
+
+def _check_dropped(request: Request, config: GenerationConfig) -> None:
+    """Refuse what transformers dropped on the way to `decode`, where that can be seen."""
+    if request.assistant_model is None and request.method is not None and request.method.needs_draft_model:
+        rule = f'must be given with custom_generate and spec_method="{request.method.name}"'
+        remedy = "transformers drops assistant_model: pass spec_assistant_model=..., or enable the model."
+        raise ConfigError("spec_assistant_model", rule, None, remedy)
+    if getattr(config, "stop_strings", None) is not None:
+        remedy = "transformers drops the tokenizer: enable the model, or pass a StopStringCriteria."
+        raise ConfigError("stop_strings", "must be unset with custom_generate", config.stop_strings, remedy)
 
 
 # transformers hands a custom method only those arguments that its signature names.

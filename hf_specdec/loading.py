@@ -4,6 +4,7 @@ model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision="fp8")
 model.generate(**inputs, spec_method="prompt_lookup")
 """
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -237,6 +238,9 @@ def _check_folder(path: str | os.PathLike[str]) -> None:
     if not folder.is_dir():
         raise CheckpointError(f"`path` must be a folder, but {text!r} is a file. Give the folder that holds it.")
     config = folder / "config.json"
+    if (adapter := folder / "adapter_config.json").is_file() and not config.is_file():
+        _check_adapter(adapter)
+        return
     if not config.is_file():
         raise CheckpointError(f"`path` must hold a config.json, but {text!r} does not. Is it a checkpoint?")
     try:
@@ -249,6 +253,18 @@ def _check_folder(path: str | os.PathLike[str]) -> None:
             f"{str(config)!r} must name a model_type that transformers {transformers.__version__} knows, "
             f"but has {model_type!r}. Is it a transformers checkpoint?"
         )
+
+
+def _check_adapter(config: Path) -> None:
+    """Say what is wrong with a folder of a PEFT adapter, and with the model that it is an adapter of."""
+    if importlib.util.find_spec("peft") is None:
+        raise CheckpointError(f"{str(config.parent)!r} holds an adapter, which needs `peft`: pip install peft")
+    try:
+        base = json.loads(config.read_text("utf-8"))["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{str(config)!r} must name its base_model_name_or_path.") from error
+    if isinstance(base, str) and base:
+        _check_folder(base)
 
 
 def _first_line(error: Exception) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from hf_specdec import compat
 from hf_specdec.api import enable, prepared_call
-from hf_specdec.arguments import settings_of
+from hf_specdec.arguments import check_modes, settings_of
 from hf_specdec.capabilities.findings import Found
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
 from hf_specdec.engine.continuous_batching import ContinuousBatching, QueuedSequence
@@ -26,6 +26,7 @@ from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelErro
 from hf_specdec.methods.config import check_positive
 from hf_specdec.per_row import of_prompt
 from hf_specdec.progress import with_bar
+from hf_specdec.prompt_inputs import INPUT_NAMES, check_names, each_prompt, inputs_of
 from hf_specdec.request import Request, own_arguments, read_request
 from hf_specdec.stats import SpecStats
 
@@ -83,10 +84,11 @@ def generate_many(
 
     Args:
         model: a transformers model; it is enabled if it is not.
-        prompts: an iterable, read as rows get free, of strings (with `tokenizer`), lists of token ids, tensors
-            `(length,)` or `(1, length)`, or dicts of `generate`'s inputs for one sequence, which may hold its `seed`.
-            `many_prompts.NOT_YET` among them says that none is waiting: the next is asked for after a step, and all
-            ends where nothing is being decoded.
+        prompts: an iterable, read as rows get free, of strings (with `tokenizer`), lists of chat messages (with a
+            `tokenizer` that has a chat template), lists of token ids, tensors `(length,)` or `(1, length)`, or dicts of
+            `generate`'s inputs and settings for one sequence, which may hold its `seed`. `many_prompts.NOT_YET` among
+            them says that none is waiting: the next is asked for after a step, and all ends where nothing is being
+            decoded. Or a tokenizer's output for several sequences, padded or not: a mapping that holds `input_ids`.
         max_batch_size (`int`, *optional*, defaults to `8`): rows decoded together.
         tokenizer: encodes strings, decodes results, and serves `stop_strings`.
         seed (`int`, *optional*): when sampling, prompt i draws from `seed + i`; by default a seed is drawn.
@@ -104,8 +106,11 @@ def generate_many(
     """
     check_positive("max_batch_size", max_batch_size, "Usual values are 4 to 32.")
     check_positive("max_cache_tokens", max_cache_tokens, "The default is 262144.")
+    prompts = each_prompt(prompts)
     inner = compat.generation_model(enable(model))
     settings = settings_of(generate_kwargs, _configs(inner, generate_kwargs))
+    check_names(inner, generate_kwargs)
+    check_modes(settings, generate_kwargs)
     for name in NOT_FOR_MANY:
         if (value := settings(name)) is not None and value != 1:
             raise ConfigError(name, "must be unset for many prompts", value, "Use generate for it.")
@@ -177,7 +182,7 @@ class _Job:
             try:
                 queued = self._prepared(index, prompt, found, rank_sync)
             except Exception as error:
-                if not _is_the_prompts_own(error) or not rank_sync.intact:
+                if not _is_the_prompts_own(error, prompt) or not rank_sync.intact:
                     raise
                 self._ready.append(self._result(index, prompt, [], error, SpecStats()))
                 continue
@@ -221,7 +226,7 @@ class _Job:
             with contextlib.nullcontext() if seed is None else OwnDraws(seed):
                 output = self.model.generate(**(_without_drafts(kwargs) if _asks_for_none(inputs) else kwargs))
         except Exception as error:
-            if not _is_the_prompts_own(error):
+            if not _is_the_prompts_own(error, prompt):
                 raise
             return self._result(index, prompt, [], error, SpecStats())
         stats: SpecStats = output.spec_stats
@@ -240,17 +245,10 @@ class _Job:
 
     def _inputs(self, index: int, prompt: Any) -> dict[str, Any]:
         """`generate`'s inputs for one sequence, on the model's device."""
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ConfigError("tokenizer", "must be given for prompts that are text", None, "Pass tokenizer=...")
-            inputs = dict(self.tokenizer(prompt, return_tensors="pt"))
-            inputs = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
-        elif isinstance(prompt, Mapping):
-            inputs = dict(prompt)
-        else:
-            inputs = {"input_ids": torch.as_tensor(prompt)}
+        inputs = inputs_of(prompt, self.tokenizer)
         if (seed := inputs.pop("seed", None)) is not None:
             self._own_seeds[index] = seed
+        check_names(self.model, inputs)
         ids = inputs.get("input_ids")
         if isinstance(ids, torch.Tensor):
             ids = inputs["input_ids"] = ids[None] if ids.ndim == 1 else ids
@@ -320,8 +318,9 @@ def _configs(model: Any, kwargs: Mapping[str, Any]) -> list[Any]:
     return [c for c in (kwargs.get("generation_config"), model.generation_config) if c is not None]
 
 
-def _is_the_prompts_own(error: Exception) -> bool:
+def _is_the_prompts_own(error: Exception, prompt: Any) -> bool:
     """Whether other prompts may still work."""
     if isinstance(error, UnsupportedModelError | CheckpointError):
         return False
-    return not isinstance(error, ConfigError) or error.field in PROMPT_FIELDS
+    has_settings = isinstance(prompt, Mapping) and not prompt.keys() <= INPUT_NAMES
+    return not isinstance(error, ConfigError) or error.field in PROMPT_FIELDS or has_settings

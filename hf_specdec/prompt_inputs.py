@@ -1,0 +1,104 @@
+"""Prompts of `generate_many` in the forms that users have them: text, chats, token ids, a tokenizer's output."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec.compat.generate_names import known_settings
+from hf_specdec.errors import ConfigError
+from hf_specdec.request import own_arguments
+
+__all__ = ["INPUT_NAMES", "check_names", "each_prompt", "inputs_of"]
+
+INPUT_NAMES = frozenset({"input_ids", "attention_mask", "token_type_ids"})
+NOT_A_PROMPT = "Give a string, chat messages, a list of token ids, a tensor, or a dict with input_ids."
+
+
+def each_prompt(prompts: Any) -> Iterable[Any]:
+    """The prompts one by one, of a tokenizer's output each sequence without its padding.
+
+    Raises:
+        ConfigError: one text or one prompt's token ids instead of several prompts, or columns without `input_ids`.
+    """
+    if isinstance(prompts, (str, bytes)):
+        raise ConfigError("prompts", "must be several prompts", prompts, "Write [prompt] for one.")
+    if isinstance(prompts, Mapping) or (hasattr(prompts, "data") and isinstance(prompts.data, Mapping)):
+        columns = dict(prompts)
+        if "input_ids" not in columns:
+            remedy = "Pass the column that holds the prompts, or the tokenizer's output."
+            raise ConfigError("prompts", "must hold input_ids where it is a dict", sorted(map(str, columns)), remedy)
+        return _sequences(columns)
+    if isinstance(prompts, torch.Tensor) and prompts.ndim != 2:
+        remedy = "Write [ids] for one prompt."
+        raise ConfigError("prompts", "must be (prompts, length) where it is a tensor", tuple(prompts.shape), remedy)
+    if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int):
+        raise ConfigError("prompts", "must be several prompts", prompts, "Write [ids] for one prompt's token ids.")
+    if isinstance(prompts, Sequence) and prompts and _is_message(prompts[0]):
+        raise ConfigError("prompts", "must be several chats", prompts, "Write [messages] for one chat.")
+    if not isinstance(prompts, Iterable):
+        raise ConfigError("prompts", "must be an iterable of prompts", prompts, "Pass a list.")
+    return prompts
+
+
+def inputs_of(prompt: Any, tokenizer: Any) -> dict[str, Any]:
+    """`generate`'s inputs and settings for one prompt.
+
+    Raises:
+        ConfigError: it is in none of the forms, or needs a tokenizer that is not there.
+    """
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise ConfigError("tokenizer", "must be given for prompts that are text", None, "Pass tokenizer=...")
+        return _encoded(tokenizer(prompt, return_tensors="pt"))
+    if isinstance(prompt, Mapping):
+        if not prompt.keys() & {"input_ids", "inputs", "inputs_embeds"}:
+            raise ConfigError(
+                "prompt", "must hold input_ids where it is a dict", sorted(map(str, prompt)), NOT_A_PROMPT
+            )
+        return dict(prompt)
+    if isinstance(prompt, Sequence) and prompt and all(map(_is_message, prompt)):
+        if getattr(tokenizer, "chat_template", None) is None:
+            remedy = "Pass the tokenizer of a chat model, or the chat as text."
+            raise ConfigError("tokenizer", "must have a chat template for prompts that are chats", tokenizer, remedy)
+        chat = tokenizer.apply_chat_template(
+            list(prompt), add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+        return _encoded(chat)
+    try:
+        return {"input_ids": torch.as_tensor(prompt)}
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError("prompt", "must hold the token ids of one sequence", prompt, NOT_A_PROMPT) from error
+
+
+def check_names(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
+    """Raise where `generate` has no argument or setting of a name.
+
+    Raises:
+        ConfigError: names the field, and the nearest one that there is.
+    """
+    known = known_settings(model) | set(own_arguments())
+    for name, value in kwargs.items():
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            remedy = f"Did you mean {close[0]!r}?" if close else "See the arguments of generate."
+            raise ConfigError(str(name), "must be an argument or a setting of generate", value, remedy)
+
+
+def _sequences(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each sequence of a tokenizer's output, without what its mask leaves out."""
+    rows = [torch.as_tensor(row) for row in columns["input_ids"]]
+    masks = columns.get("attention_mask")
+    if masks is not None:
+        rows = [row[torch.as_tensor(mask).bool()] for row, mask in zip(rows, masks, strict=True)]
+    return [{"input_ids": row} for row in rows]
+
+
+def _encoded(encoded: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: encoded[name] for name in ("input_ids", "attention_mask") if name in encoded}
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and "role" in value

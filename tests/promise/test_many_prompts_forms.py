@@ -1,0 +1,132 @@
+"""`generate_many` understands prompts in the forms users have them, or refuses them by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, BatchEncoding
+
+import hf_specdec
+from hf_specdec import embedded
+from tests.helpers.support import PROMPT, plain
+
+TEXTS = ["def main():\n", "import os\nimport"]
+NEW: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
+TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return hf_specdec.enable(AutoModelForCausalLM.from_pretrained(embedded.path("target")))
+
+
+@pytest.fixture
+def chats() -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(embedded.path("target"))
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return tokenizer
+
+
+def tokens(results: Any) -> list[list[int]]:
+    return [result.token_ids for result in sorted(results, key=lambda result: result.index)]
+
+
+def alone(model: Any, ids: Any) -> list[int]:
+    ids = torch.as_tensor(ids)[None]
+    return plain(model, ids, attention_mask=torch.ones_like(ids), **NEW)[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("tensors", [None, "pt"])
+def test_a_tokenizers_output_is_its_sequences(target: Any, chats: Any, side: str, tensors: str | None) -> None:
+    chats.padding_side = side
+    encoded = chats(TEXTS, padding=True, return_tensors=tensors)
+    assert isinstance(encoded, BatchEncoding)
+    expected = [alone(target, chats(text).input_ids) for text in TEXTS]
+    for prompts in (encoded, dict(encoded)):
+        assert tokens(hf_specdec.generate_many(target, prompts, **NEW)) == expected
+
+
+def test_chats_go_through_the_tokenizers_template(target: Any, chats: Any) -> None:
+    chat = [{"role": "user", "content": "def f():"}]
+    ids = chats.apply_chat_template(chat, add_generation_prompt=True, return_dict=True).input_ids
+    assert tokens(hf_specdec.generate_many(target, [chat], tokenizer=chats, **NEW)) == [alone(target, ids)]
+    chats.chat_template = None
+    with pytest.raises(ValueError, match="`tokenizer` must have a chat template"):
+        list(hf_specdec.generate_many(target, [chat], tokenizer=chats, **NEW))
+
+
+WRONG: dict[str, Any] = {
+    "one text": "def main():",
+    "one prompt's ids": [5, 6, 7],
+    "a tensor of one prompt": PROMPT[0],
+    "one chat": [{"role": "user", "content": "a"}],
+    "columns": {"text": ["a", "b"], "label": [0, 1]},
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("prompts", WRONG.values(), ids=WRONG)
+def test_what_are_not_several_prompts_is_refused_at_once(model: Any, prompts: Any) -> None:
+    with pytest.raises(ValueError, match="`prompts` must"):
+        hf_specdec.generate_many(model, prompts, **NEW)
+
+
+@pytest.mark.parametrize("prompt", [{"text": "a"}, object(), [[1], [2, 3]], ["a", 1]])
+def test_a_prompt_in_no_known_form_is_its_results_error(model: Any, prompt: Any) -> None:
+    results = list(hf_specdec.generate_many(model, [prompt, PROMPT], **NEW))
+    errors = {result.index: result.error for result in results}
+    assert "`prompt` must hold" in str(errors[0])
+    assert errors[1] is None
+
+
+@pytest.mark.parametrize("own", [{"max_new_tokenz": 4}, {"num_beams": 3}, {"spec_config": {"max_draft_len": 0}}])
+def test_one_prompts_wrong_setting_is_its_results_error(model: Any, own: dict[str, Any]) -> None:
+    prompts = [{"input_ids": PROMPT, **own}, PROMPT]
+    errors = {r.index: r.error for r in hf_specdec.generate_many(model, prompts, spec_method="prompt_lookup", **NEW)}
+    assert f"`{next(iter(own))}`" in str(errors[0]) or "max_draft_len" in str(errors[0])
+    assert errors[1] is None
+
+
+@pytest.mark.parametrize("settings", [{"max_new_tokenz": 4}, {"num_beams": 3}, {"output_attentions": True}])
+def test_a_setting_that_is_wrong_for_all_raises_once(model: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"`{next(iter(settings))}` must"):
+        hf_specdec.generate_many(model, [PROMPT, PROMPT], **settings)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_our_loaders_load_adapters_as_transformers_does(tmp_path: Path) -> None:
+    """A folder with an adapter and no model of its own."""
+    peft = pytest.importorskip("peft")
+    path = str(embedded.path("target"))
+    base = AutoModelForCausalLM.from_pretrained(path)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    peft.get_peft_model(base, config).save_pretrained(tmp_path)
+    ours = hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    expected = theirs.generate(PROMPT, **NEW).tolist()
+    assert ours.generate(PROMPT, **NEW, spec_method="prompt_lookup").tolist() == expected
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(OSError, match="base_model_name_or_path"):
+        hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_what_transformers_drops_is_named_with_the_argument_to_use(model: Any) -> None:
+    kwargs: dict[str, Any] = {"custom_generate": hf_specdec.decode, "max_new_tokens": 4}
+    with pytest.raises(ValueError, match="spec_assistant_model"):
+        plain(model, PROMPT, assistant_model=model, spec_method="draft_model", **kwargs)
+
+
+def test_an_observer_may_be_shown_this_text_alone(model: Any) -> None:
+    shown: list[Any] = []
+    output = model.generate(PROMPT, max_new_tokens=24, spec_method="auto", spec_observer=shown.append)
+    text = set(output[0].tolist())
+    assert any(step.tree.num_draft_tokens > len(step.path) - 1 for step in shown)
+    for step in shown:
+        safe = step.without_rejected()
+        assert set(safe.tree.tokens) <= text
+        assert safe.accepted == step.accepted
+        assert len(safe.tree) == len(step.path) == len(safe.path)
+        assert safe.view is None
