@@ -327,6 +327,11 @@ class _Prepared(_BoundDecode):
         return call, self.request
 
 
+def generate_once(model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
+    """What `generate(**kwargs)` of an enabled model gives, for a model that is not enabled and stays so."""
+    return _generate(model, type(model).generate.__get__(model), (), kwargs)
+
+
 def prepared_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[Call, Request]:
     """What `model.generate(**kwargs)` would decode, and how: checked, prepared by transformers, nothing computed yet.
 

@@ -88,6 +88,44 @@ class SpecConfig:
             ConfigError: a limit is exceeded; the error names it under `field`.
         """
 
+    def to_vllm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+        """The equivalent `speculative_config` of vLLM: `vllm.LLM(model, speculative_config=config.to_vllm())`.
+
+        Args:
+            draft_model (`str`, *optional*): folder or name of the draft model, for methods that need one.
+
+        Raises:
+            ConfigError: the method, or a field that is not at its default, has no equivalent there.
+        """
+        raise ConfigError("spec_config", "must be of a method that vLLM has", type(self).__name__, "It has ngram.")
+
+    def to_tensorrt_llm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+        """The equivalent `speculative_config` of TensorRT-LLM's LLM API, as its YAML files have it.
+
+        `decoding_type` names the class: `LookaheadDecodingConfig`, `NGramDecodingConfig`, `DraftTargetDecodingConfig`;
+        the rest are that class's arguments.
+
+        Args:
+            draft_model (`str`, *optional*): folder or name of the draft model, for methods that need one.
+
+        Raises:
+            ConfigError: the method, or a field that is not at its default, has no equivalent there.
+        """
+        rule = "must be of a method that TensorRT-LLM has"
+        raise ConfigError("spec_config", rule, type(self).__name__, "It has lookahead, ngram and draft_target.")
+
+    def check_carried(self, project: str, *carried: str) -> None:
+        """Raise where a field that `project` cannot be told is not at its default.
+
+        Args:
+            carried: names of fields that the export holds, or that only place models.
+        """
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in carried and value != field.default:
+                rule = f"must be {field.default!r} for {project}, which has no equivalent"
+                raise ConfigError(field.name, rule, value, "Leave it out, or keep decoding here.")
+
     @classmethod
     def parse(cls, value: Any, field: str = "spec_config") -> Self:
         """Build a configuration from an object, a dict, the list form, that list as a string, or `None` (defaults).

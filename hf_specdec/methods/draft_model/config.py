@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import MAX_STEP_TOKENS, SpecConfig, check_devices, check_positive
@@ -104,3 +104,22 @@ class DraftModelConfig(SpecConfig):
         if self.num_branches == 1:
             return self.draft_len
         return min(self.draft_len * self.num_branches, MAX_TREE_NODES)
+
+    def to_vllm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+        """`method="draft_model"`; vLLM drafts chains of a fixed length."""
+        self._check_chain("vLLM", draft_model)
+        devices = self.draft_model_device_list
+        parallel = {} if devices is None else {"draft_tensor_parallel_size": len(devices)}
+        found = {"method": "draft_model", "model": draft_model, "num_speculative_tokens": self.draft_len}
+        return {**found, **parallel}
+
+    def to_tensorrt_llm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+        """`DraftTargetDecodingConfig`."""
+        self._check_chain("TensorRT-LLM", draft_model)
+        return {"decoding_type": "Draft_Target", "max_draft_len": self.draft_len, "speculative_model": draft_model}
+
+    def _check_chain(self, project: str, draft_model: str | None) -> None:
+        if draft_model is None:
+            raise ConfigError("draft_model", f"must be given for {project}", None, "Name its folder or its hub name.")
+        fixed_length = "confidence_threshold" if self.confidence_threshold == 0.0 else "draft_len"
+        self.check_carried(project, "draft_len", "draft_model_device_list", "target_model_device_list", fixed_length)

@@ -2,9 +2,10 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hf_specdec.errors import ConfigError
+from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 
 __all__ = ["Eagle3Config"]
@@ -60,3 +61,14 @@ class Eagle3Config(DraftModelConfig):
         if self.max_nodes is not None or self.num_branches == 1:
             return DraftModelConfig.node_budget.fget(self)  # type: ignore[attr-defined, no-any-return]
         return min(self.draft_len * self.num_branches, TREE_NODES)
+
+    def to_vllm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+        """`method="eagle3"`; vLLM drafts chains, so `num_branches` must be 1."""
+        if self.num_branches != 1:
+            raise ConfigError("num_branches", "must be 1 for vLLM, which drafts chains", self.num_branches, "Use 1.")
+        found = DraftModelConfig.to_vllm(dataclasses.replace(self, num_branches=4), draft_model=draft_model)
+        return {**found, "method": "eagle3"}
+
+    def to_tensorrt_llm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+        """Has no equivalent that is known here."""
+        return SpecConfig.to_tensorrt_llm(self, draft_model=draft_model)

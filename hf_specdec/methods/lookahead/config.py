@@ -7,7 +7,7 @@ LookaheadConfig.parse([5, 5, 5]).check_within(LookaheadConfig.parse([7, 5, 7]))
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import MAX_NGRAM_SIZE, MAX_STEP_TOKENS, SpecConfig, check_at_least, check_positive
@@ -108,6 +108,16 @@ class LookaheadConfig(SpecConfig):
     def max_draft_len(self) -> int:
         """Most tokens a step computes beside the current one, see the function of this name."""
         return max_draft_len(self.window_size, self.ngram_size, self.verification_set_size)
+
+    def to_tensorrt_llm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+        """`LookaheadDecodingConfig`, which fills its pool from the prompt as well."""
+        self.check_carried("TensorRT-LLM", *self.list_form)
+        return {
+            "decoding_type": "Lookahead",
+            "max_window_size": self.window_size,
+            "max_ngram_size": self.ngram_size,
+            "max_verification_set_size": self.verification_set_size,
+        }
 
     def fits_within(self, reserved: "LookaheadConfig") -> bool:
         """Whether neither window, n-grams nor verification set exceed those of `reserved`."""

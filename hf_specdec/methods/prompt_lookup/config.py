@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from hf_specdec.methods.config import (
     MAX_NGRAM_SIZE,
@@ -87,3 +87,24 @@ class PromptLookupConfig(SpecConfig):
         if self.max_nodes is not None:
             return self.max_nodes
         return self.max_draft_len if self.num_branches == 1 else min(self.max_draft_len * self.num_branches, 32)
+
+    def to_vllm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+        """`method="ngram"`; vLLM drafts chains from the longest match and keeps no pool."""
+        self.check_carried("vLLM", "max_draft_len", "max_matching_ngram_size", "device_list", "draft_len_per_match")
+        return {
+            "method": "ngram",
+            "num_speculative_tokens": self.max_draft_len,
+            "prompt_lookup_max": self.max_matching_ngram_size,
+            "prompt_lookup_min": 1,
+        }
+
+    def to_tensorrt_llm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+        """`NGramDecodingConfig`, its pool private or common as here."""
+        carried = ("max_draft_len", "max_matching_ngram_size", "device_list", "draft_len_per_match", "pool")
+        self.check_carried("TensorRT-LLM", *carried)
+        return {
+            "decoding_type": "NGram",
+            "max_draft_len": self.max_draft_len,
+            "max_matching_ngram_size": self.max_matching_ngram_size,
+            "is_public_pool": self.pool == "shared",
+        }

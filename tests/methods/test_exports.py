@@ -1,0 +1,116 @@
+"""Configurations of vLLM and TensorRT-LLM: their field names, and an error for what they cannot be told."""
+
+from typing import Any
+
+import pytest
+
+from hf_specdec import (
+    AutoSpecConfig,
+    ConfigError,
+    DraftModelConfig,
+    LookaheadConfig,
+    PlainConfig,
+    PromptLookupConfig,
+    SpecConfig,
+)
+from hf_specdec.methods.eagle3.config import Eagle3Config
+
+# Fields of `vllm.config.SpeculativeConfig`, and arguments of the classes in `tensorrt_llm.llmapi`, by decoding type.
+VLLM_FIELDS = {
+    "method",
+    "model",
+    "num_speculative_tokens",
+    "prompt_lookup_max",
+    "prompt_lookup_min",
+    "draft_tensor_parallel_size",
+}
+TENSORRT_FIELDS = {
+    "Lookahead": {"max_window_size", "max_ngram_size", "max_verification_set_size"},
+    "NGram": {"max_draft_len", "max_matching_ngram_size", "is_keep_all", "is_use_oldest", "is_public_pool"},
+    "Draft_Target": {"max_draft_len", "speculative_model"},
+}
+EXPORTABLE: dict[str, tuple[SpecConfig, str | None]] = {
+    "prompt_lookup": (PromptLookupConfig.parse([10, 2, [0]]), None),
+    "draft_model": (DraftModelConfig.parse([4, [1, 2], [0], False]), "draft/model"),
+}
+
+
+@pytest.mark.parametrize("name", EXPORTABLE)
+def test_exports_use_the_projects_own_field_names(name: str) -> None:
+    config, draft = EXPORTABLE[name]
+    assert set(config.to_vllm(draft_model=draft)) <= VLLM_FIELDS
+    found = config.to_tensorrt_llm(draft_model=draft)
+    assert set(found) - {"decoding_type"} <= TENSORRT_FIELDS[found["decoding_type"]]
+
+
+def test_prompt_lookup_is_ngram() -> None:
+    config = PromptLookupConfig(max_draft_len=6, max_matching_ngram_size=3)
+    assert config.to_vllm() == {
+        "method": "ngram",
+        "num_speculative_tokens": 6,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
+    }
+    assert config.to_tensorrt_llm() == {
+        "decoding_type": "NGram",
+        "max_draft_len": 6,
+        "max_matching_ngram_size": 3,
+        "is_public_pool": False,
+    }
+    assert PromptLookupConfig(pool="shared").to_tensorrt_llm()["is_public_pool"] is True
+
+
+def test_lookahead_keeps_its_three_sizes() -> None:
+    assert LookaheadConfig.parse([7, 5, 6]).to_tensorrt_llm() == {
+        "decoding_type": "Lookahead",
+        "max_window_size": 7,
+        "max_ngram_size": 5,
+        "max_verification_set_size": 6,
+    }
+
+
+def test_a_draft_model_takes_its_devices_as_a_number() -> None:
+    config = DraftModelConfig.parse([4, [1, 2], [0], False])
+    assert config.to_vllm(draft_model="d") == {
+        "method": "draft_model",
+        "model": "d",
+        "num_speculative_tokens": 4,
+        "draft_tensor_parallel_size": 2,
+    }
+    assert config.to_tensorrt_llm(draft_model="d") == {
+        "decoding_type": "Draft_Target",
+        "max_draft_len": 4,
+        "speculative_model": "d",
+    }
+
+
+def test_a_head_is_vllm_s_eagle3() -> None:
+    found = Eagle3Config(num_branches=1, draft_len=3).to_vllm(draft_model="head")
+    assert found == {"method": "eagle3", "model": "head", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("config", "project", "arguments", "field"),
+    [
+        (PromptLookupConfig(num_branches=4), "to_vllm", {}, "num_branches"),
+        (PromptLookupConfig(num_branches=4), "to_tensorrt_llm", {}, "num_branches"),
+        (PromptLookupConfig(pool="shared"), "to_vllm", {}, "pool"),
+        (DraftModelConfig(num_branches=2), "to_vllm", {"draft_model": "d"}, "num_branches"),
+        (DraftModelConfig(confidence_threshold=0.4), "to_vllm", {"draft_model": "d"}, "confidence_threshold"),
+        (DraftModelConfig(), "to_vllm", {}, "draft_model"),
+        (DraftModelConfig(), "to_tensorrt_llm", {}, "draft_model"),
+        (LookaheadConfig(), "to_vllm", {}, "spec_config"),
+        (LookaheadConfig(fill_from_prompt=False), "to_tensorrt_llm", {}, "fill_from_prompt"),
+        (AutoSpecConfig(), "to_vllm", {}, "spec_config"),
+        (AutoSpecConfig(), "to_tensorrt_llm", {}, "spec_config"),
+        (PlainConfig(), "to_vllm", {}, "spec_config"),
+        (Eagle3Config(), "to_vllm", {"draft_model": "h"}, "num_branches"),
+        (Eagle3Config(), "to_tensorrt_llm", {"draft_model": "h"}, "spec_config"),
+    ],
+)
+def test_what_has_no_equivalent_is_named(
+    config: SpecConfig, project: str, arguments: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        getattr(config, project)(**arguments)
+    assert raised.value.field == field
