@@ -111,7 +111,7 @@ class HeadRunner:
         none = torch.empty((len(self._rows), num_heads, 0, head_dim), dtype=head.dtype, device=head.device)
         for layer in self._cache.layers:
             layer.lazy_initialization(none, none)
-        self._cache.settle()
+        self._cache.sync()
 
     @property
     def num_rows(self) -> int:
@@ -143,7 +143,7 @@ class HeadRunner:
     @torch.no_grad()
     def score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
-        self._settle()
+        self._sync()
         known = [len(row.states) for row in self._rows]
         while (wave := self._wave(trees)) is not None:
             self._compute(wave, trees)
@@ -156,7 +156,7 @@ class HeadRunner:
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows of those left."""
-        self._settle()
+        self._sync()
         self._cache.select(rows)
         self._rows = [self._rows[row] for row in rows]
         self._scorers = [self._scorers[row] for row in rows]
@@ -167,8 +167,8 @@ class HeadRunner:
 
     def admit(self, other: "HeadRunner", place: int | None) -> None:
         """Take over the one row of `other`, in place `place` or after the last row."""
-        self._settle()
-        other._settle()  # noqa: SLF001 another of the same class
+        self._sync()
+        other._sync()  # noqa: SLF001 another of the same class
         self._cache.admit(other._cache, place)  # noqa: SLF001
         at = len(self._rows) if place is None else place
         self._rows[at : at + 1] = other._rows  # noqa: SLF001
@@ -183,7 +183,7 @@ class HeadRunner:
             if scorer is not None:
                 scorer.draft_model, scorer.place = self, place
 
-    def _settle(self) -> None:
+    def _sync(self) -> None:
         """After a round, keep the pairs that it has written; before the first, feed all but the last of a long text."""
         if self._has_ended:
             self._has_ended = False
