@@ -1,6 +1,6 @@
 """A draft model as a drafter sees it: logits of the nodes of a growing tree, and no word of caches or devices.
 
-The engine puts a model behind it (`forward/draft_runner.py`), tests a table. A drafter writes its rounds as a
+A model answers it in the engine (`forward/draft_runner.py`), a table in tests. A drafter writes its rounds as a
 generator that yields the trees it wants scored; so the requests of several rows can be answered by one forward.
 
     class MyDrafter(RoundDrafter):

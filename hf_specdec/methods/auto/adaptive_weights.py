@@ -2,9 +2,9 @@
 
 Knows nothing of texts. Safe to share between threads.
 
-    experience = Experience()
-    kind = Experience.kind(longest_match=2, longest_key=3, is_drafted=False)
-    experience.mixer.probabilities(kind, evidence)
+    weights = AdaptiveWeights()
+    kind = AdaptiveWeights.kind(longest_match=2, longest_key=3, is_drafted=False)
+    weights.mixer.probabilities(kind, evidence)
 """
 
 from dataclasses import dataclass, field
@@ -44,12 +44,12 @@ class AdaptiveWeights:
         window_gain (`float`): tokens a step that are drafted and accepted because of lookahead's window.
     """
 
-    WINDOW_HOPE: ClassVar[float] = 0.05  # of a window that nobody has tried
+    INITIAL_WINDOW_GAIN: ClassVar[float] = 0.05  # of a window that nobody has tried
 
     mixer: Mixer = field(default_factory=lambda: Mixer(_prior()))
     calibration: Calibration = field(default_factory=Calibration)
     gains: list[float] = field(default_factory=list)
-    window_gain: float = WINDOW_HOPE
+    window_gain: float = INITIAL_WINDOW_GAIN
 
     def gain(self, number: int) -> float:
         """What the draft model's forward `number`, counted from 0, may add; hopeful where it has not been tried."""

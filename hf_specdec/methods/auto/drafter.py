@@ -244,7 +244,7 @@ class AutoDrafter(RoundDrafter):
         return tree.with_extra(self.window.beside(self.index.tokens, self.draft_cost.of_node))
 
     def _value(self, nodes: Sequence[_Node]) -> float:
-        """Expected accepted tokens of a tree by what is known now, less those that its forward has to bring."""
+        """Expected accepted tokens of a tree by what is known now, less those that its forward has to gain."""
         probabilities: dict[int, float] = {}
         for node in nodes:
             parent = node.parent
@@ -277,7 +277,7 @@ class AutoDrafter(RoundDrafter):
         return self._skipped % RETRY == 0
 
     def _learn(self, tree: DraftTree, accepted: Sequence[int]) -> None:
-        """Let the predictor see the token behind every context that the text went through."""
+        """Let the predictor see the token after every context that the text went through."""
         node, place = self._root, 0
         floor, without, gained = max(SMALLEST, self.draft_cost.of_node), 1.0, 0
         for token in accepted:

@@ -1,7 +1,7 @@
 """Lookahead's window beside auto's trees: n-grams that no text holds yet, where they are worth the window's columns.
 
-What the target says behind the window's columns is kept as its logits behind verified nodes are, but apart: a guess
-about a text that may never come to be. How many tokens such guesses add is learned while a window is there; where it
+What the target says after the window's columns is kept as its logits after verified nodes are, but apart: a prediction
+about a text that may never come to be. How many tokens such predictions add is learned while one is there; where it
 does not pay, one is tried for a while, ever so often, to notice a change. Knows neither clocks nor models.
 
     window = AutoWindow(size=5, ngram_size=4, experience=memory.greedy)
@@ -36,7 +36,7 @@ class AutoWindow:
         experience: knows what windows added so far, and learns it.
 
     Attributes:
-        found: what the target said behind the columns of this text's windows.
+        found: what the target said after the columns of this text's windows.
     """
 
     def __init__(self, size: int, ngram_size: int, experience: AdaptiveWeights) -> None:
@@ -55,7 +55,7 @@ class AutoWindow:
 
         Args:
             text: so far, its last token the root.
-            min_gain: expected tokens that a column has to bring; 0 where nobody knows.
+            min_gain: expected tokens that a column has to gain; 0 where nobody knows.
         """
         if not self._pays(min_gain * self.num_columns):
             self._window = None
@@ -67,7 +67,7 @@ class AutoWindow:
         return self._window.extra()
 
     def observe(self, tree: DraftTree, logits: torch.Tensor) -> None:
-        """Keep what the target says behind each column, and move on; nothing where the forward had no window."""
+        """Keep what the target says after each column, and move on; nothing where the forward had no window."""
         if self._window is None or tree.extra is None:
             return
         first = tree.num_columns - self.size
@@ -89,7 +89,7 @@ class AutoWindow:
         if self._trial:
             self._trial -= 1
             return True
-        if min_gain <= AdaptiveWeights.WINDOW_HOPE:
+        if min_gain <= AdaptiveWeights.INITIAL_WINDOW_GAIN:
             self._skipped += 1
             self._trial = TRIAL if self._skipped % RETRY == 0 else 0
         return False

@@ -61,7 +61,7 @@ class Growth:
         self.num_forwards = 0
 
     def request(self, chosen: Sequence[Candidate]) -> DraftTree:
-        """The tree to be scored next: all that was scored before, and `chosen` behind it."""
+        """The tree to be scored next: all that was scored before, and `chosen` after it."""
         for candidate in chosen:
             if candidate.parent is None:
                 candidate.scored_as = 0

@@ -39,7 +39,7 @@ class DraftModelConfig(SpecConfig):
             Most drafted tokens a step, all branches together. Defaults to `draft_len` for a chain and to
             `min(draft_len * num_branches, 32)` for a tree.
         confidence_threshold (`float`, *optional*):
-            The draft goes on behind a token only if it gave that token at least this probability; `0.0` always drafts
+            The draft goes on after a token only if it gave that token at least this probability; `0.0` always drafts
             `draft_len` tokens. `None` or `"auto"` learns when going on pays, from how often tokens of such probability
             were accepted and from the two models' sizes. Alias: `assistant_confidence_threshold`.
     """

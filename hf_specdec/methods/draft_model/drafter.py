@@ -172,7 +172,7 @@ class DraftModelDrafter(RoundDrafter):
         means = [self.counts.mean(rank) for rank in range(self.config.num_branches)]
         gains = {c: sum([max(0.0, c.value * mean - weakest) for mean in means]) for c in unscored}
         best = [c for c in unscored if gains[c] > 0.0][:WIDTH]
-        return best if sum([gains[c] for c in best]) >= self._price else []
+        return best if sum([gains[c] for c in best]) >= self._min_gain else []
 
     def _shares(self, chosen: list[Candidate], room: int) -> dict[Candidate, int]:
         """How many children each node draws, `room` in all: the likeliest to be accepted, by counted means alone."""
@@ -185,14 +185,14 @@ class DraftModelDrafter(RoundDrafter):
         return shares
 
     @property
-    def _price(self) -> float:
-        """Tokens that a forward of the draft has to bring."""
+    def _min_gain(self) -> float:
+        """Tokens that a forward of the draft has to gain."""
         cost = self.scorer.relative_cost
         return cost * self.counts.tokens_per_cost(cost)
 
     def _pays(self) -> bool:
         """Whether this step drafts at all."""
-        if self.config.confidence_threshold is not None or self.counts.mean(0) >= self._price:
+        if self.config.confidence_threshold is not None or self.counts.mean(0) >= self._min_gain:
             return True
         self._skipped += 1
         return self._skipped % RETRY == 0

@@ -38,7 +38,7 @@ class Eagle3Config(DraftModelConfig):
             Most drafted tokens a step, all branches together. Defaults to `draft_len` for a chain and to
             `min(draft_len * num_branches, 16)` for a tree.
         confidence_threshold (`float`, *optional*):
-            The head goes on behind a token only if it gave that token at least this probability; `0.0` always drafts
+            The head goes on after a token only if it gave that token at least this probability; `0.0` always drafts
             `draft_len` tokens. `None` or `"auto"` learns when going on pays. Alias: `assistant_confidence_threshold`.
     """
 

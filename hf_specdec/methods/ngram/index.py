@@ -1,6 +1,6 @@
 """Where the n-grams of a growing text stood before: amortised O(1) per token, the same work per look-up at any length.
 
-A *place* is a position in the text behind an earlier occurrence of an n-gram: what stands there followed it then.
+A *place* is a position in the text after an earlier occurrence of an n-gram: what stands there followed it then.
 Knows nothing about drafts or models.
 
     index = NgramIndex(max_ngram_size=2)
@@ -28,7 +28,7 @@ class NgramIndex:
         tokens (`list[int]`): the text.
         max_ngram_size (`int`): longest n-gram that is looked up.
         common (`TopCounts`): tokens by the number of different tokens that they follow (the lowest order of
-            Kneser-Ney smoothing): the best guess behind a context that was never seen.
+            Kneser-Ney smoothing): the best prediction after a context that was never seen.
     """
 
     def __init__(self, max_ngram_size: int) -> None:
@@ -44,7 +44,7 @@ class NgramIndex:
         return len(self.tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Add tokens behind the text."""
+        """Add tokens after the text."""
         text = self.tokens
         for token in tokens:
             if text and token >= 0 and (text[-1], token) not in self._pairs:

@@ -65,7 +65,7 @@ class NgramPool:
                 end = start
 
     def search(self, ngram: Sequence[int], *, limit: int) -> list[tuple[NgramIndex, int]]:
-        """At most `limit` places behind occurrences of `ngram` in earlier texts, newest first, with their index.
+        """At most `limit` places after occurrences of `ngram` in earlier texts, newest first, with their index.
 
         What is returned may be read without the lock: an index only ever grows at its end.
         """
@@ -77,7 +77,7 @@ class NgramPool:
         return [(index, place) for index, place in found if index.tokens[place] != BOUNDARY]
 
     def generations(self) -> tuple[list[int], list[int]]:
-        """The texts of the old and of the young generation, a boundary behind each text."""
+        """The texts of the old and of the young generation, a boundary after each text."""
         with self._lock:
             return list(self._old.tokens), list(self._young.tokens)
 

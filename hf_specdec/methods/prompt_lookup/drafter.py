@@ -1,6 +1,6 @@
 """Prompt lookup: draft what followed the last tokens when they stood in the text before.
 
-A chain copies from one place: the one behind the longest matching text, the newest where several match equally; a
+A chain copies from one place: the one after the longest matching text, the newest where several match equally; a
 short match is followed less far.
 A tree asks at every node where its last tokens stood before and lets those places vote for the next token; nodes are
 added best first, by the product of the votes along their path.
@@ -83,7 +83,7 @@ class PromptLookupDrafter(Drafter):
         return self._proposed.first_branch_first()
 
     def _chain(self, length: int) -> list[int]:
-        """The tokens behind the best place; where they run into the text's end, the copy goes on with itself."""
+        """The tokens after the best place; where they run into the text's end, the copy goes on with itself."""
         text = self.index.tokens
         best = self._best_place(length)
         if best is None:
