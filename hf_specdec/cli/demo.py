@@ -1,6 +1,8 @@
 """`hf-specdec demo`: a page that shows speculation beside plain generate."""
 
-from typing import TYPE_CHECKING, Annotated
+import importlib
+from types import ModuleType
+from typing import Annotated
 
 import typer
 from transformers import PreTrainedModel
@@ -15,27 +17,23 @@ from hf_specdec.demo.runner import Racer
 from hf_specdec.demo.settings import Limits
 from hf_specdec.errors import MissingExtraError
 
-if TYPE_CHECKING:
-    from hf_specdec.demo.page import Page
-
-__all__ = ["demo", "make_page"]
+__all__ = ["demo"]
 
 DEFAULTS = Limits()
 
 
-def make_page(racer: Racer) -> "Page":
-    """The page of a racer.
+def _serving() -> ModuleType:
+    """The module that serves pages.
 
     Raises:
         MissingExtraError: gradio is not installed.
     """
     try:
-        from hf_specdec.demo.page import Page
+        return importlib.import_module("hf_specdec.demo.serve")
     except ModuleNotFoundError as error:
-        if error.name != "gradio":
+        if (error.name or "").partition(".")[0] != "gradio":
             raise
         raise MissingExtraError("gradio", "demo", "The demo's page") from error
-    return Page(racer)
 
 
 @reports_errors
@@ -71,6 +69,7 @@ def demo(
     Runs on the embedded models without a network, or on any model. Listens on this machine alone unless --host or
     --share says otherwise. One race runs at a time; the others wait.
     """
+    serve = _serving()
     set_threads(model, threads)
     where = read_where(
         device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tensor_parallel=False
@@ -89,12 +88,9 @@ def demo(
         queue_size=queue_size,
     )
     racer = Racer(target, tokenizer, draft, limits=limits)
-    page = make_page(racer)
     note("Each method tries the model once.", "dim")
     racer.warm_up()
-    from hf_specdec.demo.serve import launch
-
-    launch(page, host=host, port=port, share=share)
+    serve.launch(serve.Page(racer), host=host, port=port, share=share)
 
 
 def _widened(model: PreTrainedModel, size: str) -> PreTrainedModel:

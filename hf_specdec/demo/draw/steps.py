@@ -70,7 +70,7 @@ def _votes(step: Step) -> str:
     order = sorted(range(1, len(step.nodes)), key=lambda number: (not step.nodes[number].is_accepted, number))
     rows = [_voted(step, step.nodes[number]) for number in order[:MAX_VOTED]]
     rest = len(order) - MAX_VOTED
-    more = f'<tr><td colspan="4">and {rest} more nodes</td></tr>' if rest > 0 else ""
+    more = f'<tr><td colspan="4">and {rest} more</td></tr>' if rest > 0 else ""
     return (
         '<div class="hs-scroll" tabindex="0" role="group" aria-label="What each source said, scrolls sideways">'
         '<table class="hs-votes"><caption>What each source said: its own probability of the token, and in brackets the '

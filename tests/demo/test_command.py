@@ -1,0 +1,38 @@
+"""`hf-specdec demo`: its mistakes are found before a model is loaded, and `demos/app.py` is the same command."""
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_specdec.cli import app
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_without_gradio_the_install_line_is_the_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("hf_specdec.demo.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    done = CliRunner().invoke(app, ["demo"])
+    assert done.exit_code == 2
+    assert 'pip install "hf_specdec[demo]"' in done.stderr
+
+
+def test_a_wrong_model_is_a_message() -> None:
+    done = CliRunner().invoke(app, ["demo", "--model", "/nowhere/at/all"])
+    assert done.exit_code == 2
+    assert "error:" in done.stderr and "Traceback" not in done.output
+
+
+def test_the_folder_of_a_space_runs_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "demos" / "app.py"), "--help"], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert "--share" in done.stdout
+    assert (ROOT / "demos" / "requirements.txt").read_text() == "hf_specdec[demo]\n"
+    assert "sdk: gradio" in (ROOT / "demos" / "README.md").read_text()
+    assert runpy.run_path(str(ROOT / "demos" / "app.py"))["app"] is app
