@@ -147,8 +147,7 @@ class Page:
         )
         self.stop.click(self._stop, None, self.status, queue=False, api_name="stop", **quiet)
         for example, button in self.examples:
-            chosen = [self.prompt, self.shows]
-            button.click(partial(_chosen, example), None, chosen, queue=False, api_visibility="private", **quiet)
+            button.click(None, None, [self.prompt, self.shows], js=_choice(example), api_visibility="private")
         quiet |= {"queue": False}
         place: list[Any] = [self.race, self.lane, self.number]
         self.number.change(self._step, place, self.step, api_name="step", trigger_mode="always_last", **quiet)
@@ -288,8 +287,9 @@ def _progress(running: Running, settings: Settings) -> str:
     return draw_notice(f"{running.label}: {done}. Each lane runs alone.")
 
 
-def _chosen(example: Example) -> tuple[str, str]:
-    return example.prompt, draw_notice(example.shows)
+def _choice(example: Example) -> str:
+    """What an example's button does, in the browser alone: prompt and explanation."""
+    return f"() => {json.dumps([example.prompt, draw_notice(example.shows)])}"
 
 
 def _whole(value: Any) -> Any:

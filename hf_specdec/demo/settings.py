@@ -21,7 +21,7 @@ METHOD_LABELS: Mapping[str, str] = MappingProxyType(
         "prompt_lookup": "Prompt lookup",
         "lookahead": "Lookahead",
         "draft_model": "Draft model",
-        "auto+draft_model": "Auto with the draft model",
+        "auto+draft_model": "Auto + draft model",
     }
 )
 WITH_DRAFT = ("draft_model", "auto+draft_model")

@@ -92,6 +92,14 @@ def test_a_race_is_replayed_and_ends_with_a_verdict(visit: Open) -> None:
     page.locator(".hs-playing").wait_for()
 
 
+@pytest.mark.parametrize("place", range(len(GALLERY)))
+def test_an_example_fills_the_prompt(visit: Open, place: int) -> None:
+    page = visit()
+    button(page, GALLERY[place].name).click()
+    sync_api.expect(page.get_by_label("Prompt", exact=True)).to_have_value(GALLERY[place].prompt)
+    sync_api.expect(page.get_by_text(GALLERY[place].shows)).to_be_visible()
+
+
 def test_a_link_opens_the_page_with_its_settings(visit: Open) -> None:
     page = visit("?prompt=x%20%3D%201%0A&methods=lookahead&temperature=0.5&lookahead.window_size=5")
     sync_api.expect(page.get_by_label("Prompt", exact=True)).to_have_value("x = 1\n")
