@@ -110,7 +110,7 @@ def generate_many(
     inner = compat.generation_model(enable(model))
     settings = settings_of(generate_kwargs, _configs(inner, generate_kwargs))
     check_names(inner, generate_kwargs)
-    check_modes(settings, generate_kwargs)
+    check_modes(settings, {name: value for name, value in generate_kwargs.items() if name != "assistant_model"})
     for name in NOT_FOR_MANY:
         if (value := settings(name)) is not None and value != 1:
             raise ConfigError(name, "must be unset for many prompts", value, "Use generate for it.")
