@@ -192,10 +192,15 @@ class StepCosts:
         rows = 1 << max(num_rows - 1, 0).bit_length()
         if rows not in self._curves:
             more = min([known for known, curve in self._curves.items() if curve.is_known and known > rows], default=0)
-            curve = self._curves[rows] = self._curves[more].of_share(rows / more) if more else CostCurve(self._slope)
+            curve = self._curves[more].of_share(rows / more) if more else CostCurve(self._slope_of(rows))
+            self._curves[rows] = curve
             if self.is_fixed:
                 curve.is_fixed, curve.seconds_of_one = True, 1.0
         return self._curves[rows]
+
+    def _slope_of(self, rows: int) -> float:
+        """What is assumed of so many rows, if a forward's time depends on its tokens alone."""
+        return self._slope * rows / (1.0 + self._slope * (rows - 1))
 
     def save(self, path: str | os.PathLike[str], facts: dict[str, Any] | None = None) -> None:
         """Write the measured curves as JSON, beside `facts` about where they come from."""

@@ -90,7 +90,8 @@ def test_rows_share_the_curve_of_the_next_power_of_two() -> None:
 def test_rows_that_leave_a_batch_take_its_curve_along() -> None:
     """Where time depends on tokens alone, four rows of 8 tokens take what eight rows of 4 take."""
     costs = StepCosts(0.3)
-    assert costs.curve(2).ratio(2) == pytest.approx(1.3)
+    assert costs.curve(1).ratio(2) == pytest.approx(1.3)
+    assert costs.curve(2).ratio(2) == pytest.approx(1.9 / 1.3)  # four tokens over two
     many = costs.curve(8)
     many.set({1: 0.02, 2: 0.022, 4: 0.03, 16: 0.08, 128: 0.5})
     many.seconds_of_one = 0.02
