@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from hf_specdec.bench.document import flagged
 from hf_specdec.bench.plan import BenchSettings
 from hf_specdec.bench.prompts import Prompt
@@ -89,7 +91,7 @@ def compare_methods(job: Job, texts: Sequence[str], how: Mapping[str, Any], roun
 
 def _transformers_way(how: Mapping[str, Any]) -> Row:
     """transformers' counterpart of a method."""
-    if "assistant_model" in how:
+    if isinstance(how.get("assistant_model"), PreTrainedModel):
         return transformers_row(ASSISTED, {"assistant_model": how["assistant_model"]})
     config = how["spec_config"]
     alike = config if isinstance(config, PromptLookupConfig) else PromptLookupConfig()

@@ -24,6 +24,7 @@ from hf_specdec.cli.where import read_where
 from hf_specdec.compat import attention_implementation, input_device
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.quantization.report import precision_of
 
 __all__ = ["generate"]
@@ -185,9 +186,11 @@ def _setting(job: Job, how: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _model_facts(model: PreTrainedModel) -> dict[str, str]:
+def _model_facts(model: PreTrainedModel | DraftHead) -> dict[str, str]:
+    if isinstance(model, DraftHead):
+        return {"model": model.name_or_path, "dtype": precision_of(model), "device": str(model.device)}
     return {
-        "model": model.config.name_or_path,
+        "model": model.name_or_path,
         "dtype": precision_of(model),
         "device": str(input_device(model)),
         "attention": attention_implementation(model.config),

@@ -14,7 +14,10 @@ class DraftHead(nn.Module):
 
     Attributes:
         embed_tokens (`nn.Embedding | None`): token embeddings of its own; without, it reads the target's.
+        name_or_path (`str`): what it was loaded from.
     """
+
+    name_or_path: str = ""
 
     embed_tokens: nn.Embedding | None
 

@@ -52,6 +52,7 @@ def load_head(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None,
     _check(head, weights, path)
     head.load_state_dict(weights)
     head.to(dtype or weights["fc.weight"].dtype)
+    head.name_or_path = os.fspath(path)
     return head.eval().requires_grad_(False)
 
 

@@ -1,0 +1,116 @@
+"""A draft head on targets that were copied, wrapped, dispatched, compiled or quantised, and from the command line."""
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import hf_specdec
+from hf_specdec import embedded
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.eagle3.checkpoint import save_head
+from tests.cli.conftest import run  # noqa: F401 a fixture
+from tests.helpers.heads import random_head
+from tests.helpers.support import PROMPT, plain
+
+TREE = {"confidence_threshold": 0.0, "num_branches": 3, "draft_len": 4, "max_nodes": 9}
+BATCH = torch.cat([PROMPT, PROMPT.flip(1)])
+MADE: dict[str, Callable[[Any], Any]] = {
+    "copied": copy.deepcopy,
+    "pickled": lambda model: pickle.loads(pickle.dumps(model)),
+    "compiled": lambda model: hf_specdec.enable(torch.compile(copy.deepcopy(model), backend="eager")),
+    "dispatched": lambda model: hf_specdec.enable(
+        accelerate.dispatch_model(
+            hf_specdec.disable(copy.deepcopy(model)), device_map={"": "cpu"}, main_device="cpu", force_hooks=True
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_a_head_drafts_for_a_target_that_was_copied_or_wrapped(model: Any, made: str) -> None:
+    expected = plain(model, BATCH, max_new_tokens=12, do_sample=False)
+    target = MADE[made](model)
+    ours = target.generate(
+        input_ids=BATCH,
+        max_new_tokens=12,
+        do_sample=False,
+        spec_method="eagle3",
+        spec_config=TREE,
+        assistant_model=random_head(model),
+    )
+    assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("precision", ["fp8", "nf4"])
+def test_a_head_drafts_for_a_quantised_target(precision: str) -> None:
+    path = embedded.path("draft")
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision=precision)
+    ids = AutoTokenizer.from_pretrained(path)("def area(width, height):\n", return_tensors="pt").input_ids
+    head = random_head(model).to(torch.bfloat16)
+    ours = model.generate(
+        ids,
+        max_new_tokens=12,
+        do_sample=False,
+        return_dict_in_generate=True,
+        spec_method="eagle3",
+        spec_config=TREE,
+        assistant_model=head,
+    )
+    # Rounding of several tokens at once may turn a near-tie; the first tokens are far from one.
+    expected = plain(model, ids, max_new_tokens=12, do_sample=False)
+    assert torch.equal(ours.sequences[:, : ids.shape[1] + 4], expected[:, : ids.shape[1] + 4])
+    assert ours.spec_stats.num_draft_tokens > 0
+
+
+def test_hidden_states_that_a_caller_asks_for_are_those_of_plain_generation(model: Any) -> None:
+    """The head reads three of them; the caller gets all."""
+    options = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True, "output_hidden_states": True}
+    expected = plain(model, PROMPT, **options)
+    ours = model.generate(PROMPT, **options, spec_method="eagle3", spec_config=TREE, assistant_model=random_head(model))
+    assert torch.equal(ours.sequences, expected.sequences)
+    for own, other in zip(ours.hidden_states, expected.hidden_states, strict=True):
+        assert len(own) == len(other) == 4
+        for layer, reference in zip(own, other, strict=True):
+            torch.testing.assert_close(layer, reference, atol=1e-4, rtol=1e-4)
+
+
+def test_a_head_goes_where_the_target_reads_its_inputs(model: Any) -> None:
+    head = random_head(model).to("meta")
+    with pytest.raises(NotImplementedError, match="meta"):  # torch refuses to move a head without weights
+        model.generate(PROMPT, max_new_tokens=4, spec_method="eagle3", assistant_model=head)
+    with pytest.raises(ConfigError, match="draft_model_device_list"):
+        model.generate(
+            PROMPT,
+            max_new_tokens=4,
+            spec_method="eagle3",
+            spec_config={"draft_model_device_list": [77]},
+            assistant_model=random_head(model),
+        )
+
+
+def test_generate_on_the_command_line_takes_a_head(run: Any, tmp_path: Path) -> None:  # noqa: F811
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(embedded.path("target"), precision="fp32")
+    save_head(random_head(model), tmp_path)
+    words = ("generate", "def area(width", "--dtype", "fp32", "--max-new-tokens", "12", "--json")
+    found = []
+    for method in (("--spec-method", "none"), ("--spec-method", "eagle3", "--draft-model", str(tmp_path))):
+        result = run(*words, *method)
+        assert result.exit_code == 0, result.stderr
+        found.append(json.loads(result.stdout))
+    assert found[0]["token_ids"] == found[1]["token_ids"]
+    assert found[1]["spec_method"] == "eagle3"
+
+
+def test_the_command_line_asks_for_the_head_that_is_missing(run: Any) -> None:  # noqa: F811
+    result = run("generate", "x", "--spec-method", "eagle3", "--max-new-tokens", "4")
+    assert result.exit_code == 2
+    assert "error:" in result.stderr
+    assert "head" in result.stderr
