@@ -16,6 +16,7 @@ import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.cli.memory import MemoryOnDisk
 from hf_specdec.errors import ConfigError
+from hf_specdec.methods.auto.recycled_logits import key_of
 from tests.cli.conftest import Run
 
 COMMAND = (sys.executable, "-m", "hf_specdec")
@@ -146,7 +147,8 @@ def test_a_memory_that_two_commands_use_holds_what_both_learned(tmp_path: Path) 
         kept.save(kept.memory)
     found = hf_specdec.SpecMemory.load(path)
     assert sorted(found.pool.texts()) == [(1, 2, 3), (4, 5, 6), (7, 8, 9)]
-    assert found.recycled.get((4, 5, 6)) == found.recycled.get((7, 8, 9)) == ((1,), (2.0,))
+    kept_entries = [found.recycled.get(key_of(key)) for key in ((4, 5, 6), (7, 8, 9))]
+    assert all(entry is not None and list(entry[0]) == [1] for entry in kept_entries)
 
 
 def test_a_memory_file_that_is_none_is_refused_before_the_work(tmp_path: Path) -> None:
