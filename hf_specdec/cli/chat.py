@@ -1,0 +1,226 @@
+"""`hf-specdec chat`: a chat in the terminal, with the cache and what the method learned kept between turns."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from transformers import DynamicCache
+
+from hf_specdec.cli import options
+from hf_specdec.cli.inputs import load, load_draft, read_sampling, set_threads
+from hf_specdec.cli.memory import open_memory, remembering
+from hf_specdec.cli.method import DRAFT_METHODS, check_draft_options, read_method
+from hf_specdec.cli.report import note, reports_errors
+from hf_specdec.cli.where import read_where
+from hf_specdec.compat import input_device
+from hf_specdec.errors import ConfigError
+from hf_specdec.observer import SpecStep
+from hf_specdec.serve.text_stream import TextStream
+
+__all__ = ["chat"]
+
+HELP = "!clear begins anew, !stats says how the last answer came about, !exit or Ctrl-D ends; Ctrl-C ends an answer"
+GREEN, RESET = "\x1b[32m", "\x1b[0m"
+
+System = Annotated[str | None, typer.Option("--system", help="What the model is told before the chat.")]
+ChatTemplate = Annotated[
+    Path | None, typer.Option("--chat-template", help="A Jinja file. Default: the template of the model's tokenizer.")
+]
+ShowDrafts = Annotated[bool, typer.Option("--show-drafts", help="Show accepted drafts in green.")]
+
+
+@reports_errors
+def chat(
+    model: options.ModelPath = None,
+    system: System = None,
+    chat_template: ChatTemplate = None,
+    show_drafts: ShowDrafts = False,
+    spec_method: options.SpecMethod = None,
+    prompt_lookup_config: options.PromptLookup = None,
+    lookahead_config: options.LookaheadList = None,
+    draft_model_config: options.DraftModelList = None,
+    auto_config: options.AutoConfig = None,
+    spec_config: options.SpecConfigText = None,
+    draft_model: options.DraftModelPath = None,
+    spec_memory: options.SpecMemoryFile = None,
+    max_new_tokens: options.MaxNewTokens = 512,
+    do_sample: options.DoSample = False,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    seed: options.Seed = None,
+    dtype: options.Dtype = "auto",
+    draft_dtype: options.DraftDtype = None,
+    threads: options.Threads = None,
+    device_map: options.DeviceMap = None,
+) -> None:
+    """Chat with a model in the terminal."""
+    forms = {"prompt_lookup_config": prompt_lookup_config, "lookahead_config": lookahead_config}
+    forms |= {"draft_model_config": draft_model_config, "auto_config": auto_config}
+    method, config = read_method(
+        spec_method, list_forms=forms, spec_config=spec_config, engine=None, draft_model=draft_model, memory=spec_memory
+    )
+    check_draft_options(method, model=model, draft_model=draft_model, draft_dtype=draft_dtype)
+    sampling = read_sampling(do_sample, temperature=temperature, top_p=top_p, top_k=top_k)
+    kept = open_memory(spec_memory)
+    set_threads(model, threads)
+    where = read_where(
+        device_map=device_map, max_memory=None, offload_folder=None, tensor_parallel=False, config=config
+    )
+    loaded, tokenizer = load(model, dtype, config, where)
+    _set_template(tokenizer, chat_template)
+    how: dict[str, Any] = {} if method is None else {"spec_method": method, "spec_config": config}
+    if method in DRAFT_METHODS or draft_model is not None:
+        how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, where.beside(loaded))
+    if seed is not None:
+        torch.manual_seed(seed)
+    talk = _Chat(loaded, tokenizer, {"max_new_tokens": max_new_tokens, **sampling, **how}, system, show_drafts)
+    with remembering(loaded, kept):
+        _converse(talk)
+
+
+def _set_template(tokenizer: Any, file: Path | None) -> None:
+    if file is not None:
+        if not file.is_file():
+            raise ConfigError("--chat-template", "must be an existing file", str(file), "Check the spelling.")
+        tokenizer.chat_template = file.read_text("utf-8")
+    if getattr(tokenizer, "chat_template", None) is None:
+        remedy = "Name an instruction-tuned model, or give a template with --chat-template."
+        raise ConfigError("--model", "must have a chat template", tokenizer.name_or_path, remedy)
+
+
+def _converse(talk: "_Chat") -> None:
+    """Read lines until they end."""
+    is_terminal = sys.stdin.isatty()
+    note(HELP, "dim")
+    while True:
+        if is_terminal:
+            sys.stdout.write("> ")
+            sys.stdout.flush()
+        line = sys.stdin.readline()
+        said = line.strip()
+        if not line or said == "!exit":
+            return
+        if said == "!clear":
+            talk.clear()
+        elif said == "!stats":
+            note(talk.describe_last(), "dim")
+        elif said.startswith("!"):
+            note(f"unknown command {said}; {HELP}", "yellow")
+        elif said:
+            talk.answer(said)
+
+
+class _Chat:
+    """The messages so far, and the cache of the tokens that the model has read.
+
+    Args:
+        options: arguments of `generate`.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, options: dict[str, Any], system: str | None, show_drafts: bool
+    ) -> None:
+        self.model, self.tokenizer, self.options, self.show_drafts = model, tokenizer, options, show_drafts
+        self._first = [] if system is None else [{"role": "system", "content": system}]
+        self.stats: Any = None
+        self.num_reused = 0  # tokens of the last prompt that were not read again
+        self.messages = list(self._first)
+        self._cache: Any = DynamicCache(config=model.config)
+        self._cached: list[int] = []
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.messages = list(self._first)
+        self._forget_cache()
+
+    def answer(self, said: str) -> None:
+        """Write the answer to stdout as it comes; Ctrl-C ends it, and what has been written stays."""
+        self.messages.append({"role": "user", "content": said})
+        text = self.tokenizer.apply_chat_template(self.messages, tokenize=False, add_generation_prompt=True)
+        ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+        known = self._cached[: ids.shape[1] - 1]
+        if known != self._cached or ids[0, : len(known)].tolist() != known:
+            self._forget_cache()
+        self.num_reused = len(self._cached)
+        shown = _Shown(self.tokenizer, self.show_drafts)
+        watched = {"spec_observer": shown.on_step} if self.show_drafts and "spec_method" in self.options else {}
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        device = input_device(self.model)
+        try:
+            output = self.model.generate(
+                **{name: tensor.to(device) for name, tensor in inputs.items()},
+                **self.options,
+                **watched,
+                past_key_values=self._cache,
+                streamer=shown,
+                return_dict_in_generate=True,
+            )
+        except KeyboardInterrupt:
+            self.stats = None
+            self._forget_cache()
+        else:
+            self.stats = getattr(output, "spec_stats", None)
+            self._cache = output.past_key_values
+            self._cached = output.sequences[0, : self._cache.get_seq_length()].tolist()
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        self.messages.append({"role": "assistant", "content": shown.text})
+
+    def describe_last(self) -> str:
+        """How the last answer came about."""
+        if self.stats is None:
+            return "there is no answer with drafts yet"
+        drafts = f"drafted {self.stats.num_draft_tokens}, accepted {self.stats.num_accepted_tokens}"
+        reused = f"{self.num_reused} tokens of the prompt were in the cache"
+        reason = f"; plain: {self.stats.plain_reason}" if self.stats.plain_reason else ""
+        return f"{drafts}, {self.stats.mean_acceptance_length:.2f} tokens a verify step; {reused}{reason}"
+
+    def _forget_cache(self) -> None:
+        self._cache, self._cached = DynamicCache(config=self.model.config), []
+
+
+class _Shown:
+    """Writes an answer to stdout: a transformers streamer, and an observer of steps where drafts are shown."""
+
+    def __init__(self, tokenizer: Any, show_drafts: bool) -> None:
+        self._stream, self._has_prompt = TextStream(tokenizer), False
+        self._waits, self._waiting = show_drafts, list[int]()
+        self.text = ""
+
+    def put(self, value: torch.Tensor) -> None:
+        """New tokens; the first are the prompt's."""
+        if not self._has_prompt:
+            self._has_prompt = True
+            return
+        self._waiting += value.flatten().tolist()
+        if not self._waits:
+            self._write_waiting()
+
+    def on_step(self, step: SpecStep) -> None:
+        """The tokens of a verify step, all but the last of them drafted."""
+        count = len(step.accepted)
+        self._write(self._waiting[:-count], "")  # before the first step: the token that the prompt gave
+        self._write(self._waiting[-count:-1], GREEN)
+        self._write(self._waiting[-1:], "")
+        self._waiting.clear()
+
+    def end(self) -> None:
+        """The answer has ended."""
+        self._write_waiting()
+        self._print(self._stream.end(), "")
+
+    def _write_waiting(self) -> None:
+        self._write(self._waiting, "")
+        self._waiting.clear()
+
+    def _write(self, token_ids: list[int], colour: str) -> None:
+        self._print(self._stream.push(token_ids) if token_ids else "", colour)
+
+    def _print(self, piece: str, colour: str) -> None:
+        self.text += piece
+        if piece:
+            sys.stdout.write(f"{colour}{piece}{RESET}" if colour else piece)
+            sys.stdout.flush()
