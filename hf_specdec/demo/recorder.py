@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec.demo.record import Lane, Node, Step, Token, Vote
 from hf_specdec.demo.words import Words
@@ -52,7 +51,7 @@ class Stop(StoppingCriteria):
         return torch.full((input_ids.shape[0],), self.is_over, device=input_ids.device)  # type: ignore[return-value]
 
 
-class Recorder(BaseStreamer):
+class Recorder:
     """Takes the time of every token, and keeps what the steps show; texts are made of it afterwards.
 
     The clock leaves out what observing takes, which plain generate has not.
