@@ -52,7 +52,7 @@ def train_head(
     Args:
         target: the model to draft for; it is not changed.
         tokenizer: its tokenizer.
-        prompts: what the target's texts begin with; `None` lets it write from its first token on.
+        prompts: what the target's texts begin with; `None` lets it write from its first token on, never greedily.
         out: folder of the head. Texts, hidden states and the state of training lie in `out`/work, which may be deleted
             afterwards.
         config: see `HeadTraining`.
@@ -62,6 +62,9 @@ def train_head(
         ConfigError: a setting does not fit, or `out` holds work of other settings.
     """
     config = config or HeadTraining()
+    if prompts is None:  # greedily, the first token is followed by one text alone
+        drawn = tuple(temperature for temperature in config.temperatures if temperature > 0.0)
+        config = dataclasses.replace(config, temperatures=drawn or (1.0,))
     accelerator = Accelerator(mixed_precision=config.mixed_precision, cpu=compat.input_device(target).type == "cpu")
     layer_ids = chosen_layers(target, config.layer_ids)
     work = Path(out) / "work"

@@ -153,6 +153,8 @@ def test_the_target_writes_from_its_first_token_without_prompts(train: Callable[
     train(tmp_path, prompts=None)
     shard = read_shard(tmp_path / "work", 0)
     assert shard.num_prompt_tokens == 1
+    assert shard.temperature == 0.7
+    assert len({tuple(ids) for ids in shard.ids.tolist()}) > 1
     assert shard.ids[:, 0].tolist() == [1] * 8
     assert shard.ids.shape == (8, 21)
 
