@@ -54,6 +54,8 @@ def visit(browser: Any, served: str) -> Iterator[Open]:
         page.on("request", lambda request: wrong.append(request.url) if is_elsewhere(request.url) else None)
         page.goto(served + query)
         button(page, "Race").wait_for()
+        if query:  # a link's settings arrive after the page
+            sync_api.expect(page.locator("#status")).to_contain_text(re.compile("link's settings|Not possible"))
         return page
 
     def is_elsewhere(url: str) -> bool:
