@@ -16,8 +16,8 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.api import generate_once
 from hf_specdec.errors import ConfigError
+from hf_specdec.generation import generate_once
 from hf_specdec.methods.registry import resolve
 from hf_specdec.request import own_arguments
 

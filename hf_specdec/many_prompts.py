@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hf_specdec import compat
-from hf_specdec.api import enable, prepared_call
+from hf_specdec.api import enable
 from hf_specdec.arguments import check_modes, settings_of
 from hf_specdec.capabilities.findings import Found
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
@@ -23,6 +23,7 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.random_streams import OwnDraws
 from hf_specdec.engine.speculative import budget_of, queued_sequence_of
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
+from hf_specdec.generation import prepared_call
 from hf_specdec.methods.config import check_positive
 from hf_specdec.per_row import of_prompt
 from hf_specdec.progress import with_bar

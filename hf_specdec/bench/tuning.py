@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.api import enable, prepared_call
+from hf_specdec.api import enable
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost_facts import facts_of
@@ -22,6 +22,7 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.generation import prepared_call
 from hf_specdec.methods.config import check_positive
 
 __all__ = ["Tuned", "measure_costs"]

@@ -1,10 +1,4 @@
-"""The key/value cache of speculative decoding: preallocated, with a length per row, rolled back for free.
-
-``update`` writes a forward's T new columns after each row's text and returns views; ``commit`` keeps, of the columns
-written since the last commit, those whose tokens were accepted, moving them together where they are not; whatever
-else was written is overwritten by the next forward. Between forwards it behaves like a `DynamicCache` whose sliding
-layers keep everything: the mask carries the window. Knows nothing about trees, models or tokens.
-"""
+"""The key/value cache of speculative decoding: preallocated, with a length per row, rolled back for free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,9 +1,4 @@
-"""The model of one call: the prompt's forward, then forwards of trees, then what stays in the cache.
-
-Knows nothing about drafters, sampling or stopping. `forward` takes one tree a row, whose root is the last token of
-the row's text, and computes what the cache lacks of the text before it. Between two commits a tree may grow: then only
-its new nodes are computed.
-"""
+"""The model of one call: the prompt's forward, then forwards of trees, then what stays in the cache."""
 
 import contextlib
 from collections.abc import Sequence

@@ -1,0 +1,283 @@
+"""One call of `generate` on its way to a decoding loop: through transformers' own `generate`, with our loop in it."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_specdec.arguments import (
+    bind_stop_strings,
+    check_modes,
+    check_prompt,
+    named_arguments,
+    place_models,
+    prompt_length,
+    settings_of,
+    unset,
+    with_cache,
+)
+from hf_specdec.compat.bound import BoundToModel
+from hf_specdec.engine.call import Call, with_stats
+from hf_specdec.engine.decode import decode_call, transformers_reason
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.errors import ConfigError
+from hf_specdec.request import Request, own_arguments, read_request
+from hf_specdec.stats import SpecStats
+
+__all__ = ["EnabledGenerate", "decode", "generate_once", "generate_with", "prepared_call", "with_own_arguments"]
+
+
+def with_own_arguments(signature: inspect.Signature) -> inspect.Signature:
+    """The signature with our arguments in front of its `**kwargs`."""
+    named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD and p.name not in own_arguments()]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    own = [inspect.Parameter(name, kind, default=None) for name in own_arguments()]
+    return signature.replace(parameters=[*named, *own, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])
+
+
+def decode(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: GenerationConfig,
+    *,
+    spec_streamer: Any = None,
+    spec_assistant_model: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """A decoding method for `generate(custom_generate=hf_specdec.decode, spec_method=...)`: nothing is patched.
+
+    Takes the arguments that an enabled model's `generate` takes. transformers drops `streamer`, `assistant_model` and
+    `tokenizer` before it calls a function; give the first two under the names below, and enable the model for
+    `stop_strings`.
+
+    Args:
+        spec_streamer: a transformers streamer; it gets the prompt first, as from `generate`.
+        spec_assistant_model: a draft model, for `spec_method="draft_model"`.
+    """
+    check_modes(settings_of({}, [generation_config]), {})
+    check_prompt(model, {"input_ids": input_ids, "inputs_embeds": kwargs.get("inputs_embeds")})
+    ours = {name: kwargs.pop(name) for name in own_arguments() if name in kwargs}
+    ours["assistant_model"] = spec_assistant_model
+    request = read_request(ours, [generation_config], state_of(model).defaults)
+    if request is not None:
+        _check_dropped(request, generation_config)
+        place_models(model, request.assistant_model, request.config, None)
+    if spec_streamer is not None:
+        spec_streamer.put(input_ids.cpu())
+    bound = _BoundDecode(request, spec_streamer)
+    try:
+        return bound(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+    except BaseException:
+        bound.end_streamer()
+        raise
+
+
+def _check_dropped(request: Request, config: GenerationConfig) -> None:
+    """Refuse what transformers dropped on the way to `decode`, where that can be seen."""
+    if request.assistant_model is None and request.method is not None and request.method.needs_draft_model:
+        rule = f'must be given with custom_generate and spec_method="{request.method.name}"'
+        remedy = "transformers drops assistant_model: pass spec_assistant_model=..., or enable the model."
+        raise ConfigError("spec_assistant_model", rule, None, remedy)
+    if getattr(config, "stop_strings", None) is not None:
+        remedy = "transformers drops the tokenizer: enable the model, or pass a StopStringCriteria."
+        raise ConfigError("stop_strings", "must be unset with custom_generate", config.stop_strings, remedy)
+
+
+# transformers hands a custom method only those arguments that its signature names.
+decode.__signature__ = with_own_arguments(inspect.signature(decode))  # type: ignore[attr-defined]
+
+
+class _EndedOnce:
+    """A streamer that remembers whether it was ended."""
+
+    def __init__(self, streamer: Any) -> None:
+        self._streamer, self.ended = streamer, False
+
+    def put(self, value: torch.Tensor) -> None:
+        """Pass tokens on."""
+        self._streamer.put(value)
+
+    def end(self) -> None:
+        """End the streamer; whether or not that raises, it was asked to."""
+        self.ended = True
+        self._streamer.end()
+
+
+class EnabledGenerate(BoundToModel):
+    """`model.generate` of an enabled model: an attribute of the instance, which copies and pickles with it.
+
+    Args:
+        own: what the user had put in the place of the class's method, if anything; it is called instead.
+    """
+
+    __name__ = "generate"
+
+    def __init__(self, model: PreTrainedModel, own: Callable[..., Any] | None = None) -> None:
+        super().__init__(model)
+        self.own = own
+
+    def __get__(self, instance: object, owner: type | None = None) -> "EnabledGenerate":
+        """What has this method counts as a method for `help`."""
+        return self
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """As `inspect.signature` and `help` show it."""
+        return with_own_arguments(inspect.signature(self.__wrapped__))
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The user's own `generate` or the class's; `inspect.signature` and `help` look here."""
+        bound: Callable[..., Any] = type(self.model).generate.__get__(self.model)
+        return bound if self.own is None else self.own
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate, with the arguments that `SpecGenerationMixin.generate` documents."""
+        return generate_with(self.model, self.__wrapped__, args, kwargs)
+
+
+class _BoundDecode:
+    """The decoding method of one call, with what transformers would drop on the way to it."""
+
+    def __init__(self, request: Request | None, streamer: Any = None) -> None:
+        self.request = request
+        self.encoder_inputs: Any = None
+        self.streamer = _EndedOnce(streamer) if streamer is not None else None
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Any:
+        call = Call(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.streamer
+        )
+        return self.run(call)
+
+    def run(self, call: Call) -> Any:
+        """Decode the prepared call."""
+        return decode_call(call, self.request, self.encoder_inputs)
+
+    def end_streamer(self) -> None:
+        """Let nobody wait for a text that will not come."""
+        if self.streamer is not None and not self.streamer.ended:
+            self.streamer.end()
+
+
+class _Prepared(_BoundDecode):
+    """Hands the prepared call out instead of decoding it."""
+
+    def run(self, call: Call) -> Any:
+        """The call and what was asked for."""
+        return call, self.request
+
+
+def generate_once(model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
+    """What `generate(**kwargs)` of an enabled model gives, for a model that is not enabled and stays so."""
+    return generate_with(model, type(model).generate.__get__(model), (), kwargs)
+
+
+def prepared_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[Call, Request]:
+    """What `model.generate(**kwargs)` would decode, and how: checked, prepared by transformers, nothing computed yet.
+
+    Raises:
+        ConfigError: no `spec_method`, or arguments that do not go with one.
+    """
+    if kwargs.get("spec_method") is None:
+        raise ConfigError("spec_method", "must be given", None, 'Use "plain" for no drafts.')
+    enabled = vars(model)["generate"]
+    prepared: tuple[Call, Request] = generate_with(model, enabled.__wrapped__, (), kwargs, bound_class=_Prepared)
+    return prepared
+
+
+def generate_with(
+    model: PreTrainedModel,
+    plain: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    bound_class: type["_BoundDecode"] | None = None,
+) -> Any:
+    """`plain(*args, **kwargs)` with our decoding method in it, where one is asked for."""
+    while isinstance(plain, functools.partial):  # so that what it sets is checked too
+        partial: functools.partial[Any] = plain
+        plain, args, kwargs = partial.func, (*partial.args, *args), {**partial.keywords, **kwargs}
+    custom = kwargs.get("custom_generate")
+    if isinstance(custom, _BoundDecode):
+        return plain(*args, **kwargs)
+    named = named_arguments(plain, args)
+    if doubled := named.keys() & kwargs.keys():
+        raise TypeError(f"generate() got multiple values for argument {min(doubled)!r}")
+    kwargs = {**named, **kwargs}
+    configs = [c for c in (kwargs.get("generation_config"), model.generation_config) if c is not None]
+    request = read_request(kwargs, configs, state_of(model).defaults)
+    if request is None:
+        if custom is decode:
+            del kwargs["custom_generate"]
+        return plain(**kwargs)
+    with_cache(model, kwargs)
+    try:
+        _check(model, request, configs, kwargs)
+    except ConfigError as error:
+        if not request.is_default:
+            raise
+        return _plainly(model, plain, request, kwargs, str(error))
+    place_models(model, request.assistant_model, request.config, kwargs)
+    translates = kwargs.get("assistant_tokenizer") is not None
+    if (reason := transformers_reason(request, translates=translates)) is not None:
+        return _by_transformers(model, plain, request, kwargs, reason)
+    bind_stop_strings(model, kwargs)
+    unset(model, kwargs, "prompt_lookup_num_tokens")
+    bound = kwargs["custom_generate"] = (bound_class or _BoundDecode)(request, kwargs.get("streamer"))
+    if model.config.is_encoder_decoder:
+        given = kwargs.get("inputs")
+        bound.encoder_inputs = given if given is not None else kwargs.get(model.main_input_name)
+    try:
+        return plain(**kwargs)
+    except BaseException:
+        bound.end_streamer()
+        raise
+
+
+def _check(model: PreTrainedModel, request: Request, configs: list[GenerationConfig], kwargs: dict[str, Any]) -> None:
+    """Refuse what has no speculative form, before anything is computed."""
+    custom = kwargs.get("custom_generate")
+    if custom is not None and custom is not decode:
+        raise ConfigError(
+            "custom_generate", "must be unset with spec_method", custom, "Leave out one of the two for this call."
+        )
+    request.check_draft_model()
+    check_modes(settings_of(kwargs, configs), kwargs)
+    check_prompt(model, kwargs)
+
+
+def _plainly(
+    model: PreTrainedModel, plain: Callable[..., Any], request: Request, kwargs: dict[str, Any], reason: str
+) -> Any:
+    """`plain(**kwargs)` where a default method cannot be honoured; says once why."""
+    state_of(model).warn_once(f"{type(model).__name__} decodes without its default spec_method: {reason}")
+    if request.assistant_model is not None:
+        kwargs["assistant_model"] = request.assistant_model
+    if kwargs.get("custom_generate") is decode:
+        del kwargs["custom_generate"]
+    return plain(**kwargs)
+
+
+def _by_transformers(
+    model: PreTrainedModel, plain: Callable[..., Any], request: Request, kwargs: dict[str, Any], reason: str
+) -> Any:
+    """transformers' assisted generation, with its arguments."""
+    state_of(model).warn_once(f"{type(model).__name__}: {reason}")
+    output = plain(**kwargs, assistant_model=request.assistant_model)
+    stats = SpecStats(method=request.name or "", tier="chain", plain_reason=reason)
+    if not isinstance(output, torch.Tensor):
+        stats.num_tokens = output.sequences.shape[1] - prompt_length(model, kwargs)
+    return with_stats(output, stats)
