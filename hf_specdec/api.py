@@ -64,7 +64,8 @@ def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: An
     if spec_memory is not None:
         give_memory(state.memory, spec_memory)
     checks_attention(inner)
-    compat.keep_own_settings(inner.generation_config)
+    if compat.keep_own_settings(inner.generation_config):
+        state.keeps_settings = True
     own = vars(inner).get("generate")
     if not isinstance(own, EnabledGenerate):
         vars(inner)["generate"] = EnabledGenerate(inner, own)
@@ -87,7 +88,9 @@ def disable(model: Model) -> Model:
         if enabled.own is not None:
             vars(inner)["generate"] = enabled.own
     unchecked_attention(inner)
-    inner.__dict__.pop(ATTRIBUTE, None)
+    state = vars(inner).pop(ATTRIBUTE, None)
+    if state is not None and state.keeps_settings:
+        compat.leave_own_settings(inner.generation_config)
     return model
 
 

@@ -77,6 +77,7 @@ from hf_specdec.compat.models import (
 from hf_specdec.compat.settings import (
     dropped_settings,
     keep_own_settings,
+    leave_own_settings,
 )
 
 __all__ = [
@@ -122,6 +123,7 @@ __all__ = [
     "is_users_own",
     "keep_own_settings",
     "knows_windows",
+    "leave_own_settings",
     "mark_static_address",
     "mask_config",
     "mask_function_of",

@@ -7,16 +7,23 @@ from typing import Any
 from transformers import GenerationConfig
 from transformers.utils import cached_file
 
-__all__ = ["dropped_settings", "keep_own_settings"]
+__all__ = ["dropped_settings", "keep_own_settings", "leave_own_settings"]
 
 
-def keep_own_settings(generation_config: GenerationConfig) -> None:
-    """Let settings that transformers does not know survive saving and loading.
+def keep_own_settings(generation_config: GenerationConfig) -> bool:
+    """Let settings that transformers does not know survive saving and loading; returns whether that had to be set.
 
     Where a configuration was made from the model's own, loading it drops them; nothing else depends on that mark.
     """
-    if generation_config._from_model_config:
+    was_marked = bool(generation_config._from_model_config)
+    if was_marked:
         generation_config._from_model_config = False
+    return was_marked
+
+
+def leave_own_settings(generation_config: GenerationConfig) -> None:
+    """Undo `keep_own_settings`."""
+    generation_config._from_model_config = True
 
 
 def dropped_settings(generation_config: GenerationConfig, path: str, **hub_arguments: Any) -> dict[str, Any]:

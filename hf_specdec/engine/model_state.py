@@ -35,6 +35,7 @@ class ModelState:
     findings: Findings = field(default_factory=Findings)
     costs: dict[tuple[Any, ...], StepCosts] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
+    keeps_settings: bool = False  # whether `enable` had to make the generation configuration keep them
     lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def step_costs(
