@@ -19,13 +19,13 @@ CASES = [
     ([*LOOKUP, CONFIG, '{"max_draft_length": 4}'], "spec_config key", "Did you mean 'max_draft_len'?"),
     (
         [*LOOKUP, CONFIG, '{"max_draft_len": -1}'],
-        "`max_draft_len` must be a whole number of at least 1, but is -1.",
+        "`max_draft_len` must be a whole number of at least 1 and at most 4096, but is -1.",
         "4 to 10",
     ),
     ([CONFIG, '{"max_draft_len": '], "`spec_config` must be a list or dict", "For example: [10, 2, [0]]."),
     ([CONFIG, '{"pool": "global"}'], "`pool` must be one of 'request', 'shared'", "Choose"),
     ([CONFIG, "7"], "`spec_config` must be", ""),
-    ([LIST, "[0,2]"], "`max_draft_len` must be a whole number of at least 1, but is 0.", "4 to 10"),
+    ([LIST, "[0,2]"], "`max_draft_len` must be a whole number of at least 1 and at most 4096, but is 0.", "4 to 10"),
     ([LIST, "[10,0]"], "`max_matching_ngram_size` must be a whole number of at least 1", "2 to 4"),
     ([LIST, "[10,2,[0],1]"], "`prompt_lookup_config` must have 1 to 3 entries", "Drop or add entries."),
     ([LIST, "ten"], "`prompt_lookup_config` must be a list or dict", "For example: [10, 2, [0]]."),
@@ -84,10 +84,6 @@ def test_a_mistake_is_one_line_with_its_remedy(run: Run, words: list[str], messa
 
 def test_an_empty_prompt_is_refused(run: Run) -> None:
     check(run, [""], "`PROMPT` must hold at least one token", "Type some text")
-
-
-def test_a_prompt_beyond_the_positions_is_refused(run: Run) -> None:
-    check(run, ["x = 1\n" * 5000], "must be at most 2048 tokens long", "")
 
 
 def test_a_truncated_checkpoint_is_refused(run: Run, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.errors import SpecError
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.registry import METHODS
+from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 
@@ -89,6 +90,16 @@ def sizes(most: int) -> st.SearchStrategy[int]:
     return st.one_of(st.integers(1, 9), st.sampled_from([40, most]))
 
 
+DRAFTED = st.fixed_dictionaries(
+    {},
+    optional={
+        "draft_len": sizes(40),
+        "num_branches": sizes(64),
+        "max_nodes": st.none() | sizes(4096),
+        "confidence_threshold": st.none() | st.floats(0.0, 1.0),
+        "use_logits": st.booleans(),
+    },
+)
 RUNNABLE = {
     "plain": st.just({}),
     "prompt_lookup": st.fixed_dictionaries(
@@ -104,16 +115,8 @@ RUNNABLE = {
         },
     ),
     "lookahead": st.tuples(st.integers(1, 9), st.integers(1, 7), st.integers(0, 9)).map(list),
-    "draft_model": st.fixed_dictionaries(
-        {},
-        optional={
-            "draft_len": sizes(40),
-            "num_branches": sizes(64),
-            "max_nodes": st.none() | sizes(4096),
-            "confidence_threshold": st.none() | st.floats(0.0, 1.0),
-            "use_logits": st.booleans(),
-        },
-    ),
+    "draft_model": DRAFTED,
+    "eagle3": DRAFTED,
     "auto": st.fixed_dictionaries(
         {},
         optional={
@@ -136,6 +139,8 @@ def test_a_configuration_that_is_accepted_gives_plain_generations_text(model: An
     expected = plain(model, PROMPT, **kwargs).tolist()
     if method == "draft_model":
         kwargs["assistant_model"] = build_draft()
+    elif method == "eagle3":
+        kwargs["assistant_model"] = random_head(model)
     try:
         assert model.generate(PROMPT, **kwargs, spec_method=method, spec_config=config).tolist() == expected
     except SpecError as error:
