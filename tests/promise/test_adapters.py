@@ -124,7 +124,16 @@ def test_positions_that_are_counted_elsewhere_are_an_error() -> None:
     assert hf_specdec.capability(model).tier == "tree"
     text = plain(model, PROMPT, max_new_tokens=24, do_sample=False)[0].tolist()
     decoder = model.get_decoder()
-    decoder.unused = copy.deepcopy(decoder.embed_positions)
+
+    class Swap(LogitsProcessor):
+        """Replaces the positions in the middle of the call, which no look at its beginning can notice."""
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            decoder.embed_positions = copy.deepcopy(decoder.embed_positions)
+            return scores
+
+    options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
+    options["logits_processor"] = LogitsProcessorList([Swap()])
     with pytest.raises(UnsupportedModelError, match="spec_method=None"):
-        speculative(model, PROMPT, max_new_tokens=24, do_sample=False, **DRAFTS["oracle"](text))
+        speculative(model, PROMPT, **options, **DRAFTS["oracle"](text))
     assert hooks_of(model) == []
