@@ -22,10 +22,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def zoo() -> Callable[[str], Any]:
-    """The one model of a family, with `spec_method` switched on."""
+    """The one model of a family, with `spec_method` switched on, whatever an earlier test has done to it."""
     import hf_specdec
 
-    return functools.cache(lambda name: hf_specdec.enable(build((FAMILIES | FALLBACK)[name])))
+    built = functools.cache(lambda name: build((FAMILIES | FALLBACK)[name]))
+    return lambda name: hf_specdec.enable(built(name))
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def test_json_holds_versions_model_capability_methods_and_extras(run: Run) -> No
     assert found["capability"]["tier"] == "tree"
     assert found["capability"]["reason"]
     assert found["methods"]["prompt_lookup"] == ["ngram"]
-    assert {extra["name"] for extra in found["extras"]} == {"bench", "bnb", "fp8", "xformers"}
+    assert {extra["name"] for extra in found["extras"]} >= {"bench", "bnb", "fp8", "xformers"}
 
 
 def test_text_names_tier_and_methods(run: Run) -> None:

@@ -24,7 +24,7 @@ def by_default(model: Any) -> Iterator[Any]:
     model.generation_config.spec_method = "prompt_lookup"
     hf_specdec.disable(model)
     yield hf_specdec.enable(model)
-    model.generation_config.spec_method = None
+    del model.generation_config.spec_method
 
 
 def ids_of(output: Any) -> list[list[int]]:

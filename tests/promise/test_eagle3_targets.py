@@ -19,6 +19,7 @@ from hf_specdec.methods.eagle3.checkpoint import save_head
 from tests.cli.conftest import run  # noqa: F401 a fixture
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
+from tests.helpers.zoo import FAMILIES, build
 
 TREE = {"confidence_threshold": 0.0, "num_branches": 3, "draft_len": 4, "max_nodes": 9}
 BATCH = torch.cat([PROMPT, PROMPT.flip(1)])
@@ -35,7 +36,8 @@ MADE: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("made", MADE)
-def test_a_head_drafts_for_a_target_that_was_copied_or_wrapped(model: Any, made: str) -> None:
+def test_a_head_drafts_for_a_target_that_was_copied_or_wrapped(made: str) -> None:
+    model = hf_specdec.enable(build(FAMILIES["llama"]))  # transformers' hooks for hidden states cannot be pickled
     expected = plain(model, BATCH, max_new_tokens=12, do_sample=False)
     target = MADE[made](model)
     ours = target.generate(
