@@ -30,7 +30,10 @@ ROWS = ("default",)
 TIMES = {"seconds", "cpu_seconds", "draft_seconds", "first_token_seconds", "peak_memory_bytes"}
 LEARNING = {"draft_model"}  # drafts by what was accepted since the round began; an interrupt makes it begin anew
 CLOCKED = {"auto"}  # drafts as much as pays, by the clock
-COUNTS = {False: set[str](), True: {"blocks", "drafted", "predictions", "reliability"}}
+COUNTS = {
+    False: set[str](),
+    True: {"blocks", "drafted", "num_accepted_tokens", "num_draft_tokens", "num_drafts", "predictions", "reliability"},
+}
 CALLS = ("probed_call", "timed_call")
 
 
