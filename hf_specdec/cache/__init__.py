@@ -1,0 +1,1 @@
+"""Keys and values: a length per row, rollback, static buffers, recurrent states."""

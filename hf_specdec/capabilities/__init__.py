@@ -1,0 +1,1 @@
+"""What a model can do, found by trying."""

@@ -1,0 +1,1 @@
+"""Processes that share one model, and device placement."""

@@ -1,0 +1,1 @@
+"""The target's and the draft's forwards: inputs, tree masks, positions."""

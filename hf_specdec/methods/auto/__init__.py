@@ -1,0 +1,1 @@
+"""Auto: one predictor over all sources."""

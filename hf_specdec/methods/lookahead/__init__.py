@@ -1,0 +1,1 @@
+"""Lookahead decoding."""

@@ -1,0 +1,1 @@
+"""The index and the pool of n-grams that several methods share."""
