@@ -121,7 +121,8 @@ def test_what_transformers_drops_is_named_with_the_argument_to_use(model: Any) -
 
 def test_an_observer_may_be_shown_this_text_alone(model: Any) -> None:
     shown: list[Any] = []
-    output = model.generate(PROMPT, max_new_tokens=24, spec_method="auto", spec_observer=shown.append)
+    settings: dict[str, Any] = {"max_new_tokens": 24, "spec_method": "auto", "spec_config": {"num_nodes": 8}}
+    output = model.generate(PROMPT, **settings, spec_observer=shown.append)
     text = set(output[0].tolist())
     assert any(step.tree.num_draft_tokens > len(step.path) - 1 for step in shown)
     for step in shown:
