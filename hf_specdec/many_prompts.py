@@ -14,7 +14,7 @@ import torch
 
 from hf_specdec import compat
 from hf_specdec.api import enable
-from hf_specdec.arguments import check_modes, settings_of
+from hf_specdec.arguments import check_modes, settings_of, with_cache
 from hf_specdec.capabilities.findings import Found
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
 from hf_specdec.engine.continuous_batching import ContinuousBatching, QueuedSequence
@@ -109,6 +109,7 @@ def generate_many(
     check_positive("max_cache_tokens", max_cache_tokens, "The default is 262144.")
     prompts = each_prompt(prompts)
     inner = compat.generation_model(enable(model))
+    with_cache(inner, generate_kwargs)
     settings = settings_of(generate_kwargs, _configs(inner, generate_kwargs))
     check_names(inner, generate_kwargs)
     check_modes(settings, {name: value for name, value in generate_kwargs.items() if name != "assistant_model"})

@@ -57,7 +57,10 @@ def _switch(module: Any, layer: str | None, kind: Any) -> int | None:
 
 
 def position_limit(model: PreTrainedModel) -> int | None:
-    """Positions of a model that looks them up in a table; `None` where there is no table, as with rotary positions."""
+    """Positions of a model that looks them up in a table; `None` where there is no table, as with rotary positions.
+
+    Sinusoidal tables that their module extends (`make_weights`, as XGLM's) end nowhere.
+    """
     positions = max_positions(model.config)
     if positions is None:
         return None
@@ -70,6 +73,8 @@ def position_limit(model: PreTrainedModel) -> int | None:
         if isinstance(module, torch.nn.Embedding):
             if id(module) not in words and fits(module.num_embeddings):
                 return positions
+            continue
+        if callable(getattr(module, "make_weights", None)):
             continue
         tensors = [*module.buffers(recurse=False), *vars(module).values()]
         if any(isinstance(t, torch.Tensor) and t.ndim > 1 and any(map(fits, t.shape)) for t in tensors):

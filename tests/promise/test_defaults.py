@@ -1,5 +1,6 @@
 """A default `spec_method` never refuses what plain `generate` accepts; asked for in the call, it is refused by name."""
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,6 +105,21 @@ def test_a_checkpoint_that_keeps_no_cache_by_default_is_given_one(model: Any) ->
         model.generation_config.use_cache = True
     assert output.sequences.tolist() == expected
     assert output.spec_stats.plain_reason is None
+
+
+def test_a_checkpoint_saved_without_a_cache_drafts_too(tmp_path: Path) -> None:
+    """As MPT's checkpoints say; in batches of many prompts too."""
+    family = FAMILIES["mpt"]
+    build(dataclasses.replace(family, options=family.options | {"use_cache": False})).save_pretrained(tmp_path)
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert model.config.use_cache is False
+    settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+    expected = plain(model, PROMPT, **settings)[0].tolist()
+    output = model.generate(PROMPT, **settings, spec_method="prompt_lookup", return_dict_in_generate=True)
+    assert output.sequences[0].tolist() == expected
+    assert output.spec_stats.plain_reason is None
+    (result,) = hf_specdec.generate_many(model, [PROMPT], spec_method="prompt_lookup", **settings)
+    assert result.token_ids == expected[PROMPT.shape[1] :]
 
 
 def test_a_misspelt_default_is_an_error(model: Any) -> None:

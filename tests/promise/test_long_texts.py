@@ -139,6 +139,33 @@ def test_a_prompt_beyond_the_last_position_is_read_where_no_table_ends(
     assert output.sequences[0].tolist() == expected
 
 
+@pytest.mark.parametrize("length", [10, 24, 30], ids=["crossing", "at", "beyond"])
+def test_a_table_of_positions_that_grows_ends_nowhere(draft: Draft, length: int) -> None:
+    small = {"vocab_size": 96, "d_model": 32, "ffn_dim": 64, "num_layers": 2, "num_attention_heads": 4}
+    grows = Family(name="", config="XGLMConfig", options=small | {"max_position_embeddings": 24}, seed=2)
+    prompt = prompt_of(length)
+    expected = plain(hf_specdec.enable(build(grows)), prompt, **NEW)[0].tolist()
+    model = hf_specdec.enable(build(grows))
+    output = model.generate(prompt, **NEW, **draft(expected), return_dict_in_generate=True)
+    assert output.sequences[0].tolist() == expected
+    assert output.spec_stats.plain_reason is None
+
+
+@pytest.mark.parametrize("config", [{}, {"num_branches": 2}], ids=["chain", "tree"])
+def test_a_draft_of_another_length_crosses_it_in_a_padded_batch(
+    zoo: Callable[[str], Any], long_model: Any, config: dict[str, Any]
+) -> None:
+    ids = prompt_of(30).repeat(2, 1)
+    ids[1] = ids[1].roll(1)
+    mask = torch.ones_like(ids)
+    ids[0, :9] = mask[0, :9] = 0
+    for target in (zoo("llama"), long_model):
+        expected = plain(fresh(target), ids, attention_mask=mask, **NEW).tolist()
+        drafts = {"assistant_model": noisy_copy(long_model, noise=0.01), "spec_config": config}
+        ours = fresh(target).generate(ids, attention_mask=mask, **NEW, spec_method="draft_model", **drafts)
+        assert ours.tolist() == expected
+
+
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_a_prompt_beyond_a_table_of_positions_is_refused(name: str, zoo: Callable[[str], Any]) -> None:
     with pytest.raises(ValueError, match="`input_ids` must be at most 512 tokens long"):
