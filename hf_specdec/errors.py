@@ -4,6 +4,7 @@ SpecError
 ├── ConfigError (also a ValueError)         a field, its rule, the value given, the remedy
 ├── UnsupportedModelError (also a ValueError)   the model cannot do what was asked
 ├── CheckpointError (also an OSError)       a model folder is missing, truncated or not a model
+├── QueueFullError                          as many prompts wait for a batch as may
 ├── RankError (also a RuntimeError)         the processes of a tensor-parallel model disagree, or one of them failed
 └── MissingExtraError (also an ImportError)     an optional dependency is not installed
 """
@@ -15,6 +16,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "MissingExtraError",
+    "QueueFullError",
     "RankError",
     "SpecError",
     "UnsupportedModelError",
@@ -61,6 +63,17 @@ class UnsupportedModelError(SpecError, ValueError):
 
 class CheckpointError(SpecError, OSError):
     """A checkpoint folder is missing, incomplete or not a checkpoint."""
+
+
+class QueueFullError(SpecError):
+    """As many prompts wait for a batch as may; the message says how many."""
+
+    def __init__(self, max_queue: int) -> None:
+        super().__init__(f"as many prompts wait as may (max_queue is {max_queue}). Try again later.")
+        self.max_queue = max_queue
+
+    def __reduce__(self) -> tuple[type["QueueFullError"], tuple[int]]:
+        return type(self), (self.max_queue,)
 
 
 class RankError(SpecError, RuntimeError):

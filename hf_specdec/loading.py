@@ -20,7 +20,7 @@ from hf_specdec.distributed.placement import parallel_arguments
 from hf_specdec.errors import CheckpointError, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
-from hf_specdec.methods.eagle3.checkpoint import load_head
+from hf_specdec.methods.eagle3.checkpoint import is_head, load_head
 from hf_specdec.methods.eagle3.network import Eagle3Head
 from hf_specdec.quantization.bnb import prepare
 from hf_specdec.quantization.fp8 import check_offloading
@@ -33,6 +33,7 @@ __all__ = [
     "AutoModelForCausalLM",
     "AutoModelForSeq2SeqLM",
     "describe_weights",
+    "load_draft",
     "load_tokenizer",
 ]
 
@@ -176,6 +177,21 @@ class AutoDraftHead:
             ConfigError: config.json describes no EAGLE-3 head.
         """
         return load_head(path, dtype=dtype, **hub).to(device)
+
+
+def load_draft(path: str | os.PathLike[str], *, precision: str | None = None, **kwargs: Any) -> Any:
+    """A draft model, or a draft head where the folder or the hub name is that of one; `generate` puts a head beside
+    the target.
+
+    Args:
+        precision (`str`, *optional*): of a draft model, see `AutoModelForCausalLM.from_pretrained`, as are `kwargs`.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    if is_head(path):
+        return AutoDraftHead.from_pretrained(path)
+    return AutoModelForCausalLM.from_pretrained(path, precision=precision, **kwargs)
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> transformers.PreTrainedTokenizerBase:

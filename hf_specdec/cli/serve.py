@@ -10,7 +10,7 @@ from hf_specdec.cli.inputs import load, load_draft, set_threads
 from hf_specdec.cli.method import DRAFT_METHODS, check_draft_options, read_method
 from hf_specdec.cli.report import note, reports_errors
 from hf_specdec.cli.where import read_where
-from hf_specdec.errors import MissingExtraError
+from hf_specdec.errors import ConfigError, MissingExtraError, unknown_name
 
 __all__ = ["serve"]
 
@@ -29,12 +29,16 @@ RequestsAtOnce = Annotated[int, typer.Option("--batch-size", min=1, help="Reques
 DefaultTokens = Annotated[
     int, typer.Option("--max-new-tokens", min=1, help="Most new tokens of a request that does not say.")
 ]
-ShareMemory = Annotated[
-    bool,
+Memory = Annotated[
+    str,
     typer.Option(
-        "--share-memory",
-        help="Let methods draft from the texts of earlier requests, of all clients. Default: from a request's own.",
+        "--memory",
+        help="Which earlier texts methods draft from: none beside the request's own (request), those of the same API "
+        "key (key), or those of all clients (shared).",
     ),
+]
+MaxQueue = Annotated[
+    int, typer.Option("--max-queue", min=1, help="Most requests that wait for a place; further ones get status 429.")
 ]
 
 
@@ -47,7 +51,8 @@ def serve(
     served_model_name: ServedName = None,
     batch_size: RequestsAtOnce = 8,
     max_new_tokens: DefaultTokens = 512,
-    share_memory: ShareMemory = False,
+    max_queue: MaxQueue = 256,
+    memory: Memory = "request",
     spec_method: options.SpecMethod = None,
     prompt_lookup_config: options.PromptLookup = None,
     lookahead_config: options.LookaheadList = None,
@@ -68,6 +73,7 @@ def serve(
     The server listens on this machine alone unless --host says otherwise.
     """
     uvicorn = _uvicorn()
+    _check_memory(memory, api_key)
     forms = {"prompt_lookup_config": prompt_lookup_config, "lookahead_config": lookahead_config}
     forms |= {"draft_model_config": draft_model_config, "auto_config": auto_config}
     method, config = read_method(
@@ -82,8 +88,10 @@ def serve(
     if method in DRAFT_METHODS or draft_model is not None:
         draft = load_draft(draft_model, draft_dtype or dtype, config, where.beside(loaded))
     name = served_model_name or model or "embedded"
-    settings = {"draft_model": draft, "is_memory_shared": share_memory}
-    app = _app(loaded, tokenizer, name, method or "plain", config, max_new_tokens, batch_size, api_key or (), settings)
+    settings = {"spec_method": method or "plain", "spec_config": config, "max_new_tokens": max_new_tokens}
+    settings |= {"draft_model": draft, "memory": memory}
+    limits = {"max_batch_size": batch_size, "max_queue": max_queue}
+    app = _app(loaded, tokenizer, name, settings, limits, api_key or [])
     if host not in LOCAL and not api_key:
         note(f"note: everyone who reaches {host} can use the model; --api-key asks for a key", "yellow")
     note(f"serving {name} on http://{host}:{port}/v1", "dim")
@@ -97,21 +105,21 @@ def _uvicorn() -> Any:
         raise MissingExtraError("uvicorn", "serve", "The server") from error
 
 
+def _check_memory(memory: str, api_key: list[str] | None) -> None:
+    """Refuse an unknown kind of memory, and one by key where there are no keys."""
+    if memory not in ("request", "key", "shared"):
+        raise unknown_name("--memory", memory, ("request", "key", "shared"))
+    if memory == "key" and not api_key:
+        raise ConfigError("--memory", "must come with --api-key where it is by key", memory, "Add --api-key KEY.")
+
+
 def _app(
-    model: Any,
-    tokenizer: Any,
-    name: str,
-    method: str,
-    config: Any,
-    max_new_tokens: int,
-    batch_size: int,
-    api_keys: Any,
-    settings: dict[str, Any],
+    model: Any, tokenizer: Any, name: str, settings: dict[str, Any], limits: dict[str, int], api_keys: list[str]
 ) -> Any:
+    """The application: the reader of requests has `settings`, the engine `limits`."""
     from hf_specdec.serve.app import build_app
     from hf_specdec.serve.engine import ServingEngine
     from hf_specdec.serve.requests import RequestReader
 
-    reader = RequestReader(model, tokenizer, name, method, config, max_new_tokens, **settings)
-    engine = ServingEngine(model, tokenizer, max_batch_size=batch_size, options={"spec_method": method})
-    return build_app(engine, reader, api_keys=list(api_keys))
+    engine = ServingEngine(model, tokenizer, options={"spec_method": settings["spec_method"]}, **limits)
+    return build_app(engine, RequestReader(model, tokenizer, name, **settings), api_keys=api_keys)

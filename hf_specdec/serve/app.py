@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import hmac
 import json
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
-from hf_specdec.errors import MissingExtraError
+from hf_specdec.errors import MissingExtraError, QueueFullError
 from hf_specdec.many_prompts import ManyResult
 from hf_specdec.serve.engine import Answer, ServingEngine
 from hf_specdec.serve.requests import RequestError, RequestReader
@@ -27,6 +29,7 @@ except ImportError as error:
 __all__ = ["build_app"]
 
 SECONDS_BETWEEN_LOOKS = 0.2  # for a client that has hung up
+logger = logging.getLogger("hf_specdec")
 Body = TypeVar("Body", bound=GenerationRequest)
 
 
@@ -47,13 +50,14 @@ def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequenc
 
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> JSONResponse:
-        return JSONResponse({"error": _described(error)}, status_code=error.status)
+        headers = {"retry-after": "1"} if error.status == 429 else None
+        return JSONResponse({"error": _described(error)}, status_code=error.status, headers=headers)
 
     @app.middleware("http")
     async def check_key(request: Request, call_next: Any) -> Any:
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        is_known = not api_keys or any(hmac.compare_digest(given, key.encode()) for key in api_keys)
-        if not is_known and request.url.path != "/health":
+        request.state.api_key = next((key for key in api_keys if hmac.compare_digest(given, key.encode())), None)
+        if api_keys and request.state.api_key is None and request.url.path != "/health":
             return await refuse(request, RequestError(401, "the API key is missing or wrong", "invalid_api_key"))
         return await call_next(request)
 
@@ -97,8 +101,12 @@ class _Server:
         self.engine, self.reader = engine, reader
 
     async def answer(self, request: Request, body: GenerationRequest) -> Response:
-        inputs = await asyncio.to_thread(self.reader.read, body)
-        answer = self.engine.submit(inputs, asyncio.get_running_loop())
+        inputs = await asyncio.to_thread(self.reader.read, body, request.state.api_key)
+        try:
+            answer = self.engine.submit(inputs, asyncio.get_running_loop())
+        except QueueFullError as error:
+            message = f"the server is busy: {error}"
+            raise RequestError(429, message, "rate_limit_exceeded") from error
         reply = _Reply(body, len(inputs["input_ids"][0]), inputs["max_new_tokens"])
         text = TextStream(self.reader.tokenizer, body.stop_strings)
         if body.stream:
@@ -111,7 +119,6 @@ class _Server:
         finally:
             watcher.cancel()
             answer.cancel()
-        assert answer.result is not None
         return JSONResponse(reply.whole("".join(pieces) + text.end(), answer.result, text.has_stopped))
 
 
@@ -130,7 +137,6 @@ async def _events(answer: Answer, text: TextStream, reply: "_Reply") -> AsyncIte
                 yield reply.event(piece)
         if rest := text.end():
             yield reply.event(rest)
-        assert answer.result is not None
         yield reply.event("", finish=reply.finish_reason(answer.result, text.has_stopped))
         if reply.includes_usage:
             yield reply.usage_event(answer.result)
@@ -201,9 +207,12 @@ def _refusal(error: Exception) -> RequestError:
     """What a client is told of an error while its request is decoded."""
     if isinstance(error, ValueError):
         return RequestError(400, " ".join(str(error).split()), "invalid_request")
+    if not isinstance(error, CancelledError):  # of a client that has hung up
+        logger.error("a request failed while it was decoded", exc_info=error)
     return RequestError(500, f"{type(error).__name__} while decoding", "server_error")
 
 
 def _described(error: RequestError) -> dict[str, Any]:
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    kinds = {429: "rate_limit_error", 500: "server_error"}
+    kind = kinds.get(error.status, "invalid_request_error")
     return {"message": error.message, "type": kind, "param": error.param, "code": error.code}

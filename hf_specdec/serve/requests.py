@@ -1,17 +1,21 @@
 """From a request's body to `generate`'s inputs, and the errors that a client sees. Knows nothing of HTTP."""
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 
 from hf_specdec import compat
 from hf_specdec.errors import ConfigError
+from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.method import Method, MethodState
 from hf_specdec.methods.registry import resolve
 from hf_specdec.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 
-__all__ = ["RequestError", "RequestReader"]
+__all__ = ["Memory", "RequestError", "RequestReader"]
+
+Memory = Literal["request", "key", "shared"]
 
 
 class RequestError(Exception):
@@ -36,7 +40,8 @@ class RequestReader:
         spec_method (`str`): of a request that names none; `spec_config` is its configuration.
         draft_model: for methods that take one.
         max_new_tokens (`int`): of a request that does not say how many it wants.
-        is_memory_shared (`bool`): whether a method may keep what it learns from one request for the next.
+        memory (`str`): what methods draft from beside the request's own text: `"request"` for nothing, `"key"` for
+            earlier requests of the same API key, `"shared"` for those of all.
     """
 
     model: Any
@@ -46,9 +51,10 @@ class RequestReader:
     spec_config: Any
     max_new_tokens: int
     draft_model: Any = None
-    is_memory_shared: bool = False
+    memory: Memory = "request"
+    _memories: dict[str, MethodState] = field(default_factory=dict)  # by API key
 
-    def read(self, request: GenerationRequest) -> dict[str, Any]:
+    def read(self, request: GenerationRequest, api_key: str | None = None) -> dict[str, Any]:
         """Inputs of `generate` for one sequence, `(1, length)` ids among them.
 
         Raises:
@@ -59,7 +65,7 @@ class RequestReader:
         ids = self._token_ids(request)
         inputs: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
         inputs["max_new_tokens"] = self._limit(request, len(ids))
-        inputs |= request.sampling() | self._method(request)
+        inputs |= request.sampling() | self._method(request, api_key)
         if request.stop_strings:
             inputs["stop_strings"] = request.stop_strings
         return inputs if request.seed is None else {**inputs, "seed": request.seed}
@@ -96,23 +102,37 @@ class RequestReader:
         wanted = self.max_new_tokens if wanted is None else wanted
         return wanted if room is None else min(wanted, room)
 
-    def _method(self, request: GenerationRequest) -> dict[str, Any]:
-        """The method, with a memory of the request's own unless the server shares it."""
+    def _method(self, request: GenerationRequest, api_key: str | None) -> dict[str, Any]:
+        """The method, its configuration and its draft model, with the memory that is the request's to use."""
         try:
             asked = request.spec_method
             method = resolve(self.spec_method if asked is None else "plain" if asked == "none" else asked)
             given = request.spec_config if request.spec_config is not None else self._default_config(method.name)
             config = method.config_class.parse(given)
-            if not self.is_memory_shared and getattr(config, "pool", None) == "shared":
+            keeps_texts = self.memory == "shared" or (self.memory == "key" and api_key is not None)
+            if not keeps_texts and getattr(config, "pool", None) == "shared":
                 config = dataclasses.replace(config, pool="request")  # type: ignore[call-arg]  # it has one
         except (ConfigError, TypeError) as error:
             raise RequestError(400, " ".join(str(error).split()), "invalid_value", "spec_method") from error
-        if method.needs_draft_model and self.draft_model is None:
-            raise RequestError(400, f"the server has no draft model for {method.name}", "invalid_value", "spec_method")
-        draft = (
-            {"assistant_model": self.draft_model} if method.takes_draft_model and self.draft_model is not None else {}
-        )
-        return {"spec_method": method.name, "spec_config": config, **draft}
+        is_head = isinstance(self.draft_model, DraftHead)
+        if (method.needs_draft_head and not is_head) or (
+            method.needs_draft_model and (is_head or self.draft_model is None)
+        ):
+            kind = "head" if method.needs_draft_head else "model"
+            message = f"the server has no draft {kind} for {method.name}"
+            raise RequestError(400, message, "invalid_value", "spec_method")
+        found = {"spec_method": method.name, "spec_config": config}
+        if self.memory == "key" and api_key is not None:
+            found["spec_method"] = _remembering(method, self._memories.setdefault(api_key, MethodState()))
+        takes_draft = method.takes_draft_head if is_head else method.takes_draft_model
+        return {**found, "assistant_model": self.draft_model} if takes_draft and self.draft_model is not None else found
 
     def _default_config(self, method: str) -> Any:
         return self.spec_config if method == resolve(self.spec_method).name else None
+
+
+def _remembering(method: Method, memory: MethodState) -> Method:
+    """The method, remembering in `memory` instead of on the model."""
+    return dataclasses.replace(
+        method, make=lambda config, context: method.make(config, dataclasses.replace(context, state=memory))
+    )

@@ -35,6 +35,19 @@ def test_an_open_address_without_a_key_is_pointed_out(
     assert ("asks for a key" in result.stderr) == is_warned
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--memory", "key"), "`--memory` must come with --api-key"),
+        (("--memory", "keys", "--api-key", "k"), "Did you mean 'key'?"),
+    ],
+)
+def test_a_memory_that_no_key_could_have_is_refused(run: Run, words: tuple[str, ...], told: str) -> None:
+    result = run("serve", *words)
+    assert result.exit_code == 2
+    assert told in " ".join(result.stderr.split())
+
+
 def test_without_the_extra_the_install_line_is_given(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = run("serve")

@@ -36,9 +36,10 @@ def chat_tokenizer() -> Any:
 
 @contextlib.contextmanager
 def serving(model: Any, tokenizer: Any, *, api_keys: tuple[str, ...] = (), **options: Any) -> Iterator[str]:
-    """The base URL of a running server."""
+    """The base URL of a running server with four places."""
+    max_queue = options.pop("max_queue", None)
     settings: dict[str, Any] = {"spec_method": "prompt_lookup", "spec_config": None, "max_new_tokens": 16, **options}
-    engine = ServingEngine(model, tokenizer, max_batch_size=4, options={"spec_method": "plain"})
+    engine = ServingEngine(model, tokenizer, max_batch_size=4, max_queue=max_queue, options={"spec_method": "plain"})
     app = build_app(engine, RequestReader(model, tokenizer, NAME, **settings), api_keys=api_keys)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run)

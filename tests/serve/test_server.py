@@ -12,6 +12,7 @@ import openai
 import pytest
 import torch
 
+from tests.helpers.heads import random_head
 from tests.helpers.support import plain
 from tests.serve.conftest import NAME, serving
 
@@ -169,6 +170,98 @@ def test_no_request_learns_from_another(client: openai.OpenAI) -> None:
     assert steps[0] == steps[1]
 
 
+def streaming(client: openai.OpenAI, prompt: str) -> openai.Stream[Any]:
+    """A long answer that has a place in the batch: its first token is here."""
+    events: openai.Stream[Any] = client.completions.create(
+        model=NAME, prompt=prompt, max_tokens=1000, temperature=0, stream=True
+    )
+    next(events), next(events)  # the first event comes before any token
+    return events
+
+
+def test_texts_are_remembered_by_api_key(target: Any, chat_tokenizer: Any) -> None:
+    """The second answer of a key takes fewer steps, and the first of another as many as the first of all."""
+
+    def steps(key: str, method: str) -> int:
+        with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
+            config = {"num_nodes": 8} if method == "auto" else {"pool": "shared"}
+            body = {"spec_method": method, "spec_config": config}
+            answer = client.completions.create(
+                model=NAME, prompt=PROMPTS[3], max_tokens=16, temperature=0, extra_body=body
+            )
+        assert answer.usage is not None and answer.usage.model_extra is not None
+        assert answer.choices[0].text == expected(target, chat_tokenizer, PROMPTS[3])
+        return int(answer.usage.model_extra["spec_stats"]["num_drafts"])
+
+    with serving(target, chat_tokenizer, api_keys=("ann", "bob"), memory="key") as url:
+        for method in ("auto", "prompt_lookup"):
+            first, second, other = steps("ann", method), steps("ann", method), steps("bob", method)
+            assert second < first
+            assert other == first
+
+
+def test_more_requests_than_may_wait_are_refused(target: Any, chat_tokenizer: Any) -> None:
+    """Four are decoded and one waits; the sixth is told to come back, and is served once there is room."""
+    with (
+        serving(target, chat_tokenizer, max_queue=1) as url,
+        openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        streams = [streaming(client, prompt) for prompt in PROMPTS[:4]]
+        waiting = client.completions.create(model=NAME, prompt=PROMPTS[4], max_tokens=4, stream=True)
+        with pytest.raises(openai.RateLimitError) as raised:
+            client.completions.create(model=NAME, prompt=PROMPTS[5], max_tokens=4)
+        assert raised.value.code == "rate_limit_exceeded"
+        assert "max_queue is 1" in raised.value.message
+        assert raised.value.response.headers["retry-after"] == "1"
+        for events in streams:
+            events.close()
+        assert list(waiting)[-1].choices[0].finish_reason
+        assert client.completions.create(model=NAME, prompt=PROMPTS[5], max_tokens=4, temperature=0).choices[0].text
+
+
+def test_a_forward_that_fails_ends_its_requests_alone(
+    target: Any, chat_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Texts that shared the forward end with an error; what comes after is served."""
+
+    def fail(module: Any, args: Any, kwargs: Any) -> None:
+        hook.remove()
+        raise RuntimeError("CUDA out of memory")
+
+    with (
+        serving(target, chat_tokenizer) as url,
+        openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        streams = [streaming(client, prompt) for prompt in PROMPTS[:2]]
+        hook = target.register_forward_pre_hook(fail, with_kwargs=True)
+        for events in streams:
+            with pytest.raises(openai.APIError, match="RuntimeError while decoding"):
+                list(events)
+        answer = client.completions.create(model=NAME, prompt=PROMPTS[2], temperature=0)
+        assert answer.choices[0].text == expected(target, chat_tokenizer, PROMPTS[2])
+    assert "CUDA out of memory" in caplog.text
+
+
+def test_a_draft_head_drafts_for_the_methods_that_take_one(target: Any, chat_tokenizer: Any) -> None:
+    options: dict[str, Any] = {"draft_model": random_head(target), "spec_method": "eagle3"}
+    with (
+        serving(target, chat_tokenizer, **options) as url,
+        openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        answer = client.completions.create(model=NAME, prompt=PROMPTS[0], temperature=0)
+        assert answer.choices[0].text == expected(target, chat_tokenizer, PROMPTS[0])
+        stats = answer.usage.model_extra["spec_stats"]  # type: ignore[union-attr, index]
+        assert (stats["method"], stats["plain_reason"]) == ("eagle3", None)
+        assert answer.usage.completion_tokens_details.rejected_prediction_tokens > 0  # type: ignore[union-attr, operator]
+        with pytest.raises(openai.BadRequestError, match="no draft model for draft_model"):
+            client.completions.create(model=NAME, prompt="x", extra_body={"spec_method": "draft_model"})
+
+
+def test_a_head_is_asked_for_where_there_is_none(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="no draft head for eagle3"):
+        client.completions.create(model=NAME, prompt="x", extra_body={"spec_method": "eagle3"})
+
+
 def test_an_api_key_is_asked_for(target: Any, chat_tokenizer: Any) -> None:
     with serving(target, chat_tokenizer, api_keys=("secret", "other")) as url:
         for key in ("secret", "other"):
@@ -187,5 +280,5 @@ def test_the_server_stops_while_texts_are_decoded(target: Any, chat_tokenizer: A
         events = client.completions.create(model=NAME, prompt="import ", max_tokens=500, stream=True)
         next(iter(events))
         events.close()
-    alive = [thread.name for thread in threading.enumerate() if thread.name == "hf-specdec-engine"]
+    alive = [thread.name for thread in threading.enumerate() if thread.name == "hf-specdec-batch"]
     assert len(alive) <= 1  # that of the other tests' server

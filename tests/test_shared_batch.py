@@ -1,0 +1,106 @@
+"""A batch that several callers fill: plain generation's tokens for each, and no caller waits for ever."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from hf_specdec.errors import QueueFullError
+from hf_specdec.shared_batch import SharedBatch
+from tests.helpers.support import plain
+
+OPTIONS: dict[str, Any] = {"spec_method": "prompt_lookup", "max_new_tokens": 12, "do_sample": False}
+
+
+class Gate:
+    """A stopping criterion that keeps its text in the batch until it is opened."""
+
+    row_safe = True
+
+    def __init__(self) -> None:
+        self.entered, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.entered.set()
+        assert self.opened.wait(60)
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+@pytest.fixture
+def batch(model: Any) -> Iterator[SharedBatch]:
+    made = SharedBatch(model, max_batch_size=1, max_queue=2, **OPTIONS)
+    yield made
+    made.close()
+
+
+def held(batch: SharedBatch) -> tuple[Gate, Future[Any]]:
+    """The one place of a batch, taken."""
+    gate = Gate()
+    future = batch.submit({"input_ids": torch.tensor([[5, 6]]), "stopping_criteria": [gate]})
+    assert gate.entered.wait(60)
+    return gate, future
+
+
+def test_prompts_of_many_threads_are_plain_generation_s(model: Any) -> None:
+    prompts = [[5 + number, 6, 7, 5 + number, 6] for number in range(12)]
+    batch = SharedBatch(model, max_batch_size=4, **OPTIONS)
+    with ThreadPoolExecutor(12) as pool:
+        results = list(pool.map(lambda prompt: batch.submit(prompt).result(60), prompts))
+    batch.close()
+    for prompt, result in zip(prompts, results, strict=True):
+        expected = plain(model, torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
+        assert result.token_ids == expected[0, len(prompt) :].tolist()
+
+
+def test_what_is_wrong_with_one_prompt_is_its_own(batch: SharedBatch) -> None:
+    assert isinstance(batch.submit({"input_ids": torch.tensor([[0.5]])}).result(60).error, hf_specdec.ConfigError)
+    assert batch.submit([5, 6, 7]).result(60).error is None
+
+
+def test_a_full_queue_refuses_until_a_place_is_given_up(batch: SharedBatch) -> None:
+    gate, first = held(batch)
+    waiting = [batch.submit([5, 6, 7]) for _ in range(2)]
+    with pytest.raises(QueueFullError, match="max_queue is 2"):
+        batch.submit([5, 6, 7])
+    assert waiting[0].cancel()
+    last = batch.submit([7, 6, 5])
+    gate.opened.set()
+    assert all(len(future.result(60).token_ids) == 12 for future in (first, waiting[1], last))
+    with pytest.raises(CancelledError):
+        waiting[0].result()
+
+
+def test_what_stops_the_batch_is_raised_by_its_prompts_and_the_next_are_decoded(batch: SharedBatch) -> None:
+    def fail(module: Any, args: Any) -> None:
+        hook.remove()
+        raise RuntimeError("out of memory")
+
+    gate, first = held(batch)
+    second = batch.submit([5, 6, 7])
+    hook = batch.model.register_forward_pre_hook(fail)
+    gate.opened.set()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        first.result(60)
+    assert second.result(60).error is None
+
+
+def test_closing_leaves_nobody_waiting(model: Any) -> None:
+    batch = SharedBatch(model, max_batch_size=1, **OPTIONS)
+    gate, first = held(batch)
+    second = batch.submit([5, 6, 7])
+    closing = threading.Thread(target=batch.close)
+    closing.start()
+    while not batch.is_closing:
+        pass
+    gate.opened.set()
+    closing.join(60)
+    assert len(wait([first, second], 60).done) == 2
+    for future in (first, second):
+        with pytest.raises(hf_specdec.SpecError, match="the batch is closed"):
+            future.result()
+    with pytest.raises(hf_specdec.SpecError, match="the batch is closed"):
+        batch.submit([5])
