@@ -107,7 +107,7 @@ class SpecTextGenerator:
         """The rows' numbers; where nothing is sampled they are not needed."""
         if not self.samples:
             return [0] * len(rows[self.prompt_column])
-        found = np.asarray(rows.get(self.id_column, []))  # type: ignore[call-overload]  # sampling needs a name
+        found = np.asarray(rows.get(str(self.id_column), []))
         if found.dtype.kind not in "iu" or len(found) == 0:
             remedy = "Name a column of whole numbers."
             raise ConfigError("id_column", "must hold whole numbers where texts are sampled", self.id_column, remedy)
