@@ -30,6 +30,7 @@ from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.recycled_logits import likeliest
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from hf_specdec.tree import DraftTree
@@ -135,7 +136,7 @@ class TimedDrafter(Drafter):
         """See `Drafter.observe`."""
         assert logits is not None
         start = time.thread_time()
-        likeliest(logits[: len(tree)])
+        likeliest(NodeLogits(logits), slice(0, len(tree)))
         middle = time.thread_time()
         self.drafter.observe(tree, logits, accepted)
         if len(tree) > 1:  # not the prompt's

@@ -14,6 +14,7 @@ from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.verify import rejection_sample
 from hf_specdec.errors import RankError
 from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.tree import DraftTree
 
 __all__ = ["Sampler", "StopCheck", "agreed_criteria"]
@@ -50,27 +51,19 @@ class Sampler:
         self.needs_rows = keeps or computes
         own_processors = any(type(processor).__module__ != compat.PROCESSORS_MODULE for processor in processors)
         self.is_watched = keeps or own_processors or not computes
-        self._at_once = not self.needs_rows and device.type != "cpu"
-        self._best: list[int] | None = None
-        self._rows = torch.empty(0)
+        self._rows = NodeLogits(torch.empty(0))
         self._tree: DraftTree | None = None
 
-    def load(self, rows: torch.Tensor, tree: DraftTree) -> None:
-        """Take the logits of the next step's nodes, `(T, vocab_size)` or more.
-
-        A device is waited for once, for all nodes together; on the CPU only those on the text's path are looked at.
-        """
+    def load(self, rows: NodeLogits, tree: DraftTree) -> None:
+        """Take the logits of the next step's nodes."""
         self._rows, self._tree = rows, tree
-        self._best = rows[: len(tree)].argmax(dim=-1).tolist() if self._at_once else None
 
     def choose(self, node: int, text: TokenBuffer) -> int:
         """The token after `text`, decided by the row of `node`."""
-        if self._best is not None:
-            return self._best[node]
         if not self.needs_rows:
-            return int(self._rows[node].max(dim=0).indices)  # a third of argmax's time on the CPU
+            return self._rows.best_at(node)
         ids = text.ids()
-        row = self._rows[node : node + 1].to(copy=True, dtype=torch.float32, device=self.device)
+        row = self._rows.logits[node : node + 1].to(copy=True, dtype=torch.float32, device=self.device)
         scores = self.processors(ids, row)
         if self.scores is not None:
             self.scores.append(scores)
@@ -89,9 +82,9 @@ class Sampler:
         """
         if self.needs_rows:
             return
-        row = self._rows[node].float()
+        row = self._rows.logits[node].float()
         gap = float((row.max() - row[token]) / row.abs().max().clamp(min=1e-6))
-        if not gap <= NEAR.get(self._rows.dtype, NEAR_IN_HALVES):
+        if not gap <= NEAR.get(self._rows.logits.dtype, NEAR_IN_HALVES):
             raise RankError(
                 f"the logits after the text's token {node} of the draft differ between the processes: rank 0 chose "
                 f"{token}, here {int(row.argmax())} leads by {gap:.1g} of the largest. Are the weights the same, and "

@@ -72,6 +72,13 @@ class SequenceState:
         most = self.stop_check.max_length
         return 0 if most is None else most - len(self.text)
 
+    @property
+    def num_top_logits(self) -> int | None:
+        """How many best tokens of each node are read of the next forward's logits; `None` where nobody reads any."""
+        drafter = self.drafter
+        wanted = drafter.num_top_logits if drafter.needs_logits else None
+        return 0 if wanted is None and not self.finished and not self.sampler.needs_rows else wanted
+
     def begin(self, token: int, outputs: NodeOutputs) -> None:
         """Hand the prompt, the first `token` and what the prompt's forward computed to the drafter."""
         self.begun = True
@@ -126,7 +133,11 @@ class SequenceState:
             self._tell(tree, outputs, accepted)
 
     def _tell(self, tree: DraftTree, outputs: NodeOutputs, accepted: list[int]) -> None:
-        self.drafter.observe(tree, outputs.logits if self.drafter.needs_logits else None, accepted)
+        drafter, logits = self.drafter, None
+        if drafter.needs_logits and drafter.num_top_logits is None:
+            logits = outputs.logits.logits
+        drafter.node_logits = outputs.logits if drafter.needs_logits and logits is None else None
+        drafter.observe(tree, logits, accepted)
 
     def pad(self, length: int, token: int) -> None:
         """Padding after the text, up to `length`."""

@@ -14,6 +14,7 @@ from hf_specdec.engine.sequence import OnToken, SequenceState
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.draft_runner import AnyDraftRunner, propose_together
 from hf_specdec.forward.model_runner import ModelRunner, NodeOutputs
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import SpecStep
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree, ExtraTokens
@@ -66,6 +67,11 @@ class Batch:
             self.draft_model.admit(other.draft_model, place)
         at = len(self.sequences) if place is None else place
         self.sequences[at : at + 1] = other.sequences
+
+    def read(self) -> list[NodeLogits]:
+        """The last forward's logits, with one transfer of what samplers and drafters want of them."""
+        wanted = [count for sequence in self.sequences if (count := sequence.num_top_logits) is not None]
+        return self.target.node_logits(max(wanted, default=None))
 
     def max_depth(self) -> int:
         """Most tokens that may be drafted one under the other: the one after the last of them must still fit."""
@@ -133,10 +139,11 @@ class StepRunner:
         """Read the prompts, choose every first token, then let the drafters begin."""
         start = time.perf_counter()
         with self.rank_sync.forward():
-            logits = batch.target.prefill().logits[:, -1:]  # (batch, 1, vocab_size)
+            batch.target.prefill()
         read = time.perf_counter()
-        for place, sequence in enumerate(batch.sequences):
-            sequence.sampler.load(logits[place], sequence.tree)
+        logits = batch.read()
+        for sequence, row in zip(batch.sequences, logits, strict=True):
+            sequence.sampler.load(row, sequence.tree)
             sequence.emit(0, self.on_token)
         chosen = time.perf_counter()
         for place, sequence in enumerate(batch.sequences):
@@ -199,7 +206,8 @@ class StepRunner:
     def _forward(self, batch: Batch, trees: Sequence[DraftTree]) -> list[NodeOutputs]:
         """What the target computes for each tree's nodes, handed to the samplers."""
         with self.rank_sync.forward():
-            logits = batch.target.forward(trees)
+            batch.target.forward(trees)
+            logits = batch.read()
         for sequence, tree, rows in zip(batch.sequences, trees, logits, strict=True):
             sequence.sampler.load(rows, tree)
         return [NodeOutputs(rows, batch.target.node_states(place)) for place, rows in enumerate(logits)]

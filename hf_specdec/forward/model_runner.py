@@ -18,6 +18,7 @@ from hf_specdec.forward.inputs import StepInputs, rows_of
 from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
+from hf_specdec.methods.node_logits import NodeLogits, read_logits
 from hf_specdec.tree import DraftTree
 
 __all__ = ["ModelRunner", "NodeOutputs", "Tier"]
@@ -33,12 +34,12 @@ class NodeOutputs:
     """What a forward computed for one row's nodes and extra tokens, or for its prompt.
 
     Attributes:
-        logits (`Tensor`): `(C, vocab_size)`; of a prompt, its last token's.
+        logits (`NodeLogits`): of a prompt, its last token's.
         hidden_states (`tuple[Tensor, ...]`): `(C, hidden_size)` for each of `ModelRunner.hidden_layers`; of a prompt,
             all tokens that its forward computed.
     """
 
-    logits: torch.Tensor
+    logits: NodeLogits
     hidden_states: tuple[torch.Tensor, ...] = ()
 
 
@@ -100,6 +101,7 @@ class ModelRunner:
         self.outputs: Any = None
         self._num_cached = [len(text) for text in self.texts]  # tokens of each text in the cache once the prompt is
         self._columns: list[TreeLayout] = []
+        self._rows: list[slice] = []  # of the last forward's logits, those of each text's new nodes and extra tokens
         self._inputs: StepInputs | None = None
         self._half_done = False
         self._ahead = 0
@@ -156,9 +158,23 @@ class ModelRunner:
                 self._feed_ahead(trees)
             self._columns = [TreeLayout(self._pending(row)) for row in range(len(self.texts))]
         self._compute(trees)
-        logits = self.outputs.logits
         places = [columns.new_rows for columns in self._columns]
-        return [logits[row, new.start + known[row] : new.stop] for row, new in enumerate(places)]
+        self._rows = [slice(new.start + skipped, new.stop) for new, skipped in zip(places, known, strict=True)]
+        return [self.outputs.logits[row, new] for row, new in enumerate(self._rows)]
+
+    def node_logits(self, num_top: int | None) -> list[NodeLogits]:
+        """The last forward's logits, for each row those that `forward` has returned, or of the prompt's last token.
+
+        Args:
+            num_top (`int | None`): what one transfer brings of them all from another device: the best token of each
+                node and its `num_top` best; `None` where nobody wants either.
+        """
+        rows = self._rows or [slice(-1, None)] * len(self.texts)
+        logits = self.outputs.logits
+        if num_top is None or logits.device.type == "cpu":
+            return [NodeLogits(logits[row, new]) for row, new in enumerate(rows)]
+        read = read_logits(logits if self._rows else logits[:, -1:], num_top)  # (batch, C, 1 + 2 * num_top)
+        return [NodeLogits(logits[row, new], read[row, new]) for row, new in enumerate(rows)]
 
     def _is_dropped_next(self) -> bool:
         """Whether plain generation's next forward, of one row, would compute the whole text anew."""

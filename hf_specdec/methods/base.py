@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers.generation import CandidateGenerator
 
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import DraftedNode
 from hf_specdec.tree import DraftTree
 
@@ -39,7 +40,11 @@ class Drafter(CandidateGenerator, ABC):
     """Base class of all drafters. Subclasses implement `begin`, `propose` and `observe`.
 
     Attributes:
-        needs_logits (`bool`): whether `observe` reads `logits`; if not, the loop passes `None` and saves a copy.
+        needs_logits (`bool`): whether `observe` reads `logits`; if not, the loop passes `None`.
+        num_top_logits (`int | None`): how many best next tokens of each node `observe` reads of them, 0 for the best
+            alone; it gets them by `take_logits`, from the one transfer that the verification makes. `None` where it
+            reads the whole rows.
+        node_logits (`NodeLogits | None`): what was read for it; set before each `observe` that gets no `logits`.
         is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
         max_extra_tokens (`int`): most extra tokens beside a tree; a static cache's forwards have room for them.
         draft_cost (`DraftCost`): what a draft has to gain.
@@ -47,6 +52,8 @@ class Drafter(CandidateGenerator, ABC):
     """
 
     needs_logits: bool = False
+    num_top_logits: int | None = None
+    node_logits: NodeLogits | None = None
     is_deterministic: bool = True
     max_extra_tokens: int = 0
     draft_cost: DraftCost = DraftCost()
@@ -69,9 +76,14 @@ class Drafter(CandidateGenerator, ABC):
         Args:
             tree: what was verified; after the prompt, a root alone.
             logits: `(C, vocab_size)`, the target's raw logits after each node and extra token of `tree`; `None`
-                unless `needs_logits`.
+                unless `needs_logits`, and where `num_top_logits` says how much of them is read.
             accepted: the tokens that the step added to the text, at least one: drafted ones and the one after them.
         """
+
+    def take_logits(self, logits: torch.Tensor | None) -> NodeLogits | None:
+        """For `observe`: what was read for this drafter, or the `logits` that it was handed; `None` without either."""
+        read, self.node_logits = self.node_logits, None
+        return read if logits is None else NodeLogits(logits)
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
         """Where each drafted node of `tree` came from, node 1 first; asked after `observe`, and only for observers.

@@ -23,6 +23,7 @@ from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.auto.window import AutoWindow
 from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, RoundDrafter
 from hf_specdec.methods.ngram.index import NgramIndex
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import DraftedNode
 from hf_specdec.tree import DraftTree, TreeBuilder
 
@@ -81,6 +82,7 @@ class AutoDrafter(RoundDrafter):
         takes_trees: whether the target verifies siblings; where not, a chain is grown.
     """
 
+    num_top_logits = NUM_KEPT
     index: NgramIndex
     window: AutoWindow | None
     _root: _Node | None
@@ -139,7 +141,7 @@ class AutoDrafter(RoundDrafter):
             for node in wanted:
                 node.scored_as = 0 if node.parent is None else scored.add(_scored(node.parent), node.token)
             rows = yield scored.build()
-            for node, entry in zip(wanted, best_tokens(rows), strict=True):
+            for node, entry in zip(wanted, best_tokens(NodeLogits(rows)), strict=True):
                 node.drafted, node.prediction = entry, None
             before, nodes = nodes, self._likeliest(root, budget)
             self.predictor.experience.gained(number, self._value(nodes) - self._value(before))
@@ -148,10 +150,11 @@ class AutoDrafter(RoundDrafter):
     def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
         """Learn what the sources were worth, keep the logits, index the new tokens."""
         self._learn(tree, accepted)
-        if logits is not None:
-            self._recycle(tree, logits)
+        read = self.take_logits(logits)
+        if read is not None:
+            self._recycle(tree, read)
             if self.window is not None:
-                self.window.observe(tree, logits)
+                self.window.observe(tree, read)
         self.index.extend(accepted)
         if self.scorer is not None:
             self.scorer.keep(tree, accepted)
@@ -303,7 +306,7 @@ class AutoDrafter(RoundDrafter):
             prediction = self.predictor.predict(prediction.context, prediction.drafted, uses_found=False)
         return prediction.share(token)
 
-    def _recycle(self, tree: DraftTree, logits: torch.Tensor) -> None:
+    def _recycle(self, tree: DraftTree, logits: NodeLogits) -> None:
         """Keep what the target thought after every node, those that were rejected too."""
         text, count = self.index.tokens, len(tree)
         keys = np.empty((MAX_KEY, count), dtype=np.int64)  # after one, two and three tokens
@@ -314,7 +317,7 @@ class AutoDrafter(RoundDrafter):
             before[0] = text[-1 - size] + 1 if size < len(text) else 0
             keys[size] = keys[size - 1] | before << size * TOKEN_BITS
             ends = before
-        tokens, evidence = likeliest(logits[:count])
+        tokens, evidence = likeliest(logits, slice(0, count))
         shape = (MAX_KEY * count, NUM_KEPT)
         rows = (np.broadcast_to(row, (MAX_KEY, count, NUM_KEPT)).reshape(shape) for row in (tokens, evidence))
         self.memory.recycled.put_rows(keys.reshape(-1), *rows)

@@ -9,7 +9,7 @@ A table of fixed size in arrays: a key has four places that it can stand in, and
 longest time. Safe to share between threads: a reader that meets a writer gets an entry of another key at worst.
 
     recycled = RecycledLogits(max_entries=262_144)
-    recycled.put((5, 6, 7), best_tokens(logits)[0])    # under (7,), (6, 7) and (5, 6, 7)
+    recycled.put((5, 6, 7), best_tokens(NodeLogits(logits))[0])    # under (7,), (6, 7) and (5, 6, 7)
     recycled.get(key_of((6, 7)))
 """
 
@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+from hf_specdec.methods.node_logits import NodeLogits
 
 __all__ = [
     "FLOOR",
@@ -33,7 +34,6 @@ __all__ = [
     "key_of",
     "likeliest",
     "log_odds",
-    "reduce_logits",
 ]
 
 MAX_KEY = 3
@@ -48,6 +48,7 @@ NOTHING = -1  # fills entries of fewer tokens
 
 Entry = tuple[Sequence[int], Sequence[float]]  # next tokens, likeliest first, and the evidence for each
 Rows = npt.NDArray[Any]
+ALL = slice(None)
 
 
 def key_of(tokens: Sequence[int]) -> int:
@@ -185,32 +186,20 @@ class RecycledLogits:
         self.restore(state["entries"])
 
 
-def reduce_logits(logits: torch.Tensor) -> torch.Tensor:
-    """What is kept of `(C, vocab_size)` raw logits: `(C, 2K + 1)` fp32 on their device, small enough to be read.
-
-    K best tokens' logits, likeliest first, the logarithm of the sum of all rows' exponentials, and the tokens.
-    """
-    top = logits.topk(min(NUM_KEPT, logits.shape[-1]), dim=-1)
-    normaliser = logits.logsumexp(dim=-1, keepdim=True)
-    return torch.cat((top.values.float(), normaliser.float(), top.indices.float()), dim=1)
-
-
-def likeliest(logits: torch.Tensor) -> tuple[Rows, Rows]:
-    """`(C, NUM_KEPT)` tokens and the evidence for each, of `(C, vocab_size)` raw logits; one transfer."""
-    reduced = reduce_logits(logits).cpu().numpy()
-    count = reduced.shape[1] // 2
-    evidence = log_odds(np.exp(reduced[:, :count] - reduced[:, count : count + 1]))
-    tokens = reduced[:, count + 1 :].astype(np.int32)
+def likeliest(logits: NodeLogits, rows: slice | list[int] = ALL) -> tuple[Rows, Rows]:
+    """`(C, NUM_KEPT)` tokens and the evidence for each, of these rows."""
+    tokens, log_probs = logits.top(NUM_KEPT, rows)
+    evidence, count = log_odds(np.exp(log_probs)), tokens.shape[1]
     if count == NUM_KEPT:
         return tokens, evidence
     widths = ((0, 0), (0, NUM_KEPT - count))
     return np.pad(tokens, widths, constant_values=NOTHING), np.pad(evidence, widths)
 
 
-def best_tokens(logits: torch.Tensor) -> Sequence[Entry]:
-    """One entry for each row of `(C, vocab_size)` raw logits."""
-    most = min(NUM_KEPT, logits.shape[-1])
-    tokens, evidence = likeliest(logits)
+def best_tokens(logits: NodeLogits, rows: slice | list[int] = ALL) -> Sequence[Entry]:
+    """One entry for each of these rows."""
+    tokens, evidence = likeliest(logits, rows)
+    most = min(NUM_KEPT, logits.logits.shape[-1])
     return list(zip(tokens[:, :most].tolist(), evidence[:, :most].tolist(), strict=True))
 
 

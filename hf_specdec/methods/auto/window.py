@@ -13,11 +13,10 @@ does not pay, one is tried for a while, ever so often, to notice a change. Knows
 import random
 from collections.abc import Sequence
 
-import torch
-
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, RecycledLogits, best_tokens
 from hf_specdec.methods.lookahead.window import JacobiWindow
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.tree import DraftTree, ExtraTokens
 
 __all__ = ["AutoWindow"]
@@ -66,16 +65,16 @@ class AutoWindow:
         self._window.set_root(text[-1])
         return self._window.extra()
 
-    def observe(self, tree: DraftTree, logits: torch.Tensor) -> None:
+    def observe(self, tree: DraftTree, logits: NodeLogits) -> None:
         """Keep what the target says after each column, and move on; nothing where the forward had no window."""
         if self._window is None or tree.extra is None:
             return
         first = tree.num_columns - self.size
         if len(self._window.levels) > 1:
-            rows = logits[first : tree.num_columns]
+            rows: slice | list[int] = slice(first, tree.num_columns)
         else:  # the root is its first column
-            rows = torch.cat([logits[:1], logits[first + 1 : tree.num_columns]])
-        entries = best_tokens(rows)
+            rows = [0, *range(first + 1, tree.num_columns)]
+        entries = best_tokens(logits, rows)
         for column, entry in zip(zip(*self._window.levels, strict=True), entries, strict=True):
             self.found.put(column[-MAX_KEY:], entry)
         self._window.observe([tokens[0] for tokens, _ in entries])

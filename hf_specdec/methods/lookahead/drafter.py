@@ -17,6 +17,7 @@ from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.lookahead.pool import TailPool
 from hf_specdec.methods.lookahead.window import JacobiWindow
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import DraftedNode
 from hf_specdec.tree import DraftTree, TreeBuilder
 
@@ -45,6 +46,7 @@ class LookaheadDrafter(Drafter):
     """
 
     needs_logits = True
+    num_top_logits = 0
     _pool: TailPool
     _window: JacobiWindow
     _candidates: list[tuple[tuple[int, ...], bool]]  # of the last step, for observers
@@ -97,8 +99,9 @@ class LookaheadDrafter(Drafter):
 
         Where the window was not computed, it stays as it is, but for its root.
         """
-        if logits is not None and self._was_computed(tree):
-            for ngram in self._window.observe(self._next_tokens(logits, tree.num_columns)):
+        read = self.take_logits(logits)
+        if read is not None and self._was_computed(tree):
+            for ngram in self._window.observe(self._next_tokens(read, tree.num_columns)):
                 self._pool.add(ngram)
         self._extend(accepted)
 
@@ -106,15 +109,12 @@ class LookaheadDrafter(Drafter):
         """Whether the forward of `tree` carried the window."""
         return not self.config.is_plain and (tree.extra is not None or self._window.num_extra == 0)
 
-    def _next_tokens(self, logits: torch.Tensor, num_columns: int) -> list[int]:
+    def _next_tokens(self, logits: NodeLogits, num_columns: int) -> list[int]:
         """What the target says comes after the window's last level, where that is level 0 the root's row first."""
         first = num_columns - self.config.window_size
         if len(self._window.levels) > 1:
-            rows = logits[first:num_columns]
-        else:
-            rows = torch.cat([logits[:1], logits[first + 1 : num_columns]])
-        tokens: list[int] = rows.argmax(dim=-1).tolist()
-        return tokens
+            return logits.best(slice(first, num_columns))
+        return logits.best([0, *range(first + 1, num_columns)])
 
     def _start(self, source: Sequence[int]) -> None:
         """An empty text; the window draws its tokens from `source`."""

@@ -18,6 +18,7 @@ from hf_specdec.methods.auto.recycled_logits import (
     key_of,
     log_odds,
 )
+from hf_specdec.methods.node_logits import NodeLogits
 
 
 def entry(token: int) -> Entry:
@@ -103,7 +104,7 @@ def test_threads_that_write_at_once_lose_no_entry_of_their_own() -> None:
 @pytest.mark.parametrize("vocab_size", [3, NUM_KEPT, 50])
 def test_the_best_tokens_come_with_their_log_odds(vocab_size: int) -> None:
     logits = torch.randn(4, vocab_size)
-    for row, (tokens, evidence) in zip(logits, best_tokens(logits), strict=True):
+    for row, (tokens, evidence) in zip(logits, best_tokens(NodeLogits(logits)), strict=True):
         shares = row.softmax(-1)
         order = shares.argsort(descending=True)[:NUM_KEPT].tolist()
         assert list(tokens) == order
@@ -117,8 +118,8 @@ def test_evidence_is_bounded_at_both_ends() -> None:
 
 
 def test_logits_of_half_precision_are_taken() -> None:
-    (whole,) = best_tokens(torch.tensor([[0.0, 2.0, 1.0, -4.0]]))
-    (half,) = best_tokens(torch.tensor([[0.0, 2.0, 1.0, -4.0]], dtype=torch.bfloat16))
+    (whole,) = best_tokens(NodeLogits(torch.tensor([[0.0, 2.0, 1.0, -4.0]])))
+    (half,) = best_tokens(NodeLogits(torch.tensor([[0.0, 2.0, 1.0, -4.0]], dtype=torch.bfloat16)))
     assert half[0] == whole[0] == [1, 2, 0, 3]
     assert half[1] == pytest.approx(whole[1], abs=0.1)
 

@@ -1,0 +1,100 @@
+"""What drafters read of a target's logits: the best next tokens after every node, brought by one transfer.
+
+On an accelerator every read waits for all that was launched before, so one read brings what the verification and the
+drafter want, for all sequences of a batch. On a CPU reading costs nothing, and rows are looked at when somebody asks.
+
+    read = NodeLogits(logits)                       # (C, vocab_size), a CPU's
+    read.best(slice(0, 3))                          # the token that each of the first three rows leads to
+    tokens, log_probs = read.top(8, slice(0, 3))    # (3, 8) each
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["NodeLogits", "read_logits"]
+
+Array = npt.NDArray[Any]
+ALL = slice(None)
+
+
+class NodeLogits:
+    """The logits of one forward's nodes and extra tokens.
+
+    Args:
+        logits: `(C, vocab_size)`, raw.
+        read: `(C, 1 + 2K)` of them: the best token, the best K tokens, their log probabilities; `None` where nothing
+            has been read.
+    """
+
+    __slots__ = ("_host", "_read", "logits")
+
+    def __init__(self, logits: torch.Tensor, read: Array | None = None) -> None:
+        self.logits, self._read = logits, read
+        self._host: Array | None = None
+
+    def __len__(self) -> int:
+        """Rows C."""
+        return len(self.logits)
+
+    def best(self, rows: slice | list[int] = ALL) -> list[int]:
+        """The token with the greatest logit in each row, the first of equals, as `torch.argmax` has it."""
+        found: Any  # (rows,)
+        if self._read is not None:
+            found = self._read[rows, 0].astype(np.int64)
+        elif self.logits.device.type != "cpu":
+            found = self.logits[rows].argmax(dim=-1)
+        else:
+            if self._host is None:
+                self._host = self.logits.detach().float().numpy()  # NumPy's argmax takes a twentieth of torch's time
+            found = self._host[rows].argmax(axis=-1)
+        tokens: list[int] = found.tolist()
+        return tokens
+
+    def best_at(self, row: int) -> int:
+        """`best` of one row."""
+        return self.best(slice(row, row + 1))[0]
+
+    def top(self, count: int, rows: slice | list[int] = ALL) -> tuple[Array, Array]:
+        """The best `count` next tokens, likeliest first, `(rows, count)` int64, and their log probabilities, fp32."""
+        count = min(count, self.logits.shape[-1])
+        if self._read is not None and self._read.shape[1] > 2 * count:
+            most = self._read.shape[1] // 2
+            read = self._read[rows]
+            return read[:, 1 : 1 + count].astype(np.int64), read[:, 1 + most : 1 + most + count]
+        read = _reduced(self.logits[rows], count)
+        return read[:, :count].astype(np.int64), read[:, count:]
+
+
+def read_logits(logits: torch.Tensor, num_top: int = 0) -> Array:
+    """`(..., 1 + 2 * num_top)` fp32 of `(..., vocab_size)` logits, as `NodeLogits` takes it; one transfer.
+
+    Token ids are exact: fp32 holds every integer up to 16,777,216.
+    """
+    best = logits.argmax(dim=-1, keepdim=True)
+    if not num_top:
+        found: Array = best.cpu().numpy()
+        return found
+    return _to_host((best, *_top(logits, num_top)))
+
+
+def _reduced(logits: torch.Tensor, count: int) -> Array:
+    """`(C, 2 * count)`: the best tokens and their log probabilities."""
+    tokens, log_probs = _top(logits, count)
+    if logits.device.type == "cpu":
+        return np.concatenate((tokens.numpy(), log_probs.numpy()), axis=1)
+    return _to_host((tokens, log_probs))
+
+
+def _top(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best `count` tokens of each row and their log probabilities, fp32."""
+    top = logits.topk(min(count, logits.shape[-1]), dim=-1)
+    return top.indices, top.values.float() - logits.logsumexp(dim=-1, keepdim=True).float()
+
+
+def _to_host(parts: Sequence[torch.Tensor]) -> Array:
+    found: Array = torch.cat([part.float() for part in parts], dim=-1).cpu().numpy()
+    return found
