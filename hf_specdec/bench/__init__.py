@@ -1,18 +1,18 @@
 """Measurements that a stranger can rerun: ways to generate, side by side on the same prompts.
 
-subjects = [load_subject(None, dtype="fp32"), load_subject(None, dtype="fp32", widen_to=(768, 12))]
-document = Bench(subjects, load_prompts(limit=6), BenchSettings(rounds=3), rows=["default"]).run()
+models = [load_model(None, dtype="fp32"), load_model(None, dtype="fp32", widen_to=(768, 12))]
+document = Bench(models, load_prompts(limit=6), BenchSettings(rounds=3), rows=["default"]).run()
 print(markdown(document))
 """
 
 from hf_specdec.bench.cost import measure_cost
 from hf_specdec.bench.document import Flag, flagged, read_document, write_document
+from hf_specdec.bench.loaded_model import LoadedModel, load_model
 from hf_specdec.bench.plan import BenchSettings
 from hf_specdec.bench.plots import plot_document
 from hf_specdec.bench.prompts import Prompt, default_prompts, load_prompts
 from hf_specdec.bench.rows import Row, default_rows, named_rows
 from hf_specdec.bench.run import Bench
-from hf_specdec.bench.subject import Subject, load_subject
 from hf_specdec.bench.tables import markdown
 from hf_specdec.bench.widen import check_widening, widen
 
@@ -20,15 +20,15 @@ __all__ = [
     "Bench",
     "BenchSettings",
     "Flag",
+    "LoadedModel",
     "Prompt",
     "Row",
-    "Subject",
     "check_widening",
     "default_prompts",
     "default_rows",
     "flagged",
+    "load_model",
     "load_prompts",
-    "load_subject",
     "markdown",
     "measure_cost",
     "named_rows",

@@ -1,9 +1,9 @@
 """The words around a document's tables and figures: titles, the lines above, the lines below."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from hf_specdec.bench.document import COST, SPEEDS, flagged
+from hf_specdec.bench.document import COST, DRAFTING, MANY, PRECISIONS, REPLAY, SPEEDS, flagged
 from hf_specdec.bench.rows import REFERENCE
 
 __all__ = ["NOT_EQUAL", "Panel", "facts", "has_several", "mode_titles", "notes", "panels"]
@@ -18,19 +18,19 @@ class Panel(NamedTuple):
     """One model in one mode: what a table or a part of a figure shows."""
 
     title: str
-    subject: str
+    model: str
     mode: str
     rows: dict[str, Any]
 
 
 def has_several(document: Document) -> bool:
     """Whether titles must name the model."""
-    return len(document["subjects"]) > 1
+    return len(document["models"]) > 1
 
 
 def mode_titles(document: Document) -> dict[str, str]:
     """A title for each mode of a document of speeds."""
-    modes = dict.fromkeys(mode for entry in document["subjects"] for mode in entry["summary"])
+    modes = dict.fromkeys(mode for entry in document["models"] for mode in entry["summary"])
     return {mode: MODE_TITLES[mode].format(**document["settings"]) for mode in modes}
 
 
@@ -39,7 +39,7 @@ def panels(document: Document) -> list[Panel]:
     modes, several = mode_titles(document), has_several(document)
     return [
         Panel(f"{entry['name']}: {modes[mode]}" if several else modes[mode], entry["name"], mode, rows)
-        for entry in document["subjects"]
+        for entry in document["models"]
         for mode, rows in entry["summary"].items()
     ]
 
@@ -52,7 +52,7 @@ def facts(document: Document) -> list[str]:
     many = "s" if header["threads"] != 1 else ""
     machine = f"{', '.join(where)}, {hardware['cores']} cores; {header['device']}, {header['threads']} thread{many}"
     versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
-    entries = document.get("subjects", [])
+    entries = document.get("models", [])
     dtypes = {entry["dtype"] for entry in entries}
     lines = [f"{machine}, {dtypes.pop()}" if len(dtypes) == 1 else machine]
     lines += [line for entry in entries for line in _model_facts(entry, len(entries) > 1, bool(dtypes))]
@@ -60,36 +60,49 @@ def facts(document: Document) -> list[str]:
         settings = document["settings"]
         counts = f"{len(document['prompts'])} prompts, at most {settings['max_new_tokens']} new tokens"
         lines.append(f"{counts}, rounds: {settings['rounds']}")
-    elif "num_records" in document.get("settings", {}):
-        lines.append(f"{document['settings']['num_records']} recorded answers")
+    else:
+        names = {"num_records": "recorded answers", "num_prompts": "prompts"}
+        lines += [f"{document['settings'][name]} {of}" for name, of in names.items() if name in document["settings"]]
     return [*lines, f"{versions}; commit {header['commit'] or 'unknown'}; {header['date']}"]
 
 
 def notes(document: Document) -> list[str]:
     """The lines below the tables: what the columns say, what is missing, what is wrong."""
-    if document["kind"] == COST:
-        return ["Median of the ratios to one token in the same round; in brackets the 95 % bootstrap interval."]
-    if document["kind"] != SPEEDS:
-        lines = ["Tokens a step: 1 + accepted drafts, on recorded answers."]
-        blind = [name for name, points in document["drafters"].items() if any(p.get("needs_logits") for p in points)]
-        return lines + [f"{name} learns from logits too, which a recording does not have." for name in blind]
+    return _NOTES[document["kind"]](document)
+
+
+def _replay_notes(document: Document) -> list[str]:
+    lines = ["Tokens a step: 1 + accepted drafts, on recorded answers."]
+    blind = [name for name, points in document["drafters"].items() if any(p.get("needs_logits") for p in points)]
+    return lines + [f"{name} learns from logits too, which a recording does not have." for name in blind]
+
+
+def _precisions_notes(document: Document) -> list[str]:
+    lines = [
+        "A step: one forward of 1 and of 8 tokens; all precisions take turns. Logits and KL: largest and mean distance "
+        "from fp32's. Equal: texts with the tokens of plain generate at the same precision."
+    ]
+    return lines + [f"{row['precision']}: {row['error']}" for row in document["rows"] if "error" in row]
+
+
+def _speeds_notes(document: Document) -> list[str]:
     several = has_several(document)
     lines = [
         f"Tasks and overall: tokens a second over those of {REFERENCE!r} beside it, median over prompts; 95 %: "
         f"bootstrap interval of overall. Equal: share of prompts with the tokens of {REFERENCE!r}.",
         "By CPU time: the same as overall, from the processor time of the process; the two agree on a quiet machine. "
         "Tokens a step: mean acceptance length, from the target's forwards after the prompt's. First token: median. "
-        f"Peak memory: {document['subjects'][0]['peak_memory']}{', all models loaded' if several else ''}.",
+        f"Peak memory: {document['models'][0]['peak_memory']}{', all models loaded' if several else ''}.",
     ]
-    for entry in document["subjects"]:
+    for entry in document["models"]:
         of = f" of {entry['name']}" if several else ""
         lines += [f"Left out{of}: {name}: {reason}" for name, reason in entry["left_out"].items()]
     for panel in panels(document):
-        where = _where(document, panel.subject, panel.mode)
+        where = _where(document, panel.model, panel.mode)
         for name, row in panel.rows.items():
             lines += [f"{name} ({where}) decoded without drafts: {reason}" for reason in row["plain_reasons"]]
     lines += [
-        f"{NOT_EQUAL}: {flag.row} ({_where(document, flag.subject, flag.mode)}) gave the tokens of {REFERENCE!r} on "
+        f"{NOT_EQUAL}: {flag.row} ({_where(document, flag.model, flag.mode)}) gave the tokens of {REFERENCE!r} on "
         f"{flag.share_equal:.0%} of the prompts only."
         for flag in flagged(document)
     ]
@@ -98,8 +111,8 @@ def notes(document: Document) -> list[str]:
     return lines
 
 
-def _where(document: Document, subject: str, mode: str) -> str:
-    return f"{subject}: {mode}" if has_several(document) else mode
+def _where(document: Document, model: str, mode: str) -> str:
+    return f"{model}: {mode}" if has_several(document) else mode
 
 
 def _model_facts(entry: Mapping[str, Any], with_label: bool, with_dtype: bool) -> list[str]:
@@ -114,3 +127,17 @@ def _model_facts(entry: Mapping[str, Any], with_label: bool, with_dtype: bool) -
         difference = f"largest difference of the logits {size['largest_logit_difference']:.1e}"
         lines.append(f"widened to {size['hidden_size']}x{size['num_layers']}; {difference}")
     return lines
+
+
+_NOTES: dict[str, Callable[[Document], list[str]]] = {
+    SPEEDS: _speeds_notes,
+    COST: lambda _: ["Median of the ratios to one token in the same round; in brackets the 95 % bootstrap interval."],
+    REPLAY: _replay_notes,
+    MANY: lambda _: [
+        "Over plain batches: their seconds over those of generate_many. Equal: prompts with their tokens."
+    ],
+    PRECISIONS: _precisions_notes,
+    DRAFTING: lambda _: [
+        "Median seconds of drafting and observing, one thread. Context: tokens made up by Zipf's law."
+    ],
+}

@@ -1,35 +1,52 @@
-"""From prompts to token ids: chat templates, earlier turns, random tokens, and what a model has positions for."""
+"""From prompts to token ids: chat templates, earlier turns, random tokens, batches, and what has positions."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
 
 import torch
 
+from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.prompts import Prompt
-from hf_specdec.bench.subject import Subject
 from hf_specdec.errors import ConfigError
 
-__all__ = ["encode", "fitting"]
+__all__ = ["encode", "fitting", "padded"]
+
+MOST_OF_A_BATCH = 256  # tokens of a prompt, so that padding does not decide
 
 Messages = list[dict[str, str]]
 
 
-def encode(subject: Subject, prompt: Prompt, answers: Iterable[str] = ()) -> dict[str, torch.Tensor]:
-    """Token ids and mask, `(1, length)`, of what has been said after as many turns as there are `answers`."""
+def encode(loaded: LoadedModel, prompt: Prompt, answers: Iterable[str] = ()) -> dict[str, torch.Tensor]:
+    """Token ids and mask, `(1, length)`, of what has been said after as many turns as there are `answers`.
+
+    Of a batch `(rows, length)`: its prompts, cut to their last tokens and padded on the left.
+    """
+    if prompt.batch:
+        rows = [encode(loaded, part)["input_ids"][0].tolist() for part in prompt.batch]
+        return padded(loaded, [row[-MOST_OF_A_BATCH:] for row in rows])
     if prompt.num_random_tokens:
-        ids = _random_ids(subject, prompt)
+        ids = _random_ids(loaded, prompt)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    return _encode(subject, _messages_of(prompt, answers), prompt.is_chat)
+    return _encode(loaded, _messages_of(prompt, answers), prompt.is_chat)
 
 
-def _random_ids(subject: Subject, prompt: Prompt) -> torch.Tensor:
+def padded(loaded: LoadedModel, rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+    """Token ids and mask, `(rows, length)`, padded on the left."""
+    length = max(map(len, rows))
+    ids = torch.tensor([[0] * (length - len(row)) + list(row) for row in rows])
+    mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in rows])
+    device = loaded.model.device
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+
+
+def _random_ids(loaded: LoadedModel, prompt: Prompt) -> torch.Tensor:
     """`(1, num_random_tokens)` ids that tokenizer and model know, special ones left out, drawn on the CPU."""
-    special = set(subject.tokenizer.all_special_ids)
-    vocab_size = min(len(subject.tokenizer), subject.model.config.get_text_config().vocab_size)
+    special = set(loaded.tokenizer.all_special_ids)
+    vocab_size = min(len(loaded.tokenizer), loaded.model.config.get_text_config().vocab_size)
     known = torch.tensor([token for token in range(vocab_size) if token not in special])
     generator = torch.Generator().manual_seed(prompt.seed)
     picks = torch.randint(len(known), (1, prompt.num_random_tokens), generator=generator)
-    return known[picks].to(subject.model.device)
+    return known[picks].to(loaded.model.device)
 
 
 def _messages_of(prompt: Prompt, answers: Iterable[str] = ()) -> Messages:
@@ -40,9 +57,9 @@ def _messages_of(prompt: Prompt, answers: Iterable[str] = ()) -> Messages:
     return [*messages, {"role": "user", "content": prompt.turns[len(messages) // 2]}]
 
 
-def _encode(subject: Subject, messages: Messages, is_chat: bool) -> dict[str, torch.Tensor]:
+def _encode(loaded: LoadedModel, messages: Messages, is_chat: bool) -> dict[str, torch.Tensor]:
     """Token ids and mask, `(1, length)`; through the chat template where prompt and tokenizer are made for it."""
-    tokenizer, device = subject.tokenizer, subject.model.device
+    tokenizer, device = loaded.tokenizer, loaded.model.device
     if is_chat and getattr(tokenizer, "chat_template", None):
         encoded = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -52,19 +69,19 @@ def _encode(subject: Subject, messages: Messages, is_chat: bool) -> dict[str, to
     return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
 
 
-def fitting(subject: Subject, prompts: Sequence[Prompt], max_new_tokens: int) -> list[Prompt]:
+def fitting(loaded: LoadedModel, prompts: Sequence[Prompt], max_new_tokens: int) -> list[Prompt]:
     """The prompts whose turns and answers the model has positions for.
 
     Raises:
         ConfigError: there is none.
     """
-    positions = getattr(subject.model.config.get_text_config(), "max_position_embeddings", None)
+    positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
     if positions is None:
         return list(prompts)
     found = []
     for prompt in prompts:
         whole = dataclasses.replace(prompt, turns=("\n\n".join(prompt.turns),))
-        length = encode(subject, whole)["input_ids"].shape[1]
+        length = encode(loaded, whole)["input_ids"].shape[1]
         if length + max_new_tokens * len(prompt.turns) <= positions:
             found.append(prompt)
     if not found:

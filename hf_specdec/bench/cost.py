@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from hf_specdec.bench.document import COST, FORMAT
-from hf_specdec.bench.header import header, subject_facts
+from hf_specdec.bench.document import COST
+from hf_specdec.bench.header import model_facts, new_document
+from hf_specdec.bench.loaded_model import LoadedModel, check_models
 from hf_specdec.bench.statistics import median_with_interval
-from hf_specdec.bench.subject import Subject, check_subjects
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import check_positive
@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def measure_cost(
-    subjects: Sequence[Subject],
+    models: Sequence[LoadedModel],
     *,
     context_lengths: Sequence[int] = (128, 512),
     num_tokens: Sequence[int] = NUM_TOKENS,
@@ -43,7 +43,7 @@ def measure_cost(
     """Measure the curves.
 
     Args:
-        subjects: the models, all on the same device.
+        models: the models, all on the same device.
         context_lengths: tokens in the cache, each a curve of its own for each model.
         num_tokens: T, the nodes verified at once, the first of them 1.
         rounds: times that each T is measured at each context length.
@@ -51,44 +51,37 @@ def measure_cost(
     Raises:
         ConfigError: a length below 1, or one that a model has no positions for.
     """
-    check_subjects(subjects)
+    check_models(models)
     check_positive("rounds", rounds, "Ten give a steady median.")
     for length in (*context_lengths, *num_tokens):
         check_positive("context_lengths and num_tokens", length, "Usual values are 128 to 4096, and 1 to 64.")
     if num_tokens[0] != 1:
         raise ConfigError("num_tokens", "must begin with 1", list(num_tokens), "The curve is relative to it.")
     room = (rounds + WARM_UP_CYCLES) * len(num_tokens) + max(num_tokens)
-    for subject, length in itertools.product(subjects, context_lengths):
-        _check_positions(subject, length, room)
-    entries: list[dict[str, Any]] = [{**subject_facts(subject), "curves": []} for subject in subjects]
-    jobs = list(itertools.product(zip(subjects, entries, strict=True), context_lengths))
-    for number, ((subject, entry), length) in enumerate(jobs):
+    for loaded, length in itertools.product(models, context_lengths):
+        _check_positions(loaded, length, room)
+    entries: list[dict[str, Any]] = [{**model_facts(loaded), "curves": []} for loaded in models]
+    jobs = list(itertools.product(zip(models, entries, strict=True), context_lengths))
+    for number, ((loaded, entry), length) in enumerate(jobs):
         if progress is not None:
-            progress(f"{subject.label}, context of {length}", number, len(jobs))
-        cycles = _cycles(subject, length, num_tokens, rounds, seed)
+            progress(f"{loaded.label}, context of {length}", number, len(jobs))
+        cycles = _cycles(loaded, length, num_tokens, rounds, seed)
         entry["curves"].append({"context_length": length, "points": _points(cycles, num_tokens)})
-    return {
-        "format": FORMAT,
-        "kind": COST,
-        "header": header(subjects[0].model.device),
-        "settings": {"rounds": rounds, "seed": seed},
-        "subjects": entries,
-        "is_complete": True,
-    }
+    return new_document(COST, models[0].model.device, settings={"rounds": rounds, "seed": seed}, models=entries)
 
 
-def _cycles(subject: Subject, length: int, num_tokens: Sequence[int], rounds: int, seed: int) -> list[list[float]]:
+def _cycles(loaded: LoadedModel, length: int, num_tokens: Sequence[int], rounds: int, seed: int) -> list[list[float]]:
     """Seconds of one verify step for each T, round by round."""
     generator = torch.Generator().manual_seed(seed)
-    vocab_size = subject.model.config.get_text_config().vocab_size
-    ids = torch.randint(vocab_size, (1, length), generator=generator).to(subject.model.device)
+    vocab_size = loaded.model.config.get_text_config().vocab_size
+    ids = torch.randint(vocab_size, (1, length), generator=generator).to(loaded.model.device)
     num_steps = (rounds + WARM_UP_CYCLES) * len(num_tokens)
     seconds: list[float] = []
 
     def observe(step: SpecStep) -> None:
         seconds.append(step.verify_seconds)
 
-    subject.model.generate(
+    loaded.model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=num_steps * 2 + max(num_tokens),
@@ -116,8 +109,8 @@ def _points(cycles: Sequence[Sequence[float]], num_tokens: Sequence[int]) -> lis
     ]
 
 
-def _check_positions(subject: Subject, length: int, room: int) -> None:
-    positions = getattr(subject.model.config.get_text_config(), "max_position_embeddings", None)
+def _check_positions(loaded: LoadedModel, length: int, room: int) -> None:
+    positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and length + room > positions:
         rule = f"must be at most {positions - room}, so that {room} more tokens fit the model's {positions} positions"
         raise ConfigError("context_lengths", rule, length, "Choose a shorter context or fewer rounds.")

@@ -4,15 +4,18 @@ Knows nothing about models. A document of kind "speeds" has the fields
 
     format, kind, header, settings, prompts
     against     rows that all are compared with, beside the reference
-    subjects    one entry a model
+    models      one entry a model
     is_complete whether everything asked for has been measured
 
 and an entry has
 
     name, dtype, attention, model, assistant, peak_memory, rows, left_out
-    probes      one entry a row, prompt, turn and mode: acceptance, time to first token, memory
-    records     one entry a row, prompt, turn, mode and round: tokens, seconds, equality
+    records     one entry a call, by row, prompt, turn, mode and round: tokens, seconds, equality; of round -1, in which
+                calls are watched and not timed, acceptance, time to first token and memory
     summary     mode -> row -> medians with intervals, rates, shares; see `statistics.summarize`
+
+Every kind has format, kind, header and is_complete. Documents of format 2 are read too: there watched calls stand in a
+list of their own, and models are called subjects.
 """
 
 import json
@@ -22,14 +25,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hf_specdec.bench.journal import Journal, is_journal, read_lines
-from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.statistics import summarize
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.files import check_output, replacing
 
 __all__ = [
     "COST",
+    "DRAFTING",
     "FORMAT",
+    "MANY",
+    "PRECISIONS",
     "REPLAY",
     "SPEEDS",
     "Flag",
@@ -37,15 +42,14 @@ __all__ = [
     "check_continues",
     "check_document_file",
     "flagged",
-    "new_document",
-    "new_entry",
     "read_document",
     "summarize_again",
     "write_document",
 ]
 
-FORMAT = 2
+FORMAT = 3
 SPEEDS, COST, REPLAY = "speeds", "cost", "replay"
+MANY, PRECISIONS, DRAFTING = "many", "precisions", "drafting"
 EXACT_DTYPES = ("float32", "float64")
 
 Document = dict[str, Any]
@@ -54,44 +58,10 @@ Document = dict[str, Any]
 class Flag(NamedTuple):
     """A row that broke its promise, and the share of prompts on which it kept it."""
 
-    subject: str
+    model: str
     mode: str
     row: str
     share_equal: float
-
-
-def new_document(
-    header: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    prompts: Sequence[Prompt],
-    subjects: Sequence[Mapping[str, Any]],
-    against: Sequence[str] = (),
-) -> Document:
-    """A document with nothing measured yet."""
-    return {
-        "format": FORMAT,
-        "kind": SPEEDS,
-        "header": dict(header),
-        "settings": _json_values(settings),
-        "prompts": [{"id": prompt.id, "task": prompt.task} for prompt in prompts],
-        "against": list(against),
-        "subjects": [dict(subject) for subject in subjects],
-        "is_complete": False,
-    }
-
-
-def new_entry(
-    facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], left_out: Mapping[str, str]
-) -> dict[str, Any]:
-    """A model's entry with nothing measured yet."""
-    return {
-        **facts,
-        "rows": [dict(row) for row in rows],
-        "left_out": dict(left_out),
-        "probes": [],
-        "records": [],
-        "summary": {},
-    }
 
 
 def summarize_again(document: Document, against: Sequence[str] | None = None) -> None:
@@ -108,10 +78,10 @@ def summarize_again(document: Document, against: Sequence[str] | None = None) ->
             raise ConfigError("against", "must come with a document of speeds", document["kind"], "Leave it out.")
         return
     if against is not None:
-        check_against(against, [row["name"] for entry in document["subjects"] for row in entry["rows"]])
+        check_against(against, [row["name"] for entry in document["models"] for row in entry["rows"]])
         document["against"] = list(against)
-    for entry in document["subjects"]:
-        entry["summary"] = summarize(entry["records"], entry["probes"], entry["rows"], document.get("against", ()))
+    for entry in document["models"]:
+        entry["summary"] = summarize(entry["records"], entry["rows"], document.get("against", ()))
 
 
 def check_against(against: Sequence[str], rows: Sequence[str]) -> None:
@@ -129,7 +99,7 @@ def check_continues(document: Document, fresh: Document) -> None:
     """
     if document.get("kind") != SPEEDS:
         raise ConfigError("resume", "must be a document of speeds", document.get("kind"), "Check the file.")
-    names, wanted = ([entry["name"] for entry in part["subjects"]] for part in (document, fresh))
+    names, wanted = ([entry["name"] for entry in part["models"]] for part in (document, fresh))
     pairs = {
         "models": (names, wanted),
         "prompts": (document["prompts"], fresh["prompts"]),
@@ -141,9 +111,9 @@ def check_continues(document: Document, fresh: Document) -> None:
         },
     }
     _check_same(pairs)
-    for entry, other in zip(document["subjects"], fresh["subjects"], strict=True):
+    for entry, other in zip(document["models"], fresh["models"], strict=True):
         wanted_rows = [row for row in other["rows"] if row["name"] not in entry["left_out"]]
-        same = {name: (entry[name], other[name]) for name in _SAME_SUBJECT}
+        same = {name: (entry[name], other[name]) for name in _SAME_MODEL}
         _check_same({"rows": (entry["rows"], wanted_rows), **same})
 
 
@@ -153,7 +123,7 @@ def flagged(document: Document) -> list[Flag]:
     In half precision a near-tie may fall either way, so the share is reported and nothing flagged. A sampled row is
     held to its promise only if it makes one: transformers' assisted loop draws in another order than plain sampling.
     """
-    return [flag for entry in document["subjects"] if entry["dtype"] in EXACT_DTYPES for flag in _flags(entry)]
+    return [flag for entry in document["models"] if entry["dtype"] in EXACT_DTYPES for flag in _flags(entry)]
 
 
 def _flags(entry: Mapping[str, Any]) -> list[Flag]:
@@ -173,11 +143,21 @@ def read_document(path: str | os.PathLike[str]) -> Document:
         ConfigError: there is none, or it is something else.
     """
     document = _parsed(path, "file")
+    if document.get("format") == 2:
+        _bring_to_format_3(document)
     if document.get("format") != FORMAT:
         rule = f"must be a document of hf-specdec bench in format {FORMAT}"
         raise ConfigError("file", rule, document.get("format"), "Measure again.")
     summarize_again(document)
     return document
+
+
+def _bring_to_format_3(document: Document) -> None:
+    document["format"] = 3
+    if "subjects" in document:
+        document["models"] = document.pop("subjects")
+    for entry in document.get("models", ()) if document["kind"] == SPEEDS else ():
+        entry["records"] = entry.pop("probes") + entry["records"]
 
 
 def check_document_file(field: str, path: str | os.PathLike[str]) -> None:
@@ -222,14 +202,10 @@ def write_document(document: Document, path: str | os.PathLike[str]) -> None:
 
 
 _SAME_HEADER = ("hardware", "versions", "device", "threads")
-_SAME_SUBJECT = ("dtype", "model", "assistant")
+_SAME_MODEL = ("dtype", "model", "assistant")
 
 
 def _check_same(pairs: Mapping[str, tuple[Any, Any]]) -> None:
     for name, (old, new) in pairs.items():
         if old != new:
             raise ConfigError("resume", f"must have the same {name}", old, f"This run has {new!r}.")
-
-
-def _json_values(value: Any) -> Any:
-    return json.loads(json.dumps(value))

@@ -1,4 +1,4 @@
-"""Where numbers come from: hardware, precision, threads, versions, commit."""
+"""Where numbers come from: hardware, precision, threads, versions, commit; what every document begins with."""
 
 import datetime
 import os
@@ -11,15 +11,21 @@ from typing import Any
 import torch
 
 import hf_specdec
+from hf_specdec.bench.document import FORMAT
+from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.memory import how_measured
-from hf_specdec.bench.subject import Subject
 from hf_specdec.compat import attention_implementation
 from hf_specdec.quantization.report import num_parameters, precision_of
 
-__all__ = ["header", "subject_facts"]
+__all__ = ["header", "model_facts", "new_document"]
 
 PACKAGE = Path(hf_specdec.__file__).parent
 LIBRARIES = ("torch", "transformers", "accelerate")
+
+
+def new_document(kind: str, device: torch.device, **fields: Any) -> dict[str, Any]:
+    """A document in which everything has been measured."""
+    return {"format": FORMAT, "kind": kind, "header": header(device), **fields, "is_complete": True}
 
 
 def header(device: torch.device) -> dict[str, Any]:
@@ -39,21 +45,21 @@ def header(device: torch.device) -> dict[str, Any]:
     }
 
 
-def subject_facts(subject: Subject) -> dict[str, Any]:
+def model_facts(loaded: LoadedModel) -> dict[str, Any]:
     """What a measurement says of one model, as JSON values."""
-    model = subject.model
+    model = loaded.model
     return {
-        "name": subject.label,
+        "name": loaded.label,
         "dtype": precision_of(model),
         "attention": attention_implementation(model.config),
         "model": {
-            "name": subject.name,
+            "name": loaded.name,
             "architecture": type(model).__name__,
             "parameters": num_parameters(model),
-            **subject.facts,
+            **loaded.facts,
         },
-        "assistant": subject.assistant_name,
-        "assistant_dtype": None if subject.assistant is None else precision_of(subject.assistant),
+        "assistant": loaded.assistant_name,
+        "assistant_dtype": None if loaded.assistant is None else precision_of(loaded.assistant),
         "peak_memory": how_measured(model.device),
     }
 

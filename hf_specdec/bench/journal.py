@@ -4,7 +4,7 @@ A run that is killed leaves a file whose whole lines hold everything that was me
 dropped when the file is read. Lines are
 
     {"document": ...}                                           what is known before the first call
-    {"subject": 0, "probes": [...], "records": [...]}           one model's visit, all of its rows or none
+    {"model": 0, "records": [...]}                              one model's visit, all of its rows or none
     {"end": {"is_complete": true}}                              the run ended, or was interrupted
 """
 
@@ -16,9 +16,6 @@ from typing import Any
 from hf_specdec.files import replacing
 
 __all__ = ["Journal", "is_journal", "read_lines"]
-
-GROWING = ("probes", "records")
-LATE = ("is_complete",)
 
 Document = dict[str, Any]
 
@@ -33,32 +30,28 @@ class Journal:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._written: list[dict[str, int]] = []  # for each model how much of each list is in the file
+        self._written: list[int] = []  # of each model's records, how many are in the file
 
     def save(self, document: Document) -> None:
         """Append what has been measured since the last time."""
         if self._written:
             self._append(self.path, self._news(document))
             return
-        self._written = [dict.fromkeys(GROWING, 0) for _ in document["subjects"]]
-        entries = [{**entry, **{name: [] for name in GROWING}, "summary": {}} for entry in document["subjects"]]
-        first = {"document": {**document, "subjects": entries, **dict.fromkeys(LATE, False)}}
+        self._written = [0] * len(document["models"])
+        entries = [{**entry, "records": [], "summary": {}} for entry in document["models"]]
+        first = {"document": {**document, "models": entries, "is_complete": False}}
         with replacing(self.path) as beside:
             self._append(beside, [first, *self._news(document)])
 
     def close(self, document: Document) -> None:
         """Append the rest and how the run ended."""
         self.save(document)
-        self._append(self.path, [{"end": {name: document[name] for name in LATE}}])
+        self._append(self.path, [{"end": {"is_complete": document["is_complete"]}}])
 
     def _news(self, document: Document) -> list[Document]:
-        lines = []
-        for number, (entry, written) in enumerate(zip(document["subjects"], self._written, strict=True)):
-            fresh = {name: entry[name][written[name] :] for name in GROWING}
-            written.update({name: len(entry[name]) for name in GROWING})
-            if any(fresh.values()):
-                lines.append({"subject": number, **fresh})
-        return lines
+        fresh = [entry["records"][done:] for entry, done in zip(document["models"], self._written, strict=True)]
+        self._written = [len(entry["records"]) for entry in document["models"]]
+        return [{"model": number, "records": records} for number, records in enumerate(fresh) if records]
 
     def _append(self, path: Path, lines: list[Document]) -> None:
         with path.open("a", encoding="utf-8") as file:
@@ -79,8 +72,13 @@ def read_lines(text: str) -> Any:
     try:
         for line in lines[1:]:
             document.update(line.get("end", {}))
-            for name in GROWING if "subject" in line else ():
-                document["subjects"][line["subject"]][name] += line[name]
+            for number, part in (
+                (line.get("model"), "models"),
+                (line.get("subject"), "subjects"),
+            ):  # format 2: the latter
+                if number is not None:
+                    for name in ("probes", "records"):
+                        document[part][number].get(name, []).extend(line.get(name, ()))
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(f"a line is none of a journal: {error!r}") from error
     return document

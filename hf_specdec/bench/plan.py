@@ -8,9 +8,9 @@ from hf_specdec.bench.prompts import Prompt
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import check_positive
 
-__all__ = ["PROBE_ROUND", "BenchSettings", "Visit", "visits"]
+__all__ = ["WATCHED_ROUND", "BenchSettings", "Visit", "visits"]
 
-PROBE_ROUND = -1
+WATCHED_ROUND = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class BenchSettings:
         modes (`tuple[str, ...]`): `"greedy"`, `"sampled"` or both.
         temperature, top_p, top_k: of the sampled mode; `None` leaves transformers' own.
         seed (`int`): of the sampled mode; round r draws from `seed + r`, every row the same.
-        rounds (`int`): timed rounds, after the probed one.
+        rounds (`int`): timed rounds, after the watched one.
     """
 
     max_new_tokens: int = 128
@@ -65,14 +65,14 @@ class Visit:
         return {"mode": self.mode, "round": self.round, "prompt": self.prompt.id, "task": task, "turn": self.turn}
 
     def __str__(self) -> str:
-        name = "warm-up round" if self.round == PROBE_ROUND else f"round {self.round + 1}"
+        name = "warm-up round" if self.round == WATCHED_ROUND else f"round {self.round + 1}"
         return f"{self.mode}, {name}, {self.prompt.id}"
 
 
 def visits(settings: BenchSettings, prompts: Sequence[Prompt]) -> Iterator[Visit]:
-    """Mode by mode, the probed round before the timed ones, all prompts in each."""
+    """Mode by mode, the watched round before the timed ones, all prompts in each."""
     for mode in settings.modes:
-        for number in range(PROBE_ROUND, settings.rounds):
+        for number in range(WATCHED_ROUND, settings.rounds):
             for prompt in prompts:
                 for turn in range(len(prompt.turns)):
                     yield Visit(mode, number, prompt, turn)

@@ -100,13 +100,13 @@ def _speed_by_task(document: Document, figure: Any) -> None:
 
 
 def _acceptance_by_position(document: Document, figure: Any) -> None:
-    subjects, modes = [entry["name"] for entry in document["subjects"]], mode_titles(document)
+    models, modes = [entry["name"] for entry in document["models"]], mode_titles(document)
     numbers = _numbers(document)
-    figure.set_size_inches(5 * len(modes), 3.8 * len(subjects))
-    grid = _grid(figure, len(subjects), len(modes))
-    places = dict(zip(itertools.product(subjects, modes), grid, strict=True))
+    figure.set_size_inches(5 * len(modes), 3.8 * len(models))
+    grid = _grid(figure, len(models), len(modes))
+    places = dict(zip(itertools.product(models, modes), grid, strict=True))
     for panel in panels(document):
-        axes = places.pop((panel.subject, panel.mode))
+        axes = places.pop((panel.model, panel.mode))
         for name, row in panel.rows.items():
             shares = row["acceptance_by_position"]
             if shares and name != REFERENCE:
@@ -139,7 +139,7 @@ def _tokens_per_step(document: Document, figure: Any) -> None:
 def _cost_curve(document: Document, figure: Any) -> None:
     figure.set_size_inches(6, 4)
     axes = figure.subplots()
-    curves = [(entry["name"], curve) for entry in document["subjects"] for curve in entry["curves"]]
+    curves = [(entry["name"], curve) for entry in document["models"] for curve in entry["curves"]]
     for number, (label, curve) in enumerate(curves):
         points = curve["points"]
         axes.errorbar(
@@ -181,7 +181,7 @@ def _grid(figure: Any, lines: int, columns: int) -> list[Any]:
 
 def _numbers(document: Document) -> dict[str, int]:
     """A number for each row, the same on every model, that its colour and marker come from."""
-    names = dict.fromkeys(row["name"] for entry in document["subjects"] for row in entry["rows"])
+    names = dict.fromkeys(row["name"] for entry in document["models"] for row in entry["rows"])
     return {name: number for number, name in enumerate(name for name in names if name != REFERENCE)}
 
 

@@ -23,7 +23,7 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.files import lines_of, read_text
 from hf_specdec.methods.config import check_positive
 
-__all__ = ["RANDOM_TOKENS", "Prompt", "default_prompts", "load_prompts", "random_prompts", "spread"]
+__all__ = ["RANDOM_TOKENS", "Prompt", "batched", "default_prompts", "load_prompts", "random_prompts", "spread"]
 
 RANDOM_TOKENS = "random tokens"
 FORMS = "question_id/category/turns, id/task/turns, task_id/prompt or question"
@@ -41,6 +41,8 @@ class Prompt:
         num_random_tokens (`int`): where not 0, this many tokens of the model's vocabulary, drawn from `seed`, stand for
             the text.
         seed (`int`): of the random tokens.
+        batch (`tuple[Prompt, ...]`): where not empty, the prompts whose first turns are decoded together, in place of
+            a text of its own.
     """
 
     id: str
@@ -49,6 +51,7 @@ class Prompt:
     is_chat: bool = False
     num_random_tokens: int = 0
     seed: int = 0
+    batch: tuple["Prompt", ...] = ()
 
 
 def default_prompts() -> list[Prompt]:
@@ -90,6 +93,25 @@ def load_prompts(
     if limit_per_task is not None:
         prompts = _first_of_each_task(prompts, limit_per_task)
     return prompts if limit is None else spread(prompts, limit)
+
+
+def batched(prompts: Sequence[Prompt], sizes: Iterable[int]) -> list[Prompt]:
+    """Batches of the prompts in their order, a task for each size; what fills no batch is left out.
+
+    Raises:
+        ConfigError: a size below 1, or above the number of prompts.
+    """
+    found = []
+    for size in dict.fromkeys(sizes):
+        check_positive("batch_size", size, "Usual values are 1 to 16.")
+        if size > len(prompts):
+            rule = f"must be at most {len(prompts)}, the number of prompts"
+            raise ConfigError("batch_size", rule, size, "Give more prompts, or a higher --limit.")
+        task = f"{size} row{'s' if size > 1 else ''}"
+        for start in range(0, len(prompts) - size + 1, size):
+            rows = tuple(prompts[start : start + size])
+            found.append(Prompt(f"{rows[0].id}, {task}", task, ("",), batch=rows))
+    return found
 
 
 def spread(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:

@@ -14,20 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
-from hf_specdec.bench.document import FORMAT, REPLAY
-from hf_specdec.bench.header import header
-from hf_specdec.bench.transformers_lookup import TransformersPromptLookup
 from hf_specdec.errors import ConfigError
 from hf_specdec.files import lines_of, read_text
 from hf_specdec.methods.base import Drafter
 from hf_specdec.tree import DraftTree
 
-__all__ = ["Record", "ReplayResult", "read_records", "replay", "replay_transformers"]
+__all__ = ["Record", "ReplayResult", "read_records", "replay"]
 
 NO_LIMIT = 2**16  # a budget above any drafter's own
-TRANSFORMERS = "transformers prompt lookup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +109,6 @@ def replay(
             num_drafted += tree.num_draft_tokens
         drafter.end()
     return ReplayResult(num_records, num_tokens, num_steps, num_drafted, seconds, needs_logits)
-
-
-def replay_transformers(records: Sequence[Record]) -> dict[str, Any]:
-    """A document of kind "replay" that holds transformers' own rule, for comparison."""
-    result = replay(TransformersPromptLookup, records)
-    point = {"num_nodes": TransformersPromptLookup().assisted_budget, **result.to_dict()}
-    where = header(torch.device("cpu"))
-    return {"format": FORMAT, "kind": REPLAY, "header": where, "drafters": {TRANSFORMERS: [point]}}
 
 
 def _verify(tree: DraftTree, expected: Sequence[int]) -> Sequence[int]:

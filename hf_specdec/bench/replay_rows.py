@@ -11,8 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from hf_specdec.bench.document import REPLAY
+from hf_specdec.bench.header import new_document
 from hf_specdec.bench.naming import imported, is_import, method_called, split_config
-from hf_specdec.bench.replay import Record, replay, replay_transformers
+from hf_specdec.bench.replay import Record, replay
+from hf_specdec.bench.transformers_lookup import TransformersPromptLookup
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.method import DrafterContext, MethodState
@@ -24,6 +29,7 @@ __all__ = ["replay_rows"]
 BRANCHES = 8
 BUDGETS = (8, 16, 32, 64)
 NOT_BY_DEFAULT = ("plain", "prompt_lookup", "lookahead")  # nothing drafted; has rows of its own; lives on logits
+TRANSFORMERS = "transformers prompt lookup"
 ALONE = ", each answer alone"
 
 Progress = Callable[[str, int, int], None]
@@ -51,14 +57,17 @@ def replay_rows(
     """
     if not records:
         raise ConfigError("replay", "must hold at least one recorded answer", 0, "Check the file.")
-    document = replay_transformers(records)
+    chain = TransformersPromptLookup().assisted_budget
+    theirs = {"num_nodes": chain, **replay(TransformersPromptLookup, records).to_dict()}
+    drafters = {TRANSFORMERS: [theirs]}
     jobs = _default_jobs() if names is None else [job for name in names for job in _jobs(name)]
     for number, job in enumerate(jobs):
         if progress is not None:
             progress(f"{job.name}, {job.num_nodes} nodes", number, len(jobs))
         for name, result in _results(job, records).items():
-            document["drafters"].setdefault(name, []).append({"num_nodes": job.num_nodes, **result})
-    return {**document, "settings": {"num_records": len(records)}, "is_complete": True}
+            drafters.setdefault(name, []).append({"num_nodes": job.num_nodes, **result})
+    settings = {"num_records": len(records)}
+    return new_document(REPLAY, torch.device("cpu"), settings=settings, drafters=drafters)
 
 
 def _results(job: Job, records: Sequence[Record]) -> dict[str, dict[str, Any]]:

@@ -4,13 +4,13 @@ Knows nothing about timing or statistics. Rows come from names:
 
     reference()                             transformers' own generate, which all others are set against
     row("transformers:prompt_lookup")       transformers' prompt lookup with prompt_lookup_num_tokens=10
-    row("transformers:assistant", subject)  transformers' assisted generation with the subject's assistant
+    row("transformers:assistant", loaded)  transformers' assisted generation with the model's assistant
     row("prompt_lookup")                    a method of this package at its defaults
     row('prompt_lookup={"num_branches": 4}')    the same with a configuration
     row("prompt_lookup:num_branches=4,pool=shared")     another way to write one
     row("token_recycling")                  a method that only the benchmark knows, for comparison
-    row("draft_model=[4]", subject)         drafts with the subject's assistant
-    row("auto+draft_model", subject)        auto with the subject's assistant, which "auto" goes without
+    row("draft_model=[4]", loaded)         drafts with the model's assistant
+    row("auto+draft_model", loaded)        auto with the model's assistant, which "auto" goes without
     row("my_module:MyDrafter")              a Drafter or a transformers CandidateGenerator of your own
 """
 
@@ -25,6 +25,7 @@ from transformers.generation import CandidateGenerator
 
 from hf_specdec.api import capability
 from hf_specdec.bench.candidates import DecodeWithCandidates
+from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.naming import (
     COMPARISONS,
     imported,
@@ -35,7 +36,6 @@ from hf_specdec.bench.naming import (
     split_config,
     split_draft,
 )
-from hf_specdec.bench.subject import Subject
 from hf_specdec.distributed.placement import is_placed, read_devices
 from hf_specdec.engine.draft_pairing import draft_capability
 from hf_specdec.errors import ConfigError, UnsupportedModelError, unknown_name
@@ -44,7 +44,17 @@ from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.quantization.report import precision_of
 
-__all__ = ["DEFAULT", "REFERENCE", "Row", "default_rows", "named_rows", "reference", "row", "transformers_row"]
+__all__ = [
+    "DEFAULT",
+    "REFERENCE",
+    "Row",
+    "default_rows",
+    "named_rows",
+    "own_rows",
+    "reference",
+    "row",
+    "transformers_row",
+]
 
 REFERENCE = "generate"
 DEFAULT = "default"
@@ -94,13 +104,13 @@ def transformers_row(name: str, how: Mapping[str, Any], config: dict[str, Any] |
     return Row.of_arguments(name, "transformers", how, is_seed_exact=False, config=config)
 
 
-def default_rows(subject: Subject) -> tuple[list[Row], dict[str, str]]:
-    """Every row that the subject allows, and for those that it does not, why."""
-    return named_rows([DEFAULT], subject)
+def default_rows(loaded: LoadedModel) -> tuple[list[Row], dict[str, str]]:
+    """Every row that the model allows, and for those that it does not, why."""
+    return named_rows([DEFAULT], loaded)
 
 
-def named_rows(names: Iterable[str | Row], subject: Subject) -> tuple[list[Row], dict[str, str]]:
-    """The reference and the rows called `names`, each once; `"default"` stands for every row that the subject allows.
+def named_rows(names: Iterable[str | Row], loaded: LoadedModel) -> tuple[list[Row], dict[str, str]]:
+    """The reference and the rows called `names`, each once; `"default"` stands for every row that the model allows.
 
     A row may stand for its name.
 
@@ -108,7 +118,7 @@ def named_rows(names: Iterable[str | Row], subject: Subject) -> tuple[list[Row],
         The rows, and the reasons for the default ones that are left out, by name.
 
     Raises:
-        ConfigError: a row named on its own does not exist, or the subject lacks what it needs.
+        ConfigError: a row named on its own does not exist, or the model lacks what it needs.
     """
     rows, left_out = {REFERENCE: reference()}, {}
     for name in names:
@@ -116,21 +126,34 @@ def named_rows(names: Iterable[str | Row], subject: Subject) -> tuple[list[Row],
             rows.setdefault(name.name, name)
             continue
         if name != DEFAULT:
-            rows.setdefault(name, row(name, subject))
+            rows.setdefault(name, row(name, loaded))
             continue
         for default in (LOOKUP, ASSISTANT, *METHODS):
             try:
-                rows.setdefault(default, row(default, subject))
+                rows.setdefault(default, row(default, loaded))
             except ConfigError as error:
                 left_out[default] = str(error)
     return list(rows.values()), left_out
 
 
-def row(name: str, subject: Subject) -> Row:
+def own_rows(names: Iterable[str], loaded: LoadedModel) -> list[Row]:
+    """The rows called `names`, all of them this package's.
+
+    Raises:
+        ConfigError: one does not exist or is transformers', or the model lacks what it needs.
+    """
+    rows = [row(name, loaded) for name in names]
+    for found in rows:
+        if found.kind not in ("method", "drafter"):
+            raise ConfigError("row", "must be a method or a Drafter here", found.name, f"One of {', '.join(METHODS)}.")
+    return rows
+
+
+def row(name: str, loaded: LoadedModel) -> Row:
     """The row called `name`.
 
     Raises:
-        ConfigError: there is none of this name, or the subject lacks what it needs.
+        ConfigError: there is none of this name, or the model lacks what it needs.
     """
     if name == REFERENCE:
         return reference()
@@ -138,15 +161,15 @@ def row(name: str, subject: Subject) -> Row:
         how = {"prompt_lookup_num_tokens": LOOKUP_NUM_TOKENS}
         return transformers_row(name, how, how)
     if name == ASSISTANT:
-        return _assistant_row(subject)
+        return _assistant_row(loaded)
     if is_import(name):
-        return _own_row(name, subject)
+        return _own_row(name, loaded)
     if not is_method(name):
         raise unknown_name("row", name, [DEFAULT, REFERENCE, LOOKUP, ASSISTANT, *METHODS, *COMPARISONS])
-    return _method_row(name, *split_config(name), subject)
+    return _method_row(name, *split_config(name), loaded)
 
 
-def _method_row(name: str, method_name: str, value: Any, subject: Subject) -> Row:
+def _method_row(name: str, method_name: str, value: Any, loaded: LoadedModel) -> Row:
     method_name, wants_draft = split_draft(method_name)
     method = method_called(method_name)
     if wants_draft and not method.takes_draft_model:
@@ -157,30 +180,30 @@ def _method_row(name: str, method_name: str, value: Any, subject: Subject) -> Ro
     if method.needs_draft_head:
         raise ConfigError(name, "must have a draft head", None, "Time heads with generate; bench takes draft models.")
     if method.needs_draft_model or wants_draft:
-        how["assistant_model"] = draft = _draft_of(subject, name)
-        described |= {"assistant": subject.assistant_name, "assistant_dtype": precision_of(draft)}
-    _check_devices(name, config, subject)
-    found = capability(subject.model) if method.needs_tree else None
+        how["assistant_model"] = draft = _draft_of(loaded, name)
+        described |= {"assistant": loaded.assistant_name, "assistant_dtype": precision_of(draft)}
+    _check_devices(name, config, loaded)
+    found = capability(loaded.model) if method.needs_tree else None
     if found is not None and found.tier != "tree":
         raise ConfigError(name, "must have a model that verifies trees", found.tier, f"It does not: {found.reason}.")
     return Row.of_arguments(name, "method", how, is_seed_exact=config.is_seed_exact, config=described)
 
 
-def _draft_of(subject: Subject, name: str) -> Any:
-    """The subject's assistant, if it can draft for it."""
-    if subject.assistant is None:
+def _draft_of(loaded: LoadedModel, name: str) -> Any:
+    """The model's assistant, if it can draft for it."""
+    if loaded.assistant is None:
         remedy = "Name one with --draft-model, or measure the embedded target."
         raise ConfigError(name, "must have a draft model", None, remedy)
     try:
-        draft_capability(subject.model, subject.assistant)
+        draft_capability(loaded.model, loaded.assistant)
     except UnsupportedModelError as error:
-        raise ConfigError(name, "must have a draft that can roll back", subject.assistant_name, str(error)) from error
-    return subject.assistant
+        raise ConfigError(name, "must have a draft that can roll back", loaded.assistant_name, str(error)) from error
+    return loaded.assistant
 
 
-def _check_devices(name: str, config: SpecConfig, subject: Subject) -> None:
+def _check_devices(name: str, config: SpecConfig, loaded: LoadedModel) -> None:
     """Rows must not move the models under one another."""
-    models = {"target": subject.model, "draft": subject.assistant}
+    models = {"target": loaded.model, "draft": loaded.assistant}
     for role, devices in config.device_lists.items():
         field, model = config.device_fields[role], models[role]
         if model is not None and not is_placed(model, read_devices(devices, field)):
@@ -188,16 +211,16 @@ def _check_devices(name: str, config: SpecConfig, subject: Subject) -> None:
             raise ConfigError(field, rule, devices, "Leave the list out; --device places the models.")
 
 
-def _assistant_row(subject: Subject) -> Row:
-    if subject.assistant is None:
+def _assistant_row(loaded: LoadedModel) -> Row:
+    if loaded.assistant is None:
         remedy = "Name one with --draft-model, or measure the embedded target."
         raise ConfigError(ASSISTANT, "must have an assistant model", None, remedy)
-    return transformers_row(ASSISTANT, {"assistant_model": subject.assistant}, {"assistant": subject.assistant_name})
+    return transformers_row(ASSISTANT, {"assistant_model": loaded.assistant}, {"assistant": loaded.assistant_name})
 
 
-def _own_row(name: str, subject: Subject) -> Row:
+def _own_row(name: str, loaded: LoadedModel) -> Row:
     factory = imported(name)
-    known = {"model": subject.model, "tokenizer": subject.tokenizer}
+    known = {"model": loaded.model, "tokenizer": loaded.tokenizer}
     wanted = inspect.signature(factory).parameters
     given = {key: value for key, value in known.items() if key in wanted}
     lacking = [

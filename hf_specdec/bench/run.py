@@ -1,24 +1,25 @@
 """The measurement: models and rows on every prompt in turn, round after round, kept as a document to be continued.
 
 A machine's speed drifts, so all models take turns on a prompt, and within a model its rows. Ratios are always between
-rows of one model, which run one after the other. A first round of probed calls warms everything up and looks into each
+rows of one model, which run one after the other. A first round of watched calls warms everything up and looks into each
 row; the timed rounds follow. Models take turns in the same order throughout: the row that begins always comes after
 another model, and which one begins changes.
 """
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import transformers
 
-from hf_specdec.bench.document import check_against, check_continues, new_document, new_entry
-from hf_specdec.bench.header import header, subject_facts
+from hf_specdec.bench.document import SPEEDS, check_against, check_continues
+from hf_specdec.bench.header import model_facts, new_document
+from hf_specdec.bench.loaded_model import LoadedModel, check_models
+from hf_specdec.bench.model_run import ModelRun
 from hf_specdec.bench.plan import BenchSettings, visits
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.rows import DEFAULT, Row, named_rows
-from hf_specdec.bench.subject import Subject, check_subjects
-from hf_specdec.bench.subject_run import SubjectRun
 from hf_specdec.methods.method import MethodState
 
 __all__ = ["Bench"]
@@ -32,7 +33,7 @@ class Bench:
     """One run. `document` holds what has been measured so far, at any time.
 
     Args:
-        subjects: the models, all on the same device.
+        models: the models, all on the same device.
         rows: rows beside the reference, or their names; by default all that a model allows.
         against: names of rows that all others are compared with, beside the reference and transformers' own rows.
         document: an earlier document to continue; it must come from the same settings on the same hardware.
@@ -44,7 +45,7 @@ class Bench:
 
     def __init__(
         self,
-        subjects: Sequence[Subject],
+        models: Sequence[LoadedModel],
         prompts: Sequence[Prompt],
         settings: BenchSettings,
         *,
@@ -53,24 +54,37 @@ class Bench:
         document: Document | None = None,
         memory: MethodState | None = None,
     ) -> None:
-        check_subjects(subjects)
+        check_models(models)
         self.settings, self.prompts = settings, list(prompts)
         names = list(rows)
-        chosen = [named_rows(names, subject) for subject in subjects]
+        chosen = [named_rows(names, loaded) for loaded in models]
         entries = [
-            new_entry(subject_facts(subject), [row.describe() for row in own], left_out)
-            for subject, (own, left_out) in zip(subjects, chosen, strict=True)
+            {
+                **model_facts(loaded),
+                "rows": [row.describe() for row in own],
+                "left_out": left_out,
+                "records": [],
+                "summary": {},
+            }
+            for loaded, (own, left_out) in zip(models, chosen, strict=True)
         ]
         check_against(against, [row.name for own, _ in chosen for row in own])
-        where = header(subjects[0].model.device)
-        fresh = new_document(where, dataclasses.asdict(settings), prompts, entries, against)
+        fresh = new_document(
+            SPEEDS,
+            models[0].model.device,
+            settings=json.loads(json.dumps(dataclasses.asdict(settings))),
+            prompts=[{"id": prompt.id, "task": prompt.task} for prompt in prompts],
+            against=list(against),
+            models=entries,
+        )
+        fresh["is_complete"] = False
         if document is not None:
             check_continues(document, fresh)
             document.update({name: fresh[name] for name in ("settings", "against")})
         self.document = fresh if document is None else document
         self.runs = [
-            SubjectRun(subject, own, prompts, settings, entry, against, memory)
-            for subject, (own, _), entry in zip(subjects, chosen, self.document["subjects"], strict=True)
+            ModelRun(loaded, own, prompts, settings, entry, against, memory)
+            for loaded, (own, _), entry in zip(models, chosen, self.document["models"], strict=True)
         ]
 
     def run(self, progress: Progress | None = None, save: Save | None = None) -> Document:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hf_specdec.bench.plan import WATCHED_ROUND
 from hf_specdec.bench.rows import REFERENCE
 
 __all__ = ["acceptance_by_position", "mean_acceptance_length", "median_with_interval", "reliability", "summarize"]
@@ -33,15 +34,19 @@ def median_with_interval(values: Sequence[float], *, seed: int = 0) -> dict[str,
     return {"median": float(torch.quantile(data, 0.5)), "low": low, "high": high, "count": len(values)}
 
 
-def mean_acceptance_length(blocks: Iterable[Sequence[int]]) -> float:
-    """Tokens a verify step: what the target's forwards after the prompt's led to, over their number."""
-    steps = [count for call in blocks for count in call[1:]]
-    return sum(steps) / len(steps) if steps else 1.0
+def mean_acceptance_length(watched: Sequence[Record]) -> float:
+    """Tokens a verify step: what the target's forwards after the prompt's led to, over their number.
+
+    Of batches, whose tokens nobody watches, the mean of what the rows themselves count.
+    """
+    steps = _after_the_prompt(watched, "blocks")
+    counted = [record["mean_acceptance_length"] for record in watched if "mean_acceptance_length" in record]
+    return _mean(steps or counted, 1.0)
 
 
-def acceptance_by_position(blocks: Iterable[Sequence[int]]) -> list[float]:
+def acceptance_by_position(watched: Iterable[Record]) -> list[float]:
     """Share of verify steps that accepted a draft token at depth 1, 2, ..."""
-    steps = [count for call in blocks for count in call[1:]]
+    steps = _after_the_prompt(watched, "blocks")
     deepest = max(steps, default=1)
     return [sum(count > depth for count in steps) / len(steps) for depth in range(1, deepest)]
 
@@ -71,76 +76,77 @@ def reliability(points: Iterable[Sequence[float]]) -> list[dict[str, float]]:
     ]
 
 
-def summarize(
-    records: Sequence[Record], probes: Sequence[Record], rows: Iterable[Record], against: Iterable[str] = ()
-) -> dict[str, Any]:
+def summarize(records: Sequence[Record], rows: Iterable[Record], against: Iterable[str] = ()) -> dict[str, Any]:
     """Modes, and in each mode the rows by name, with everything the tables and plots show.
 
     Args:
+        records: of calls, watched and timed.
         against: rows that all are compared with, beside the reference and transformers' own.
     """
     described = list(rows)
     named = set(against)
     bases = [row["name"] for row in described if row.get("kind") == "transformers" or row["name"] in named]
-    modes = list(dict.fromkeys(record["mode"] for record in (*records, *probes)))
-    return {
-        mode: {
-            row["name"]: _row_summary(
-                row,
-                [record for record in records if record["mode"] == mode],
-                [record for record in probes if record["mode"] == mode],
-                bases,
-            )
-            for row in described
-        }
-        for mode in modes
-    }
+    summary = {}
+    for mode in dict.fromkeys(record["mode"] for record in records):
+        own = [record for record in records if record["mode"] == mode]
+        timed = [record for record in own if record["round"] != WATCHED_ROUND]
+        watched = [record for record in own if record["round"] == WATCHED_ROUND]
+        summary[mode] = {row["name"]: _row_summary(row["name"], timed, watched, bases) for row in described}
+    return summary
 
 
-def _row_summary(
-    row: Record, records: Sequence[Record], probes: Sequence[Record], bases: Sequence[str]
-) -> dict[str, Any]:
-    own = [record for record in records if record["row"] == row["name"]]
-    own_probes = [probe for probe in probes if probe["row"] == row["name"]]
-    seen = [*own, *own_probes]
-    equal = _share_equal(seen)
-    blocks = [probe["blocks"] for probe in own_probes]
-    drafting = [record for record in own if record["draft_seconds"] is not None]
-    peaks = [probe["peak_memory_bytes"] for probe in own_probes if probe["peak_memory_bytes"] is not None]
-    seconds = sum(record["seconds"] for record in own)
+def _row_summary(name: str, timed: Sequence[Record], watched: Sequence[Record], bases: Sequence[str]) -> dict[str, Any]:
+    own = [record for record in timed if record["row"] == name]
+    own_watched = [record for record in watched if record["row"] == name]
+    drafting = [record for record in own if record.get("draft_seconds") is not None]
+    seconds, num_tokens = _sum(own, "seconds"), _sum(own, "num_tokens")
     return {
-        "speed": _ratios(own, records, "seconds"),
-        "speed_by_processor_time": _ratios(own, records, "cpu_seconds").get(OVERALL),
-        "speed_against": {base: _ratios(own, records, "seconds", base) for base in bases},
-        "tokens_per_second": sum(record["num_tokens"] for record in own) / seconds if seconds else None,
-        "num_tokens": sum(record["num_tokens"] for record in own),
-        "first_token_seconds": _median([probe["first_token_seconds"] for probe in own_probes]),
-        "mean_acceptance_length": mean_acceptance_length(blocks),
-        "tokens_per_step": _by_task(own_probes, "blocks", mean_acceptance_length),
-        "acceptance_by_position": acceptance_by_position(blocks),
-        "drafted_per_step": _drafted_per_step([probe["drafted"] for probe in own_probes]),
-        "nodes_per_step": _by_task(own_probes, "drafted", _drafted_per_step),
-        "draft_share": sum(r["draft_seconds"] for r in drafting) / sum(r["seconds"] for r in drafting)
-        if drafting
-        else None,
-        "peak_memory_bytes": max(peaks, default=None),
-        "share_equal": equal,
+        "speed": _ratios(own, timed, "seconds"),
+        "speed_by_processor_time": _ratios(own, timed, "cpu_seconds").get(OVERALL),
+        "speed_against": {base: _ratios(own, timed, "seconds", base) for base in bases},
+        "tokens_per_second": num_tokens / seconds if seconds else None,
+        "num_tokens": num_tokens,
+        "first_token_seconds": _median(_known(own_watched, "first_token_seconds")),
+        "mean_acceptance_length": mean_acceptance_length(own_watched),
+        "tokens_per_step": _by_task(own_watched, mean_acceptance_length),
+        "acceptance_by_position": acceptance_by_position(own_watched),
+        "drafted_per_step": _drafted_per_step(own_watched),
+        "nodes_per_step": _by_task(own_watched, _drafted_per_step),
+        "draft_share": _sum(drafting, "draft_seconds") / _sum(drafting, "seconds") if drafting else None,
+        "peak_memory_bytes": max(_known(own_watched, "peak_memory_bytes"), default=None),
+        "share_equal": _share_equal([*own, *own_watched]),
         "reliability": reliability(point for record in own for point in record.get("reliability", ())),
-        "plain_reasons": sorted({record["plain_reason"] for record in own if record["plain_reason"]}),
+        "plain_reasons": sorted(set(filter(None, _known(own, "plain_reason")))),
     }
 
 
-def _drafted_per_step(calls: Iterable[Sequence[int]]) -> float:
+def _drafted_per_step(watched: Sequence[Record]) -> float:
     """Tokens that a verify step computed beside the current one, the prompt's forward left out."""
-    steps = [count for call in calls for count in call[1:]]
-    return sum(steps) / len(steps) if steps else 0.0
+    return _mean(_after_the_prompt(watched, "drafted"), 0.0)
 
 
-def _by_task(probes: Sequence[Record], field: str, mean: Callable[[list[Any]], float]) -> dict[str, float]:
+def _by_task(watched: Sequence[Record], mean: Callable[[Sequence[Record]], float]) -> dict[str, float]:
     """A mean over the steps of each task, and of all."""
-    tasks = dict.fromkeys(probe["task"] for probe in probes)
-    found = {task: mean([probe[field] for probe in probes if probe["task"] == task]) for task in tasks}
-    return {**found, OVERALL: mean([probe[field] for probe in probes])} if found else {}
+    tasks = dict.fromkeys(record["task"] for record in watched)
+    found = {task: mean([record for record in watched if record["task"] == task]) for task in tasks}
+    return {**found, OVERALL: mean(watched)} if found else {}
+
+
+def _after_the_prompt(watched: Iterable[Record], field: str) -> list[int]:
+    """What each forward of the target after a prompt's gave."""
+    return [count for record in watched for count in record.get(field, ())[1:]]
+
+
+def _known(records: Iterable[Record], field: str) -> list[Any]:
+    return [record[field] for record in records if record.get(field) is not None]
+
+
+def _sum(records: Iterable[Record], field: str) -> Any:
+    return sum(record[field] for record in records)
+
+
+def _mean(values: Sequence[float], otherwise: float) -> float:
+    return sum(values) / len(values) if values else otherwise
 
 
 def _ratios(own: Sequence[Record], records: Sequence[Record], clock: str, base: str = REFERENCE) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """The tables of a document as rows of text, and as markdown. Knows nothing about terminals."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hf_specdec.bench.captions import NOT_EQUAL, Panel, facts, has_several, mode_titles, notes, panels
-from hf_specdec.bench.document import COST, SPEEDS, flagged
+from hf_specdec.bench.document import COST, DRAFTING, MANY, PRECISIONS, REPLAY, SPEEDS, flagged
 from hf_specdec.bench.rows import REFERENCE
 from hf_specdec.bench.statistics import OVERALL
 
@@ -25,10 +25,11 @@ class Table:
 
 def tables(document: Document) -> list[Table]:
     """The tables of a document of any kind."""
-    if document["kind"] == COST:
-        return [_cost_table(entry, has_several(document)) for entry in document["subjects"]]
-    if document["kind"] != SPEEDS:
-        return [_replay_table(document)]
+    return _TABLES[document["kind"]](document)
+
+
+def _speeds_tables(document: Document) -> list[Table]:
+    """For each model and mode, and with several models one that sets them side by side."""
     found = []
     for panel in panels(document):
         found += [_speed_table(document, panel), *_against_table(panel), _detail_table(panel)]
@@ -49,7 +50,7 @@ def markdown(document: Document) -> str:
 def _speed_table(document: Document, panel: Panel) -> Table:
     """Speed by task and overall with its interval, and equality."""
     tasks = _tasks(document, panel, "speed")
-    broken = {flag.row for flag in flagged(document) if (flag.subject, flag.mode) == (panel.subject, panel.mode)}
+    broken = {flag.row for flag in flagged(document) if (flag.model, flag.mode) == (panel.model, panel.mode)}
     cells = []
     for name, row in panel.rows.items():
         speeds = [_times(row["speed"].get(task)) for task in (*tasks, OVERALL)]
@@ -124,11 +125,11 @@ def _tasks(document: Document, panel: Panel, field: str) -> list[str]:
 
 def _models_tables(document: Document) -> list[Table]:
     """Overall speed of every row on every model, a table for each mode."""
-    labels = [entry["name"] for entry in document["subjects"]]
-    broken = {(flag.subject, flag.mode, flag.row) for flag in flagged(document)}
+    labels = [entry["name"] for entry in document["models"]]
+    broken = {(flag.model, flag.mode, flag.row) for flag in flagged(document)}
     found = []
     for mode, title in mode_titles(document).items():
-        columns = {panel.subject: panel.rows for panel in panels(document) if panel.mode == mode}
+        columns = {panel.model: panel.rows for panel in panels(document) if panel.mode == mode}
         cells = []
         for name in dict.fromkeys(name for rows in columns.values() for name in rows):
             ratios = {label: rows[name]["speed"].get(OVERALL) for label, rows in columns.items() if name in rows}
@@ -138,8 +139,12 @@ def _models_tables(document: Document) -> list[Table]:
     return found
 
 
+def _cost_tables(document: Document) -> list[Table]:
+    """Each model's curves, a row for each context length."""
+    return [_cost_table(entry, has_several(document)) for entry in document["models"]]
+
+
 def _cost_table(entry: Mapping[str, Any], with_label: bool) -> Table:
-    """One model's curves, a row for each context length."""
     counts = [point["num_tokens"] for point in entry["curves"][0]["points"]]
     rows = []
     for curve in entry["curves"]:
@@ -150,13 +155,74 @@ def _cost_table(entry: Mapping[str, Any], with_label: bool) -> Table:
     return Table(title, ["", "t(1)", *(f"T = {count}" for count in counts[1:])], rows)
 
 
-def _replay_table(document: Document) -> Table:
+def _replay_tables(document: Document) -> list[Table]:
+    """Tokens a step over the number of drafted tokens."""
     counts = sorted({point["num_nodes"] for points in document["drafters"].values() for point in points})
     rows = []
     for name, points in document["drafters"].items():
         known = {point["num_nodes"]: f"{point['tokens_per_step']:.2f}" for point in points}
         rows.append([name, *(known.get(count, "-") for count in counts)])
-    return Table("tokens a step", ["drafted tokens at most", *map(str, counts)], rows)
+    return [Table("tokens a step", ["drafted tokens at most", *map(str, counts)], rows)]
+
+
+def _many_tables(document: Document) -> list[Table]:
+    columns = {
+        "generate_many": "{row}",
+        "rows": "{batch_size}",
+        "over plain batches": "{ratio:.2f}",
+        "seconds": "{seconds:.1f}",
+        "equal": "{num_equal} of {num_prompts}",
+        "failed": "{num_failed}",
+    }
+    return [_listed("", columns, document["rows"])]
+
+
+def _precisions_tables(document: Document) -> list[Table]:
+    loaded = [row for row in document["rows"] if "error" not in row]
+    columns = {
+        "": "{precision}",
+        "MB": "{megabytes:.1f}",
+        "over bf16": "{weights_over_bf16:.2f}",
+        "a step": "{milliseconds:.1f} ms",
+        "over bf16's": "{over_bf16_1:.2f}",
+        "of 8 tokens": "{over_bf16_8:.2f}",
+        "by CPU time": "{by_cpu_time_1:.2f}",
+        "of 8 tokens, by CPU time": "{by_cpu_time_8:.2f}",
+        "logits": "{max_abs_logit:.2f}",
+        "KL": "{mean_kl:.5f}",
+    }
+    rows = [{**row, "megabytes": row["weights_bytes"] / 1e6, "milliseconds": 1e3 * row["seconds_1"]} for row in loaded]
+    found = _listed(loaded[0]["model"]["name"], columns, rows)
+    for place, tokens in enumerate(loaded[0]["tokens"]):
+        found.headings.append(f"equal, {tokens['method']}")
+        for cells, row in zip(found.rows, loaded, strict=True):
+            cells.append("{num_equal} of {num_prompts}".format(**row["tokens"][place]))
+    return [found]
+
+
+def _drafting_tables(document: Document) -> list[Table]:
+    lengths = [
+        {**point, **{name: 1e6 * point[name] for name in ("seconds", "transformers_seconds")}}
+        for point in document["prompt_lookup"]
+    ]
+    context = {
+        "context": "{context_length}",
+        "a step": "{seconds:.1f} us",
+        "transformers": "{transformers_seconds:.1f} us",
+    }
+    nodes = {
+        "nodes": "{num_nodes}",
+        "draft": "{draft_ms:.2f} ms",
+        "observe": "{observe_ms:.2f} ms",
+        "read logits": "{reduce_ms:.2f} ms",
+        "tokens a step": "{tokens_per_step:.3f}",
+    }
+    return [_listed("prompt_lookup", context, lengths), _listed("auto", nodes, document["auto"])]
+
+
+def _listed(title: str, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> Table:
+    """A line for each row, its cells the columns' formats filled in."""
+    return Table(title, list(columns), [[text.format(**row) for text in columns.values()] for row in rows])
 
 
 def _markdown_table(table: Table) -> str:
@@ -192,3 +258,13 @@ def _equality(row: dict[str, Any], name: str, is_broken: bool) -> str:
     if name == REFERENCE or row["share_equal"] is None:
         return "-"
     return f"{row['share_equal']:.2f}" + (f" {NOT_EQUAL}" if is_broken else "")
+
+
+_TABLES: dict[str, Callable[[Document], list[Table]]] = {
+    SPEEDS: _speeds_tables,
+    COST: _cost_tables,
+    REPLAY: _replay_tables,
+    MANY: _many_tables,
+    PRECISIONS: _precisions_tables,
+    DRAFTING: _drafting_tables,
+}

@@ -1,97 +1,186 @@
-"""The options of `hf-specdec bench`, with their help."""
+"""The options of `hf-specdec bench` but for its models, with their help."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hf_specdec.bench.document import SPEEDS, check_document_file
+from hf_specdec.bench.journal import is_journal
+from hf_specdec.bench.plan import BenchSettings
+from hf_specdec.bench.plots import check_matplotlib
+from hf_specdec.bench.prompts import Prompt, batched, load_prompts, random_prompts
+from hf_specdec.cli import options
+from hf_specdec.errors import ConfigError
 from hf_specdec.methods.registry import METHODS
 
-Models = Annotated[
-    list[str] | None,
-    typer.Option("--model", help="Folder or hub name; repeat for more. Default: the embedded target."),
-]
-Prompts = Annotated[
-    list[str] | None,
-    typer.Option("--prompts", help="File or folder of prompts; repeat for more. Default: the built-in set."),
-]
-RowNames = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--row",
-        help=f"What to measure beside generate: a method ({', '.join(METHODS)}), a method with its configuration "
-        f"(prompt_lookup:num_branches=4), auto+draft_model, token_recycling, transformers:prompt_lookup, "
-        f"transformers:assistant, module:Class, or default for all there are. Repeat for more. Default: default.",
-    ),
-]
-DraftModel = Annotated[
-    str | None,
-    typer.Option(
-        "--draft-model",
-        "--assistant",
-        help="Draft model of the rows draft_model, auto+draft_model and transformers:assistant. Default: the embedded "
-        "draft, for the embedded target.",
-    ),
-]
-Widen = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--widen",
-        help="HIDDENxLAYERS: measure each model widened to this size, its function unchanged; native is its own size. "
-        "Repeat for more. Default: native.",
-    ),
-]
-Device = Annotated[str | None, typer.Option("--device", help="Where it runs. Default: the accelerator, or cpu.")]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype",
-        help="Precision: auto, fp32, bf16, fp16, fp8, int8, nf4. Default: fp32 for the embedded target, else auto.",
-    ),
-]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads. Default: 1 on a CPU.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Most prompts, taken from the tasks in turn.")]
-LimitPerTask = Annotated[int | None, typer.Option("--limit-per-task", min=1, help="Most prompts of each task.")]
-RandomTokens = Annotated[
-    str | None,
-    typer.Option(
-        "--random-tokens",
-        help="COUNTxLENGTH: also COUNT prompts of LENGTH random tokens, a task of their own; for example 8x64.",
-    ),
-]
-Against = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--against", help="A row that the others are compared with, task by task, beside generate; repeat for more."
-    ),
-]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Timed rounds, after one that warms up.")]
-DoSample = Annotated[
-    bool | None,
-    typer.Option("--do-sample/--no-do-sample", help="Sampled rows only, or greedy rows only. Default: both."),
-]
-Temperature = Annotated[float, typer.Option("--temperature", help="Of the sampled rows.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of the sampled rows: round r draws from seed + r.")]
-Markdown = Annotated[bool, typer.Option("--markdown", help="Print markdown.")]
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", help="Also write the JSON document here, while measuring; as JSON lines if it ends in .jsonl."
-    ),
-]
-Resume = Annotated[
-    Path | None, typer.Option("--resume", help="Continue an interrupted run from its document, and write it back.")
-]
-Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the figures into this folder, as PNG and SVG.")]
-Show = Annotated[Path | None, typer.Option("--show", help="Measure nothing; print or plot this document.")]
-Cost = Annotated[bool, typer.Option("--cost", help="Measure what it costs to verify T tokens at once, instead.")]
-Replay = Annotated[
-    Path | None,
-    typer.Option("--replay", help="Run drafters against recorded answers (JSONL of prompt_ids, answer_ids), instead."),
-]
-ContextLengths = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--context-length", min=1, help="With --cost: tokens in the cache; repeat for more. Default: 128, 512."
-    ),
-]
+__all__ = ["KindOptions", "OutputOptions", "PromptOptions", "RunOptions"]
+
+MODES = {None: ("greedy", "sampled"), True: ("sampled",), False: ("greedy",)}  # by --do-sample
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """What is measured on, beside the models."""
+
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option("--prompts", help="File or folder of prompts; repeat for more. Default: the built-in set."),
+    ] = None
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most prompts, taken from the tasks in turn.")] = (
+        None
+    )
+    limit_per_task: Annotated[
+        int | None, typer.Option("--limit-per-task", min=1, help="Most prompts of each task.")
+    ] = None
+    random_tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--random-tokens",
+            help="COUNTxLENGTH: also COUNT prompts of LENGTH random tokens, a task of their own; for example 8x64.",
+        ),
+    ] = None
+    batch_size: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--batch-size",
+            min=1,
+            help="Prompts decoded together, first turns only; repeat for more, each a task of its own. Default: one "
+            "prompt, all turns. With --many: rows of generate_many; default 8.",
+        ),
+    ] = None
+
+    def load(self) -> list[Prompt]:
+        """The prompts, one by one."""
+        found = load_prompts(self.prompts or (), limit=self.limit, limit_per_task=self.limit_per_task)
+        return found + self._random()
+
+    def load_batched(self) -> list[Prompt]:
+        """The prompts, in batches where those are asked for."""
+        return self.load() if self.batch_size is None else batched(self.load(), self.batch_size)
+
+    def _random(self) -> list[Prompt]:
+        if self.random_tokens is None:
+            return []
+        count, _, length = self.random_tokens.partition("x")
+        if not (count.isdecimal() and length.isdecimal()):
+            raise ConfigError("random_tokens", "must be COUNTxLENGTH", self.random_tokens, "For example 8x64.")
+        return random_prompts(int(count), length=int(length))
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What is run, and how often."""
+
+    row: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--row",
+            help=f"What to measure beside generate: a method ({', '.join(METHODS)}), a method with its configuration "
+            f"(prompt_lookup:num_branches=4), auto+draft_model, token_recycling, transformers:prompt_lookup, "
+            f"transformers:assistant, module:Class, or default for all there are. Repeat for more. Default: default.",
+        ),
+    ] = None
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--against", help="A row that the others are compared with, task by task, beside generate; repeat for more."
+        ),
+    ] = None
+    max_new_tokens: options.MaxNewTokens = 128
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Timed rounds, after one that warms up.")] = 3
+    do_sample: Annotated[
+        bool | None,
+        typer.Option("--do-sample/--no-do-sample", help="Sampled rows only, or greedy rows only. Default: both."),
+    ] = None
+    temperature: Annotated[float, typer.Option("--temperature", help="Of the sampled rows.")] = 0.7
+    seed: Annotated[int, typer.Option("--seed", help="Of the sampled rows: round r draws from seed + r.")] = 0
+
+    def settings(self) -> BenchSettings:
+        """The same, checked."""
+        return BenchSettings(
+            max_new_tokens=self.max_new_tokens,
+            rounds=self.rounds,
+            modes=MODES[self.do_sample],
+            temperature=self.temperature,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KindOptions:
+    """What is measured instead of speeds; at most one of these."""
+
+    cost: Annotated[bool, typer.Option("--cost", help="Measure what it costs to verify T tokens at once, instead.")] = (
+        False
+    )
+    context_length: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--context-length",
+            min=1,
+            help="With --cost and --drafting: tokens in the cache; repeat for more. Default: 128, 512; 1k, 10k, 100k.",
+        ),
+    ] = None
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            "--replay", help="Run drafters against recorded answers (JSONL of prompt_ids, answer_ids), instead."
+        ),
+    ] = None
+    many: Annotated[
+        bool, typer.Option("--many", help="Measure generate_many against plain batches one after the other, instead.")
+    ] = False
+    precisions: Annotated[
+        str | None,
+        typer.Option("--precisions", help="Set precisions side by side, instead: all, or names with commas between."),
+    ] = None
+    drafting: Annotated[
+        bool, typer.Option("--drafting", help="Measure what drafting costs a step on the host, instead.")
+    ] = False
+    show: Annotated[Path | None, typer.Option("--show", help="Measure nothing; print or plot this document.")] = None
+
+    @property
+    def chosen(self) -> str:
+        """The one that is asked for; "speeds" without any.
+
+        Raises:
+            ConfigError: two are.
+        """
+        names = ("cost", "replay", "many", "precisions", "drafting", "show")
+        asked = [name for name in names if getattr(self, name)]
+        if len(asked) > 1:
+            rule = f"must be left out with --{asked[0]}"
+            raise ConfigError(f"--{asked[1]}", rule, getattr(self, asked[1]), "Measure one after the other.")
+        return asked[0] if asked else SPEEDS
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """Where the document goes."""
+
+    json: options.Json = False
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print markdown.")] = False
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", help="Also write the JSON document here, while measuring; as JSON lines if it ends in .jsonl."
+        ),
+    ] = None
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Continue an interrupted run from its document, and write it back.")
+    ] = None
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the figures into this folder, as PNG and SVG.")] = (
+        None
+    )
+
+    def check(self, kind: str) -> None:
+        """Raise for what would only show after the measurement."""
+        if self.output is not None and is_journal(self.output) and kind not in (SPEEDS, "show"):
+            rule = "must end in .json for this kind of document"
+            raise ConfigError("output", rule, str(self.output), "Rename it.")
+        if self.output is not None:
+            check_document_file("output", self.output)
+        if self.plot is not None:
+            check_matplotlib()

@@ -10,12 +10,12 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_specdec.bench.document import flagged
-from hf_specdec.bench.plan import BenchSettings
+from hf_specdec.bench.loaded_model import LoadedModel
+from hf_specdec.bench.plan import WATCHED_ROUND, BenchSettings
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.rows import REFERENCE, Row, transformers_row
 from hf_specdec.bench.run import Bench
 from hf_specdec.bench.statistics import OVERALL
-from hf_specdec.bench.subject import Subject
 from hf_specdec.cli.job import Job
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
@@ -81,10 +81,10 @@ def compare_methods(job: Job, texts: Sequence[str], how: Mapping[str, Any], roun
     mode = "sampled" if options.pop("do_sample") else "greedy"
     settings = BenchSettings(modes=(mode,), rounds=rounds, seed=job.seed or 0, **options)
     prompts = [Prompt(str(number), "prompts", (text,)) for number, text in enumerate(texts)]
-    subject = Subject(job.model, job.tokenizer, str(job.model.config.name_or_path))
-    bench = Bench([subject], prompts, settings, rows=[_transformers_way(how), ours], memory=state_of(job.model).memory)
+    loaded = LoadedModel(job.model, job.tokenizer, str(job.model.config.name_or_path))
+    bench = Bench([loaded], prompts, settings, rows=[_transformers_way(how), ours], memory=state_of(job.model).memory)
     document = bench.run()
-    (entry,) = document["subjects"]
+    (entry,) = document["models"]
     rows = [_row(name, summary, entry, len(prompts), rounds) for name, summary in entry["summary"][mode].items()]
     return Comparison(rows, entry["left_out"], all(flag.row != method for flag in flagged(document)))
 
@@ -100,7 +100,7 @@ def _transformers_way(how: Mapping[str, Any]) -> Row:
 
 
 def _row(name: str, summary: Mapping[str, Any], entry: Mapping[str, Any], num_prompts: int, rounds: int) -> ComparedRow:
-    probes = [probe for probe in entry["probes"] if probe["row"] == name]
+    watched = [record for record in entry["records"] if record["row"] == name and record["round"] == WATCHED_ROUND]
     ratios = [speed[OVERALL]["median"] for speed in summary["speed_against"].values() if speed]
     return ComparedRow(
         name=PLAIN if name == REFERENCE else name,
@@ -108,8 +108,8 @@ def _row(name: str, summary: Mapping[str, Any], entry: Mapping[str, Any], num_pr
         tokens_per_second=summary["tokens_per_second"],
         ratio_to_plain=summary["speed"][OVERALL]["median"],
         ratio_to_transformers=next(iter(ratios), None),
-        drafted=sum(probe["num_draft_tokens"] for probe in probes),
-        accepted=sum(tokens - 1 for probe in probes for tokens in probe["blocks"]),
+        drafted=sum(record["num_draft_tokens"] for record in watched),
+        accepted=sum(tokens - 1 for record in watched for tokens in record["blocks"]),
         mean_acceptance_length=summary["mean_acceptance_length"],
         prompts_equal_to_plain=round(summary["share_equal"] * num_prompts),
         equal_to_plain=summary["share_equal"] == 1.0,

@@ -1,4 +1,4 @@
-"""A subject that is built in a moment: a tiny random Llama with the embedded tokenizer."""
+"""A loaded that is built in a moment: a tiny random Llama with the embedded tokenizer."""
 
 import copy
 from typing import Any, cast
@@ -8,10 +8,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_specdec
+from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.plan import BenchSettings
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.run import Bench
-from hf_specdec.bench.subject import Subject
 
 ROWS = ("transformers:prompt_lookup", "plain", "prompt_lookup")
 PROMPTS = [
@@ -41,21 +41,21 @@ def tiny_llama(vocab_size: int, **changes: Any) -> LlamaForCausalLM:
 
 
 @pytest.fixture(scope="session")
-def subject(tokenizer: Any) -> Subject:
+def loaded(tokenizer: Any) -> LoadedModel:
     model = hf_specdec.enable(tiny_llama(len(tokenizer)))
-    return Subject(model=model, tokenizer=tokenizer, name="tiny")
+    return LoadedModel(model=model, tokenizer=tokenizer, name="tiny")
 
 
 @pytest.fixture(scope="session")
-def measured(subject: Subject) -> dict[str, Any]:
+def measured(loaded: LoadedModel) -> dict[str, Any]:
     """The document of a whole run; take a copy to change it."""
-    return Bench([subject], PROMPTS, SETTINGS, rows=ROWS).run()
+    return Bench([loaded], PROMPTS, SETTINGS, rows=ROWS).run()
 
 
 @pytest.fixture(scope="session")
 def entry(measured: dict[str, Any]) -> dict[str, Any]:
     """The one model's entry in it."""
-    (only,) = measured["subjects"]
+    (only,) = measured["models"]
     return cast("dict[str, Any]", only)
 
 

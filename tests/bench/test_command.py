@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import hf_specdec.bench.subject_run as run_module
+import hf_specdec.bench.model_run as run_module
 from hf_specdec.bench.document import read_document
 from tests.cli.conftest import Run, run
 
@@ -23,7 +23,7 @@ def bench(run: Run, *words: str, exit_code: int = 0) -> dict[str, Any]:
 
 
 def entry_of(document: dict[str, Any]) -> dict[str, Any]:
-    (entry,) = document["subjects"]
+    (entry,) = document["models"]
     return dict(entry)
 
 
@@ -39,7 +39,7 @@ def test_the_embedded_target_is_measured_in_fp32_on_one_thread(run: Run) -> None
 def test_the_attention_is_the_user_s_choice_widened_or_not(run: Run) -> None:
     sizes = ("--widen", "native", "--widen", "512x7")
     document = bench(run, *sizes, "--attn-implementation", "eager")
-    assert [entry["attention"] for entry in document["subjects"]] == ["eager", "eager"]
+    assert [entry["attention"] for entry in document["models"]] == ["eager", "eager"]
     result = run(*BENCH, "--attn-implementation", "flash_attention_2")
     assert result.exit_code == 2
     assert "`attn_implementation` must be an attention that is here" in result.stderr
@@ -85,44 +85,44 @@ def test_an_interrupt_keeps_what_was_measured_and_resume_goes_on(
 ) -> None:
     file = tmp_path / "bench.json"
     calls = 0
-    real = run_module.timed_call
+    real = run_module.measured_call
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == 6:
+        if calls == 10:
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "timed_call", interrupted)
+        patch.setattr(run_module, "measured_call", interrupted)
         partial = bench(run, "--output", str(file), exit_code=130)
-    assert not partial["is_complete"] and len(entry_of(partial)["records"]) == 2
+    assert not partial["is_complete"] and len(entry_of(partial)["records"]) == 6
     assert json.loads(file.read_text()) == partial
     whole = bench(run, "--resume", str(file))
-    assert whole["is_complete"] and len(entry_of(whole)["records"]) == 4
-    assert entry_of(whole)["records"][:2] == entry_of(partial)["records"]
+    assert whole["is_complete"] and len(entry_of(whole)["records"]) == 8
+    assert entry_of(whole)["records"][:6] == entry_of(partial)["records"]
     assert json.loads(file.read_text()) == whole
 
 
 def test_a_journal_is_continued_like_a_document(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "bench.jsonl"
     calls = 0
-    real = run_module.timed_call
+    real = run_module.measured_call
 
     def killed(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == 6:
+        if calls == 10:
             raise RuntimeError("no time to say how it ended")
         return real(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "timed_call", killed)
+        patch.setattr(run_module, "measured_call", killed)
         assert run(*BENCH, "--output", str(file)).exit_code != 0
-    assert len(entry_of(read_document(file))["records"]) == 2
+    assert len(entry_of(read_document(file))["records"]) == 6
     whole = bench(run, "--resume", str(file))
-    assert whole["is_complete"] and len(entry_of(whole)["records"]) == 4
+    assert whole["is_complete"] and len(entry_of(whole)["records"]) == 8
     assert read_document(file) == whole
 
 
@@ -167,6 +167,23 @@ def test_the_cost_curve_of_this_machine(run: Run) -> None:
     assert [point["num_tokens"] for point in curve["points"]] == [1, 2, 4, 8, 16, 32, 64]
 
 
+def test_batches_are_tasks_of_a_run(run: Run) -> None:
+    summary = entry_of(bench(run, "--batch-size", "2"))["summary"]["greedy"]
+    assert summary["plain"]["speed"].keys() == {"2 rows", "overall"}
+
+
+def test_generate_many_and_precisions_and_drafting_have_documents(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    many = bench(run, "--many", "--batch-size", "2", "--output", str(file))
+    assert [row["num_equal"] for row in many["rows"]] == [2] and read_document(file) == many
+    assert [row["precision"] for row in bench(run, "--precisions", "fp32,bf16")["rows"]] == ["fp32", "bf16"]
+    drafting = bench(run, "--drafting", "--context-length", "64")
+    assert [point["context_length"] for point in drafting["prompt_lookup"]] == [64]
+    assert [point["num_nodes"] for point in drafting["auto"]] == [8, 16, 32, 64]
+    shown = run("bench", "--show", str(file))
+    assert "over plain batches" in shown.stdout and "2 of 2" in shown.stdout
+
+
 def test_recorded_answers_are_replayed(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "answers.jsonl"
     file.write_text(json.dumps({"prompt_ids": [1, 2, 3], "answer_ids": [4, 1, 2, 3, 4]}) + "\n", encoding="utf-8")
@@ -191,6 +208,10 @@ def test_recorded_answers_are_replayed(run: Run, tmp_path: Path) -> None:
         (("--random-tokens", "8"), "COUNTxLENGTH"),
         (("--random-tokens", "0x64"), "at least 1"),
         (("--cost", "--output", "cost.jsonl"), "must end in .json"),
+        (("--cost", "--many"), "must be left out with --cost"),
+        (("--precisions", "fp99"), "must be one of"),
+        (("--many", "--widen", "native", "--widen", "320x7"), "must be given once"),
+        (("--batch-size", "9"), "must be at most 2, the number of prompts"),
     ],
 )
 def test_mistakes_end_with_2_and_a_reason(

@@ -1,6 +1,7 @@
 """The document is JSON of a known shape, and the tables and figures come from it alone."""
 
 import builtins
+import copy
 import dataclasses
 import importlib
 import json
@@ -15,11 +16,12 @@ from hf_specdec.bench.captions import NOT_EQUAL, facts, notes
 from hf_specdec.bench.cost import measure_cost
 from hf_specdec.bench.document import check_document_file, read_document, summarize_again, write_document
 from hf_specdec.bench.journal import Journal
+from hf_specdec.bench.loaded_model import LoadedModel
+from hf_specdec.bench.plan import WATCHED_ROUND
 from hf_specdec.bench.plots import plot_document
 from hf_specdec.bench.replay import Record
 from hf_specdec.bench.replay_rows import replay_rows
 from hf_specdec.bench.rows import REFERENCE
-from hf_specdec.bench.subject import Subject
 from hf_specdec.bench.tables import markdown, tables
 from hf_specdec.errors import ConfigError, MissingExtraError
 from hf_specdec.methods.registry import METHODS
@@ -27,7 +29,7 @@ from tests.bench.conftest import ROWS
 
 HEADER = {"date", "hardware", "device", "threads", "versions", "commit", "load_average"}
 ENTRY = {"name", "dtype", "attention", "model", "assistant", "assistant_dtype", "peak_memory"}
-ENTRY |= {"rows", "left_out", "probes", "records", "summary"}
+ENTRY |= {"rows", "left_out", "records", "summary"}
 SUMMARY = {
     "speed",
     "speed_by_processor_time",
@@ -47,12 +49,13 @@ SUMMARY = {
     "plain_reasons",
 }
 VISIT = {"mode", "round", "prompt", "task", "turn", "row"}
+WATCHED = {"blocks", "drafted", "num_draft_tokens", "first_token_seconds"}
 COUNTED = {"num_tokens", "equal", "first_difference"}
 
 
 @pytest.fixture(scope="module")
-def cost(subject: Subject) -> dict[str, Any]:
-    return measure_cost([subject], context_lengths=(16, 32), num_tokens=(1, 2, 8), rounds=2)
+def cost(loaded: LoadedModel) -> dict[str, Any]:
+    return measure_cost([loaded], context_lengths=(16, 32), num_tokens=(1, 2, 8), rounds=2)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +66,7 @@ def replayed() -> dict[str, Any]:
 
 def test_the_document_has_the_shape_it_promises(measured: dict[str, Any], entry: dict[str, Any]) -> None:
     assert json.loads(json.dumps(measured)) == measured
-    assert (measured["format"], measured["kind"]) == (2, "speeds")
+    assert (measured["format"], measured["kind"]) == (3, "speeds")
     assert measured["header"].keys() == HEADER
     assert entry.keys() == ENTRY
     assert [row["name"] for row in entry["rows"]] == [REFERENCE, *ROWS]
@@ -73,9 +76,10 @@ def test_the_document_has_the_shape_it_promises(measured: dict[str, Any], entry:
         assert all(row["speed"].keys() == {"repeat", "fresh", "overall"} for row in mode.values())
     for record in entry["records"]:
         own = {"token_ids"} if record["row"] == REFERENCE else set()
-        assert record.keys() == VISIT | COUNTED | own | {"seconds", "cpu_seconds", "draft_seconds", "plain_reason"}
-    for probe in entry["probes"]:
-        assert {"blocks", "drafted", "first_token_seconds", "peak_memory_bytes"} <= probe.keys()
+        seen = WATCHED if record["round"] == WATCHED_ROUND else set()
+        told = record.keys() & {"draft_seconds", "plain_reason", "peak_memory_bytes"}
+        assert record.keys() == VISIT | COUNTED | own | seen | told | {"seconds", "cpu_seconds"}
+        assert None not in [value for name, value in record.items() if name != "first_difference"]
 
 
 def test_writing_and_reading_give_the_same(measured: dict[str, Any], tmp_path: Path) -> None:
@@ -93,27 +97,48 @@ def test_json_lines_hold_the_same_document(measured: dict[str, Any], tmp_path: P
 
 def test_a_journal_that_was_cut_off_holds_all_whole_visits(document: dict[str, Any], tmp_path: Path) -> None:
     """Each save appends a line; what a kill leaves of the last one is dropped, and a new journal goes on from there."""
-    (entry,), file = document["subjects"], tmp_path / "bench.jsonl"
-    probes, records = entry["probes"], entry["records"]
-    entry.update(probes=probes[:4], records=[])
+    (entry,), file = document["models"], tmp_path / "bench.jsonl"
+    records = entry["records"]
+    entry.update(records=records[:4])
     journal = Journal(file)
     journal.save(document)
-    entry.update(probes=list(probes), records=records[:4])
+    entry.update(records=records[:8])
     journal.save(document)
     assert len(file.read_text().splitlines()) == 3
     file.write_text(file.read_text()[:-30])
     left = read_document(file)
-    assert left["subjects"][0]["probes"] == probes[:4] and not left["subjects"][0]["records"]
+    assert left["models"][0]["records"] == records[:4]
     assert not left["is_complete"]
     again = Journal(file)
-    left["subjects"][0].update(probes=probes, records=records)
+    left["models"][0].update(records=records)
     again.save(left)
     again.close(left | {"is_complete": True})
     whole = read_document(file)
-    assert whole["is_complete"] and whole["subjects"][0]["records"] == records
+    assert whole["is_complete"] and whole["models"][0]["records"] == records
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"document": {"subjects": []}}\n{"subject": 0}\n', '{"document"'])
+@pytest.mark.parametrize("name", ["bench.json", "bench.jsonl"])
+def test_documents_of_format_2_are_read(measured: dict[str, Any], tmp_path: Path, name: str) -> None:
+    """There watched calls stood in a list of their own, and models were called subjects."""
+    old = copy.deepcopy(measured)
+    old["format"], old["subjects"] = 2, old.pop("models")
+    (entry,) = old["subjects"]
+    calls = entry["records"]
+    entry["probes"] = [record for record in calls if record["round"] == WATCHED_ROUND]
+    entry["records"] = [record for record in calls if record["round"] != WATCHED_ROUND]
+    if name == "bench.json":
+        text = json.dumps(old)
+    else:
+        line = {"subject": 0, "probes": entry["probes"], "records": entry["records"]}
+        entry.update(probes=[], records=[])
+        text = "".join(json.dumps(part) + "\n" for part in ({"document": old}, line, {"end": {"is_complete": True}}))
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    found = read_document(tmp_path / name)
+    assert found["models"][0]["summary"] == measured["models"][0]["summary"]
+    assert found.keys() == measured.keys() and markdown(found) == markdown(measured)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"document": {"models": []}}\n{"model": 0}\n', '{"document"'])
 def test_other_lines_are_no_journal(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.jsonl").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match="hf-specdec bench"):
@@ -121,8 +146,8 @@ def test_other_lines_are_no_journal(tmp_path: Path, text: str) -> None:
 
 
 def test_tables_by_task_compare_with_any_row(document: dict[str, Any]) -> None:
-    for probe in document["subjects"][0]["probes"]:
-        if (probe["row"], probe["task"]) == ("prompt_lookup", "repeat"):
+    for probe in document["models"][0]["records"]:
+        if (probe["row"], probe["task"], probe["round"]) == ("prompt_lookup", "repeat", WATCHED_ROUND):
             probe.update(blocks=[1, 3, 2], drafted=[0, 4, 5])
     summarize_again(document, ["plain", REFERENCE])
     found = {table.headings[0]: table for table in reversed(tables(document))}  # the greedy ones
@@ -139,8 +164,8 @@ def test_tables_by_task_compare_with_any_row(document: dict[str, Any]) -> None:
 
 def test_predictions_are_set_beside_what_came_of_them(document: dict[str, Any]) -> None:
     assert not any("predicts" in table.headings[0] for table in tables(document))
-    for record in document["subjects"][0]["records"]:
-        if record["row"] == "prompt_lookup":
+    for record in document["models"][0]["records"]:
+        if record["row"] == "prompt_lookup" and record["round"] != WATCHED_ROUND:
             record["reliability"] = [[0.05, 0.02, 100], [0.95, 0.9, 50]]
     summarize_again(document)
     table = next(table for table in tables(document) if table.headings[0] == "prompt_lookup predicts")
@@ -176,21 +201,21 @@ def test_tables_hold_every_row_and_task(measured: dict[str, Any]) -> None:
 
 
 def test_an_unequal_row_is_said_in_the_table_and_below_it(document: dict[str, Any]) -> None:
-    document["subjects"][0]["summary"]["greedy"]["plain"]["share_equal"] = 0.5
+    document["models"][0]["summary"]["greedy"]["plain"]["share_equal"] = 0.5
     assert [row[-1] for row in tables(document)[0].rows] == ["-", "1.00", f"0.50 {NOT_EQUAL}", "1.00"]
     assert any(line.startswith(f"{NOT_EQUAL}: plain (greedy)") and "50%" in line for line in notes(document))
 
 
 def test_what_is_missing_is_said(document: dict[str, Any]) -> None:
     document["is_complete"] = False
-    document["subjects"][0]["left_out"]["transformers:assistant"] = "no assistant"
+    document["models"][0]["left_out"]["transformers:assistant"] = "no assistant"
     text = "\n".join(notes(document))
     assert "Incomplete" in text and "Left out: transformers:assistant: no assistant" in text
 
 
 def test_the_cost_curve_begins_at_one(cost: dict[str, Any]) -> None:
     assert json.loads(json.dumps(cost)) == cost
-    (entry,) = cost["subjects"]
+    (entry,) = cost["models"]
     assert [curve["context_length"] for curve in entry["curves"]] == [16, 32]
     for curve in entry["curves"]:
         assert [point["num_tokens"] for point in curve["points"]] == [1, 2, 8]
@@ -199,11 +224,11 @@ def test_the_cost_curve_begins_at_one(cost: dict[str, Any]) -> None:
     assert "T = 8" in markdown(cost)
 
 
-def test_a_context_that_does_not_fit_is_an_error(subject: Subject) -> None:
+def test_a_context_that_does_not_fit_is_an_error(loaded: LoadedModel) -> None:
     with pytest.raises(ConfigError, match="context_lengths"):
-        measure_cost([subject], context_lengths=(500,), rounds=2)
+        measure_cost([loaded], context_lengths=(500,), rounds=2)
     with pytest.raises(ConfigError, match="begin with 1"):
-        measure_cost([subject], num_tokens=(2, 4), rounds=2)
+        measure_cost([loaded], num_tokens=(2, 4), rounds=2)
 
 
 def test_a_replay_has_a_curve_over_the_nodes(replayed: dict[str, Any]) -> None:
@@ -275,7 +300,7 @@ def test_figures_are_drawn_as_png_and_svg(kind: str, tmp_path: Path, request: py
 def test_a_partial_document_can_be_drawn(document: dict[str, Any], tmp_path: Path) -> None:
     """Interrupted in its first round, a run has acceptance and no speeds."""
     pytest.importorskip("matplotlib")
-    for mode in document["subjects"][0]["summary"].values():
+    for mode in document["models"][0]["summary"].values():
         for row in mode.values():
             nothing: dict[str, Any] = {base: {} for base in row["speed_against"]}
             row.update(speed={}, speed_by_processor_time=None, speed_against=nothing, tokens_per_second=None)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hf_specdec.bench.conversation import encode, fitting
+from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.prompts import RANDOM_TOKENS, Prompt, default_prompts, load_prompts, random_prompts, spread
-from hf_specdec.bench.subject import Subject
 from hf_specdec.errors import ConfigError
 from tests.bench.conftest import tiny_llama
 
@@ -105,26 +105,26 @@ def test_a_limit_for_each_task_takes_its_first_ones(tmp_path: Path) -> None:
         load_prompts([path], limit_per_task=0)
 
 
-def test_random_tokens_are_a_task_of_prompts_that_their_seeds_repeat(subject: Subject) -> None:
+def test_random_tokens_are_a_task_of_prompts_that_their_seeds_repeat(loaded: LoadedModel) -> None:
     """Every token of the vocabulary but the special ones may come, and no prompt is like another."""
     prompts = random_prompts(40, length=64)
     assert {prompt.task for prompt in prompts} == {RANDOM_TOKENS} and len({prompt.id for prompt in prompts}) == 40
-    drawn = [encode(subject, prompt)["input_ids"] for prompt in prompts]
+    drawn = [encode(loaded, prompt)["input_ids"] for prompt in prompts]
     assert all(ids.shape == (1, 64) for ids in drawn)
-    again = [encode(subject, prompt)["input_ids"] for prompt in prompts]
+    again = [encode(loaded, prompt)["input_ids"] for prompt in prompts]
     assert all(torch.equal(one, other) for one, other in zip(drawn, again, strict=True))
     found = set(torch.cat(drawn).flatten().tolist())
     assert len({tuple(ids[0].tolist()) for ids in drawn}) == 40
-    assert not found & set(subject.tokenizer.all_special_ids)
-    assert len(found) > 0.4 * len(subject.tokenizer)  # 2,560 draws of 4,096 tokens leave about 54 % undrawn
+    assert not found & set(loaded.tokenizer.all_special_ids)
+    assert len(found) > 0.4 * len(loaded.tokenizer)  # 2,560 draws of 4,096 tokens leave about 54 % undrawn
 
 
-def test_random_tokens_have_embeddings(subject: Subject) -> None:
-    small = dataclasses.replace(subject, model=tiny_llama(100))
-    assert len(subject.tokenizer) > 100 > int(encode(small, random_prompts(1, length=400)[0])["input_ids"].max())
+def test_random_tokens_have_embeddings(loaded: LoadedModel) -> None:
+    small = dataclasses.replace(loaded, model=tiny_llama(100))
+    assert len(loaded.tokenizer) > 100 > int(encode(small, random_prompts(1, length=400)[0])["input_ids"].max())
 
 
-def test_random_tokens_must_fit_too(subject: Subject) -> None:
-    assert fitting(subject, random_prompts(2, length=500), 12)
+def test_random_tokens_must_fit_too(loaded: LoadedModel) -> None:
+    assert fitting(loaded, random_prompts(2, length=500), 12)
     with pytest.raises(ConfigError, match="positions"):
-        fitting(subject, random_prompts(2, length=500), 13)
+        fitting(loaded, random_prompts(2, length=500), 13)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_specdec.bench.draft_cost import draft_cost, made_up_text
+from hf_specdec.bench.drafting import made_up_text, prompt_lookup_points
 from hf_specdec.bench.replay import Record, read_records, replay
 from hf_specdec.bench.replay_rows import replay_rows
 from hf_specdec.bench.tables import tables
@@ -127,7 +127,7 @@ def test_the_document_of_replayed_rows_is_what_the_tables_read() -> None:
 
 
 def test_draft_cost_times_both_at_every_length() -> None:
-    points = draft_cost(PromptLookupConfig(), context_lengths=(50, 100), num_steps=3)
+    points = prompt_lookup_points(PromptLookupConfig(), context_lengths=(50, 100), num_steps=3)
     assert [point["context_length"] for point in points] == [50, 100]
     assert all(point["seconds"] > 0 and point["transformers_seconds"] > 0 for point in points)
     assert made_up_text(500) == made_up_text(500)

@@ -7,8 +7,8 @@ import pytest
 
 from hf_specdec.bench import naming as naming_module
 from hf_specdec.bench import rows as rows_module
+from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.rows import REFERENCE, default_rows, named_rows, row
-from hf_specdec.bench.subject import Subject
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
@@ -16,26 +16,26 @@ from hf_specdec.methods.registry import METHODS
 from tests.bench.conftest import tiny_llama
 
 
-def test_every_method_has_a_row(subject: Subject) -> None:
-    rows, left_out = default_rows(subject)
+def test_every_method_has_a_row(loaded: LoadedModel) -> None:
+    rows, left_out = default_rows(loaded)
     without_draft = [name for name, method in METHODS.items() if not method.needs_assistant]
     assert [row.name for row in rows] == [REFERENCE, "transformers:prompt_lookup", *without_draft]
     assert list(left_out) == ["transformers:assistant", "draft_model", "eagle3"]
 
 
-def test_default_stands_for_all_of_them(subject: Subject) -> None:
-    rows, _ = named_rows(["default", "prompt_lookup=[4]"], subject)
+def test_default_stands_for_all_of_them(loaded: LoadedModel) -> None:
+    rows, _ = named_rows(["default", "prompt_lookup=[4]"], loaded)
     assert rows[-1].name == "prompt_lookup=[4]"
-    assert [row.name for row in rows[:-1]] == [row.name for row in default_rows(subject)[0]]
+    assert [row.name for row in rows[:-1]] == [row.name for row in default_rows(loaded)[0]]
 
 
 @pytest.fixture
-def helped(subject: Subject) -> Subject:
-    """The subject with a draft model."""
-    return dataclasses.replace(subject, assistant=tiny_llama(len(subject.tokenizer)), assistant_name="tiny draft")
+def helped(loaded: LoadedModel) -> LoadedModel:
+    """The loaded with a draft model."""
+    return dataclasses.replace(loaded, assistant=tiny_llama(len(loaded.tokenizer)), assistant_name="tiny draft")
 
 
-def test_a_draft_model_brings_its_rows(helped: Subject) -> None:
+def test_a_draft_model_brings_its_rows(helped: LoadedModel) -> None:
     rows, left_out = default_rows(helped)
     assert {"transformers:assistant", "draft_model"} <= {row.name for row in rows} and list(left_out) == ["eagle3"]
     ours = row('draft_model={"num_branches": 3}', helped)
@@ -45,7 +45,7 @@ def test_a_draft_model_brings_its_rows(helped: Subject) -> None:
     assert ours.is_seed_exact and not row("draft_model=[4,['cpu'],['cpu'],True]", helped).is_seed_exact
 
 
-def test_auto_has_the_draft_model_where_the_row_says_so(helped: Subject) -> None:
+def test_auto_has_the_draft_model_where_the_row_says_so(helped: LoadedModel) -> None:
     for name in ("auto+draft_model", "auto+draft_model:num_nodes=6", 'auto+draft_model={"num_nodes": 6}'):
         ours = row(name, helped)
         assert ours.arguments(None)["assistant_model"] is helped.assistant
@@ -55,43 +55,43 @@ def test_auto_has_the_draft_model_where_the_row_says_so(helped: Subject) -> None
     assert "assistant_model" not in row("auto", helped).arguments(None)
 
 
-def test_a_draft_of_another_vocabulary_is_left_out(subject: Subject) -> None:
-    stranger = dataclasses.replace(subject, assistant=tiny_llama(9000), assistant_name="stranger")
+def test_a_draft_of_another_vocabulary_is_left_out(loaded: LoadedModel) -> None:
+    stranger = dataclasses.replace(loaded, assistant=tiny_llama(9000), assistant_name="stranger")
     assert "share the target's tokenizer" in default_rows(stranger)[1]["draft_model"]
 
 
-def test_a_row_must_not_move_the_models(helped: Subject) -> None:
+def test_a_row_must_not_move_the_models(helped: LoadedModel) -> None:
     with pytest.raises(ConfigError, match="must name devices that are here"):
         row("draft_model=[4,[98],[99],False]", helped)
     with pytest.raises(ConfigError, match="must name devices that are here"):
         row("prompt_lookup=[10,2,[99]]", helped)
 
 
-def test_lookahead_takes_its_sizes_and_needs_trees(subject: Subject, zoo: Any) -> None:
-    assert row("lookahead=[15,5,15]", subject).arguments(None)["spec_config"] == LookaheadConfig.parse([15, 5, 15])
-    chains = dataclasses.replace(subject, model=zoo("gpt_neo"))
+def test_lookahead_takes_its_sizes_and_needs_trees(loaded: LoadedModel, zoo: Any) -> None:
+    assert row("lookahead=[15,5,15]", loaded).arguments(None)["spec_config"] == LookaheadConfig.parse([15, 5, 15])
+    chains = dataclasses.replace(loaded, model=zoo("gpt_neo"))
     assert "verifies trees" in default_rows(chains)[1]["lookahead"]
 
 
-def test_a_new_method_appears_by_itself(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_method_appears_by_itself(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     added = dataclasses.replace(METHODS["plain"], name="brand_new")
     for module in (rows_module, naming_module):
         monkeypatch.setattr(module, "METHODS", {**METHODS, "brand_new": added})
     monkeypatch.setattr(naming_module, "resolve", {**METHODS, "brand_new": added}.__getitem__)
-    assert default_rows(subject)[0][-1].name == "brand_new"
+    assert default_rows(loaded)[0][-1].name == "brand_new"
 
 
 @pytest.mark.parametrize("config", ['{"max_draft_len": 4}', "[4]", "{'max_draft_len': 4}"])
-def test_a_configuration_is_part_of_the_name(subject: Subject, config: str) -> None:
-    found = row(f"prompt_lookup={config}", subject)
+def test_a_configuration_is_part_of_the_name(loaded: LoadedModel, config: str) -> None:
+    found = row(f"prompt_lookup={config}", loaded)
     assert found.arguments(None)["spec_config"] == PromptLookupConfig(max_draft_len=4)
     assert found.config is not None and found.config["max_draft_len"] == 4
 
 
-def test_a_configuration_is_written_key_by_key_too(subject: Subject) -> None:
+def test_a_configuration_is_written_key_by_key_too(loaded: LoadedModel) -> None:
     """Words are texts, brackets hold their commas together, and each spelling is a row of its own."""
     names = ["prompt_lookup:num_branches=4,pool=shared", "ngram:max_draft_len=4,device_list=None", "prompt_lookup"]
-    rows, _ = named_rows(names, subject)
+    rows, _ = named_rows(names, loaded)
     configs = [row.arguments(None)["spec_config"] for row in rows[1:]]
     assert [row.name for row in rows[1:]] == names
     assert configs == [
@@ -101,24 +101,24 @@ def test_a_configuration_is_written_key_by_key_too(subject: Subject) -> None:
     ]
 
 
-def test_token_recycling_is_a_row_by_name_only(subject: Subject) -> None:
-    found = row("token_recycling:hot_start=False", subject)
+def test_token_recycling_is_a_row_by_name_only(loaded: LoadedModel) -> None:
+    found = row("token_recycling:hot_start=False", loaded)
     assert found.config == {"engine": "loop", "hot_start": False} and found.is_seed_exact
-    assert "token_recycling" not in {row.name for row in default_rows(subject)[0]}
+    assert "token_recycling" not in {row.name for row in default_rows(loaded)[0]}
 
 
-def test_the_assisted_engine_promises_no_seeds(subject: Subject) -> None:
-    assert row("prompt_lookup", subject).is_seed_exact
-    assert not row('prompt_lookup={"engine": "assisted"}', subject).is_seed_exact
-    assert not row("transformers:prompt_lookup", subject).is_seed_exact
+def test_the_assisted_engine_promises_no_seeds(loaded: LoadedModel) -> None:
+    assert row("prompt_lookup", loaded).is_seed_exact
+    assert not row('prompt_lookup={"engine": "assisted"}', loaded).is_seed_exact
+    assert not row("transformers:prompt_lookup", loaded).is_seed_exact
 
 
-def test_a_class_of_the_user_s_own_is_a_row(subject: Subject) -> None:
-    drafter = row("hf_specdec.methods.plain.drafter:PlainDrafter", subject)
+def test_a_class_of_the_user_s_own_is_a_row(loaded: LoadedModel) -> None:
+    drafter = row("hf_specdec.methods.plain.drafter:PlainDrafter", loaded)
     assert drafter.kind == "drafter" and drafter.is_seed_exact
     one, other = (drafter.arguments(None)["spec_method"]() for _ in range(2))
     assert one is not other
-    assert row("tests.bench.wrong_rows:HonestCandidates", subject).kind == "candidates"
+    assert row("tests.bench.wrong_rows:HonestCandidates", loaded).kind == "candidates"
 
 
 @pytest.mark.parametrize(
@@ -148,18 +148,18 @@ def test_a_class_of_the_user_s_own_is_a_row(subject: Subject) -> None:
         ("token_recycling:engine=assisted", "engine"),
     ],
 )
-def test_a_name_that_is_no_row_is_an_error(subject: Subject, name: str, match: str) -> None:
+def test_a_name_that_is_no_row_is_an_error(loaded: LoadedModel, name: str, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        row(name, subject)
+        row(name, loaded)
 
 
-def test_a_row_named_twice_is_measured_once(subject: Subject) -> None:
-    rows, _ = named_rows([REFERENCE, "plain", "plain"], subject)
+def test_a_row_named_twice_is_measured_once(loaded: LoadedModel) -> None:
+    rows, _ = named_rows([REFERENCE, "plain", "plain"], loaded)
     assert [row.name for row in rows] == [REFERENCE, "plain"]
 
 
-def test_streamers_reach_every_row(subject: Subject) -> None:
+def test_streamers_reach_every_row(loaded: LoadedModel) -> None:
     streamer: Any = object()
     for name in ("generate", "transformers:prompt_lookup", "plain", "tests.bench.wrong_rows:HonestCandidates"):
-        assert row(name, subject).arguments(streamer)["streamer"] is streamer
-        assert "streamer" not in row(name, subject).arguments(None)
+        assert row(name, loaded).arguments(streamer)["streamer"] is streamer
+        assert "streamer" not in row(name, loaded).arguments(None)

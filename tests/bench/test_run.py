@@ -10,11 +10,11 @@ import torch
 import hf_specdec.engine.loop
 from hf_specdec.bench import measure
 from hf_specdec.bench.document import flagged
-from hf_specdec.bench.plan import BenchSettings
+from hf_specdec.bench.loaded_model import LoadedModel
+from hf_specdec.bench.plan import WATCHED_ROUND, BenchSettings
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.rows import REFERENCE
 from hf_specdec.bench.run import Bench
-from hf_specdec.bench.subject import Subject
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.errors import ConfigError
@@ -26,19 +26,24 @@ ONE_ROUND = BenchSettings(max_new_tokens=8, rounds=1)
 TIMES = ("seconds", "cpu_seconds", "draft_seconds", "first_token_seconds", "peak_memory_bytes")
 
 
-def bench(subject: Subject, *names: str, settings: BenchSettings = SETTINGS, **kwargs: Any) -> Bench:
-    return Bench([subject], PROMPTS, settings, rows=names or ROWS, **kwargs)
+def bench(loaded: LoadedModel, *names: str, settings: BenchSettings = SETTINGS, **kwargs: Any) -> Bench:
+    return Bench([loaded], PROMPTS, settings, rows=names or ROWS, **kwargs)
 
 
 def entry_of(document: dict[str, Any]) -> dict[str, Any]:
     """The one model's."""
-    (entry,) = document["subjects"]
+    (entry,) = document["models"]
     return cast("dict[str, Any]", entry)
 
 
 def flags(document: dict[str, Any]) -> list[tuple[str, str, float]]:
     """What is flagged on the one model."""
     return [tuple(flag[1:]) for flag in flagged(document)]
+
+
+def calls(entry: dict[str, Any], *, is_watched: bool) -> list[dict[str, Any]]:
+    """Records of watched calls, or of timed ones."""
+    return [record for record in entry["records"] if (record["round"] == WATCHED_ROUND) is is_watched]
 
 
 def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -48,8 +53,8 @@ def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_every_row_meets_every_turn_in_every_round(entry: dict[str, Any]) -> None:
     num_rows, num_modes = 1 + len(ROWS), 2
-    assert len(entry["probes"]) == num_rows * num_modes * NUM_TURNS
-    assert len(entry["records"]) == num_rows * num_modes * NUM_TURNS * SETTINGS.rounds
+    assert len(calls(entry, is_watched=True)) == num_rows * num_modes * NUM_TURNS
+    assert len(calls(entry, is_watched=False)) == num_rows * num_modes * NUM_TURNS * SETTINGS.rounds
     assert all(record["num_tokens"] == SETTINGS.max_new_tokens for record in entry["records"])
 
 
@@ -64,7 +69,7 @@ def test_rows_of_ours_are_equal_greedy_and_sampled(measured: dict[str, Any], ent
 def test_rounds_are_sampled_from_seeds_of_their_own(entry: dict[str, Any]) -> None:
     texts = {
         (record["mode"], record["round"]): record["token_ids"]
-        for record in entry["records"]
+        for record in calls(entry, is_watched=False)
         if record["row"] == REFERENCE and record["prompt"] == "new"
     }
     assert texts["greedy", 0] == texts["greedy", 1]
@@ -72,7 +77,7 @@ def test_rounds_are_sampled_from_seeds_of_their_own(entry: dict[str, Any]) -> No
 
 
 def test_what_a_probe_counts_is_what_was_emitted(entry: dict[str, Any]) -> None:
-    for probe in entry["probes"]:
+    for probe in calls(entry, is_watched=True):
         assert sum(probe["blocks"]) == probe["num_tokens"]
         assert len(probe["blocks"]) == len(probe["drafted"])
         assert all(count <= drafted + 1 for count, drafted in zip(probe["blocks"], probe["drafted"], strict=True))
@@ -81,28 +86,29 @@ def test_what_a_probe_counts_is_what_was_emitted(entry: dict[str, Any]) -> None:
             assert set(probe["blocks"]) == {1} and set(probe["drafted"]) == {0}
 
 
-def test_mean_acceptance_length_is_the_engine_s(subject: Subject, entry: dict[str, Any]) -> None:
-    inputs = subject.tokenizer(PROMPTS[0].turns[0], return_tensors="pt")
+def test_mean_acceptance_length_is_the_engine_s(loaded: LoadedModel, entry: dict[str, Any]) -> None:
+    inputs = loaded.tokenizer(PROMPTS[0].turns[0], return_tensors="pt")
     options = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
-    stats = subject.model.generate(**inputs, **options, spec_method="prompt_lookup").spec_stats
-    (probe,) = (p for p in entry["probes"] if (p["mode"], p["row"], p["prompt"]) == ("greedy", "prompt_lookup", "copy"))
+    stats = loaded.model.generate(**inputs, **options, spec_method="prompt_lookup").spec_stats
+    wanted = ("greedy", "prompt_lookup", "copy")
+    (probe,) = (p for p in calls(entry, is_watched=True) if (p["mode"], p["row"], p["prompt"]) == wanted)
     assert len(probe["blocks"]) == stats.num_drafts + 1
     assert sum(probe["drafted"]) == stats.num_draft_tokens
 
 
-def test_a_second_turn_follows_the_reference_s_answer(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_turn_follows_the_reference_s_answer(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    run = bench(subject, "plain", settings=ONE_ROUND)
-    tokenize = type(subject.tokenizer).__call__
+    run = bench(loaded, "plain", settings=ONE_ROUND)
+    tokenize = type(loaded.tokenizer).__call__
 
     def listen(self: Any, text: str, **kwargs: Any) -> Any:
         seen.append(text)
         return tokenize(self, text, **kwargs)
 
-    monkeypatch.setattr(type(subject.tokenizer), "__call__", listen)
+    monkeypatch.setattr(type(loaded.tokenizer), "__call__", listen)
     run.run()
     answers = {
-        subject.tokenizer.decode(record["token_ids"], skip_special_tokens=True)
+        loaded.tokenizer.decode(record["token_ids"], skip_special_tokens=True)
         for record in entry_of(run.document)["records"]
         if record["row"] == REFERENCE and record["prompt"] == "talk" and record["turn"] == 0
     }
@@ -111,9 +117,9 @@ def test_a_second_turn_follows_the_reference_s_answer(subject: Subject, monkeypa
 
 @pytest.mark.parametrize("after", [1, 5, 9, 17])
 def test_an_interrupted_run_continues_to_the_same_records(
-    subject: Subject, measured: dict[str, Any], entry: dict[str, Any], after: int
+    loaded: LoadedModel, measured: dict[str, Any], entry: dict[str, Any], after: int
 ) -> None:
-    first = bench(subject)
+    first = bench(loaded)
 
     def interrupt(what: str, number: int, total: int) -> None:
         if number == after:
@@ -123,24 +129,23 @@ def test_an_interrupted_run_continues_to_the_same_records(
         first.run(interrupt)
     assert not first.document["is_complete"]
     partial = entry_of(first.document)
-    assert len(partial["probes"]) + len(partial["records"]) == after * (1 + len(ROWS))
+    assert len(partial["records"]) == after * (1 + len(ROWS))
     assert partial["summary"]["greedy"]["plain"]["share_equal"] == 1.0
-    whole = bench(subject, document=first.document).run()
+    whole = bench(loaded, document=first.document).run()
     assert whole["is_complete"] and measured["is_complete"]
-    for part in ("probes", "records"):
-        assert untimed(entry_of(whole)[part]) == untimed(entry[part])
+    assert untimed(entry_of(whole)["records"]) == untimed(entry["records"])
     assert entry_of(whole)["summary"].keys() == entry["summary"].keys()
 
 
-def test_a_finished_run_can_be_given_more_rounds(subject: Subject, document: dict[str, Any]) -> None:
+def test_a_finished_run_can_be_given_more_rounds(loaded: LoadedModel, document: dict[str, Any]) -> None:
     more = BenchSettings(max_new_tokens=8, rounds=3)
-    before = len(entry_of(document)["records"])
-    after = bench(subject, settings=more, document=document).run()
-    assert len(entry_of(after)["records"]) == before * 3 // 2
+    before = len(calls(entry_of(document), is_watched=False))
+    after = bench(loaded, settings=more, document=document).run()
+    assert len(calls(entry_of(after), is_watched=False)) == before * 3 // 2
 
 
 @pytest.mark.parametrize("what", ["settings", "rows", "hardware", "kind"])
-def test_another_run_s_document_is_refused(subject: Subject, document: dict[str, Any], what: str) -> None:
+def test_another_run_s_document_is_refused(loaded: LoadedModel, document: dict[str, Any], what: str) -> None:
     settings, names = SETTINGS, ROWS
     if what == "settings":
         settings = BenchSettings(max_new_tokens=9, rounds=2)
@@ -151,25 +156,27 @@ def test_another_run_s_document_is_refused(subject: Subject, document: dict[str,
     else:
         document["kind"] = "cost"
     with pytest.raises(ConfigError, match="resume"):
-        bench(subject, *names, settings=settings, document=document)
+        bench(loaded, *names, settings=settings, document=document)
 
 
-def test_a_candidate_generator_whose_verification_is_broken_is_flagged(subject: Subject) -> None:
+def test_a_candidate_generator_whose_verification_is_broken_is_flagged(loaded: LoadedModel) -> None:
     names = ("tests.bench.wrong_rows:HonestCandidates", "tests.bench.wrong_rows:WrongContext")
-    document = bench(subject, *names, settings=ONE_ROUND).run()
+    document = bench(loaded, *names, settings=ONE_ROUND).run()
     assert ("greedy", names[1]) in [(flag.mode, flag.row) for flag in flagged(document)]
     assert names[0] not in [flag.row for flag in flagged(document)]
     assert entry_of(document)["summary"]["greedy"][names[0]]["draft_share"] is not None
 
 
-def test_a_row_that_writes_into_the_prompt_harms_only_itself(subject: Subject) -> None:
+def test_a_row_that_writes_into_the_prompt_harms_only_itself(loaded: LoadedModel) -> None:
     """Every row reads a prompt of its own, so an innocent one beside it is not flagged."""
     wrong = "tests.bench.wrong_rows:WritesIntoTheText"
-    document = bench(subject, wrong, "plain", settings=ONE_ROUND).run()
+    document = bench(loaded, wrong, "plain", settings=ONE_ROUND).run()
     assert {flag.row for flag in flagged(document)} == {wrong}
 
 
-def test_an_engine_whose_verification_is_broken_is_flagged(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_whose_verification_is_broken_is_flagged(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It goes on below a drafted token whatever the target chose, so the target answers another text."""
 
     def gullible(tree: DraftTree, choose: Callable[[int], tuple[int, bool]]) -> VerifyResult:
@@ -185,13 +192,13 @@ def test_an_engine_whose_verification_is_broken_is_flagged(subject: Subject, mon
 
     monkeypatch.setattr(hf_specdec.engine.sequence, "verify_tree", gullible)
     guesses = "tests.bench.wrong_rows:GuessingDrafter"
-    found = {(mode, row) for mode, row, _ in flags(bench(subject, "plain", guesses, settings=ONE_ROUND).run())}
+    found = {(mode, row) for mode, row, _ in flags(bench(loaded, "plain", guesses, settings=ONE_ROUND).run())}
     assert found == {("greedy", guesses), ("sampled", guesses)}
 
 
-def test_a_drafter_that_is_wrong_is_still_equal(subject: Subject) -> None:
+def test_a_drafter_that_is_wrong_is_still_equal(loaded: LoadedModel) -> None:
     guesses = "tests.bench.wrong_rows:GuessingDrafter"
-    assert not flagged(bench(subject, guesses, settings=ONE_ROUND).run())
+    assert not flagged(bench(loaded, guesses, settings=ONE_ROUND).run())
 
 
 def test_half_precision_is_reported_and_not_flagged(document: dict[str, Any]) -> None:
@@ -208,35 +215,35 @@ def test_a_row_that_promises_no_seeds_is_not_flagged_for_sampling(document: dict
 
 
 def test_a_transformers_row_that_refuses_the_model_is_left_out(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise ValueError("assisted generate is not supported")
 
-    monkeypatch.setattr(type(subject.model), "_assisted_decoding", refuse)
-    entry = entry_of(bench(subject, "transformers:prompt_lookup", "plain", settings=ONE_ROUND).run())
+    monkeypatch.setattr(type(loaded.model), "_assisted_decoding", refuse)
+    entry = entry_of(bench(loaded, "transformers:prompt_lookup", "plain", settings=ONE_ROUND).run())
     assert entry["left_out"] == {"transformers:prompt_lookup": "assisted generate is not supported"}
     assert list(entry["summary"]["greedy"]) == [REFERENCE, "plain"]
 
 
-def test_no_call_drafts_from_an_answer_to_its_own_prompt(subject: Subject) -> None:
+def test_no_call_drafts_from_an_answer_to_its_own_prompt(loaded: LoadedModel) -> None:
     """A shared pool is empty when a round begins, and no row sees another's."""
     shared = 'prompt_lookup={"pool": "shared"}'
     once = [Prompt("new", "fresh", PROMPTS[1].turns)]
     settings = BenchSettings(max_new_tokens=16, rounds=1, modes=("greedy",))
-    own = state_of(subject.model).memory
-    document = Bench([subject], once, settings, rows=[shared, "prompt_lookup"]).run()
-    drafted = {probe["row"]: probe["drafted"] for probe in entry_of(document)["probes"]}
+    own = state_of(loaded.model).memory
+    document = Bench([loaded], once, settings, rows=[shared, "prompt_lookup"]).run()
+    drafted = {probe["row"]: probe["drafted"] for probe in calls(entry_of(document), is_watched=True)}
     assert drafted[shared] == drafted["prompt_lookup"]
-    assert state_of(subject.model).memory is own
+    assert state_of(loaded.model).memory is own
 
 
-def test_prompts_that_do_not_fit_are_named(subject: Subject) -> None:
+def test_prompts_that_do_not_fit_are_named(loaded: LoadedModel) -> None:
     long = Prompt("long", "fresh", ("a = 1\n" * 400,))
-    document = Bench([subject], [PROMPTS[0], long], ONE_ROUND, rows=["plain"]).run()
+    document = Bench([loaded], [PROMPTS[0], long], ONE_ROUND, rows=["plain"]).run()
     assert entry_of(document)["left_out"] == {"1 of 2 prompts": "too long for the model's positions"}
     with pytest.raises(ConfigError, match="positions"):
-        Bench([subject], [long], ONE_ROUND)
+        Bench([loaded], [long], ONE_ROUND)
 
 
 @pytest.mark.parametrize(
@@ -247,21 +254,21 @@ def test_settings_are_checked(changes: dict[str, Any]) -> None:
         BenchSettings(**changes)
 
 
-def test_the_random_generator_decides_nothing_that_is_compared(subject: Subject) -> None:
+def test_the_random_generator_decides_nothing_that_is_compared(loaded: LoadedModel) -> None:
     torch.manual_seed(1)
-    one = bench(subject, "plain", settings=ONE_ROUND).run()
+    one = bench(loaded, "plain", settings=ONE_ROUND).run()
     torch.manual_seed(2)
-    two = bench(subject, "plain", settings=ONE_ROUND).run()
+    two = bench(loaded, "plain", settings=ONE_ROUND).run()
     assert untimed(entry_of(one)["records"]) == untimed(entry_of(two)["records"])
 
 
-def test_what_a_row_predicts_is_kept_with_the_call(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_row_predicts_is_kept_with_the_call(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read from the call's statistics, where they have it."""
     points = [(0.05, 0.0, 3), (0.9, 1.0, 2)]
     real = measure._generate
 
-    def predicting(subject: Subject, row: Any, *args: Any) -> Any:
-        output = real(subject, row, *args)
+    def predicting(loaded: LoadedModel, row: Any, *args: Any) -> Any:
+        output = real(loaded, row, *args)
         if row.name == "prompt_lookup":
             output.spec_stats = types.SimpleNamespace(
                 num_draft_tokens=0, draft_seconds=0.0, plain_reason=None, reliability=points
@@ -269,8 +276,8 @@ def test_what_a_row_predicts_is_kept_with_the_call(subject: Subject, monkeypatch
         return output
 
     monkeypatch.setattr(measure, "_generate", predicting)
-    entry = entry_of(bench(subject, "plain", "prompt_lookup", settings=ONE_ROUND).run())
-    for record in entry["records"]:
+    entry = entry_of(bench(loaded, "plain", "prompt_lookup", settings=ONE_ROUND).run())
+    for record in calls(entry, is_watched=False):
         expected = [list(point) for point in points] if record["row"] == "prompt_lookup" else None
         assert record.get("reliability") == expected
     assert [point["count"] for point in entry["summary"]["greedy"]["prompt_lookup"]["reliability"]] == [12, 8]

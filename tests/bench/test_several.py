@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 import hf_specdec
-import hf_specdec.bench.subject_run as subject_run
+import hf_specdec.bench.model_run as model_run
 from hf_specdec.bench.captions import NOT_EQUAL, facts, notes
 from hf_specdec.bench.cost import measure_cost
 from hf_specdec.bench.document import flagged
+from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.plan import BenchSettings
 from hf_specdec.bench.plots import plot_document
 from hf_specdec.bench.rows import REFERENCE
 from hf_specdec.bench.run import Bench
-from hf_specdec.bench.subject import Subject
 from hf_specdec.bench.tables import markdown, tables
 from hf_specdec.errors import ConfigError
 from tests.bench.conftest import PROMPTS, tiny_llama
@@ -34,43 +34,40 @@ COUNTS = {
     False: set[str](),
     True: {"blocks", "drafted", "num_accepted_tokens", "num_draft_tokens", "num_drafts", "predictions", "reliability"},
 }
-CALLS = ("probed_call", "timed_call")
 
 
 def untimed(entry: dict[str, Any]) -> dict[str, Any]:
     """An entry without what differs from run to run."""
-    records = {
-        part: [
-            {name: value for name, value in record.items() if name not in (TIMES | COUNTS[record["row"] in CLOCKED])}
-            for record in entry[part]
-        ]
-        for part in ("probes", "records")
-    }
-    return {**{name: entry[name] for name in ("name", "dtype", "model", "rows", "left_out")}, **records}
+    records = [
+        {name: value for name, value in record.items() if name not in (TIMES | COUNTS[record["row"] in CLOCKED])}
+        for record in entry["records"]
+    ]
+    return {**{name: entry[name] for name in ("name", "dtype", "model", "rows", "left_out")}, "records": records}
 
 
 def unlearned(entry: dict[str, Any]) -> dict[str, Any]:
     """The same without what depends on earlier calls: how many tokens a row that learns has drafted."""
     kept = untimed(entry)
-    for probe in kept["probes"]:
-        if probe["row"] in LEARNING:
-            del probe["blocks"], probe["drafted"]
+    for record in kept["records"]:
+        if record["row"] in LEARNING:
+            for name in ("blocks", "drafted", "num_draft_tokens"):
+                record.pop(name, None)
     return kept
 
 
 @pytest.fixture(scope="module")
-def subjects(subject: Subject) -> list[Subject]:
+def models(loaded: LoadedModel) -> list[LoadedModel]:
     """One with an assistant and one of another size without."""
-    model = hf_specdec.enable(tiny_llama(len(subject.tokenizer), hidden_size=48, num_hidden_layers=1))
-    assistant = tiny_llama(len(subject.tokenizer), num_hidden_layers=1)
-    helped = dataclasses.replace(subject, assistant=assistant, assistant_name="tinier")
-    return [helped, Subject(model=model, tokenizer=subject.tokenizer, name="other")]
+    model = hf_specdec.enable(tiny_llama(len(loaded.tokenizer), hidden_size=48, num_hidden_layers=1))
+    assistant = tiny_llama(len(loaded.tokenizer), num_hidden_layers=1)
+    helped = dataclasses.replace(loaded, assistant=assistant, assistant_name="tinier")
+    return [helped, LoadedModel(model=model, tokenizer=loaded.tokenizer, name="other")]
 
 
 @pytest.fixture(scope="module")
-def both(subjects: list[Subject]) -> dict[str, Any]:
+def both(models: list[LoadedModel]) -> dict[str, Any]:
     """The document of a whole run; take a copy to change it."""
-    return Bench(subjects, PROMPTS, SETTINGS, rows=ROWS).run()
+    return Bench(models, PROMPTS, SETTINGS, rows=ROWS).run()
 
 
 @pytest.fixture
@@ -78,30 +75,29 @@ def document(both: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(both)
 
 
-def test_models_take_turns_on_each_prompt(subjects: list[Subject], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_take_turns_on_each_prompt(models: list[LoadedModel], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    for name in CALLS:
-        real = getattr(subject_run, name)
+    real = model_run.measured_call
 
-        def listen(subject: Subject, *args: Any, real: Any = real) -> Any:
-            seen.append(subject.name)
-            return real(subject, *args)
+    def listen(loaded: LoadedModel, *args: Any, **kwargs: Any) -> Any:
+        seen.append(loaded.name)
+        return real(loaded, *args, **kwargs)
 
-        monkeypatch.setattr(subject_run, name, listen)
+    monkeypatch.setattr(model_run, "measured_call", listen)
     settings = BenchSettings(max_new_tokens=4, rounds=1, modes=("greedy",))
-    Bench(subjects, PROMPTS, settings, rows=["plain"]).run()
+    Bench(models, PROMPTS, settings, rows=["plain"]).run()
     num_visits = 1 + 2 * sum(len(prompt.turns) for prompt in PROMPTS)  # the warm-up is one more
     assert seen == ["tiny", "tiny", "other", "other"] * num_visits
 
 
-def test_each_model_has_the_records_it_would_have_alone(subjects: list[Subject], both: dict[str, Any]) -> None:
-    alone = [Bench([subject], PROMPTS, SETTINGS, rows=ROWS).run()["subjects"][0] for subject in subjects]
-    assert [untimed(entry) for entry in both["subjects"]] == [untimed(entry) for entry in alone]
+def test_each_model_has_the_records_it_would_have_alone(models: list[LoadedModel], both: dict[str, Any]) -> None:
+    alone = [Bench([loaded], PROMPTS, SETTINGS, rows=ROWS).run()["models"][0] for loaded in models]
+    assert [untimed(entry) for entry in both["models"]] == [untimed(entry) for entry in alone]
     assert json.loads(json.dumps(both)) == both
 
 
 def test_rows_are_those_that_each_model_allows(both: dict[str, Any]) -> None:
-    one, other = both["subjects"]
+    one, other = both["models"]
     assert "transformers:assistant" in one["summary"]["greedy"] and set(one["left_out"]) == {"eagle3"}
     assert "transformers:assistant" not in other["summary"]["greedy"]
     assert any(line.startswith("Left out of other: transformers:assistant: ") for line in notes(both))
@@ -109,37 +105,36 @@ def test_rows_are_those_that_each_model_allows(both: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("after", [3, *(pytest.param(after, marks=pytest.mark.wide) for after in (13, 40))])
 def test_an_interrupt_between_models_loses_nothing(
-    subjects: list[Subject], both: dict[str, Any], after: int, monkeypatch: pytest.MonkeyPatch
+    models: list[LoadedModel], both: dict[str, Any], after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, calls = Bench(subjects, PROMPTS, SETTINGS, rows=ROWS), 0
+    first, calls = Bench(models, PROMPTS, SETTINGS, rows=ROWS), 0
+    real = model_run.measured_call
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > after + sum(len(run.rows) for run in first.runs):
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
     with monkeypatch.context() as patch:
-        for name in CALLS:
-            real = getattr(subject_run, name)
-
-            def interrupted(*args: Any, real: Any = real) -> Any:
-                nonlocal calls
-                calls += 1
-                if calls > after + sum(len(run.rows) for run in first.runs):
-                    raise KeyboardInterrupt
-                return real(*args)
-
-            patch.setattr(subject_run, name, interrupted)
+        patch.setattr(model_run, "measured_call", interrupted)
         with pytest.raises(KeyboardInterrupt):
             first.run()
     assert not first.document["is_complete"]
     assert markdown(first.document)
-    whole = Bench(subjects, PROMPTS, SETTINGS, rows=ROWS, document=first.document).run()
+    whole = Bench(models, PROMPTS, SETTINGS, rows=ROWS, document=first.document).run()
     assert whole["is_complete"]
-    assert [unlearned(entry) for entry in whole["subjects"]] == [unlearned(entry) for entry in both["subjects"]]
+    assert [unlearned(entry) for entry in whole["models"]] == [unlearned(entry) for entry in both["models"]]
 
 
-def test_other_models_do_not_continue_a_run(subjects: list[Subject], document: dict[str, Any]) -> None:
-    for others in (subjects[:1], subjects[::-1]):
+def test_other_models_do_not_continue_a_run(models: list[LoadedModel], document: dict[str, Any]) -> None:
+    for others in (models[:1], models[::-1]):
         with pytest.raises(ConfigError, match="same models"):
             Bench(others, PROMPTS, SETTINGS, rows=ROWS, document=document)
-    document["subjects"][1]["model"]["parameters"] += 1
+    document["models"][1]["model"]["parameters"] += 1
     with pytest.raises(ConfigError, match="same model,"):
-        Bench(subjects, PROMPTS, SETTINGS, rows=ROWS, document=document)
+        Bench(models, PROMPTS, SETTINGS, rows=ROWS, document=document)
 
 
 def test_tables_name_the_model_and_the_last_sets_them_side_by_side(both: dict[str, Any]) -> None:
@@ -159,53 +154,53 @@ def test_tables_name_the_model_and_the_last_sets_them_side_by_side(both: dict[st
 
 
 def test_different_precisions_are_said_for_each_model(document: dict[str, Any]) -> None:
-    document["subjects"][1]["dtype"] = "bfloat16"
+    document["models"][1]["dtype"] = "bfloat16"
     lines = facts(document)
     assert "float32" not in lines[0] and "float32" in lines[1] and "bfloat16" in lines[2]
 
 
 def test_a_wrong_row_is_flagged_on_the_model_where_it_is_wrong(document: dict[str, Any]) -> None:
-    document["subjects"][1]["summary"]["greedy"]["plain"]["share_equal"] = 0.5
+    document["models"][1]["summary"]["greedy"]["plain"]["share_equal"] = 0.5
     assert flagged(document) == [("other", "greedy", "plain", 0.5)]
     marked = [(table.title, row[0]) for table in tables(document) for row in table.rows if NOT_EQUAL in "".join(row)]
     assert marked == [("other: greedy", "plain"), ("overall by model: greedy", "plain")]
     assert any(line.startswith(f"{NOT_EQUAL}: plain (other: greedy)") for line in notes(document))
-    document["subjects"][1]["dtype"] = "bfloat16"
+    document["models"][1]["dtype"] = "bfloat16"
     assert not flagged(document)
 
 
 def test_figures_show_all_models_and_what_an_interrupt_left(document: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert len(plot_document(document, tmp_path)) == 4
-    del document["subjects"][1]["summary"]["sampled"]
+    del document["models"][1]["summary"]["sampled"]
     assert len(plot_document(document, tmp_path)) == 4
     assert markdown(document)
 
 
-def test_each_model_has_its_cost_curves(subjects: list[Subject], tmp_path: Path) -> None:
+def test_each_model_has_its_cost_curves(models: list[LoadedModel], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    cost = measure_cost(subjects, context_lengths=(8, 16), num_tokens=(1, 2), rounds=1)
-    assert [[curve["context_length"] for curve in entry["curves"]] for entry in cost["subjects"]] == [[8, 16]] * 2
+    cost = measure_cost(models, context_lengths=(8, 16), num_tokens=(1, 2), rounds=1)
+    assert [[curve["context_length"] for curve in entry["curves"]] for entry in cost["models"]] == [[8, 16]] * 2
     found = {table.title: [row[0] for row in table.rows] for table in tables(cost)}
     assert found == {f"{name}: t(T) / t(1)": ["context of 8", "context of 16"] for name in ("tiny", "other")}
     assert len(plot_document(cost, tmp_path)) == 2
 
 
-def test_models_must_be_told_apart(subject: Subject) -> None:
+def test_models_must_be_told_apart(loaded: LoadedModel) -> None:
     with pytest.raises(ConfigError, match="labels of their own"):
-        Bench([subject, subject], PROMPTS, SETTINGS)
+        Bench([loaded, loaded], PROMPTS, SETTINGS)
     with pytest.raises(ConfigError, match="at least one"):
         measure_cost([])
 
 
 @pytest.fixture(scope="module")
-def folders(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def folders(loaded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Two checkpoints."""
     found = []
     for layers in (1, 2):
         folder = str(tmp_path_factory.mktemp("models") / f"layers_{layers}")
-        tiny_llama(len(subject.tokenizer), num_hidden_layers=layers).save_pretrained(folder)
-        subject.tokenizer.save_pretrained(folder)
+        tiny_llama(len(loaded.tokenizer), num_hidden_layers=layers).save_pretrained(folder)
+        loaded.tokenizer.save_pretrained(folder)
         found.append(folder)
     return found
 
@@ -220,11 +215,11 @@ def test_the_command_measures_every_model_at_every_size(run: Run, folders: list[
     assert result.stderr.count("widened to 64x3") == 2
     document = json.loads(result.stdout)
     labels = [label for folder in folders for label in (folder, f"{folder}, 64x3")]
-    assert [entry["name"] for entry in document["subjects"]] == labels
-    assert ["widening" in entry["model"] for entry in document["subjects"]] == [False, True] * 2
-    assert all(len(entry["records"]) == 2 for entry in document["subjects"])
+    assert [entry["name"] for entry in document["models"]] == labels
+    assert ["widening" in entry["model"] for entry in document["models"]] == [False, True] * 2
+    assert all(len(entry["records"]) == 4 for entry in document["models"])
     more = run(*words, "--resume", str(file), "--rounds", "2", "--json")
-    assert [len(entry["records"]) for entry in json.loads(more.stdout)["subjects"]] == [4] * 4
+    assert [len(entry["records"]) for entry in json.loads(more.stdout)["models"]] == [6] * 4
     shown = run("bench", "--show", str(file), "--markdown")
     assert shown.exit_code == 0 and shown.stdout.count(f"**{labels[1]}: greedy**") == 1
 

@@ -40,11 +40,12 @@ def test_the_interval_is_the_same_each_time() -> None:
 
 
 def test_acceptance_leaves_out_the_prompt_s_forward() -> None:
-    blocks = [[1, 3, 1], [5, 2]]
+    blocks = [{"blocks": [1, 3, 1]}, {"blocks": [5, 2]}]
     steps = np.array([3, 1, 2])
     assert mean_acceptance_length(blocks) == pytest.approx(steps.mean())
     assert acceptance_by_position(blocks) == pytest.approx([(steps > 1).mean(), (steps > 2).mean()])
-    assert mean_acceptance_length([[1]]) == 1.0
+    assert mean_acceptance_length([{"blocks": [1]}]) == 1.0
+    assert mean_acceptance_length([{"mean_acceptance_length": 2.0}, {"mean_acceptance_length": 3.0}]) == 2.5
     assert acceptance_by_position([]) == []
 
 
@@ -73,7 +74,7 @@ def test_a_prompt_s_ratio_is_the_median_of_its_rounds_and_a_row_s_that_of_its_pr
         for number, ratio in enumerate(values):
             slow = 10.0**number
             records += [record(REFERENCE, prompt, number, ratio * slow), record("ours", prompt, number, slow)]
-    speed = summarize(records, [], ROWS)["greedy"]["ours"]["speed"]
+    speed = summarize(records, ROWS)["greedy"]["ours"]["speed"]
     assert {task: found["median"] for task, found in speed.items()} == {"a": 2.5, "b": 3.0, "overall": 3.0}
     assert speed["overall"]["count"] == 3
 
@@ -87,7 +88,7 @@ def test_transformers_rows_are_compared_with_as_well() -> None:
         for prompt, values in seconds.items()
         for row, value in zip(rows, values, strict=True)
     ]
-    found = summarize(records, [], rows)["greedy"]["ours"]
+    found = summarize(records, rows)["greedy"]["ours"]
     assert found["speed"]["overall"]["median"] == 4.0
     assert found["speed_against"]["theirs"]["overall"]["median"] == 0.5
 
@@ -100,8 +101,8 @@ def test_any_row_can_be_compared_with_by_task() -> None:
         for prompt, values in seconds.items()
         for row, value in zip(rows, values, strict=True)
     ]
-    assert not summarize(records, [], rows)["greedy"]["ours"]["speed_against"]
-    found = summarize(records, [], rows, against=["other"])["greedy"]["ours"]["speed_against"]
+    assert not summarize(records, rows)["greedy"]["ours"]["speed_against"]
+    found = summarize(records, rows, against=["other"])["greedy"]["ours"]["speed_against"]
     assert {task: ratio["median"] for task, ratio in found["other"].items()} == {"a": 2.25, "b": 0.5, "overall": 0.5}
     assert (found["other"]["a"]["low"], found["other"]["a"]["high"]) == (0.5, 4.0)
 
@@ -113,7 +114,7 @@ def probe(prompt: str, blocks: list[int], drafted: list[int]) -> dict[str, Any]:
 
 def test_steps_are_counted_by_task_without_the_prompt_s_forward() -> None:
     probes = [probe("c", [1, 3, 1], [0, 8, 4]), probe("d", [1, 2], [0, 6]), probe("q", [1, 1], [9, 10])]
-    found = summarize([], probes, ROWS)["greedy"]["ours"]
+    found = summarize(probes, ROWS)["greedy"]["ours"]
     assert found["tokens_per_step"] == {"a": 2.0, "b": 1.0, "overall": 1.75}
     assert found["nodes_per_step"] == {"a": 6.0, "b": 10.0, "overall": 7.0}
     assert found["drafted_per_step"] == 7.0 and found["mean_acceptance_length"] == 1.75
@@ -131,7 +132,7 @@ def test_reliability_is_a_mean_over_what_was_drafted() -> None:
 def test_reliability_is_over_all_calls_of_a_row() -> None:
     calls = [record("ours", "c", number, 1.0, reliability=[[0.5, 0.5, 4]]) for number in range(2)]
     references = [record(REFERENCE, "c", number, 1.0) for number in range(2)]
-    found = summarize([*calls, *references], [], ROWS)["greedy"]
+    found = summarize([*calls, *references], ROWS)["greedy"]
     assert [point["count"] for point in found["ours"]["reliability"]] == [8]
     assert found[REFERENCE]["reliability"] == []
 
@@ -139,7 +140,7 @@ def test_reliability_is_over_all_calls_of_a_row() -> None:
 def test_speed_is_counted_by_the_token() -> None:
     """Where a row ends earlier, its time is set against the tokens that it gave."""
     records = [record(REFERENCE, "c", 0, 1.0), record("ours", "c", 0, 0.5, num_tokens=5, equal=False)]
-    found = summarize(records, [], ROWS)["greedy"]["ours"]
+    found = summarize(records, ROWS)["greedy"]["ours"]
     assert found["speed"]["overall"]["median"] == pytest.approx(1.0)
     assert found["tokens_per_second"] == pytest.approx(10.0)
 
@@ -151,10 +152,10 @@ def test_one_unequal_round_makes_a_prompt_unequal() -> None:
         for prompt in ("c", "d")
         for number in range(2)
     ]
-    assert summarize(records, [], ROWS)["greedy"]["ours"]["share_equal"] == 0.5
+    assert summarize(records, ROWS)["greedy"]["ours"]["share_equal"] == 0.5
 
 
 def test_the_draft_share_is_of_the_calls_that_count_it() -> None:
-    found = summarize([record(REFERENCE, "c", 0, 1.0), record("ours", "c", 0, 1.0)], [], ROWS)["greedy"]
+    found = summarize([record(REFERENCE, "c", 0, 1.0), record("ours", "c", 0, 1.0)], ROWS)["greedy"]
     assert found["ours"]["draft_share"] == pytest.approx(0.25)
     assert found[REFERENCE]["draft_share"] is None

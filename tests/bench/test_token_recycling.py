@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.plan import BenchSettings
 from hf_specdec.bench.run import Bench
-from hf_specdec.bench.subject import Subject
 from hf_specdec.bench.token_recycling import (
     STATIC_TREE,
     TOKEN_RECYCLING,
@@ -122,27 +122,27 @@ def test_a_hot_start_keeps_the_matrix_between_calls(hot_start: bool, remembers: 
     assert (second.propose(80).num_draft_tokens > 0) == remembers
 
 
-def test_a_run_gives_plain_s_tokens_greedy_and_sampled_with_80_nodes(subject: Subject) -> None:
+def test_a_run_gives_plain_s_tokens_greedy_and_sampled_with_80_nodes(loaded: LoadedModel) -> None:
     settings = BenchSettings(max_new_tokens=24, rounds=1)
     rows = ["token_recycling", "token_recycling:hot_start=False"]
-    (entry,) = Bench([subject], PROMPTS, settings, rows=rows).run()["subjects"]
+    (entry,) = Bench([loaded], PROMPTS, settings, rows=rows).run()["models"]
     for mode in ("greedy", "sampled"):
         assert [entry["summary"][mode][row]["share_equal"] for row in rows] == [1.0, 1.0]
-    drafted = {row: [max(p["drafted"]) for p in entry["probes"] if p["row"] == row] for row in rows}
+    drafted = {row: [max(r.get("drafted", [0])) for r in entry["records"] if r["row"] == row] for row in rows}
     assert max(drafted["token_recycling"]) > max(drafted["token_recycling:hot_start=False"])
     assert max(drafted["token_recycling"]) <= 80
 
 
-def test_the_matrix_is_the_bench_s_and_not_the_model_s(subject: Subject) -> None:
+def test_the_matrix_is_the_bench_s_and_not_the_model_s(loaded: LoadedModel) -> None:
     """Rows have memories of their own, so a run leaves nothing behind on the model."""
-    Bench([subject], PROMPTS[:1], BenchSettings(max_new_tokens=4, rounds=1), rows=["token_recycling"]).run()
-    assert TOKEN_RECYCLING.name not in state_of(subject.model).memory.by_name
+    Bench([loaded], PROMPTS[:1], BenchSettings(max_new_tokens=4, rounds=1), rows=["token_recycling"]).run()
+    assert TOKEN_RECYCLING.name not in state_of(loaded.model).memory.by_name
 
 
-def test_generate_takes_the_method_itself(subject: Subject) -> None:
-    inputs: Any = subject.tokenizer(PROMPTS[0].turns[0], return_tensors="pt")
+def test_generate_takes_the_method_itself(loaded: LoadedModel) -> None:
+    inputs: Any = loaded.tokenizer(PROMPTS[0].turns[0], return_tensors="pt")
     options = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
-    plain = subject.model.generate(**inputs, **options)
-    ours = subject.model.generate(**inputs, **options, spec_method=TOKEN_RECYCLING, spec_config={"hot_start": False})
+    plain = loaded.model.generate(**inputs, **options)
+    ours = loaded.model.generate(**inputs, **options, spec_method=TOKEN_RECYCLING, spec_config={"hot_start": False})
     assert ours.sequences.tolist() == plain.sequences.tolist()
     assert ours.spec_stats.method == "token_recycling"

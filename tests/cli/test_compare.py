@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import hf_specdec
-from hf_specdec.bench import subject_run
+from hf_specdec.bench import model_run
 from hf_specdec.cli import compare, table
 from hf_specdec.cli.compare import ASSISTED, PLAIN, TRANSFORMERS
 from hf_specdec.engine.model_state import state_of
@@ -74,27 +74,27 @@ def test_the_exit_code_tells_unequal_tokens_in_fp32(
     run: Run, monkeypatch: pytest.MonkeyPatch, dtype: str, exit_code: int
 ) -> None:
     """In half precision a near-tie may flip, so the table says so and the exit code does not."""
-    real = subject_run.timed_call
+    real = model_run.measured_call
 
-    def wrong(subject: Any, row: Any, *args: Any) -> Any:
-        outcome = real(subject, row, *args)
+    def wrong(loaded: Any, row: Any, *args: Any, **kwargs: Any) -> Any:
+        outcome = real(loaded, row, *args, **kwargs)
         return dataclasses.replace(outcome, token_ids=[0, *outcome.token_ids[1:]]) if row.name == "auto" else outcome
 
-    monkeypatch.setattr(subject_run, "timed_call", wrong)
+    monkeypatch.setattr(model_run, "measured_call", wrong)
     result = run(*COMPARE, "--dtype", dtype)
     assert result.exit_code == exit_code
     assert "no (0 of 1)" in result.stdout
 
 
 def test_a_model_that_transformers_refuses_leaves_its_row_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = subject_run.timed_call
+    real = model_run.measured_call
 
-    def refusing(subject: Any, row: Any, *args: Any) -> Any:
+    def refusing(loaded: Any, row: Any, *args: Any, **kwargs: Any) -> Any:
         if row.name == TRANSFORMERS:
             raise ValueError("assisted generation is not supported")
-        return real(subject, row, *args)
+        return real(loaded, row, *args, **kwargs)
 
-    monkeypatch.setattr(subject_run, "timed_call", refusing)
+    monkeypatch.setattr(model_run, "measured_call", refusing)
     result = run(*COMPARE, "--dtype", "fp32", "--json")
     assert [row["name"] for row in json.loads(result.stdout)["rows"]] == [PLAIN, "auto"]
     assert "is left out: assisted generation is not supported" in result.stderr
@@ -103,18 +103,18 @@ def test_a_model_that_transformers_refuses_leaves_its_row_out(run: Run, monkeypa
 def test_no_round_drafts_from_the_answers_of_another(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every round begins with what the memory file held, and none with what another round added to it."""
     known: list[int] = []
-    real = subject_run.timed_call
+    real = model_run.measured_call
 
-    def watched(subject: Any, row: Any, *args: Any) -> Any:
-        memory = state_of(subject.model).memory
+    def watched(loaded: Any, row: Any, *args: Any, **kwargs: Any) -> Any:
+        memory = state_of(loaded.model).memory
         if row.name == "auto":
             known.append(len(memory_in_use(memory, hf_specdec.AutoSpecConfig()).pool))
-        return real(subject, row, *args)
+        return real(loaded, row, *args, **kwargs)
 
-    monkeypatch.setattr(subject_run, "timed_call", watched)
+    monkeypatch.setattr(model_run, "measured_call", watched)
     rows(run, "--dtype", "fp32", "--auto-config", '{"num_nodes": 12}')
     warm_up, *rounds = known
-    assert rounds == [warm_up] * 2
+    assert rounds == [warm_up] * 3  # the watched one and two that are timed
 
 
 @pytest.mark.parametrize("width", [40, 79, 80, 120])

@@ -16,14 +16,14 @@ from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.loading import load_tokenizer
 from hf_specdec.quantization.precision import DTYPES, PRECISIONS
 
-__all__ = ["EMBEDDED", "Subject", "check_subjects", "load_subject", "pick_device"]
+__all__ = ["EMBEDDED", "LoadedModel", "check_models", "load_model", "pick_device"]
 
 EMBEDDED = "embedded target"
 EMBEDDED_DRAFT = "embedded draft"
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class LoadedModel:
     """A model that is enabled, in evaluation mode and on its device.
 
     Attributes:
@@ -46,7 +46,7 @@ class Subject:
         return f"{self.name}, {size['hidden_size']}x{size['num_layers']}" if size else self.name
 
 
-def load_subject(
+def load_model(
     path: str | None = None,
     *,
     dtype: str | None = None,
@@ -55,7 +55,7 @@ def load_subject(
     assistant_dtype: str | None = None,
     widen_to: tuple[int, int] | None = None,
     attn_implementation: str | None = None,
-) -> Subject:
+) -> LoadedModel:
     """Load a model for measuring.
 
     Args:
@@ -87,7 +87,7 @@ def load_subject(
     if attn_implementation is not None:
         _set_attention(model, attn_implementation)
     helper = None if draft is None else hf_specdec.AutoModelForCausalLM.from_pretrained(draft, precision=own_precision)
-    return Subject(
+    return LoadedModel(
         model=model.to(where).eval(),
         tokenizer=load_tokenizer(folder),
         name=EMBEDDED if path is None else path,
@@ -125,20 +125,20 @@ def _quantised(model: PreTrainedModel, precision: str) -> Any:
         return hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision)
 
 
-def check_subjects(subjects: Sequence[Subject]) -> None:
+def check_models(models: Sequence[LoadedModel]) -> None:
     """Raise unless the models can be measured in one run.
 
     Raises:
         ConfigError: there is none, two have the same label, or they are on different devices.
     """
-    labels = [subject.label for subject in subjects]
-    devices = {str(subject.model.device) for subject in subjects}
+    labels = [loaded.label for loaded in models]
+    devices = {str(loaded.model.device) for loaded in models}
     if not labels:
-        raise ConfigError("subjects", "must hold at least one model", labels, "Load one with load_subject.")
+        raise ConfigError("models", "must hold at least one model", labels, "Load one with load_model.")
     if len(set(labels)) < len(labels):
-        raise ConfigError("subjects", "must have labels of their own", labels, "Give them names of their own.")
+        raise ConfigError("models", "must have labels of their own", labels, "Give them names of their own.")
     if len(devices) > 1:
-        raise ConfigError("subjects", "must be on one device", sorted(devices), "Measure each device in its own run.")
+        raise ConfigError("models", "must be on one device", sorted(devices), "Measure each device in its own run.")
 
 
 def pick_device(name: str | torch.device | None) -> torch.device:

@@ -2,29 +2,23 @@
 
 The context of prompt lookup is made up: tokens by Zipf's law, with passages copied from before, as in text. `auto`
 decodes real prompts with fixed numbers of nodes, since it drafts from the model's logits.
-
-    python -m hf_specdec.bench.draft_cost --json
-    python -m hf_specdec.bench.draft_cost --auto --prompts prompts.jsonl
 """
 
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_specdec import embedded
-from hf_specdec.api import enable
-from hf_specdec.bench.prompts import default_prompts, load_prompts, spread
+from hf_specdec.bench.conversation import encode, fitting
+from hf_specdec.bench.document import DRAFTING
+from hf_specdec.bench.header import model_facts, new_document
+from hf_specdec.bench.loaded_model import LoadedModel
+from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.transformers_lookup import transformers_generator
-from hf_specdec.errors import SpecError
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.recycled_logits import likeliest
@@ -35,12 +29,22 @@ from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from hf_specdec.tree import DraftTree
 
-__all__ = ["CONTEXT_LENGTHS", "NUM_NODES", "auto_cost", "draft_cost", "made_up_text"]
+__all__ = ["auto_points", "made_up_text", "measure_drafting", "prompt_lookup_points"]
 
 CONTEXT_LENGTHS = (1_000, 10_000, 100_000)
 NUM_NODES = (8, 16, 32, 64)
 VOCAB_SIZE = 32_000
 COPY_SHARE, COPY_LENGTH = 0.02, 12  # one token in fifty starts a passage that stood in the text before
+
+
+def measure_drafting(
+    loaded: LoadedModel, prompts: Sequence[Prompt], *, context_lengths: Sequence[int] = CONTEXT_LENGTHS
+) -> dict[str, Any]:
+    """A document of kind "drafting"."""
+    points = prompt_lookup_points(PromptLookupConfig(), context_lengths), auto_points(loaded, prompts)
+    named = dict(zip(("prompt_lookup", "auto"), points, strict=True))
+    settings = {"num_prompts": len(prompts)}
+    return new_document(DRAFTING, loaded.model.device, settings=settings, models=[model_facts(loaded)], **named)
 
 
 def made_up_text(length: int, seed: int = 0) -> list[int]:
@@ -58,7 +62,7 @@ def made_up_text(length: int, seed: int = 0) -> list[int]:
     return text[:length]
 
 
-def draft_cost(
+def prompt_lookup_points(
     config: PromptLookupConfig, context_lengths: Sequence[int] = CONTEXT_LENGTHS, num_steps: int = 200
 ) -> list[dict[str, float]]:
     """Median seconds a step, one token accepted each: `propose` and `observe`, and transformers' `get_candidates`.
@@ -150,8 +154,8 @@ class TimedDrafter(Drafter):
         self.drafter.end()
 
 
-def auto_cost(
-    model: Any, prompts: Sequence[Sequence[int]], num_nodes: Sequence[int] = NUM_NODES, *, max_new_tokens: int = 64
+def auto_points(
+    loaded: LoadedModel, prompts: Sequence[Prompt], num_nodes: Sequence[int] = NUM_NODES, *, max_new_tokens: int = 64
 ) -> list[dict[str, float]]:
     """Milliseconds of thread time a step of `auto` with fixed numbers of nodes: drafting, observing, reading logits.
 
@@ -160,19 +164,18 @@ def auto_cost(
     Returns:
         `list[dict]`: for each number `num_nodes`, `draft_ms`, `observe_ms` without `reduce_ms`, and `tokens_per_step`.
     """
-    enable(model)
+    known = fitting(loaded, prompts, max_new_tokens)
+    inputs = [encode(loaded, prompt) for prompt in [*known[::2], *known[1::2]]]
+    num_fillers = len(known[::2]) if len(known) > 1 else 0
     points = []
     for nodes in num_nodes:
         memory, config = SpecMemory(), AutoSpecConfig(num_nodes=nodes)
-        counted = []
-        for place, prompt in enumerate([*prompts[::2], *prompts[1::2]]):
-            drafter = TimedDrafter(AutoDrafter(config, memory))
-            ids = torch.tensor([list(prompt)], device=model.device)
-            how = {"max_new_tokens": max_new_tokens, "do_sample": False, "spec_method": drafter}
-            model.generate(ids, attention_mask=torch.ones_like(ids), **how)
-            if place >= len(prompts[::2]):
-                counted.append(drafter)
-        steps = sum(drafter.num_steps for drafter in counted)
+        drafters = []
+        for own in inputs:
+            drafters.append(TimedDrafter(AutoDrafter(config, memory)))
+            loaded.model.generate(**own, max_new_tokens=max_new_tokens, do_sample=False, spec_method=drafters[-1])
+        counted = drafters[num_fillers:]
+        steps = max(sum(drafter.num_steps for drafter in counted), 1)
         per_step = {name: 1e3 * sum(d.seconds[name] for d in counted) / steps for name in counted[0].seconds}
         points.append(
             {
@@ -184,55 +187,3 @@ def auto_cost(
             }
         )
     return points
-
-
-def main(
-    config: Annotated[str, typer.Option(help="Prompt-lookup configuration, list form or dict.")] = "{}",
-    steps: Annotated[int, typer.Option(min=1, help="Steps timed at each length.")] = 200,
-    auto: Annotated[bool, typer.Option("--auto", help="Measure auto, on the embedded target.")] = False,
-    prompts: Annotated[Path | None, typer.Option(help="Prompts for --auto; by default those of `bench`.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most prompts decoded for --auto.")] = 24,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
-    """Draft seconds a step of prompt lookup at 1k, 10k and 100k tokens of context, or of auto by numbers of nodes."""
-    torch.set_num_threads(1)
-    if auto:
-        _show_auto(auto_cost(*_embedded(prompts, limit)), as_json=as_json)
-        return
-    try:
-        parsed = PromptLookupConfig.parse(config, "config")
-    except SpecError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    points = draft_cost(parsed, num_steps=steps)
-    if as_json:
-        typer.echo(json.dumps({"config": config, "num_steps": steps, "threads": 1, "points": points}))
-        return
-    for point in points:
-        ours, theirs = point["seconds"] * 1e6, point["transformers_seconds"] * 1e6
-        typer.echo(f"{point['context_length']:>7} tokens: {ours:8.1f} us a step, transformers {theirs:8.1f} us")
-
-
-def _embedded(path: Path | None, limit: int) -> tuple[Any, list[list[int]]]:
-    """The embedded target in fp32, and prompts for it."""
-    folder = embedded.path("target")
-    tokenizer, model = (
-        AutoTokenizer.from_pretrained(folder),
-        AutoModelForCausalLM.from_pretrained(folder, dtype="float32"),
-    )
-    found = default_prompts() if path is None else load_prompts([str(path)])
-    texts = [prompt.turns[0] for prompt in spread(found, limit)]
-    return model.eval(), [tokenizer(text)["input_ids"][-1024:] for text in texts]
-
-
-def _show_auto(points: Sequence[dict[str, float]], *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps({"threads": 1, "points": points}))
-        return
-    for point in points:
-        parts = ", ".join(f"{name} {point[f'{name}_ms']:.2f}" for name in ("draft", "observe", "reduce"))
-        typer.echo(f"{point['num_nodes']:>4} nodes: {parts} ms, {point['tokens_per_step']:.3f} tokens a step")
-
-
-if __name__ == "__main__":
-    typer.run(main)

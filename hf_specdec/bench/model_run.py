@@ -13,21 +13,21 @@ from typing import Any
 import torch
 
 from hf_specdec.bench.conversation import encode, fitting
-from hf_specdec.bench.measure import probed_call, timed_call
-from hf_specdec.bench.plan import PROBE_ROUND, BenchSettings, Visit
+from hf_specdec.bench.loaded_model import LoadedModel
+from hf_specdec.bench.measure import measured_call
+from hf_specdec.bench.plan import WATCHED_ROUND, BenchSettings, Visit
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.rows import REFERENCE, Row
 from hf_specdec.bench.statistics import summarize
-from hf_specdec.bench.subject import Subject
 from hf_specdec.engine.model_state import remembering
 from hf_specdec.methods.method import MethodState
 
-__all__ = ["SubjectRun"]
+__all__ = ["ModelRun"]
 
 WARM_UP_TOKENS = 8
 
 
-class SubjectRun:
+class ModelRun:
     """What is measured of one model. `entry` holds what there is so far, at any time.
 
     Args:
@@ -40,7 +40,7 @@ class SubjectRun:
 
     def __init__(
         self,
-        subject: Subject,
+        loaded: LoadedModel,
         rows: Sequence[Row],
         prompts: Sequence[Prompt],
         settings: BenchSettings,
@@ -49,27 +49,26 @@ class SubjectRun:
         memory: MethodState | None = None,
     ) -> None:
         known = {row["name"] for row in entry["rows"]}
-        self.subject, self.settings, self.entry, self.against = subject, settings, entry, against
+        self.loaded, self.settings, self.entry, self.against = loaded, settings, entry, against
         self.rows = [row for row in rows if row.name in known]
-        self.prompts = fitting(subject, prompts, settings.max_new_tokens)
+        self.prompts = fitting(loaded, prompts, settings.max_new_tokens)
         if len(self.prompts) < len(prompts):
             what = f"{len(prompts) - len(self.prompts)} of {len(prompts)} prompts"
             entry["left_out"][what] = "too long for the model's positions"
-        self._records: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for record in (*entry["probes"], *entry["records"]):
-            self._records[_key(record, record["row"])] = record
+        self._records = {_key(record, record["row"]): record for record in entry["records"]}
         self._memories: dict[str, MethodState] = {}
         self._known = MethodState() if memory is None else copy.deepcopy(memory)
         self._round: tuple[str, int] | None = None
 
     def warm_up(self) -> None:
         """A few tokens with every row; transformers' own rows that refuse the model are left out."""
-        inputs = self._inputs(Visit(self.settings.modes[0], PROBE_ROUND, self.prompts[0], 0))
+        largest = max(self.prompts, key=lambda prompt: len(prompt.batch))
+        inputs = self._inputs(Visit(self.settings.modes[0], WATCHED_ROUND, largest, 0))
         for row in list(self.rows):
             options = {"max_new_tokens": WARM_UP_TOKENS, "do_sample": False}
             try:
-                with remembering(self.subject.model, MethodState()):
-                    timed_call(self.subject, row, inputs, options, self.settings.seed)
+                with remembering(self.loaded.model, MethodState()):
+                    measured_call(self.loaded, row, inputs, options, self.settings.seed)
             except ValueError as error:
                 if row.kind != "transformers":
                     raise
@@ -101,30 +100,27 @@ class SubjectRun:
             if row.name == REFERENCE:
                 record["token_ids"] = token_ids
             self._records[_key(record, row.name)] = record
-            self.entry["probes" if visit.round == PROBE_ROUND else "records"].append(record)
+            self.entry["records"].append(record)
         return True
 
     def summarize(self) -> None:
         """Bring the entry's summary up to what has been measured."""
         entry = self.entry
-        entry["summary"] = summarize(entry["records"], entry["probes"], entry["rows"], self.against)
+        entry["summary"] = summarize(entry["records"], entry["rows"], self.against)
 
     def _call(self, visit: Visit, row: Row, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        call = probed_call if visit.round == PROBE_ROUND else timed_call
-        seed = self.settings.seed + max(visit.round, 0)
-        with remembering(self.subject.model, self._memories[row.name]):
-            outcome = call(self.subject, row, inputs, self.settings.options(visit.mode), seed)
-        record = {**visit.key, "row": row.name, **dataclasses.asdict(outcome)}
-        if record.get("reliability") is None:
-            record.pop("reliability", None)
-        return record
+        seed, is_watched = self.settings.seed + max(visit.round, 0), visit.round == WATCHED_ROUND
+        with remembering(self.loaded.model, self._memories[row.name]):
+            options = self.settings.options(visit.mode)
+            outcome = measured_call(self.loaded, row, inputs, options, seed, is_watched=is_watched)
+        return {**visit.key, "row": row.name, **outcome.record()}
 
     def _inputs(self, visit: Visit) -> dict[str, torch.Tensor]:
         """What is said in a visit, after earlier turns and the reference's answers to them."""
         earlier = [dataclasses.replace(visit, turn=turn) for turn in range(visit.turn)]
         answers = [self._records[_key(before.key, REFERENCE)]["token_ids"] for before in earlier]
-        texts = [self.subject.tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
-        return encode(self.subject, visit.prompt, texts)
+        texts = [self.loaded.tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
+        return encode(self.loaded, visit.prompt, texts)
 
 
 def _key(record: Mapping[str, Any], row: str) -> tuple[Any, ...]:
