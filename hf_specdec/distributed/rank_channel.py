@@ -1,31 +1,51 @@
 """What the processes of one tensor-parallel model tell one another; a failure in one of them is raised in all."""
 
+import pickle
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from hf_specdec.errors import RankError
 
-__all__ = ["RankChannel"]
+__all__ = ["RankChannel", "describe"]
+
+LENGTH_BYTES = 8
+FIRST_BYTES = 1 << 14  # of a value, in the first collective: the trees of a batch of sixteen with 64 nodes each
 
 
 class RankChannel:
     """The processes of one group.
+
+    Args:
+        device: where the group's collectives run.
 
     Attributes:
         rank (`int`): of this process; 0 leads.
         intact (`bool`): whether all are well; once not, nothing is exchanged any more.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group, self.rank = group, dist.get_rank(group)
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self.group, self.device, self.rank = group, device, dist.get_rank(group)
         self.intact = True
 
     def gather(self, value: Any) -> list[Any]:
-        """Every process's value, by rank."""
-        found: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(found, value, group=self.group)
-        return found
+        """Every process's value, by rank: one collective, and another one where a value is long."""
+        own = pickle.dumps(value)
+        found = self._all_gather(len(own).to_bytes(LENGTH_BYTES) + own[:FIRST_BYTES], LENGTH_BYTES + FIRST_BYTES)
+        lengths = [int.from_bytes(part[:LENGTH_BYTES]) for part in found]
+        values = [part[LENGTH_BYTES:] for part in found]
+        if max(lengths) > FIRST_BYTES:
+            rest = self._all_gather(own[FIRST_BYTES:], max(lengths) - FIRST_BYTES)
+            values = [first + more for first, more in zip(values, rest, strict=True)]
+        return [pickle.loads(part[:length]) for part, length in zip(values, lengths, strict=True)]
+
+    def _all_gather(self, own: bytes, size: int) -> list[bytes]:
+        """Every process's bytes, filled up to `size`."""
+        sent = torch.frombuffer(bytearray(own.ljust(size, b"\0")), dtype=torch.uint8).to(self.device)  # (size,)
+        received = [torch.empty_like(sent) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(received, sent, group=self.group)
+        return [part.cpu().numpy().tobytes() for part in received]
 
     def exchange(self, message: Any = None, pending_error: BaseException | None = None) -> Any:
         """The first process's message; those of the others are not looked at.

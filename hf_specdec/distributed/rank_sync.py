@@ -300,7 +300,7 @@ def rank_sync_of(model: PreTrainedModel) -> RankSync:
     sharded = mesh["tp"] if mesh.ndim > 1 else mesh
     if sharded.size() == 1:
         return RankSync()
-    channel = RankChannel(sharded.get_group())
+    channel = RankChannel(sharded.get_group(), model.device)
     return (_Leader if channel.rank == 0 else _Follower)(channel, model.device)
 
 

@@ -17,7 +17,7 @@ class Table:
     """Where all processes put their values."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.values = size, [None] * size
+        self.size, self.values = size, [b""] * size
         self.barrier = threading.Barrier(size, timeout=20)
 
 
@@ -26,9 +26,11 @@ class ThreadChannel(RankChannel):
 
     def __init__(self, table: Table, rank: int) -> None:
         self.table, self.rank, self.intact = table, rank, True
+        self.num_collectives = 0
 
-    def gather(self, value: Any) -> list[Any]:
-        self.table.values[self.rank] = value
+    def _all_gather(self, own: bytes, size: int) -> list[bytes]:
+        self.num_collectives += 1
+        self.table.values[self.rank] = own.ljust(size, b"\0")
         self.table.barrier.wait()
         found = list(self.table.values)
         self.table.barrier.wait()
@@ -78,6 +80,28 @@ def test_trees_and_decisions_are_the_first_ones() -> None:
     leader, follower = together(role, role)
     assert leader == follower
     assert leader[1::3] == [0, 10, 20]
+
+
+@pytest.mark.parametrize(("num_nodes", "expected"), [(64, 1), (100_000, 2)])
+def test_a_message_takes_one_collective_unless_it_is_long(num_nodes: int, expected: int) -> None:
+    chains = [DraftTree.chain(1, range(num_nodes)) for _ in range(16 if num_nodes == 64 else 1)]
+
+    def role(sync: RankSync) -> tuple[int, bool]:
+        trees = sync.trees(lambda: chains, None)
+        count = sync.channel.num_collectives  # type: ignore[attr-defined]
+        sync.finish()
+        return count, trees[-1].tokens == chains[-1].tokens
+
+    assert together(role, role, role) == [(expected, True)] * 3
+
+
+def test_values_of_any_lengths_are_gathered_by_rank() -> None:
+    """The longest decides how much is sent; the others' are filled up and cut again."""
+
+    def role(sync: RankSync) -> Any:
+        return sync.channel.gather("x" * (40_000 if sync.is_leader else 3))  # type: ignore[attr-defined]
+
+    assert together(role, role) == [["x" * 40_000, "xxx"]] * 2
 
 
 def test_what_children_were_drawn_from_stays_with_the_leader() -> None:
