@@ -23,14 +23,22 @@ _stance_lock = threading.RLock()  # torch has one stance for the whole process
 class Found:
     """What is known of a model in one state of it.
 
+    Args:
+        knows_rows: whether batches were tried as well, and work.
+
     Attributes:
         capability (`Capability`): how it is driven.
     """
 
-    def __init__(self, capability: Capability) -> None:
+    def __init__(self, capability: Capability, *, knows_rows: bool = False) -> None:
         self.capability = capability
-        self._reasons: list[str | None] = []  # one entry once batches were tried
+        self._reasons: list[str | None] = [None] * knows_rows  # one entry once batches were tried
         self._lock = threading.Lock()
+
+    @property
+    def knows_rows(self) -> bool:
+        """Whether batches were tried."""
+        return bool(self._reasons)
 
     def batch_fallback_reason(
         self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None, *, rank_sync: RankSync | None = None
@@ -77,10 +85,24 @@ class Findings:
             except ProbeFailed as error:
                 _raise_if_shared(error, rank_sync)
                 return Found(untried(model, error))
-            while len(self._known) >= MOST_KEPT:
-                del self._known[next(iter(self._known))]
-            self._known[key] = found
+            self._keep(key, found)
             return found
+
+    def known(self, key: Hashable) -> Found | None:
+        """What is known of the model whose fingerprint is `key`, if anything is."""
+        with self._lock:
+            return self._known.get(key)
+
+    def keep(self, key: Hashable, found: Found) -> None:
+        """Take over what a call has found out about the model whose fingerprint was `key`."""
+        with self._lock:
+            self._keep(key, found)
+
+    def _keep(self, key: Hashable, found: Found) -> None:
+        self._known.pop(key, None)
+        while len(self._known) >= MOST_KEPT:
+            del self._known[next(iter(self._known))]
+        self._known[key] = found
 
     def __reduce__(self) -> tuple[type["Findings"], tuple[()]]:
         return Findings, ()

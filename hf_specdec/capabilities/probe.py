@@ -30,7 +30,7 @@ from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_mask import TreeMasks
 from hf_specdec.tree import DraftTree, TreeBuilder
 
-__all__ = ["Capability", "probe", "untried"]
+__all__ = ["Capability", "probe", "untried", "verifies_trees"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,7 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
             try:
                 error = tried(lambda attempt: _try_tree(model, encoder_kwargs or {}, attempt))
                 _check_rows(model, encoder_kwargs)
-                reason = "a tree of tokens gives the logits of the same tokens in sequence"
-                return Capability("tree", reason, attention, dtype, error)
+                return verifies_trees(model, error)
             except REFUSALS as exception:
                 why_not_tree = sentence(exception)
         error = tried(lambda attempt: _try_chain(model, encoder_kwargs or {}, attempt))
@@ -89,6 +88,14 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
     except REFUSALS as exception:
         reason = f"several tokens in one forward do not work: {sentence(exception)}"
         return Capability("plain", reason, attention, dtype, float("nan"))
+
+
+def verifies_trees(model: PreTrainedModel, error: float) -> Capability:
+    """What holds for a model whose trees were right, but for `error`."""
+    attention, dtype = compat.attention_implementation(model.config), str(model.dtype).removeprefix("torch.")
+    return Capability(
+        "tree", "a tree of tokens gives the logits of the same tokens in sequence", attention, dtype, error
+    )
 
 
 def untried(model: PreTrainedModel, error: ProbeFailed) -> Capability:

@@ -13,15 +13,20 @@ from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.inputs import rows_of
 
 __all__ = [
+    "EXACT",
     "REFUSALS",
     "Mismatch",
     "ProbeFailed",
     "accepts",
+    "allowed_error",
     "arguments",
     "compare",
     "encoded",
+    "has_own_windows",
     "plain_logits",
     "reference",
+    "relative_error",
+    "rounds_exactly",
     "sentence",
     "tokens_of",
     "tolerance_of",
@@ -133,19 +138,27 @@ def tokens_of(model: PreTrainedModel, attempt: int) -> tuple[list[int], list[int
 
 
 def _prompt_length(model: PreTrainedModel) -> int:
-    """Long enough to reach beyond a window that a model applies by itself, unseen by transformers' mask functions."""
-    config = compat.text_config(model.config)
+    """Long enough to reach beyond a window that a model applies by itself."""
+    positions = compat.max_positions(model.config) or LONGEST_PROMPT
+    return max(PROMPT_LENGTH, min(max(_own_windows(model), default=0) + 4, positions - 8))
+
+
+def has_own_windows(model: PreTrainedModel) -> bool:
+    """Whether a model may apply a window by itself, so that short texts do not show all that it does."""
+    return any(size > 0 for size in _own_windows(model))
+
+
+def _own_windows(model: PreTrainedModel) -> list[int]:
+    """Sizes in the configuration that may be windows unseen by transformers' mask functions."""
     known = MASKED_WINDOWS if compat.attends_only(model) else ()
-    windows = [
+    return [
         value
-        for name, value in vars(config).items()
+        for name, value in vars(compat.text_config(model.config)).items()
         if isinstance(value, int)
         and any(word in name for word in OWN_WINDOWS)
         and name not in known
         and value <= LONGEST_PROMPT
     ]
-    positions = compat.max_positions(model.config) or LONGEST_PROMPT
-    return max(PROMPT_LENGTH, min(max(windows, default=0) + 4, positions - 8))
 
 
 def tolerance_of(model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], t: list[int]) -> float:
@@ -153,19 +166,35 @@ def tolerance_of(model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt:
 
     It stays below what another prompt would do to the logits, lest a forward that forgets the prompt pass for exact.
     """
-    if model.dtype in (torch.float32, torch.float64) and torch.get_float32_matmul_precision() == "highest":
+    if rounds_exactly(model):
         return EXACT
     by_token = reference(model, encoder_kwargs, prompt, [t[:6]])
     at_once = [reference(model, encoder_kwargs, prompt + t[:count], [t[count : count + 1]]) for count in (1, 3, 5)]
-    noise = NOISE_FACTOR * _error(torch.cat(at_once, dim=1), by_token[:, 1::2])
+    noise = relative_error(torch.cat(at_once, dim=1), by_token[:, 1::2])
     other = [t[-1]] * (len(prompt) - RECENT) + prompt[-RECENT:]
-    influence = _error(reference(model, encoder_kwargs, other, [t[:2]]), by_token[:, :2])
+    influence = relative_error(reference(model, encoder_kwargs, other, [t[:2]]), by_token[:, :2])
+    return allowed_error(model, noise=noise, influence=influence)
+
+
+def rounds_exactly(model: PreTrainedModel) -> bool:
+    """Whether rounding changes logits by no more than `EXACT`."""
+    is_wide = model.dtype in (torch.float32, torch.float64)
+    return is_wide and torch.get_float32_matmul_precision() == "highest"
+
+
+def allowed_error(model: PreTrainedModel, *, noise: float, influence: float) -> float:
+    """The tolerance in half precision.
+
+    Args:
+        noise: what another split of the text does to the logits, relative to the largest.
+        influence: what another text does to them.
+    """
     rounding = max(torch.finfo(model.dtype).eps, TF32)
     least = min(2 * rounding, max(influence / NOISE_FACTOR, rounding / 2))
-    return min(max(noise, least), MOST_INEXACT)
+    return min(max(NOISE_FACTOR * noise, least), MOST_INEXACT)
 
 
-def _error(rows: torch.Tensor, wanted: torch.Tensor) -> float:
+def relative_error(rows: torch.Tensor, wanted: torch.Tensor) -> float:
     """Largest difference over the largest logit."""
     return ((rows - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6)).item()
 
@@ -181,7 +210,7 @@ def compare(rows: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> float
         raise ProbeFailed("its logits are NaN")
     if rows.shape != wanted.shape:
         raise Mismatch(f"{tuple(rows.shape)} logits instead of {tuple(wanted.shape)}")
-    error = _error(rows, wanted)
+    error = relative_error(rows, wanted)
     if not error <= tolerance:
         raise Mismatch(f"logits differ by {error:.1g} of the largest")
     return error

@@ -98,10 +98,12 @@ def prefill(
     return model._prefill(input_ids, generation_config, model_kwargs)
 
 
-def updated_kwargs(model: PreTrainedModel, outputs: Any, model_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """`model_kwargs` after one more token: masks, positions and token types extended by it."""
+def updated_kwargs(
+    model: PreTrainedModel, outputs: Any, model_kwargs: dict[str, Any], *, num_new_tokens: int = 1
+) -> dict[str, Any]:
+    """`model_kwargs` after more tokens: masks, positions and token types extended by them."""
     kwargs = model._update_model_kwargs_for_generation(
-        outputs, model_kwargs, is_encoder_decoder=model.config.is_encoder_decoder
+        outputs, model_kwargs, is_encoder_decoder=model.config.is_encoder_decoder, num_new_tokens=num_new_tokens
     )
     return cast("dict[str, Any]", kwargs)
 

@@ -55,7 +55,7 @@ class Budget:
         self._expected = 0.0  # the same of this step, without the time of drafting
         self._credit, self._paused, self._next_pause = FIRST_CREDIT, 0, SHORTEST_PAUSE
         self._explored: set[int] = set()  # unknown sizes that were tried
-        self._exploring, self._explored_at = 0, -EXPLORE_EVERY  # the size tried in this step, and when one was last
+        self._exploring, self._explored_at = 0, 0  # the size tried in this step, and when one was last
         self._time = self._explored_time = 0.0  # of all steps, and added by trying sizes, in steps of one token
 
     @property

@@ -20,6 +20,7 @@ from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost_facts import other_threads
 from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.engine.draft_pairing import draft_capability, draft_model_of, logits_processor_of
+from hf_specdec.engine.first_call import first_call_of
 from hf_specdec.engine.head_pairing import head_runner_of
 from hf_specdec.engine.length_rules import exceeds_original_length, reason_against_length
 from hf_specdec.engine.model_state import state_of
@@ -58,7 +59,8 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
     stats = SpecStats(method=(request.name or "") if request is not None else "plain")
     if request is None:
         return decode_plain(call, stats=stats, rank_sync=rank_sync)
-    found = found_for(call)
+    first_call = first_call_of(call, request, stats)
+    found = first_call.found if first_call is not None else found_for(call)
     tier = stats.tier = found.capability.tier
     stats.plain_reason = plain_reason(call, request, found)
     rank_sync.check(lambda: fields_of(call, request, tier=tier, reason=stats.plain_reason))
@@ -86,6 +88,7 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
         costs=costs_of(call.model, request, call.input_ids.device),
         observer=request.observer,
         rank_sync=rank_sync,
+        decide=None if first_call is None else first_call.decide,
     )
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from hf_specdec import compat
+from hf_specdec.capabilities.trial import TrialRunner
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch_rules import criteria_of_row, processors_of_row
@@ -47,6 +48,7 @@ def decode_speculatively(
     costs: StepCosts | None = None,
     observer: Callable[[SpecStep], None] | None = None,
     rank_sync: RankSync | None = None,
+    decide: Callable[[float | None], bool] | None = None,
 ) -> Any:
     """Decode in our loop; returns what plain generation would return, with `.spec_stats`.
 
@@ -54,6 +56,7 @@ def decode_speculatively(
         make_drafter: makes the drafter of one sequence from its index and random generator.
         costs: of the target's forwards; with them, each step verifies as much as pays.
         rank_sync: of the processes that decode together; by default this one is alone.
+        decide: of `TrialRunner`, where the model is tried on this call's text; `tier` is `"tree"` then.
     """
     config, model = call.generation_config, call.model
     original = call.model_kwargs.get(compat.cache_name(call.model_kwargs))
@@ -62,17 +65,13 @@ def decode_speculatively(
     rank_sync = rank_sync or RankSync()
     sequences = _sequences(call, texts, make_drafter, stats, rank_sync)
     fixed = fixed_shapes(call, [sequence.drafter for sequence in sequences], budget)
-    target = ModelRunner(
-        model,
-        call.input_ids,
-        config,
-        call.model_kwargs,
-        texts,
-        tier=tier,
-        keep_cache=keep_cache,
-        hidden_layers=_read_layers(draft_model),
-        fixed=fixed,
-    )
+    arguments = (model, call.input_ids, config, call.model_kwargs, texts)
+    target: ModelRunner
+    if decide is not None:
+        target = TrialRunner(*arguments, keep_cache=keep_cache, decide=decide)
+    else:
+        layers = _read_layers(draft_model)
+        target = ModelRunner(*arguments, tier=tier, keep_cache=keep_cache, hidden_layers=layers, fixed=fixed)
     stats.tier, stats.method = target.tier, stats.method or type(sequences[0].drafter).__name__
     loop = SpecLoop(
         Batch(sequences, target, _limits(call, budget), used_by(rank_sync, draft_model)),

@@ -187,7 +187,7 @@ class StepRunner:
         most, is_chain = batch.limits.budget, batch.target.tier == "chain"
         depths = batch.depths()
         wanted = [
-            None if sequence.finished else (sequence.drafter, min(most, depth) if is_chain else most)
+            None if sequence.finished else (sequence.drafter, min(most, depth) if is_chain or not depth else most)
             for sequence, depth in zip(batch.sequences, depths, strict=True)
         ]
         if batch.draft_model is not None:

@@ -140,6 +140,9 @@ class ModelRunner:
             self._ahead = max(int(positions[..., -1].max()) - self._cached, 0)
         return self.outputs
 
+    def before_step(self) -> None:
+        """Called before the drafters of a step are asked; a model that is known needs nothing."""
+
     def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """One forward of the trees' new nodes and extra tokens; `None` computes nothing for its row.
 

@@ -1,0 +1,172 @@
+"""A model's first call tries it on its own text: two forwards more, and not a token that was not verified before."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import hf_specdec
+from hf_specdec.capabilities import findings
+from hf_specdec.capabilities.trial import NUM_REFERENCES, SHORTEST_CALL
+from tests.helpers.batches import MASK, PADDED
+from tests.helpers.support import DRAFTS, PROMPT, assert_same_cache, plain
+from tests.helpers.zoo import FAMILIES, build
+
+CALL: dict[str, Any] = {"max_new_tokens": SHORTEST_CALL + 4, "do_sample": False, "eos_token_id": None}
+ALONE: dict[str, Any] = CALL | {"input_ids": PROMPT}
+BATCH: dict[str, Any] = CALL | {"input_ids": PADDED, "attention_mask": MASK}
+
+
+@pytest.fixture
+def fresh() -> Any:
+    return hf_specdec.enable(build(FAMILIES["llama"]))
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The probes that were run."""
+    run: list[str] = []
+    for name in ("probe", "probe_rows"):
+        probe = getattr(findings, name)
+        monkeypatch.setattr(findings, name, lambda *args, name=name, probe=probe: run.append(name) or probe(*args))
+    return run
+
+
+def steer(model: Any) -> None:
+    """Change hidden states at the last position of each forward: no tree is right then."""
+
+    def change(module: Any, args: Any, output: Any) -> Any:
+        states = (output[0] if isinstance(output, tuple) else output).clone()
+        states[:, -1] = states[:, -1].flip(-1)
+        return (states, *output[1:]) if isinstance(output, tuple) else states
+
+    model.model.layers[1].register_forward_hook(change)
+
+
+def see_all(model: Any) -> None:
+    """Let every token see those before it in a forward, whatever mask it is given."""
+
+    def change(module: Any, args: Any, kwargs: Any) -> Any:
+        return args, kwargs | {"attention_mask": None}
+
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(change, with_kwargs=True)
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_a_first_call_needs_no_probe_and_gives_plains_text(fresh: Any, probes: list[str], draft: str) -> None:
+    expected = plain(fresh, **ALONE)
+    arguments = DRAFTS[draft](expected[0].tolist())
+    output = fresh.generate(**ALONE, **arguments, return_dict_in_generate=True)
+    assert output.sequences.tolist() == expected.tolist()
+    assert (output.spec_stats.tier, output.spec_stats.plain_reason) == ("tree", None)
+    assert fresh.generate(PROMPT, max_new_tokens=4, do_sample=False, **arguments).tolist() == [
+        expected[0, : PROMPT.shape[1] + 4].tolist()
+    ]
+    assert not probes
+
+
+def test_a_trial_is_two_forwards(fresh: Any) -> None:
+    """Right drafts at every step: what is saved shows that they are verified after the trial."""
+    expected = plain(fresh, **ALONE)
+    widths: list[int] = []
+    fresh.register_forward_pre_hook(lambda *a: widths.append(a[2]["input_ids"].shape[1]), with_kwargs=True)
+    output = fresh.generate(**ALONE, **DRAFTS["oracle"](expected[0].tolist()), return_dict_in_generate=True)
+    assert len(widths) == 1 + output.spec_stats.num_forwards + 2
+    assert widths[1 : 1 + NUM_REFERENCES] == [1] * NUM_REFERENCES
+    assert output.spec_stats.num_accepted_tokens > SHORTEST_CALL // 2
+
+
+def test_rows_of_a_batch_are_tried_together(fresh: Any, probes: list[str]) -> None:
+    expected = plain(fresh, **BATCH).tolist()
+    output = fresh.generate(**BATCH, spec_method="prompt_lookup", return_dict_in_generate=True)
+    assert output.sequences.tolist() == expected
+    assert output.spec_stats.plain_reason is None and output.spec_stats.num_accepted_tokens > 0
+    assert fresh.generate(**BATCH, spec_method="auto").tolist() == expected
+    assert fresh.generate(**ALONE, spec_method="auto").tolist() == plain(fresh, **ALONE).tolist()
+    assert not probes
+
+
+def test_a_batch_is_tried_after_a_sequence_was(fresh: Any, probes: list[str]) -> None:
+    for call in (ALONE, BATCH):
+        assert fresh.generate(**call, spec_method="prompt_lookup").tolist() == plain(fresh, **call).tolist()
+    assert not probes
+
+
+@pytest.mark.parametrize("change", [steer, see_all])
+@pytest.mark.parametrize("call", [ALONE, BATCH], ids=["alone", "batch"])
+def test_a_model_that_fails_is_probed_and_gives_plains_text(
+    fresh: Any, probes: list[str], change: Callable[[Any], None], call: dict[str, Any]
+) -> None:
+    change(fresh)
+    expected = plain(fresh, **call)
+    draft = DRAFTS["oracle"](expected[0].tolist()) if call is ALONE else {"spec_method": "prompt_lookup"}
+    output = fresh.generate(**call, **draft, return_dict_in_generate=True)
+    assert output.sequences.tolist() == expected.tolist()
+    assert output.spec_stats.plain_reason
+    assert output.spec_stats.num_accepted_tokens == 0
+    assert probes == ["probe"]
+
+
+def test_a_trial_that_is_interrupted_by_a_fault_leaves_it_to_the_probe(fresh: Any, probes: list[str]) -> None:
+    """The fault of a moment: the probe finds that trees work, and the same call goes on with them."""
+    expected = plain(fresh, **ALONE)
+    faults = [MemoryError()]
+
+    def fail(module: Any, args: Any, kwargs: Any) -> None:
+        if faults and kwargs["input_ids"].shape[1] == 7:
+            raise faults.pop()
+
+    fresh.register_forward_pre_hook(fail, with_kwargs=True)
+    output = fresh.generate(**ALONE, **DRAFTS["oracle"](expected[0].tolist()), return_dict_in_generate=True)
+    assert output.sequences.tolist() == expected.tolist()
+    assert not faults and probes == ["probe"]
+    assert output.spec_stats.num_accepted_tokens > SHORTEST_CALL // 2
+
+
+def test_in_half_precision_the_tolerance_follows_what_rounding_does(probes: list[str]) -> None:
+    """A tree that is right passes, one that is wrong does not."""
+    right, wrong = (hf_specdec.enable(build(FAMILIES["llama"]).to(torch.bfloat16)) for _ in range(2))
+    see_all(wrong)
+    for call in (ALONE, BATCH):
+        right.generate(**call, spec_method="prompt_lookup")
+        output = right.generate(**call, spec_method="prompt_lookup", return_dict_in_generate=True)
+        assert output.spec_stats.tier == "tree"
+    assert not probes
+    wrong.generate(**ALONE, spec_method="prompt_lookup")
+    assert probes == ["probe"]
+
+
+def test_short_calls_are_probed(fresh: Any, probes: list[str]) -> None:
+    fresh.generate(PROMPT, max_new_tokens=SHORTEST_CALL - 1, do_sample=False, spec_method="auto")
+    assert probes == ["probe"]
+
+
+@pytest.mark.parametrize("family", ["mistral", "bloom", "bart"])
+def test_what_a_few_tokens_do_not_show_is_probed(probes: list[str], family: str) -> None:
+    """Windows, positions that the model counts by itself, and encoders."""
+    model = hf_specdec.enable(build(FAMILIES[family]))
+    model.generate(**ALONE, spec_method="prompt_lookup")
+    assert probes[0] == "probe"
+
+
+@pytest.mark.parametrize("count", [2, NUM_REFERENCES, SHORTEST_CALL])
+def test_a_cache_of_the_callers_holds_plains_text(fresh: Any, count: int) -> None:
+    """Texts that end before the trial, in the step after it, and later."""
+    text = plain(fresh, **ALONE)[0].tolist()
+    eos = text[PROMPT.shape[1] + count - 1]
+    ends = ALONE | {"eos_token_id": eos, "pad_token_id": 0}
+    caches = [DynamicCache(), DynamicCache()]
+    expected = plain(fresh, **ends, past_key_values=caches[0])
+    output = fresh.generate(**ends, past_key_values=caches[1], **DRAFTS["oracle"](expected[0].tolist()))
+    assert output.tolist() == expected.tolist()
+    assert_same_cache(caches[1], caches[0])
+
+
+def test_samples_follow_their_seed(fresh: Any) -> None:
+    torch.manual_seed(5)
+    expected = plain(fresh, **ALONE | {"do_sample": True})
+    torch.manual_seed(5)
+    assert fresh.generate(**ALONE | {"do_sample": True}, spec_method="auto").tolist() == expected.tolist()
