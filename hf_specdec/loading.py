@@ -15,13 +15,14 @@ import transformers
 from safetensors import SafetensorError
 
 from hf_specdec.api import SpecGenerationMixin, enable
-from hf_specdec.compat import dropped_settings
+from hf_specdec.compat import dropped_settings, generation_model, input_device
 from hf_specdec.distributed.placement import parallel_arguments
 from hf_specdec.errors import CheckpointError, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
+from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.eagle3.checkpoint import is_head, load_head
-from hf_specdec.methods.eagle3.network import Eagle3Head
+from hf_specdec.methods.mtp.network import MtpHead
 from hf_specdec.quantization.bnb import prepare
 from hf_specdec.quantization.fp8 import check_offloading
 from hf_specdec.quantization.precision import PRECISIONS, checkpoint_config, dtype_after_widening, loading_arguments
@@ -144,7 +145,7 @@ class AutoModelForSeq2SeqLM(_EnabledAutoModel):
 
 
 class AutoDraftHead:
-    """Loads draft heads: networks that draft from the target's hidden states, for `assistant_model=`.
+    """Loads draft heads: networks that draft from what the target computed, for `assistant_model=`.
 
     ```python
     head = hf_specdec.AutoDraftHead.from_pretrained("path/to/eagle3-head")
@@ -160,22 +161,30 @@ class AutoDraftHead:
         cls,
         path: str | os.PathLike[str],
         *,
+        target: transformers.PreTrainedModel | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         **hub: Any,
-    ) -> Eagle3Head:
-        """Read an EAGLE-3 head in the speculators format or that of SafeAILab and SpecForge.
+    ) -> DraftHead:
+        """Read an EAGLE-3 head in the speculators format or that of SafeAILab and SpecForge, or MTP layers.
 
         Args:
             path (`str`): a folder, or a name on the Hugging Face hub.
+            target (`PreTrainedModel`, *optional*): the model whose MTP layers are wanted, where `path` is a checkpoint
+                of it.
             dtype (`torch.dtype`, *optional*): of the weights; by default that of the file.
             device (`torch.device`, *optional*): where they go; by default the CPU.
             hub: `revision`, `token`, `cache_dir`, `local_files_only` and the like, as in transformers.
 
         Raises:
             CheckpointError: something is missing or unreadable.
-            ConfigError: config.json describes no EAGLE-3 head.
+            ConfigError: config.json describes no draft head.
+            UnsupportedModelError: transformers knows no MTP layers of `target`.
         """
+        if target is not None:
+            inner = generation_model(target)
+            head: DraftHead = MtpHead.of_checkpoint(inner, os.fspath(path))
+            return head.to(device=device or input_device(inner), dtype=dtype)
         return load_head(path, dtype=dtype, **hub).to(device)
 
 

@@ -15,9 +15,8 @@ from hf_specdec.compat import generation_model
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import DrafterContext, Method
-from hf_specdec.methods.registry import METHODS, config_arguments, resolve
+from hf_specdec.methods.registry import METHODS, as_head, config_arguments, resolve
 from hf_specdec.observer import SpecStep
 
 __all__ = ["Request", "own_arguments", "read_request"]
@@ -131,16 +130,17 @@ def _assistant_model(kwargs: dict[str, Any], method: Method) -> Any:
     assistant = kwargs.pop("assistant_model", None)
     if assistant is None:
         return None
-    if isinstance(assistant, DraftHead):
-        if method.takes_draft_head:
-            return assistant
-        rule = f"must be a transformers model with spec_method={method.name!r}"
-        raise ConfigError("assistant_model", rule, type(assistant).__name__, 'Use spec_method="eagle3" for a head.')
+    inner = generation_model(assistant)
+    if (head := as_head(inner)) is not None:
+        if method.name in head.methods:
+            return head
+        rule = f"must be of another kind with spec_method={method.name!r}"
+        remedy = f'Use spec_method="{head.methods[0]}" for a head of this kind.'
+        raise ConfigError("assistant_model", rule, type(assistant).__name__, remedy)
     if not method.takes_draft_model:
         rule = f"must be a draft head with spec_method={method.name!r}"
         remedy = 'Load it with hf_specdec.AutoDraftHead, or use spec_method="draft_model" for a model.'
         raise ConfigError("assistant_model", rule, type(assistant).__name__, remedy)
-    inner = generation_model(assistant)
     if not isinstance(inner, PreTrainedModel):
         raise ConfigError(
             "assistant_model", "must be a transformers model", type(assistant).__name__, "Load it with from_pretrained."

@@ -91,7 +91,7 @@ def _default_jobs() -> list[Job]:
 
 def _text_methods() -> list[str]:
     """Methods that draft from the text and need nothing else, those that have default rows left out."""
-    return [name for name, method in METHODS.items() if not method.needs_assistant and name not in NOT_BY_DEFAULT]
+    return [name for name, method in METHODS.items() if not method.needs_model and name not in NOT_BY_DEFAULT]
 
 
 def _jobs(name: str) -> list[Job]:
@@ -109,6 +109,6 @@ def _jobs(name: str) -> list[Job]:
 
 def _method_job(name: str, method_name: str, config: Any) -> Job:
     method = method_called(method_name)
-    if method.needs_assistant:
+    if method.needs_model:
         raise ConfigError("row", "must draft from the text alone for --replay", name, "Measure it with a model.")
     return Job(name, config.node_budget, lambda memory: method.make(config, DrafterContext(memory)))

@@ -38,9 +38,11 @@ from hf_specdec.bench.naming import (
 )
 from hf_specdec.distributed.placement import is_placed, read_devices
 from hf_specdec.engine.draft_pairing import draft_capability
-from hf_specdec.errors import ConfigError, UnsupportedModelError, unknown_name
+from hf_specdec.engine.head_pairing import own_head_of
+from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError, unknown_name
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.method import Method
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.quantization.report import precision_of
 
@@ -179,6 +181,8 @@ def _method_row(name: str, method_name: str, value: Any, loaded: LoadedModel) ->
     how: dict[str, Any] = {"spec_method": method if is_comparison(method) else method.name, "spec_config": config}
     if method.needs_draft_head:
         raise ConfigError(name, "must have a draft head", None, "Time heads with generate; bench takes draft models.")
+    if method.own_head is not None:
+        _check_own_head(name, method, loaded)
     if method.needs_draft_model or wants_draft:
         how["assistant_model"] = draft = _draft_of(loaded, name)
         described |= {"assistant": loaded.assistant_name, "assistant_dtype": precision_of(draft)}
@@ -187,6 +191,16 @@ def _method_row(name: str, method_name: str, value: Any, loaded: LoadedModel) ->
     if found is not None and found.tier != "tree":
         raise ConfigError(name, "must have a model that verifies trees", found.tier, f"It does not: {found.reason}.")
     return Row.of_arguments(name, "method", how, is_seed_exact=config.is_seed_exact, config=described)
+
+
+def _check_own_head(name: str, method: Method, loaded: LoadedModel) -> None:
+    """Load what the method needs of the model's checkpoint."""
+    try:
+        own_head_of(loaded.model, method)
+    except (CheckpointError, UnsupportedModelError) as error:
+        raise ConfigError(
+            name, "must have a checkpoint with such layers", loaded.model.name_or_path, str(error)
+        ) from error
 
 
 def _draft_of(loaded: LoadedModel, name: str) -> Any:

@@ -65,6 +65,7 @@ from hf_specdec.compat.masks import (
     set_attention_implementation,
 )
 from hf_specdec.compat.models import (
+    bare_embeddings,
     counts_unpadded,
     generation_model,
     ignores_positions,
@@ -102,6 +103,7 @@ __all__ = [
     "assisted_decoding",
     "attends_only",
     "attention_implementation",
+    "bare_embeddings",
     "cache_name",
     "cached_length",
     "can_crop",

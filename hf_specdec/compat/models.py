@@ -2,6 +2,7 @@
 
 Names                              Why
 `_orig_mod`, `peft_config`         the model inside `torch.compile`'s wrapper and PEFT's
+`embed_norm`                       a norm inside some models' embedding modules, which their drafters go without
 `_compiled_call_impl`, `_torchdynamo_orig_callable`
                                    of torch: a compiled module does not call hooks set on its parts
 """
@@ -13,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 __all__ = [
+    "bare_embeddings",
     "counts_unpadded",
     "generation_model",
     "ignores_positions",
@@ -30,6 +32,15 @@ def generation_model(model: Any) -> Any:
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
         return model.get_base_model()
     return model
+
+
+def bare_embeddings(embeddings: Any) -> Any:
+    """The same token embeddings, over the same weights, without a norm that the module itself applies to them."""
+    if not hasattr(embeddings, "embed_norm"):
+        return embeddings
+    bare = copy.copy(embeddings)
+    bare._modules = {**embeddings._modules, "embed_norm": torch.nn.Identity()}
+    return bare
 
 
 def text_config(config: Any) -> Any:

@@ -21,7 +21,7 @@ from hf_specdec.engine.cost_facts import other_threads
 from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.engine.draft_pairing import draft_capability, draft_model_of, logits_processor_of
 from hf_specdec.engine.first_call import first_call_of
-from hf_specdec.engine.head_pairing import head_runner_of
+from hf_specdec.engine.head_pairing import head_runner_of, own_head_of
 from hf_specdec.engine.length_rules import exceeds_original_length, reason_against_length
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.plain import decode_assisted, decode_plain
@@ -199,12 +199,15 @@ def drafting(
 ) -> tuple[AnyDraftRunner | None, Callable[[int, torch.Generator | None], Drafter]]:
     """The call's draft model, if its method has one, and what makes the drafter of a row."""
     draft_model: AnyDraftRunner | None = None
-    if isinstance(request.assistant_model, DraftHead):
-        draft_model = head_runner_of(call, request.assistant_model)
-    elif request.assistant_model is not None:
-        tier = draft_capability(call.model, request.assistant_model).tier
-        draft_model = draft_model_of(call, request.assistant_model, tier=tier, encoder_inputs=encoder_inputs)
     logits_processor, state = logits_processor_of(call), state_of(call.model)
+    assistant = request.assistant_model
+    if assistant is None:
+        assistant = own_head_of(call.model, request.method, request.config)
+    if isinstance(assistant, DraftHead):
+        draft_model = head_runner_of(call, assistant)
+    elif assistant is not None:
+        tier = draft_capability(call.model, assistant).tier
+        draft_model = draft_model_of(call, assistant, tier=tier, encoder_inputs=encoder_inputs)
     takes_trees = found.capability.tier == "tree"
     is_sampled = bool(call.generation_config.do_sample)
 

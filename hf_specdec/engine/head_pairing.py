@@ -3,12 +3,17 @@
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.distributed.placement import read_devices
 from hf_specdec.engine.call import Call
+from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.forward.head_base import BaseHeadRunner
 from hf_specdec.forward.head_runner import HeadRunner
-from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.draft_head import DraftHead, PairHead
+from hf_specdec.methods.method import Method
 
-__all__ = ["check_head", "head_runner_of"]
+__all__ = ["check_head", "head_runner_of", "own_head_of"]
 
 MAX_PADDING = 1024  # ids by which vocabularies of one tokenizer differ, rounded up to a multiple for the hardware
 
@@ -28,7 +33,8 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
     if config.hidden_size != head.target_hidden_size:
         rule = f"must read hidden states of the target's hidden_size {config.hidden_size}"
         raise ConfigError("assistant_model", rule, f"a head for {head.target_hidden_size}", remedy)
-    if abs(config.vocab_size - head.vocab_size) > MAX_PADDING or int(head.target_ids.max()) >= config.vocab_size:
+    largest = -1 if head.target_ids is None else int(head.target_ids.max())
+    if abs(config.vocab_size - head.vocab_size) > MAX_PADDING or largest >= config.vocab_size:
         rule = f"must draft tokens of the target's vocab_size {config.vocab_size}"
         raise ConfigError("assistant_model", rule, f"a head for {head.vocab_size}", remedy)
     if head.embed_tokens is None and head.hidden_size != config.hidden_size:
@@ -41,7 +47,7 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
     return layers
 
 
-def head_runner_of(call: Call, head: DraftHead) -> HeadRunner:
+def head_runner_of(call: Call, head: DraftHead) -> BaseHeadRunner:
     """The head with a cache of its own, for the call's prompts.
 
     Raises:
@@ -53,22 +59,42 @@ def head_runner_of(call: Call, head: DraftHead) -> HeadRunner:
         rule, remedy = "must be unset with a draft head", "Pass input_ids, which the head reads too."
         raise ConfigError("inputs_embeds", rule, "given", remedy)
     longest = call.generation_config.max_length or length + 1024
-    return HeadRunner(
-        head,
-        [call.prompt_of(row) for row in range(len(call.input_ids))],
-        call.model.get_input_embeddings(),
-        hidden_layers=layers,
-        vocab_size=compat.text_config(call.model.config).vocab_size,
-        relative_cost=_relative_cost(call.model, head),
-        device=call.input_ids.device,
-        room=longest - length,
-    )
+    prompts = [call.prompt_of(row) for row in range(len(call.input_ids))]
+    embed = call.model.get_input_embeddings()
+    if head.skips_embedding_norm:
+        embed = compat.bare_embeddings(embed)
+    common = {
+        "hidden_layers": layers,
+        "vocab_size": compat.text_config(call.model.config).vocab_size,
+        "relative_cost": _relative_cost(call.model, head),
+        "device": call.input_ids.device,
+    }
+    assert isinstance(head, PairHead)
+    return HeadRunner(head, prompts, embed, room=longest - length, **common)
+
+
+def own_head_of(target: PreTrainedModel, method: Method | None, config: SpecConfig | None = None) -> DraftHead | None:
+    """The head that a method makes of the target's own checkpoint, loaded once; `None` where it makes none.
+
+    Args:
+        config: may hold a list of devices; without one the head goes where the target reads its inputs.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: there is none for this target.
+    """
+    if method is None or method.own_head is None:
+        return None
+    heads = state_of(target).heads
+    if method.name not in heads:
+        heads[method.name] = method.own_head(target)
+    listed = None if config is None else config.device_lists.get("draft")
+    if config is None or listed is None:
+        return heads[method.name].to(compat.input_device(target))
+    return heads[method.name].to(read_devices(listed, config.device_fields["draft"])[0])
 
 
 def _relative_cost(target: PreTrainedModel, head: DraftHead) -> float:
     """A guess of what a forward of the head costs: the mean of the ratios of parameters and of layers."""
-    sizes = [sum(weight.numel() for weight in model.parameters()) for model in (head, target)]
-    if head.embed_tokens is not None:
-        sizes[0] -= head.embed_tokens.weight.numel()  # a look-up
+    num_weights = sum(weight.numel() for weight in target.parameters())
     num_layers = compat.text_config(target.config).num_hidden_layers
-    return float((sizes[0] / max(sizes[1], 1) + head.cache_shape[0] / max(num_layers, 1)) / 2)
+    return float((head.num_weights / max(num_weights, 1) + head.num_layers / max(num_layers, 1)) / 2)

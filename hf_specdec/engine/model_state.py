@@ -18,6 +18,7 @@ from hf_specdec.compat import attention_implementation
 from hf_specdec.engine.cost_facts import check_facts
 from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import MethodState
 
 __all__ = ["ATTRIBUTE", "ModelState", "remembering", "state_of"]
@@ -33,6 +34,7 @@ class ModelState:
     defaults: dict[str, SpecConfig] = field(default_factory=dict)
     memory: MethodState = field(default_factory=MethodState)
     findings: Findings = field(default_factory=Findings)
+    heads: dict[str, DraftHead] = field(default_factory=dict)  # those of the model's own checkpoint, by method
     costs: dict[tuple[Any, ...], StepCosts] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
     keeps_settings: bool = False  # whether `enable` had to make the generation configuration keep them

@@ -1,23 +1,29 @@
-"""A draft head as the engine sees it: a small network over a token's embedding and the state before it."""
+"""Draft heads as the engine sees them: networks that draft from what the target computed, and keep no text."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["DraftHead"]
+__all__ = ["DraftHead", "PairHead"]
 
 
 class DraftHead(nn.Module):
-    """Base class of heads that draft from the target's hidden states. Subclasses compute; the engine keeps the text.
+    """Base class of heads. Subclasses compute; the engine keeps the text.
 
     Attributes:
+        methods (`tuple[str, ...]`): names of the methods that draft with such a head, its own first.
         embed_tokens (`nn.Embedding | None`): token embeddings of its own; without, it reads the target's.
+        skips_embedding_norm (`bool`): whether it reads the target's embeddings without a norm that the target's
+            embedding module applies.
         name_or_path (`str`): what it was loaded from.
     """
 
+    methods: tuple[str, ...] = ()
     name_or_path: str = ""
+    skips_embedding_norm: bool = False
 
     embed_tokens: nn.Embedding | None
 
@@ -38,18 +44,19 @@ class DraftHead(nn.Module):
 
     @property
     @abstractmethod
-    def cache_shape(self) -> tuple[int, int, int]:
-        """Layers, key/value heads, head size."""
+    def num_layers(self) -> int:
+        """Decoder layers that one forward computes."""
 
     @property
-    @abstractmethod
-    def has_window(self) -> bool:
-        """Whether a layer slides, so that `forward` needs `key_positions`."""
+    def num_weights(self) -> int:
+        """Weights that one forward reads; token embeddings are only looked up."""
+        own = sum(weight.numel() for weight in self.parameters())
+        return own if self.embed_tokens is None else own - self.embed_tokens.weight.numel()
 
     @property
-    @abstractmethod
-    def target_ids(self) -> torch.Tensor:
-        """`(draft_vocab_size,)`: the target's id of each draft id."""
+    def target_ids(self) -> torch.Tensor | None:
+        """`(draft_vocab_size,)`: the target's id of each draft id; `None` where both are the same."""
+        return None
 
     @property
     @abstractmethod
@@ -65,6 +72,28 @@ class DraftHead(nn.Module):
     def layer_ids(self, num_layers: int) -> tuple[int, ...]:
         """The hidden states that it reads of a target with `num_layers` layers, as `output_hidden_states` counts."""
 
+
+class PairHead(DraftHead):
+    """A head that reads pairs: a token beside the state of the position before it. It has a cache of its own.
+
+    A head of several stages computes depth d of a draft with stage d, and what is deeper with the last one. The pairs
+    of stage s + 1 have the states that stage s computed.
+
+    Attributes:
+        num_stages (`int`): decoder stacks that take turns.
+    """
+
+    num_stages: int = 1
+
+    @property
+    @abstractmethod
+    def has_window(self) -> bool:
+        """Whether a layer slides, so that `forward` needs `key_positions`."""
+
+    @abstractmethod
+    def cache_shapes(self, stage: int) -> Mapping[int, tuple[int, int, int]]:
+        """Key/value heads, key size and value size of each layer of a stage, by its number in the cache."""
+
     @abstractmethod
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """`(..., num_features * target_hidden_size)` hidden states of the target -> `(..., hidden_size)` states."""
@@ -78,6 +107,7 @@ class DraftHead(nn.Module):
         mask: torch.Tensor,
         cache: Any,
         key_positions: torch.Tensor | None = None,
+        stage: int = 0,
     ) -> torch.Tensor:
         """The states after Q tokens, each beside the state of the position before it: `(batch, Q, hidden_size)`.
 
@@ -88,6 +118,7 @@ class DraftHead(nn.Module):
                 sees.
             cache: a transformers cache; the new keys and values are written to it.
             key_positions: `(batch, K)`, for layers with a sliding window.
+            stage: which decoder stack computes.
         """
 
     @abstractmethod

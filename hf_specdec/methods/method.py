@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+from transformers import PreTrainedModel
 
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.draft_scorer import DraftScorer, LogitsProcessorFn
 
 __all__ = ["DrafterContext", "Method", "MethodState"]
@@ -75,6 +77,8 @@ class Method:
         takes_draft_model (`bool`): whether it uses an `assistant_model` that is given.
         needs_draft_head (`bool`): whether it needs an `assistant_model` that reads the target's hidden states.
         takes_draft_head (`bool`): whether it uses one that is given.
+        own_head: makes the head out of the target's own checkpoint, where the call brings none.
+        as_head: makes a head of a transformers model that is one, and `None` of any other object.
     """
 
     name: str
@@ -88,8 +92,15 @@ class Method:
     takes_draft_model: bool = False
     needs_draft_head: bool = False
     takes_draft_head: bool = False
+    own_head: Callable[[PreTrainedModel], DraftHead] | None = None
+    as_head: Callable[[object], DraftHead | None] | None = None
 
     @property
     def needs_assistant(self) -> bool:
         """Whether it needs an `assistant_model` of one kind or the other."""
         return self.needs_draft_model or self.needs_draft_head
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether it drafts with a network: an `assistant_model`, or a part of the target's checkpoint."""
+        return self.needs_assistant or self.own_head is not None

@@ -9,17 +9,19 @@ from types import MappingProxyType
 
 from hf_specdec.errors import unknown_name
 from hf_specdec.methods.auto.method import AUTO
+from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.draft_model.method import DRAFT_MODEL
 from hf_specdec.methods.eagle3.method import EAGLE3
 from hf_specdec.methods.lookahead.method import LOOKAHEAD
 from hf_specdec.methods.method import Method
+from hf_specdec.methods.mtp.method import MTP
 from hf_specdec.methods.plain.method import PLAIN
 from hf_specdec.methods.prompt_lookup.method import PROMPT_LOOKUP
 
-__all__ = ["METHODS", "config_arguments", "resolve"]
+__all__ = ["METHODS", "as_head", "config_arguments", "resolve"]
 
 METHODS: Mapping[str, Method] = MappingProxyType(
-    {method.name: method for method in (PLAIN, PROMPT_LOOKUP, LOOKAHEAD, DRAFT_MODEL, EAGLE3, AUTO)}
+    {method.name: method for method in (PLAIN, PROMPT_LOOKUP, LOOKAHEAD, DRAFT_MODEL, EAGLE3, MTP, AUTO)}
 )
 
 
@@ -38,3 +40,13 @@ def resolve(name: str) -> Method:
 def config_arguments() -> dict[str, Method]:
     """Arguments of `generate` that carry a configuration, and the method each belongs to."""
     return {argument: method for method in METHODS.values() for argument in method.config_arguments}
+
+
+def as_head(assistant: object) -> DraftHead | None:
+    """The draft head that `assistant` is, be it one of ours or a transformers model; `None` of any other object."""
+    if isinstance(assistant, DraftHead):
+        return assistant
+    for method in METHODS.values():
+        if method.as_head is not None and (head := method.as_head(assistant)) is not None:
+            return head
+    return None

@@ -14,6 +14,7 @@ from hf_specdec import (
     SpecConfig,
 )
 from hf_specdec.methods.eagle3.config import Eagle3Config
+from hf_specdec.methods.mtp.config import MtpConfig
 
 # Fields of `vllm.config.SpeculativeConfig`, and arguments of the classes in `tensorrt_llm.llmapi`, by decoding type.
 VLLM_FIELDS = {
@@ -89,6 +90,10 @@ def test_a_head_is_vllm_s_eagle3() -> None:
     assert found == {"method": "eagle3", "model": "head", "num_speculative_tokens": 3}
 
 
+def test_mtp_layers_are_vllm_s_mtp_and_need_no_second_folder() -> None:
+    assert MtpConfig(draft_len=1).to_vllm() == {"method": "mtp", "num_speculative_tokens": 1}
+
+
 @pytest.mark.parametrize(
     ("config", "project", "arguments", "field"),
     [
@@ -105,6 +110,9 @@ def test_a_head_is_vllm_s_eagle3() -> None:
         (AutoSpecConfig(), "to_tensorrt_llm", {}, "spec_config"),
         (PlainConfig(), "to_vllm", {}, "spec_config"),
         (Eagle3Config(), "to_vllm", {"draft_model": "h"}, "num_branches"),
+        (Eagle3Config(num_branches=1), "to_vllm", {}, "draft_model"),
+        (Eagle3Config(num_branches=1, max_nodes=3), "to_vllm", {"draft_model": "h"}, "max_nodes"),
+        (MtpConfig(num_branches=2), "to_vllm", {}, "num_branches"),
         (Eagle3Config(), "to_tensorrt_llm", {"draft_model": "h"}, "spec_config"),
     ],
 )

@@ -2,19 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.draft_model.config import DraftModelConfig
+from hf_specdec.methods.heads.config import HeadConfig
 
 __all__ = ["Eagle3Config"]
 
-TREE_NODES = 16  # default node budget of a tree
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3Config(DraftModelConfig):
+class Eagle3Config(HeadConfig):
     """A head on the target's own hidden states drafts, the target verifies.
 
     Sources: https://arxiv.org/abs/2503.01840 (EAGLE-3), https://arxiv.org/abs/2406.16858 (EAGLE-2: the tree grows
@@ -45,30 +41,8 @@ class Eagle3Config(DraftModelConfig):
     draft_len: int = 6
     num_branches: int = 4
 
-    aliases: ClassVar[Mapping[str, str]] = DraftModelConfig.aliases
-    list_form: ClassVar[tuple[str, ...]] = ()
-    device_fields: ClassVar[Mapping[str, str]] = DraftModelConfig.device_fields
-
-    def __post_init__(self) -> None:
-        DraftModelConfig.__post_init__(self)
-        if self.engine != "loop":
-            rule, remedy = 'must be "loop" with a draft head', "transformers' assisted decoding knows no such heads."
-            raise ConfigError("engine", rule, self.engine, remedy)
-
-    @property
-    def node_budget(self) -> int:
-        """Most drafted tokens a step, the root not counted."""
-        if self.max_nodes is not None or self.num_branches == 1:
-            return DraftModelConfig.node_budget.fget(self)  # type: ignore[attr-defined, no-any-return]
-        return min(self.draft_len * self.num_branches, TREE_NODES)
-
-    def to_vllm(self, *, draft_model: str | None = None) -> dict[str, Any]:
-        """`method="eagle3"`; vLLM drafts chains, so `num_branches` must be 1."""
-        if self.num_branches != 1:
-            raise ConfigError("num_branches", "must be 1 for vLLM, which drafts chains", self.num_branches, "Use 1.")
-        found = DraftModelConfig.to_vllm(dataclasses.replace(self, num_branches=4), draft_model=draft_model)
-        return {**found, "method": "eagle3"}
-
-    def to_tensorrt_llm(self, *, draft_model: str | None = None) -> dict[str, Any]:
-        """Has no equivalent that is known here."""
-        return SpecConfig.to_tensorrt_llm(self, draft_model=draft_model)
+    aliases: ClassVar[Mapping[str, str]] = HeadConfig.aliases
+    list_form: ClassVar[tuple[str, ...]] = HeadConfig.list_form
+    device_fields: ClassVar[Mapping[str, str]] = HeadConfig.device_fields
+    vllm_method: ClassVar[str | None] = "eagle3"
+    needs_file: ClassVar[bool] = True

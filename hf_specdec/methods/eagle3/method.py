@@ -1,29 +1,15 @@
-"""The registry's entry of EAGLE-3 heads, and the acceptances that its calls have counted.
-
-A head is asked as a draft model is: EAGLE-2's dynamic tree is that of `DraftModelDrafter`.
-"""
+"""The registry's entry of EAGLE-3 heads."""
 
 from hf_specdec.methods.base import Drafter
-from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
-from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.methods.eagle3.config import Eagle3Config
+from hf_specdec.methods.heads.drafter import head_drafter
 from hf_specdec.methods.method import DrafterContext, Method
 
 __all__ = ["EAGLE3"]
 
 
 def _make(config: Eagle3Config, context: DrafterContext) -> Drafter:
-    scorer = context.scorer
-    assert scorer is not None
-    name = f"{EAGLE3.name}, {config.num_branches} branches, {scorer.relative_cost:.6f}"
-    return DraftModelDrafter(
-        config,
-        scorer,
-        logits_processor=context.logits_processor,
-        generator=context.generator,
-        memory=context.state.of(name, AcceptanceCounts),
-        source="head",
-    )
+    return head_drafter(EAGLE3.name, config, context)
 
 
 EAGLE3 = Method(

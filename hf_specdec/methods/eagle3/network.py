@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from hf_specdec.compat.decoder_layers import LAYERS, config_of_layers
-from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.draft_head import PairHead
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
 
 __all__ = ["Eagle3Head"]
 
 
-class Eagle3Head(DraftHead):
+class Eagle3Head(PairHead):
     """A head that drafts from the target's hidden states.
 
     Args:
@@ -28,6 +28,8 @@ class Eagle3Head(DraftHead):
         d2t (`Tensor | None`): `(draft_vocab_size,)`, what is added to a draft id to make it the target's; `None` where
             both vocabularies are the same.
     """
+
+    methods = ("eagle3", "auto")
 
     d2t: torch.Tensor | None
     t2d: torch.Tensor | None
@@ -68,11 +70,15 @@ class Eagle3Head(DraftHead):
         return self.config.target_hidden_size
 
     @property
-    def cache_shape(self) -> tuple[int, int, int]:
-        """Layers, key/value heads, head size."""
+    def num_layers(self) -> int:
+        """Decoder layers that one forward computes."""
+        return len(self.layers)
+
+    def cache_shapes(self, stage: int) -> dict[int, tuple[int, int, int]]:
+        """Key/value heads, key size and value size of each layer."""
         layer = self.config.layer
-        head_dim = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
-        return len(self.layers), int(layer.num_key_value_heads), int(head_dim)
+        head_dim = int(getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
+        return dict.fromkeys(range(len(self.layers)), (int(layer.num_key_value_heads), head_dim, head_dim))
 
     def layer_ids(self, num_layers: int) -> tuple[int, ...]:
         """The hidden states that it reads of a target with `num_layers` layers."""
@@ -118,8 +124,9 @@ class Eagle3Head(DraftHead):
         mask: torch.Tensor,
         cache: Any,
         key_positions: torch.Tensor | None = None,
+        stage: int = 0,
     ) -> torch.Tensor:
-        """See `DraftHead.forward`."""
+        """See `PairHead.forward`; there is one stage."""
         rotary = self.rotary_emb(states, positions)
         for layer in self.layers:
             seen = mask

@@ -1,0 +1,86 @@
+"""transformers' multi-token prediction layers: their module, and how a checkpoint's are read.
+
+Names                              Why
+`modeling_layers.MtpModel`         the layers, whose loader maps every checkpoint's names
+`_project_to_logits`               the shared head as the main model applies it
+`config.name_or_path`              the loader reads the folder that the main model names, and no other
+`num_mtp_layers`                   of configurations: how many there are
+
+Tried with transformers 5.23.
+"""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_layers import MtpModel
+
+from hf_specdec.compat.masks import attention_implementation, set_attention_implementation
+from hf_specdec.compat.models import text_config
+from hf_specdec.errors import CheckpointError, UnsupportedModelError
+
+__all__ = ["MtpModel", "load_mtp", "mtp_logits", "num_mtp_layers", "use_mask_attention"]
+
+REMEDY = "Name the original checkpoint: hf_specdec.AutoDraftHead.from_pretrained(path, target=model)."
+MASKED = ("sdpa", "eager")  # attention that takes any mask
+
+
+def num_mtp_layers(config: Any) -> int:
+    """MTP layers that a configuration announces."""
+    return int(getattr(text_config(config), "num_mtp_layers", None) or 0)
+
+
+def load_mtp(target: PreTrainedModel, path: str | None = None) -> MtpModel:
+    """The MTP layers in a checkpoint of `target`.
+
+    Args:
+        path: folder or hub name; by default that which the target was loaded from.
+
+    Raises:
+        UnsupportedModelError: transformers knows no MTP layers of such a model.
+        CheckpointError: they are not there.
+    """
+    name, own = type(target).__name__, target.config.name_or_path
+    if not num_mtp_layers(target.config) or not target._keys_to_ignore_on_load_unexpected:
+        raise UnsupportedModelError(
+            f"{name} must be a model whose MTP layers transformers knows, and its configuration must announce some "
+            f'(num_mtp_layers is {num_mtp_layers(target.config)}). Use another spec_method, such as "auto".'
+        )
+    if not (path or own):
+        raise CheckpointError(
+            f"{name} must come from a checkpoint with the MTP layers of {name}, but it was loaded from none. {REMEDY}"
+        )
+    try:
+        target.config.name_or_path = own if path is None else path
+        loaded: MtpModel = MtpModel.from_pretrained(target, device_map={"": target.device})
+    except (OSError, RuntimeError, ValueError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise CheckpointError(
+            f"{path or own!r} must be a checkpoint with the MTP layers of {name}, but it cannot be read as one: "
+            f"{lines[0]} {REMEDY}"
+        ) from error
+    finally:
+        target.config.name_or_path = own
+    return loaded.eval().requires_grad_(False)
+
+
+def mtp_logits(mtp: MtpModel, states: torch.Tensor) -> torch.Tensor:
+    """`(..., vocab_size)` of the main model's head, scaled and cut as the main model does."""
+    weight = getattr(mtp.shared_head, "weight", None)
+    if weight is not None and weight.device.type != "meta":
+        states = states.to(weight.device)
+    logits: torch.Tensor = mtp._project_to_logits(states)
+    return logits
+
+
+def use_mask_attention(mtp: MtpModel) -> str:
+    """Let the layers use an attention that takes any mask, torch's instead of a kernel, and name it.
+
+    Their configuration is a copy of the target's.
+    """
+    used = attention_implementation(mtp.config)
+    if used not in MASKED:
+        used = "sdpa"
+        set_attention_implementation(mtp.config, used)
+    assert used is not None
+    return used

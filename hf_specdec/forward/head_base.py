@@ -1,0 +1,121 @@
+"""What the runners of all draft heads share: each row's text, its scorer, and logits over the target's tokens."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+
+from hf_specdec.distributed.rank_sync import RankSync
+from hf_specdec.forward.draft_runner import RowScorer
+from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.tree import DraftTree
+
+__all__ = ["BaseHeadRunner"]
+
+
+class BaseHeadRunner(ABC):
+    """A draft head with the texts of all rows; the same to drafters and the engine as a `DraftRunner`.
+
+    Args:
+        prompts: each row's prompt, without padding.
+        hidden_layers: the hidden states of the target that the head reads.
+        vocab_size (`int`): of the target's logits.
+        relative_cost (`float`): a forward of the head over one of the target, roughly.
+        device: where the logits go.
+        is_shared (`bool`): whether its forwards are collectives of several processes.
+
+    Attributes:
+        texts (`list[list[int]]`): the rows' tokens, without padding.
+    """
+
+    takes_trees = True
+    reads_prompt = True
+
+    def __init__(
+        self,
+        head: DraftHead,
+        prompts: Sequence[Sequence[int]],
+        *,
+        hidden_layers: Sequence[int],
+        vocab_size: int,
+        relative_cost: float,
+        device: torch.device,
+        is_shared: bool = False,
+    ) -> None:
+        self.hidden_layers = tuple(hidden_layers)
+        self.vocab_size, self.relative_cost, self.device = vocab_size, relative_cost, device
+        self.is_shared, self.rank_sync = is_shared, RankSync()
+        self.texts = [list(prompt) for prompt in prompts]
+        self._scorers: list[RowScorer | None] = [None] * len(self.texts)
+        self._target_ids = None if head.target_ids is None else head.target_ids.to(device)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows left."""
+        return len(self.texts)
+
+    def row(self, index: int) -> RowScorer:
+        """The head as the drafter of row `index` sees it."""
+        scorer = self._scorers[index] = RowScorer(self, index)
+        return scorer
+
+    def room(self) -> int:
+        """How many tokens may be drafted below the root: rotary positions have no end."""
+        return 1 << 30
+
+    @torch.no_grad()
+    def score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+        """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
+        self.rank_sync.score(trees)
+        with self.rank_sync.forward():
+            return [self._like_the_targets(rows) for rows in self._score(trees)]
+
+    def keep(self, place: int, accepted: Sequence[int]) -> None:
+        """The text of one row goes on."""
+        self.texts[place] += accepted
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows of those left."""
+        self.texts = [self.texts[row] for row in rows]
+        self._scorers = [self._scorers[row] for row in rows]
+        self._renew_scorers()
+
+    def pause(self, places: Sequence[int], *, ahead: int) -> None:
+        """Rows whose texts have ended ask for nothing, and nothing waits for them."""
+        return
+
+    def admit(self, other: Self, place: int | None) -> None:
+        """Take over the one row of `other`, in place `place` or after the last row."""
+        at = len(self.texts) if place is None else place
+        self.texts[at : at + 1] = other.texts
+        self._scorers[at : at + 1] = other._scorers
+        self._renew_scorers()
+
+    @abstractmethod
+    def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
+        """Take the target's states of the text's next tokens, `(n, target_hidden_size)` for each of `hidden_layers`.
+
+        The first call brings those of the prompt's last tokens, padding in front of them.
+        """
+
+    @abstractmethod
+    def _score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+        """As `score`, `(new nodes, draft_vocab_size)` of the head's own logits."""
+
+    def _renew_scorers(self) -> None:
+        for place, scorer in enumerate(self._scorers):
+            if scorer is not None:
+                scorer.draft_model, scorer.place = self, place
+
+    def _like_the_targets(self, rows: torch.Tensor) -> torch.Tensor:
+        """fp32 on the target's device over all of its tokens; those that the head cannot draft are impossible."""
+        rows = rows.to(device=self.device, dtype=torch.float32)
+        if self._target_ids is None and rows.shape[1] == self.vocab_size:
+            return rows
+        full: torch.Tensor = torch.full((len(rows), self.vocab_size), float("-inf"), device=self.device)
+        if self._target_ids is not None:
+            return full.index_copy_(1, self._target_ids, rows)
+        width = min(rows.shape[1], self.vocab_size)
+        full[:, :width] = rows[:, :width]
+        return full

@@ -1,0 +1,1 @@
+"""What the methods that draft with a head have in common."""

@@ -1,0 +1,62 @@
+"""Parameters that all draft heads have."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.draft_model.config import DraftModelConfig
+
+__all__ = ["HeadConfig"]
+
+TREE_NODES = 16  # default node budget of a tree
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig(DraftModelConfig):
+    """Base class of the heads' configurations: the fields of a draft model's, without its list form.
+
+    Attributes:
+        vllm_method (`str | None`): what vLLM calls the method, if it has it.
+        needs_file (`bool`): whether the head has a folder of its own.
+    """
+
+    aliases: ClassVar[Mapping[str, str]] = DraftModelConfig.aliases
+    list_form: ClassVar[tuple[str, ...]] = ()
+    device_fields: ClassVar[Mapping[str, str]] = DraftModelConfig.device_fields
+    vllm_method: ClassVar[str | None] = None
+    needs_file: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        DraftModelConfig.__post_init__(self)
+        if self.engine != "loop":
+            rule, remedy = 'must be "loop" with a draft head', "Leave it out: transformers' loop drafts without it."
+            raise ConfigError("engine", rule, self.engine, remedy)
+
+    @property
+    def node_budget(self) -> int:
+        """Most drafted tokens a step, the root not counted."""
+        if self.max_nodes is not None:
+            return self.max_nodes
+        return self.draft_len if self.num_branches == 1 else min(self.draft_len * self.num_branches, TREE_NODES)
+
+    def to_vllm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+        """vLLM's `speculative_config`; it drafts chains, so `num_branches` must be 1."""
+        if self.vllm_method is None:
+            return SpecConfig.to_vllm(self, draft_model=draft_model)
+        if self.num_branches != 1:
+            raise ConfigError("num_branches", "must be 1 for vLLM, which drafts chains", self.num_branches, "Use 1.")
+        if self.needs_file and draft_model is None:
+            raise ConfigError("draft_model", "must be given for vLLM", None, "Name its folder or its hub name.")
+        fixed_length = ("confidence_threshold",) if self.confidence_threshold == 0.0 else ()
+        placed = ("draft_model_device_list", "target_model_device_list")
+        self.check_carried("vLLM", "draft_len", "num_branches", *placed, *fixed_length)
+        devices = self.draft_model_device_list
+        parallel = {} if devices is None else {"draft_tensor_parallel_size": len(devices)}
+        named = {} if draft_model is None else {"model": draft_model}
+        return {"method": self.vllm_method, **named, "num_speculative_tokens": self.draft_len, **parallel}
+
+    def to_tensorrt_llm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+        """Has no equivalent that is known here."""
+        return SpecConfig.to_tensorrt_llm(self, draft_model=draft_model)

@@ -1,0 +1,1 @@
+"""Multi-token prediction layers."""

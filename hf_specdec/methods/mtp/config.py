@@ -1,0 +1,45 @@
+"""Parameters of drafting with a checkpoint's own MTP layers."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
+
+from hf_specdec.methods.heads.config import HeadConfig
+
+__all__ = ["MtpConfig"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MtpConfig(HeadConfig):
+    """The multi-token prediction layers of the target's checkpoint draft, the target verifies.
+
+    Source: https://arxiv.org/abs/2412.19437 (DeepSeek-V3, section 2.2).
+
+    Args:
+        draft_len (`int`, *optional*, defaults to `4`):
+            Most tokens drafted along one branch. The first MTP layer drafts the first token, the second the next, and
+            the last one all that follow. Aliases: `max_draft_len`, `num_assistant_tokens`.
+        draft_model_device_list (`list[int | str]`, *optional*):
+            Device of the MTP layers: the first of the list. `None` puts them where the target reads its inputs.
+        target_model_device_list (`list[int | str]`, *optional*):
+            Devices of the target model.
+        use_logits (`bool`, *optional*, defaults to `False`):
+            How sampling accepts drafted tokens, as for `spec_method="draft_model"`.
+        num_branches (`int`, *optional*, defaults to `1`):
+            Most children of a node of the draft tree; 1 drafts a chain.
+        max_nodes (`int`, *optional*):
+            Most drafted tokens a step, all branches together. Defaults to `draft_len` for a chain and to
+            `min(draft_len * num_branches, 16)` for a tree.
+        confidence_threshold (`float`, *optional*):
+            Drafting goes on after a token only if it was given at least this probability; `0.0` always drafts
+            `draft_len` tokens. `None` or `"auto"` learns when going on pays. Alias: `assistant_confidence_threshold`.
+    """
+
+    draft_len: int = 4
+    num_branches: int = 1
+
+    aliases: ClassVar[Mapping[str, str]] = HeadConfig.aliases
+    list_form: ClassVar[tuple[str, ...]] = HeadConfig.list_form
+    device_fields: ClassVar[Mapping[str, str]] = HeadConfig.device_fields
+    vllm_method: ClassVar[str | None] = "mtp"
+    needs_file: ClassVar[bool] = False

@@ -1,0 +1,161 @@
+"""MTP layers as a head: each is a stage that reads a token and what the stage before computed.
+
+The layers are transformers' own (`MtpModel`); embeddings and output head are the target's.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from hf_specdec.compat import text_config
+from hf_specdec.compat.mtp import MtpModel, load_mtp, mtp_logits, use_mask_attention
+from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.methods.draft_head import PairHead
+
+__all__ = ["MtpHead"]
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+class MtpHead(PairHead):
+    """The MTP layers of one target.
+
+    Args:
+        mtp: transformers' layers; their embeddings and output head are the target's, and stay where they are.
+
+    Raises:
+        UnsupportedModelError: a layer is neither full nor sliding attention.
+    """
+
+    methods = ("mtp", "auto")
+    skips_embedding_norm = True
+
+    def __init__(self, mtp: MtpModel) -> None:
+        super().__init__()
+        self._mtp = (mtp,)  # a tuple: what it shares with the target is no part of this module
+        config = mtp.config
+        kinds = getattr(config, "layer_types", None) or [FULL] * len(mtp.layers)
+        others = sorted(set(kinds) - {FULL, SLIDING})
+        if others:
+            raise UnsupportedModelError(
+                f"MTP layers must be of full or sliding attention to follow the accepted path, but some are "
+                f"{others[0]}. transformers' own use_mtp=True drafts with them."
+            )
+        self.embed_tokens = None
+        self.layers = mtp.layers
+        self.norm = mtp.shared_post_norm if mtp.use_shared_post_norm else None
+        self.rotary_emb = copy.deepcopy(mtp.rotary_emb)  # some follow the length of their text
+        self.num_stages, self.name_or_path = len(mtp.layers), config.name_or_path
+        self._kinds, self._is_additive = tuple(kinds), use_mask_attention(mtp) == "eager"
+        self._window = getattr(config, "sliding_window", None) if SLIDING in kinds else None
+        self._shapes: dict[int, tuple[int, int, int]] = {}
+
+    @classmethod
+    def of_checkpoint(cls, target: PreTrainedModel, path: str | None = None) -> "MtpHead":
+        """The MTP layers of a target's checkpoint; see `load_mtp`."""
+        return cls(load_mtp(target, path))
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the target that it was made for."""
+        return int(text_config(self._mtp[0].config).vocab_size)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the states, and of the embeddings that it reads."""
+        size: int = self._mtp[0].config.hidden_size
+        return size
+
+    @property
+    def target_hidden_size(self) -> int:
+        """Width of the target's hidden states."""
+        return self.hidden_size
+
+    @property
+    def num_layers(self) -> int:
+        """One stage is one layer."""
+        return 1
+
+    @property
+    def num_weights(self) -> int:
+        """Those of one layer and of the target's output head."""
+        modules = (self._mtp[0].shared_head, self.layers[0])
+        return sum(int(weight.numel()) for module in modules for weight in module.parameters())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the layers are."""
+        device: torch.device = next(self.layers.parameters()).device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is computed."""
+        dtype: torch.dtype = self.layers[0].enorm.weight.dtype
+        return dtype
+
+    @property
+    def has_window(self) -> bool:
+        """Whether a layer slides."""
+        return self._window is not None
+
+    def layer_ids(self, num_layers: int) -> tuple[int, ...]:
+        """The last hidden state."""
+        return (num_layers,)
+
+    def cache_shapes(self, stage: int) -> dict[int, tuple[int, int, int]]:
+        """Of the stage's one layer, found by computing a token with it."""
+        if stage not in self._shapes:
+            zeros = torch.zeros((1, 1, self.hidden_size), dtype=self.dtype, device=self.device)
+            position = torch.zeros((1, 1), dtype=torch.long, device=self.device)
+            cache, mask = DynamicCache(), position[None, None] == 0
+            with torch.no_grad():
+                self(zeros, zeros, position, mask, cache, key_positions=position, stage=stage)
+            keys, values = cache.layers[stage].keys, cache.layers[stage].values
+            self._shapes[stage] = keys.shape[1], keys.shape[-1], values.shape[-1]
+        return {stage: self._shapes[stage]}
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """The last hidden state is read as it is."""
+        return features
+
+    def forward(
+        self,
+        embeddings: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: Any,
+        key_positions: torch.Tensor | None = None,
+        stage: int = 0,
+    ) -> torch.Tensor:
+        """See `PairHead.forward`; stage s is layer s, which writes to layer s of the cache."""
+        kind = self._kinds[stage]
+        if kind == SLIDING and self._window is not None and key_positions is not None:
+            mask = mask & (positions[:, None, :, None] - key_positions[:, None, None, :] < self._window)
+        if self._is_additive:
+            mask = torch.zeros_like(mask, dtype=states.dtype).masked_fill(~mask, torch.finfo(states.dtype).min)
+        by_kind = {"layer_type": kind} if self._mtp[0].has_per_layer_rope else {}
+        rotary = None
+        if self.rotary_emb is not None:
+            rotary = self.rotary_emb(embeddings, position_ids=positions, **by_kind)
+        computed: torch.Tensor = self.layers[stage](
+            embeddings,
+            states,
+            position_embeddings=rotary,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+        )
+        return computed if self.norm is None else self.norm(computed)
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """`(..., vocab_size)` of the target's output head."""
+        return mtp_logits(self._mtp[0], states)
+
+
+def mtp_head_of(assistant: object) -> MtpHead | None:
+    """An `MtpModel` of transformers as a head; `None` for anything else."""
+    return MtpHead(assistant) if isinstance(assistant, MtpModel) else None
