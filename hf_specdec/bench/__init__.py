@@ -8,6 +8,7 @@ print(markdown(document))
 from hf_specdec.bench.cost import measure_cost
 from hf_specdec.bench.document import Flag, flagged, read_document, write_document
 from hf_specdec.bench.loaded_model import LoadedModel, load_model
+from hf_specdec.bench.page import write_page
 from hf_specdec.bench.plan import BenchSettings
 from hf_specdec.bench.plots import plot_document
 from hf_specdec.bench.prompts import Prompt, default_prompts, load_prompts
@@ -36,4 +37,5 @@ __all__ = [
     "read_document",
     "widen",
     "write_document",
+    "write_page",
 ]

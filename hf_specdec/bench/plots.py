@@ -33,8 +33,13 @@ Document = dict[str, Any]
 Draw = Callable[[Document, Any], None]
 
 
-def plot_document(document: Document, folder: str | os.PathLike[str]) -> list[Path]:
+def plot_document(
+    document: Document, folder: str | os.PathLike[str], *, formats: Sequence[str] = FORMATS
+) -> list[Path]:
     """Draw every figure that the document has numbers for; returns the files.
+
+    Args:
+        formats: suffixes of the files that are written of each figure.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -56,7 +61,7 @@ def plot_document(document: Document, folder: str | os.PathLike[str]) -> list[Pa
         figure = importlib.import_module("matplotlib.figure").Figure(layout="constrained")
         draw(document, figure)
         figure.text(0.01, -0.01, facts(document)[0], fontsize=7, color="0.4", va="top")
-        for suffix in FORMATS:
+        for suffix in formats:
             files.append(target / f"{name}.{suffix}")
             figure.savefig(files[-1], dpi=160, bbox_inches="tight")
     return files

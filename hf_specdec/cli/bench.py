@@ -15,6 +15,7 @@ from hf_specdec.bench.drafting import measure_drafting
 from hf_specdec.bench.journal import Journal, is_journal
 from hf_specdec.bench.many import measure_many
 from hf_specdec.bench.naming import is_import
+from hf_specdec.bench.page import write_page
 from hf_specdec.bench.plots import plot_document
 from hf_specdec.bench.precisions import measure_precisions
 from hf_specdec.bench.replay import read_records
@@ -71,6 +72,9 @@ def bench(
     show(document, as_json=output.json, as_markdown=output.markdown)
     if output.plot is not None:
         for file in plot_document(document, output.plot):
+            note(f"wrote {file}", "dim")
+    if output.page is not None:
+        for file in write_page(document, output.page):
             note(f"wrote {file}", "dim")
     if not document.get("is_complete", True):
         raise typer.Exit(INTERRUPTED)

@@ -174,6 +174,12 @@ class OutputOptions:
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the figures into this folder, as PNG and SVG.")] = (
         None
     )
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--page", help="Write a page of Markdown with the tables, and its figures into a folder beside it."
+        ),
+    ] = None
 
     def check(self, kind: str) -> None:
         """Raise for what would only show after the measurement."""
@@ -182,5 +188,5 @@ class OutputOptions:
             raise ConfigError("output", rule, str(self.output), "Rename it.")
         if self.output is not None:
             check_document_file("output", self.output)
-        if self.plot is not None:
+        if self.plot is not None or self.page is not None:
             check_matplotlib()

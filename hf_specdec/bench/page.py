@@ -1,0 +1,42 @@
+"""A results page: the tables and figures of a document as a Markdown file. Needs matplotlib."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hf_specdec.bench.captions import facts
+from hf_specdec.bench.plots import plot_document
+from hf_specdec.bench.tables import markdown
+from hf_specdec.files import replacing
+
+__all__ = ["page_text", "write_page"]
+
+HEAD = "<!-- Written by `hf-specdec bench --page` from a document; measure again instead of editing. -->"
+
+Document = dict[str, Any]
+
+
+def write_page(document: Document, path: str | os.PathLike[str]) -> list[Path]:
+    """Write a page, and its figures as SVG into a folder beside it that has the page's name without the suffix.
+
+    Returns:
+        The files, the page first.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    page = Path(path)
+    figures = plot_document(document, page.with_suffix(""), formats=("svg",))
+    with replacing(page) as beside:
+        beside.write_text(page_text(document, [figure.relative_to(page.parent) for figure in figures]), "utf-8")
+    return [page, *figures]
+
+
+def page_text(document: Document, figures: list[Path]) -> str:
+    """The hardware as a heading, the figures, the tables and what their columns say.
+
+    Args:
+        figures: relative to the page.
+    """
+    pictures = [f"![{figure.stem.replace('_', ' ').capitalize()}]({figure.as_posix()})" for figure in figures]
+    return "\n\n".join([f"# {facts(document)[0]}", HEAD, *pictures, markdown(document)])
