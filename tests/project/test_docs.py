@@ -13,7 +13,7 @@ from hf_specdec.cli import app
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
 BLOCK = re.compile(
-    r"(?P<marker><!-- not run: .+ -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"(?P<marker><!-- not run: [^\n]+ -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)[^)]*\)")
 
