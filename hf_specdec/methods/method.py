@@ -6,7 +6,7 @@ A new method is one folder with a configuration, a drafter and a `Method`, and o
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -104,3 +104,7 @@ class Method:
     def needs_model(self) -> bool:
         """Whether it drafts with a network: an `assistant_model`, or a part of the target's checkpoint."""
         return self.needs_assistant or self.own_head is not None
+
+    def remembering(self, memory: MethodState) -> "Method":
+        """The same method, keeping what it learns in `memory` instead of on the model."""
+        return replace(self, make=lambda config, context: self.make(config, replace(context, state=memory)))

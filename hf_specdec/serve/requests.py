@@ -9,7 +9,7 @@ import torch
 from hf_specdec import compat
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.draft_head import DraftHead
-from hf_specdec.methods.method import Method, MethodState
+from hf_specdec.methods.method import MethodState
 from hf_specdec.methods.registry import resolve
 from hf_specdec.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 
@@ -123,16 +123,9 @@ class RequestReader:
             raise RequestError(400, message, "invalid_value", "spec_method")
         found = {"spec_method": method.name, "spec_config": config}
         if self.memory == "key" and api_key is not None:
-            found["spec_method"] = _remembering(method, self._memories.setdefault(api_key, MethodState()))
+            found["spec_method"] = method.remembering(self._memories.setdefault(api_key, MethodState()))
         takes_draft = method.name in self.draft_model.methods if is_head else method.takes_draft_model
         return {**found, "assistant_model": self.draft_model} if takes_draft and self.draft_model is not None else found
 
     def _default_config(self, method: str) -> Any:
         return self.spec_config if method == resolve(self.spec_method).name else None
-
-
-def _remembering(method: Method, memory: MethodState) -> Method:
-    """The method, remembering in `memory` instead of on the model."""
-    return dataclasses.replace(
-        method, make=lambda config, context: method.make(config, dataclasses.replace(context, state=memory))
-    )

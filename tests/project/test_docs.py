@@ -31,6 +31,7 @@ def blocks(page: Path, language: str) -> list[tuple[int, str]]:
 
 
 @every_page
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page run one after the other in one namespace."""
     monkeypatch.chdir(tmp_path)
