@@ -9,26 +9,30 @@ same text at the cost of the size you choose. With hidden size d grown to D:
 - added heads and MLP units compute on random weights, and their columns in `o_proj` and `down_proj` are zero;
 - added layers have `o_proj` and `down_proj` zero.
 
+A draft head is widened along with its target: the rows that its `fc` adds are zero too.
+
 Knows nothing about benchmarks.
 
     large = widen(model, hidden_size=768, num_layers=12)
     check_widening(model, large)    # largest difference of the logits, about 1e-5
+    widen_head(head, model, large)  # drafts for `large` what `head` drafts for `model`
 """
 
 import copy
+import dataclasses
 import math
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.methods.eagle3.network import Eagle3Head
 
-__all__ = ["check_widening", "read_size", "widen"]
+__all__ = ["check_widening", "read_size", "widen", "widen_head"]
 
 TOLERANCE = 1e-3
-ROWS_OF_RESIDUAL = ("o_proj", "down_proj")
+ROWS_OF_RESIDUAL = ("o_proj", "down_proj", "fc")
 PARTS = {
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "mlp": ("gate_proj", "up_proj", "down_proj"),
@@ -68,6 +72,41 @@ def widen(model: PreTrainedModel, *, hidden_size: int, num_layers: int) -> PreTr
         if name.endswith(("q_norm", "k_norm")):  # these act within a head, whose size stays
             module.variance_epsilon = model.config.rms_norm_eps
     large.generation_config = copy.deepcopy(model.generation_config)
+    return large
+
+
+def widen_head(head: Eagle3Head, original: PreTrainedModel, widened: PreTrainedModel) -> Eagle3Head:
+    """A head as wide as `widened` that drafts what `head` drafts for `original`.
+
+    Raises:
+        UnsupportedModelError: the head's states are not as wide as its target's.
+    """
+    width, wide = int(original.config.hidden_size), int(widened.config.hidden_size)
+    if (head.hidden_size, head.target_hidden_size) != (width, width):
+        raise UnsupportedModelError(
+            f"`widen_head` needs a head of hidden size {width}, its target's, but it is {head.hidden_size}, for a "
+            f"target of {head.target_hidden_size}. Measure it at its own size."
+        )
+    last, own_ids = original.config.num_hidden_layers, head.layer_ids(original.config.num_hidden_layers)
+    config = dataclasses.replace(
+        head.config,
+        layer=_larger_config(head.config.layer, wide, head.config.layer.num_hidden_layers),
+        target_hidden_size=wide,
+        layer_ids=tuple(widened.config.num_hidden_layers if layer == last else layer for layer in own_ids),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        large = Eagle3Head(config, has_embedding=head.embed_tokens is not None)
+    large = large.to(dtype=head.dtype, device=head.device).eval()
+    sources, scale = dict(head.named_parameters()), math.sqrt(width / wide)
+    with torch.no_grad():
+        for name, parameter in large.named_parameters():
+            blocks = (_num_blocks(name, config.num_features), -1)
+            _fill(name, parameter.unflatten(-1, blocks), sources[name].unflatten(-1, blocks), width, scale)
+    for name, module in large.named_modules():
+        if name.endswith(("q_norm", "k_norm")):
+            module.variance_epsilon = head.config.layer.rms_norm_eps
+    large.load_state_dict(dict(head.named_buffers()), strict=False)  # which tokens it drafts
     return large
 
 
@@ -125,15 +164,25 @@ def _larger_config(config: Any, hidden_size: int, num_layers: int) -> Any:
     return large
 
 
-def _fill(name: str, new: nn.Parameter, old: nn.Parameter | None, hidden_size: int, scale: float) -> None:
+def _num_blocks(name: str, num_features: int) -> int:
+    """How many states lie side by side in the last dimension of a head's parameter."""
+    module = name.split(".")[-2]
+    if module in ("fc", "input_norm"):
+        return num_features
+    return (
+        2 if name.startswith("layers.0.") and name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")) else 1
+    )
+
+
+def _fill(name: str, new: torch.Tensor, old: torch.Tensor | None, hidden_size: int, scale: float) -> None:
     """Write one parameter of the larger model; `old` is the one of the same name, if there is one."""
     module = name.split(".")[-2]
     if module in (*ROWS_OF_RESIDUAL, "embed_tokens", "lm_head"):
         new.zero_()
     if old is None:
         return
-    if module.endswith("norm") and old.shape == (hidden_size,) and module not in ("q_norm", "k_norm"):
+    if "norm" in name and old.shape[-1] == hidden_size and module not in ("q_norm", "k_norm"):
         new.fill_(1.0)
-        new[:hidden_size] = old * scale
+        new[..., :hidden_size] = old * scale
         return
     new[tuple(slice(size) for size in old.shape)] = old

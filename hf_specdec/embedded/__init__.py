@@ -1,7 +1,8 @@
-"""The embedded pair: a small target, a smaller draft and their tokenizer, inside the package.
+"""The embedded models: a small target, a smaller draft, an EAGLE-3 head and their tokenizer, inside the package.
 
 from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"))
+head = hf_specdec.AutoDraftHead.from_pretrained(hf_specdec.embedded.path("head"))
 """
 
 from pathlib import Path
@@ -10,14 +11,14 @@ from hf_specdec.errors import CheckpointError, unknown_name
 
 __all__ = ["path"]
 
-NAMES = ("draft", "target")
+NAMES = ("draft", "head", "target")
 
 
 def path(name: str) -> str:
-    """Folder of the embedded `"target"` or `"draft"`, for `from_pretrained`.
+    """Folder of the embedded `"target"`, `"draft"` or `"head"`, for `from_pretrained`.
 
     Raises:
-        ConfigError: `name` is neither.
+        ConfigError: `name` is none of them.
         CheckpointError: the installed package lacks its weights.
     """
     if name not in NAMES:

@@ -1,12 +1,16 @@
 """Widening changes a model's size and nothing else."""
 
+from typing import Any
+
 import pytest
 import torch
 import transformers as tf
 
-from hf_specdec.bench.widen import check_widening, read_size, widen
+import hf_specdec
+from hf_specdec.bench.widen import check_widening, read_size, widen, widen_head
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from tests.bench.conftest import tiny_llama
+from tests.helpers.heads import QWEN3, random_head
 from tests.helpers.zoo import FAMILIES, build
 
 IDS = torch.arange(40).unsqueeze(0)
@@ -83,3 +87,39 @@ def test_a_size_is_read_as_hidden_x_layers() -> None:
     for text in ("768", "x12", "768x", "ax1", "0x4"):
         with pytest.raises(ConfigError, match="HIDDENxLAYERS"):
             read_size(text)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{}, {"norm_before_fc": True}, {"fc_norm": True}, {"layer_class": QWEN3, "draft_vocab_size": 100}],
+    ids=["llama", "norm_before_fc", "fc_norm", "qwen3, fewer tokens"],
+)
+@pytest.mark.parametrize("layer_ids", [(0, 1), (1, 2)], ids=["first layers", "with the last layer"])
+def test_a_widened_head_drafts_the_same(flags: dict[str, Any], layer_ids: tuple[int, ...]) -> None:
+    model = hf_specdec.enable(tiny_llama(200))
+    head = random_head(model, layer_ids=layer_ids, **flags)
+    large = hf_specdec.enable(widen(model, hidden_size=64, num_layers=4))
+    wide = widen_head(head, model, large)
+    assert wide.fc.weight.shape == (64, 128)
+    assert sum(p.numel() for p in wide.parameters()) > 2 * sum(p.numel() for p in head.parameters())
+    drafts: list[list[Any]] = []
+    for target, own in ((model, head), (large, wide)):
+        trees: list[Any] = []
+        target.generate(
+            IDS,
+            max_new_tokens=12,
+            do_sample=False,
+            spec_method="eagle3",
+            assistant_model=own,
+            spec_config={"num_branches": 3, "max_draft_len": 3, "confidence_threshold": 0.0},
+            spec_observer=lambda step, trees=trees: trees.append(step.tree),
+        )
+        drafts.append(trees)
+    assert drafts[0] == drafts[1]
+    assert any(drafts[0])
+
+
+def test_a_head_of_another_width_is_not_widened() -> None:
+    model = tiny_llama(200)
+    with pytest.raises(UnsupportedModelError, match="hidden size 32"):
+        widen_head(random_head(build(FAMILIES["qwen3"])), model, widen(model, hidden_size=64, num_layers=2))
