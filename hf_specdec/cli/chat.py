@@ -73,7 +73,8 @@ def chat(
     _set_template(tokenizer, chat_template)
     how: dict[str, Any] = {} if method is None else {"spec_method": method, "spec_config": config}
     if method in DRAFT_METHODS or draft_model is not None:
-        how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, where.beside(loaded))
+        beside = where.beside(loaded)
+        how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, beside, method=method)
     if seed is not None:
         torch.manual_seed(seed)
     talk = _Chat(loaded, tokenizer, {"max_new_tokens": max_new_tokens, **sampling, **how}, system, show_drafts)

@@ -89,7 +89,8 @@ def generate(
     loaded, tokenizer = load(model, dtype, config, where, attn_implementation=attn_implementation)
     how: dict[str, Any] = {} if method is None else {"spec_method": method, "spec_config": config}
     if method in DRAFT_METHODS or draft_model is not None:
-        how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, where.beside(loaded))
+        beside = where.beside(loaded)
+        how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, beside, method=method)
     job = Job(loaded, tokenizer, {"max_new_tokens": max_new_tokens, **sampling}, seed)
     with where.together(), remembering(loaded, kept):
         if prompts_file is not None and out is not None:

@@ -16,6 +16,7 @@ from hf_specdec.files import lone_surrogate
 from hf_specdec.loading import load_tokenizer
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.eagle3.checkpoint import is_head
+from hf_specdec.methods.registry import resolve
 
 __all__ = ["check_seed", "encode", "load", "load_draft", "read_prompt", "read_sampling", "set_threads"]
 
@@ -115,19 +116,26 @@ def load(
 
 
 def load_draft(
-    draft_model: str | None, dtype: str, config: SpecConfig | None, device: torch.device | None = None
+    draft_model: str | None,
+    dtype: str,
+    config: SpecConfig | None,
+    device: torch.device | None = None,
+    *,
+    method: str | None = None,
 ) -> Any:
-    """The draft model, enabled and placed; without a path the embedded one. Without a device list it goes to `device`.
+    """The draft model, enabled and placed. Without a device list it goes to `device`.
 
-    Where the folder or the hub name is that of a draft head, the head; `generate` puts it beside the target.
+    Without a path it is the embedded one that `method` needs: the head or the draft model. A head stays where it is
+    loaded; `generate` puts it beside the target.
 
     Raises:
         CheckpointError: the folder is missing or incomplete.
         ConfigError: an unknown precision or device.
     """
-    path = draft_model if draft_model is not None else embedded.path("draft")
-    if draft_model is not None and is_head(draft_model):
-        return hf_specdec.AutoDraftHead.from_pretrained(draft_model)
+    own = "head" if method is not None and resolve(method).needs_draft_head else "draft"
+    path = draft_model if draft_model is not None else embedded.path(own)
+    if is_head(path):
+        return hf_specdec.AutoDraftHead.from_pretrained(path)
     model: PreTrainedModel = hf_specdec.AutoModelForCausalLM.from_pretrained(
         path, precision=dtype, **_listed(config, "draft", device)
     )

@@ -89,8 +89,8 @@ DraftModelPath = Annotated[
     str | None,
     typer.Option(
         "--draft-model",
-        help="Folder or hub name of a smaller model of the same vocabulary. Default: the embedded draft, for the "
-        "embedded target.",
+        help="Folder or hub name of a smaller model of the same vocabulary, or of a draft head. Default: the embedded "
+        "draft or head, for the embedded target.",
     ),
 ]
 DraftDtype = Annotated[

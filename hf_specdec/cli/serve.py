@@ -86,7 +86,7 @@ def serve(
     loaded, tokenizer = load(model, dtype, config, where, attn_implementation=attn_implementation)
     draft = None
     if method in DRAFT_METHODS or draft_model is not None:
-        draft = load_draft(draft_model, draft_dtype or dtype, config, where.beside(loaded))
+        draft = load_draft(draft_model, draft_dtype or dtype, config, where.beside(loaded), method=method)
     name = served_model_name or model or "embedded"
     settings = {"spec_method": method or "plain", "spec_config": config, "max_new_tokens": max_new_tokens}
     settings |= {"draft_model": draft, "memory": memory}

@@ -126,7 +126,8 @@ def summarize(
     loaded, tokenizer = load(model, dtype, config, where, attn_implementation=attn_implementation)
     how: dict[str, Any] = {"spec_method": method, "spec_config": config}
     if method in DRAFT_METHODS or draft_model is not None:
-        how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, where.beside(loaded))
+        beside = where.beside(loaded)
+        how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, beside, method=method)
     shared = {"max_new_tokens": max_new_tokens, **sampling}
     summarizer = Summarizer(loaded, tokenizer, shared, seed, batch_size, max_input_tokens, prompt_template)
     with remembering(loaded, kept):

@@ -116,6 +116,7 @@ def test_device_list_may_name_the_cpu(run: Run) -> None:
         (["--draft-target-model-config", "[4]"], "draft_model"),
         (["--draft-model", embedded.path("draft")], "draft_model"),
         (["--spec-method", "draft_target"], "draft_model"),
+        (["--spec-method", "eagle3"], "eagle3"),
         (["--prompt-lookup-config", "[4]"], "prompt_lookup"),
     ],
     ids=" ".join,
