@@ -101,8 +101,9 @@ def widen_head(head: Eagle3Head, original: PreTrainedModel, widened: PreTrainedM
     sources, scale = dict(head.named_parameters()), math.sqrt(width / wide)
     with torch.no_grad():
         for name, parameter in large.named_parameters():
-            blocks = (_num_blocks(name, config.num_features), -1)
-            _fill(name, parameter.unflatten(-1, blocks), sources[name].unflatten(-1, blocks), width, scale)
+            blocks = _num_blocks(name, config.num_features)
+            new, old = (p.view(*p.shape[:-1], blocks, -1) for p in (parameter, sources[name]))
+            _fill(name, new, old, width, scale)
     for name, module in large.named_modules():
         if name.endswith(("q_norm", "k_norm")):
             module.variance_epsilon = head.config.layer.rms_norm_eps
