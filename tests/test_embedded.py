@@ -18,8 +18,8 @@ def target() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("method", "name", "tokens_per_step"),
-    [("draft_model", "draft", 1.3), ("eagle3", "head", 1.8), ("auto", "head", 1.8)],
+    ("method", "name", "accepted_per_step"),
+    [("draft_model", "draft", 0.3), ("eagle3", "head", 0.8), ("auto", "head", 0.8)],
 )
 def test_a_draft_of_the_package_is_accepted(
     method: str, name: str, accepted_per_step: float, target: Any, tokenizer: Any
