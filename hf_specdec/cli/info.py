@@ -19,6 +19,7 @@ from hf_specdec.distributed.placement import where_it_lies
 from hf_specdec.engine.draft_pairing import draft_capability, vocab_sizes
 from hf_specdec.errors import SpecError
 from hf_specdec.loading import describe_weights
+from hf_specdec.methods import compiled
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.quantization.precision import machine_support
 from hf_specdec.quantization.report import num_parameters, precision_of
@@ -83,6 +84,7 @@ def _machine() -> dict[str, Any]:
     return {
         "devices": ["cpu", *(f"{accelerator}:{index}" for index in range(count))],
         "threads": torch.get_num_threads(),
+        "drafting": "in Python: no compiled core is installed" if compiled.core is None else "in the compiled core",
     }
 
 

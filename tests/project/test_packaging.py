@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -22,16 +23,33 @@ SHIPPED += [
     "hf_specdec/bench/default_prompts/edit/add_logging.txt",
 ]
 MAX_MODEL_BYTES = 15_000_000
+CORE = "hf_specdec/methods/compiled/_core.abi3.so"
+
+
+def build(folder: Path, *targets: str, compiler: str | None = None) -> Path:
+    """What hatchling builds without a network, with the machine's own C compiler where none is named."""
+    options = [part for target in targets for part in ("-t", target)]
+    command = [sys.executable, "-m", "hatchling", "build", *options, "-d", str(folder)]
+    environment = os.environ if compiler is None else {**os.environ, "CC": compiler}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the wheel and the sdist, built without a network."""
-    folder = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", str(folder)]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return folder
+    """Folder with the wheel and the sdist."""
+    return build(tmp_path_factory.mktemp("dist"), "wheel", "sdist")
+
+
+def core_of(python: Path, folder: Path) -> str:
+    """File of the compiled core that an environment's package uses, or `None`."""
+    source = "from hf_specdec.methods import compiled; print(compiled.core and compiled.core.__file__)"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    found = subprocess.run(
+        [str(python), "-c", source], capture_output=True, text=True, cwd=folder, env=environment, check=True
+    )
+    return found.stdout.strip()
 
 
 def test_the_wheel_carries_models_types_and_licence(built: Path) -> None:
@@ -56,7 +74,27 @@ def test_the_sdist_carries_models_and_tests(built: Path) -> None:
         "CHANGELOG.md",
         "pyproject.toml",
         "tests/project/test_packaging.py",
+        "hatch_build.py",
+        "hf_specdec/methods/compiled/core.h",
     } <= names
+    assert not [name for name in names if name.endswith((".so", ".pyd"))]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is installed")
+def test_a_wheel_has_the_compiled_core_for_every_later_python(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    assert "-cp311-abi3-" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        assert CORE in archive.namelist()
+
+
+def test_without_a_compiler_the_wheel_is_pure_python(tmp_path: Path) -> None:
+    (wheel,) = build(tmp_path, "wheel", compiler="/bin/false").glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert set(SHIPPED) <= set(names)
+    assert not [name for name in names if name.endswith((".so", ".pyd"))]
 
 
 def test_an_installed_wheel_generates(built: Path, tmp_path: Path) -> None:
@@ -73,6 +111,10 @@ def test_an_installed_wheel_generates(built: Path, tmp_path: Path) -> None:
     where = [str(python), "-c", "import hf_specdec; print(hf_specdec.__file__)"]
     found = subprocess.run(where, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True)
     assert Path(found.stdout.strip()).is_relative_to(packages)
+
+    core = core_of(python, tmp_path)
+    assert (core == "None") == wheel.name.endswith("-py3-none-any.whl")
+    assert core == "None" or Path(core).is_relative_to(packages)
 
     command = [
         str(tmp_path / "env" / "bin" / "hf-specdec"),

@@ -9,16 +9,14 @@ Knows neither clocks nor models.
     drafter = AutoDrafter(AutoSpecConfig(), SpecMemory())
 """
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 
-from hf_specdec.methods.auto.calibration import MOST
 from hf_specdec.methods.auto.config import AutoSpecConfig
-from hf_specdec.methods.auto.predictor import Context, Prediction, Predictor
-from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, TOKEN_BITS, Entry, best_tokens, likeliest
+from hf_specdec.methods.auto.predictor import Predictor
+from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, best_tokens, likeliest
+from hf_specdec.methods.auto.search import CompiledSearch, Found, Search, search_of
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.auto.window import AutoWindow
 from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, RoundDrafter
@@ -35,42 +33,6 @@ WIDTH = 10  # nodes scored by one forward of the draft model, at most
 RETRY = 16  # where asking the draft model does not pay, ask every so many steps all the same, to notice a change
 
 
-class _Node:
-    """A drafted token while the tree grows, the root among them.
-
-    Attributes:
-        probability: that the target accepts it and all before it.
-        prediction: candidates after it, once it has been looked at.
-        drafted: the draft model's entry for it, if that was asked.
-        scored_as: its node in the requests to the draft model.
-    """
-
-    __slots__ = ("_context", "children", "drafted", "parent", "prediction", "probability", "scored_as", "token")
-
-    def __init__(self, token: int, parent: "_Node | None" = None, context: Context | None = None) -> None:
-        self.token, self.parent, self._context = token, parent, context
-        self.probability = 1.0
-        self.prediction: Prediction | None = None
-        self.drafted: Entry | None = None
-        self.scored_as: int | None = None
-        self.children: dict[int, _Node] = {}
-
-    @property
-    def context(self) -> Context:
-        """Where its prediction is asked for; found out at first use, as many nodes are never looked at."""
-        if self._context is None:
-            assert self.parent is not None
-            self._context = self.parent.context.after(self.token)
-        return self._context
-
-    def child(self, token: int) -> "_Node":
-        """The node below that holds `token`, made at first use."""
-        known = self.children.get(token)
-        if known is None:
-            known = self.children[token] = _Node(token, self)
-        return known
-
-
 class AutoDrafter(RoundDrafter):
     """Drafts with everything at hand.
 
@@ -85,8 +47,8 @@ class AutoDrafter(RoundDrafter):
     num_top_logits = NUM_KEPT
     index: NgramIndex
     window: AutoWindow | None
-    _root: _Node | None
-    _described: _Node | None  # the root of the last round, for observers
+    _search: Search | CompiledSearch | None  # of the step under way
+    _described: Search | CompiledSearch | None  # the last one, for observers
 
     def __init__(
         self,
@@ -100,10 +62,6 @@ class AutoDrafter(RoundDrafter):
         super().__init__(scorer)
         self.config, self.takes_trees, self.is_sampled = config, takes_trees, is_sampled
         self.remembers = memory is not None
-        self.window: AutoWindow | None = None
-        self._root: _Node | None = None
-        self._described: _Node | None = None  # the root of the last round, for observers
-        self.index = NgramIndex(MAX_NGRAM)
         self._start(SpecMemory(1, config.max_recycled) if memory is None else memory)
 
     @property
@@ -127,25 +85,25 @@ class AutoDrafter(RoundDrafter):
         """The tree of the likeliest nodes, at most `budget`; asks the draft model as often as that pays."""
         budget = min(budget, self.config.node_budget)
         if budget < 1 or self.is_paused:
-            self._root = None
+            self._search = None
             return DraftTree.chain(self.index.tokens[-1])
-        root = self._root = self._described = _Node(self.index.tokens[-1], context=self.predictor.text_of(self.index))
-        nodes = self._likeliest(root, budget)
+        search = self._search = self._described = search_of(self.predictor, self.index, takes_trees=self.takes_trees)
+        found = search.likeliest(budget, self._floor)
         if self.scorer is None:
-            return self._tree_of(root, nodes)
-        scored = TreeBuilder(root.token)
+            return self._tree_of(found)
+        request, scored = TreeBuilder(self.index.tokens[-1]), dict[int, int]()  # the place of each node in the request
         for number in range(self.config.draft_len):
-            wanted = self._worth_scoring(root, nodes)
+            wanted = self._worth_scoring(search, found, scored)
             if not wanted or not self._pays(number):
                 break
             for node in wanted:
-                node.scored_as = 0 if node.parent is None else scored.add(_scored(node.parent), node.token)
-            rows = yield scored.build()
+                scored[node] = request.add(scored[search.parent(node)], search.token(node)) if node else 0
+            rows = yield request.build()
             for node, entry in zip(wanted, best_tokens(NodeLogits(rows)), strict=True):
-                node.drafted, node.prediction = entry, None
-            before, nodes = nodes, self._likeliest(root, budget)
-            self.predictor.experience.gained(number, self._value(nodes) - self._value(before))
-        return self._tree_of(root, nodes)
+                search.score(node, entry)
+            before, found = found, search.likeliest(budget, self._floor)
+            self.predictor.experience.gained(number, self._value(search, found) - self._value(search, before))
+        return self._tree_of(found)
 
     def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
         """Learn what the sources were worth, keep the logits, index the new tokens."""
@@ -161,14 +119,12 @@ class AutoDrafter(RoundDrafter):
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
         """The source that made each node likeliest, and what each source said of it."""
-        assert self._described is not None or len(tree) == 1
-        grown, described = [self._described], []
+        search, grown, described = self._described, [0], []
         for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
-            above = grown[parent]
-            assert above is not None and above.prediction is not None
-            node, votes = above.children[token], above.prediction.votes(token)
+            assert search is not None
+            node, votes = search.child(grown[parent], token), search.votes(grown[parent], token)
             grown.append(node)
-            described.append(DraftedNode(votes[0].source, node.probability, votes))
+            described.append(DraftedNode(votes[0].source, search.probability(node), votes))
         return tuple(described)
 
     def end(self) -> None:
@@ -189,86 +145,32 @@ class AutoDrafter(RoundDrafter):
             self.window = AutoWindow(config.window_size, config.ngram_size, self.predictor.experience)
             self.predictor.found = self.window.found
             self.max_extra_tokens = self.window.num_columns
-        self._root = self._described = None
+        self._search = self._described = None
         self._skipped = 0
 
-    def _likeliest(self, root: _Node, budget: int) -> list[_Node]:
-        """At most `budget` nodes in the order of their probabilities, each after its parent.
+    @property
+    def _floor(self) -> float:
+        """The least probability that a node is drafted with."""
+        return max(SMALLEST, self.draft_cost.of_node)
 
-        Candidates that so many others exceed already are not kept, and not looked for.
-        """
-        floor = max(SMALLEST, self.draft_cost.of_node)
-        nodes: list[_Node] = []
-        waiting: list[tuple[float, int, _Node, int]] = []  # (-probability, order of arrival, parent, token)
-        best: list[float] = []  # probabilities of the `budget` likeliest candidates so far, a heap: the least is first
-        arrivals = 0
-        node = root
-        while True:
-            for token, probability in self._candidates(node, floor):
-                if len(best) < budget:
-                    heapq.heappush(best, probability)
-                elif probability > best[0]:
-                    heapq.heapreplace(best, probability)
-                else:
-                    continue
-                arrivals += 1
-                heapq.heappush(waiting, (-probability, arrivals, node, token))
-            if len(best) == budget and best[0] > floor:
-                floor = best[0]
-            if not waiting or len(nodes) == budget:
-                return nodes
-            negative, _, parent, token = heapq.heappop(waiting)
-            node = parent.child(token)
-            node.probability = -negative
-            nodes.append(node)
-
-    def _candidates(self, node: _Node, floor: float) -> list[tuple[int, float]]:
-        """Tokens after `node` that are as likely as `floor` together with all before them."""
-        reached = node.probability
-        if reached * MOST < floor:
-            return []
-        if node.prediction is None:
-            node.prediction = self.predictor.predict(node.context, node.drafted)
-        tokens, shares = node.prediction.tokens, node.prediction.probabilities
-        found = [
-            (token, reached * share) for token, share in zip(tokens, shares, strict=True) if reached * share >= floor
-        ]
-        return found if self.takes_trees else sorted(found, key=lambda one: -one[1])[:1]
-
-    def _tree_of(self, root: _Node, nodes: Sequence[_Node]) -> DraftTree:
+    def _tree_of(self, found: Found) -> DraftTree:
         """The tree of these nodes, numbered in their order, with their probabilities; a window beside it."""
-        builder = TreeBuilder(root.token)
-        places = {id(root): 0}
-        for node in nodes:
-            places[id(node)] = builder.add(places[id(node.parent)], node.token)
-        tree = builder.build().with_probabilities((1.0, *[node.probability for node in nodes]))
+        tree = DraftTree.of_parents(found.tokens, found.parents, found.probabilities)
         if self.window is None:
             return tree
         return tree.with_extra(self.window.beside(self.index.tokens, self.draft_cost.of_node))
 
-    def _value(self, nodes: Sequence[_Node]) -> float:
+    def _value(self, search: Search | CompiledSearch, found: Found) -> float:
         """Expected accepted tokens of a tree by what is known now, less those that its forward has to gain."""
-        probabilities: dict[int, float] = {}
-        for node in nodes:
-            parent = node.parent
-            assert parent is not None
-            if parent.prediction is None:
-                parent.prediction = self.predictor.predict(parent.context, parent.drafted)
-            probabilities[id(node)] = probabilities.get(id(parent), 1.0) * parent.prediction.share(node.token)
-        return sum(probabilities.values()) - len(nodes) * self.draft_cost.of_node
+        return search.value(found.nodes) - (len(found.nodes) - 1) * self.draft_cost.of_node
 
-    def _worth_scoring(self, root: _Node, nodes: Sequence[_Node]) -> list[_Node]:
+    def _worth_scoring(self, search: Search | CompiledSearch, found: Found, scored: Mapping[int, int]) -> list[int]:
         """The likeliest nodes that the draft model has not been asked for and can be."""
-        known = [node for node in (root, *nodes) if node.drafted is None]
-        wanted = [node for node in known if node.parent is None or node.parent.scored_as is not None]
-        if self.scorer is not None and not self.scorer.takes_trees:
-            last = root
-            while last.drafted is not None and last.children:
-                following = next((child for child in last.children.values() if child.drafted is not None), None)
-                if following is None:
-                    break
-                last = following
-            wanted = [node for node in wanted if node is root or node.parent is last][:1]
+        assert self.scorer is not None
+        wanted = [node for node in found.nodes if node not in scored and (not node or search.parent(node) in scored)]
+        if not self.scorer.takes_trees and scored:
+            last = next(reversed(scored))
+            wanted = [node for node in wanted if search.parent(node) == last][:1]
         return wanted[:WIDTH]
 
     def _pays(self, number: int) -> bool:
@@ -281,48 +183,22 @@ class AutoDrafter(RoundDrafter):
 
     def _learn(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """Let the predictor see the token after every context that the text went through."""
-        node, place = self._root, 0
-        floor, without, gained = max(SMALLEST, self.draft_cost.of_node), 1.0, 0
+        search, node, place = self._search, 0, 0
+        without, gained = 1.0, 0
         for token in accepted:
-            if node is None:
+            if search is None or node < 0:
                 break
-            if node.prediction is None:
-                node.prediction = self.predictor.predict(node.context, node.drafted)
-            known = node.prediction.tokens
-            children = [] if place < 0 else [tree.tokens[child] for child in tree.children(place)]
-            self.predictor.learn(node.prediction, token, [child for child in children if child in known])
+            search.learn(node, token, [] if place < 0 else [tree.tokens[child] for child in tree.children(place)])
             following = tree.child(place, token) if place >= 0 else None
             if following is not None and self.window is not None:
-                without *= self._share_without_window(node.prediction, token)
-                gained += without < floor
-            node, place = node.children.get(token), -1 if following is None else following
+                without *= search.share(node, token, uses_found=False)
+                gained += without < self._floor
+            node, place = search.child(node, token), -1 if following is None else following
         if tree.extra is not None:
             self.predictor.experience.window_gained(gained)
-        self._root = None
-
-    def _share_without_window(self, prediction: Prediction, token: int) -> float:
-        """The probability that `token` would have had without what the window found."""
-        if prediction.is_found:
-            prediction = self.predictor.predict(prediction.context, prediction.drafted, uses_found=False)
-        return prediction.share(token)
+        self._search = None
 
     def _recycle(self, tree: DraftTree, logits: NodeLogits) -> None:
         """Keep what the target thought after every node, those that were rejected too."""
-        text, count = self.index.tokens, len(tree)
-        keys = np.empty((MAX_KEY, count), dtype=np.int64)  # after one, two and three tokens
-        last, parents = np.array(tree.tokens, dtype=np.int64) + 1, np.array(tree.parents)
-        ends, keys[0] = last, last
-        for size in range(1, MAX_KEY):
-            before = ends[parents]  # the tokens `size` places earlier
-            before[0] = text[-1 - size] + 1 if size < len(text) else 0
-            keys[size] = keys[size - 1] | before << size * TOKEN_BITS
-            ends = before
-        tokens, evidence = likeliest(logits, slice(0, count))
-        shape = (MAX_KEY * count, NUM_KEPT)
-        rows = (np.broadcast_to(row, (MAX_KEY, count, NUM_KEPT)).reshape(shape) for row in (tokens, evidence))
-        self.memory.recycled.put_rows(keys.reshape(-1), *rows)
-
-
-def _scored(node: _Node) -> int:
-    assert node.scored_as is not None
-    return node.scored_as
+        tokens, evidence = likeliest(logits, slice(0, len(tree)))
+        self.memory.recycled.put_nodes(tree.tokens, tree.parents, self.index.tokens[-MAX_KEY:-1], tokens, evidence)

@@ -153,7 +153,7 @@ class MemoryFile:
         for tensor in (weights, gains, window_gain, *counts):
             _check(bool((tensor.abs() <= MOST_WEIGHT).all()), f"{name} holds what no text has taught")
         _check(all(bool((tensor >= 0).all()) for tensor in (seen, *counts)), f"{name} holds negative counts")
-        mixer.weights, mixer.seen = [tuple(row) for row in weights.tolist()], seen.tolist()
+        mixer.restore(weights.tolist(), seen.tolist())
         calibration.restore(counts[0].tolist(), counts[1].tolist())
         experience.gains, experience.window_gain = gains.tolist(), float(window_gain)
 

@@ -12,7 +12,9 @@ http://mattmahoney.net/dc/dce.html#Section_432). Safe to share between threads. 
 
 import math
 import threading
+from array import array
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 __all__ = ["LARGEST", "Evidence", "Mixer"]
@@ -33,18 +35,37 @@ class Mixer:
         prior: for each kind the bias, then a weight for each source.
 
     Attributes:
-        weights (`list[tuple[float, ...]]`): as `prior`, as learned so far.
-        seen (`list[int]`): tokens that each kind has learned from.
+        seen (`array`): tokens that each kind has learned from.
     """
 
     def __init__(self, prior: Sequence[tuple[float, ...]]) -> None:
-        self.weights = list(prior)
-        self.seen = [0] * len(prior)
+        self._width = len(prior[0])
+        self._weights = array("d", chain.from_iterable(prior))  # (kinds, width)
+        self.seen = array("q", [0] * len(prior))
         self._lock = threading.Lock()
+
+    @property
+    def arrays(self) -> "tuple[array[float], array[int]]":
+        """Weights of all kinds, one after the other, and what each has seen, as the compiled core takes them."""
+        return self._weights, self.seen
+
+    @property
+    def weights(self) -> list[tuple[float, ...]]:
+        """As `prior`, as learned so far."""
+        return [self.weights_of(kind) for kind in range(len(self.seen))]
+
+    def weights_of(self, kind: int) -> tuple[float, ...]:
+        """Bias and weights of one kind."""
+        return tuple(self._weights[kind * self._width : (kind + 1) * self._width])
+
+    def restore(self, weights: Sequence[Sequence[float]], seen: Sequence[int]) -> None:
+        """Go on from these weights and counts."""
+        with self._lock:
+            self._weights, self.seen = array("d", chain.from_iterable(weights)), array("q", seen)
 
     def probabilities(self, kind: int, evidence: Sequence[Sequence[float]]) -> list[float]:
         """Of each candidate, that it is the next token. They need not add up to one."""
-        bias, *weights = self.weights[kind]
+        bias, *weights = self.weights_of(kind)
         sums = [bias + sum([weight * value for weight, value in zip(weights, row, strict=True)]) for row in evidence]
         return [1.0 / (1.0 + math.exp(min(-total, LARGEST))) for total in sums]
 
@@ -54,7 +75,7 @@ class Mixer:
         Args:
             sources: by the source's place, candidates and its evidence for each.
         """
-        bias, *weights = self.weights[kind]
+        bias, *weights = self.weights_of(kind)
         sums: dict[int, float] = {}
         for source, (tokens, evidence) in sources:
             weight = weights[source]
@@ -70,23 +91,21 @@ class Mixer:
             self.seen[kind] += 1
             if not errors:
                 return
-            steps = [0.0] * len(self.weights[kind])
-            steps[0] = sum(errors.values())
+            steps = [0.0] * self._width
+            for error in errors.values():
+                steps[0] += error
             for source, (tokens, evidence) in sources:
                 for token, value in zip(tokens, evidence, strict=False):
                     if token in errors:
                         steps[source + 1] += errors[token] * value
-            self.weights[kind] = tuple(
-                [
-                    weight + rate * max(-LONGEST_STEP, min(LONGEST_STEP, step))
-                    for weight, step in zip(self.weights[kind], steps, strict=True)
-                ]
-            )
+            for place, step in enumerate(steps, kind * self._width):
+                self._weights[place] += rate * max(-LONGEST_STEP, min(LONGEST_STEP, step))
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
-            return {"weights": list(self.weights), "seen": list(self.seen)}
+            return {"weights": self.weights, "seen": self.seen[:]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.weights, self.seen = state["weights"], state["seen"]
+        self._width = len(state["weights"][0])
         self._lock = threading.Lock()
+        self.restore(state["weights"], state["seen"])

@@ -13,8 +13,9 @@ takes no trials to find out that a text cannot be drafted.
 """
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.matches import Matches, Votes
@@ -31,7 +32,7 @@ from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.observer import Source, SourceVote
 
-__all__ = ["Context", "Prediction", "Predictor"]
+__all__ = ["Context", "Prediction", "Predictor", "votes_for"]
 
 NUM_COMMON = 16  # commonest tokens looked at
 PRIOR_COUNT = 4.0  # accepted tokens as which an unknown text counts
@@ -99,15 +100,16 @@ class Prediction(NamedTuple):
         """The probability of `token`, 0 where it is no candidate."""
         return self.probabilities[self.tokens.index(token)] if token in self.tokens else 0.0
 
-    def votes(self, token: int) -> tuple[SourceVote, ...]:
-        """What each source that knows `token` said of it, the one that added most first."""
-        votes = []
-        for place, (tokens, evidence) in self.sources:
-            if token in tokens:
-                value = evidence[tokens.index(token)]
-                probability = 1.0 / (1.0 + math.exp(FLOOR - value))
-                votes.append(SourceVote(SOURCE_NAMES[place], probability, self.weights[place] * value))
-        return tuple(sorted(votes, key=lambda vote: -vote.weight))
+
+def votes_for(token: int, sources: Sequence[tuple[int, Entry]], weights: Sequence[float]) -> tuple[SourceVote, ...]:
+    """What each source that knows `token` said of it, the one that added most first."""
+    votes = []
+    for place, (tokens, evidence) in sources:
+        if token in tokens:
+            value = evidence[tokens.index(token)]
+            probability = 1.0 / (1.0 + math.exp(FLOOR - value))
+            votes.append(SourceVote(SOURCE_NAMES[place], probability, weights[place] * value))
+    return tuple(sorted(votes, key=lambda vote: -vote.weight))
 
 
 class Predictor:
@@ -131,7 +133,7 @@ class Predictor:
         self.pool = memory.pool if uses_texts else None
         self.experience: AdaptiveWeights = memory.experience(is_sampled)
         self._common: Entry = ([], [])
-        self._expected = self._accepted = PRIOR_COUNT
+        self._record = array("d", [PRIOR_COUNT, PRIOR_COUNT])  # tokens of this text expected and accepted, faded
 
     @property
     def trust(self) -> float:
@@ -139,13 +141,29 @@ class Predictor:
 
         What was learned from other texts says little of one that is drawn at another temperature.
         """
-        return min(MOST_TRUST, (self._accepted + PRIOR_COUNT) / (self._expected + PRIOR_COUNT))
+        expected, accepted = self._record
+        return min(MOST_TRUST, (accepted + PRIOR_COUNT) / (expected + PRIOR_COUNT))
 
-    def text_of(self, index: NgramIndex) -> Context:
-        """The end of the text, once a step: its commonest tokens are the last resort after unknown contexts."""
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """Earlier texts, recycled logits, what the window found and what was learned, as the compiled core takes them;
+        `None` for what takes no part.
+        """
+        young, old = (None, None) if self.pool is None else [index.arrays for index in self.pool.indexes]
+        recycled = self.memory.recycled.arrays if self.uses_recycled else None
+        found = None if self.found is None else self.found.arrays
+        experience = self.experience
+        return young, old, recycled, found, (*experience.mixer.arrays, *experience.calibration.arrays, self._record)
+
+    def common_of(self, index: NgramIndex) -> Entry:
+        """The text's commonest tokens and the evidence for each: the last resort after unknown contexts."""
         shares = list(index.common.shares().items())[:NUM_COMMON]
         evidence = [max(0.0, FLOOR + math.log(share / (1.0 - share))) for _, share in shares]
-        self._common = [token for token, _ in shares], evidence
+        return [token for token, _ in shares], evidence
+
+    def text_of(self, index: NgramIndex) -> Context:
+        """The end of the text; asked once a step."""
+        self._common = self.common_of(index)
         return Context(tuple(index.tokens[-MAX_KEY:]), Matches.of_text(index, self.pool))
 
     def predict(self, context: Context, drafted: Entry | None = None, *, uses_found: bool = True) -> Prediction:
@@ -154,7 +172,7 @@ class Predictor:
         Without `uses_found`, as if there were no window.
         """
         kind, sources = self._sources(context, drafted, uses_found)
-        bias, *weights = self.experience.mixer.weights[kind]
+        bias, *weights = self.experience.mixer.weights_of(kind)
         sums: dict[int, float] = {}
         for source, (tokens, evidence) in sources:
             weight = weights[source]
@@ -163,22 +181,26 @@ class Predictor:
         exp, corrected, trust = math.exp, self.experience.calibration.corrected, self.trust
         raw = [1.0 / (1.0 + exp(-log_odds if log_odds > -LARGEST else LARGEST)) for log_odds in sums.values()]
         probabilities = [corrected(probability) * trust for probability in raw]
-        total = sum(probabilities)
+        total = 0.0
+        for probability in probabilities:  # one after the other, as the compiled core adds them
+            total += probability
         if total > 1.0:
             probabilities = [probability / total for probability in probabilities]
         return Prediction(context, drafted, list(sums), raw, probabilities, kind, sources, weights)
 
     def learn(self, prediction: Prediction, token: int, drafted: Sequence[int]) -> None:
         """The token after the context was `token`; `drafted` are the candidates that were verified there."""
-        kind, sources = self._sources(prediction.context, prediction.drafted, prediction.is_found)
-        self.experience.mixer.learn(kind, sources, token)
+        self.experience.mixer.learn(prediction.kind, prediction.sources, token)
         if drafted:
+            calibration = self.experience.calibration
             places = {candidate: place for place, candidate in enumerate(prediction.tokens)}
             raw = [prediction.raw[places[one]] for one in drafted]
-            self._expected = FADE * self._expected + sum(map(self.experience.calibration.corrected, raw))
-            self._accepted = FADE * self._accepted + (token in drafted)
-            outcomes = zip(raw, [one == token for one in drafted], strict=True)
-            self.experience.calibration.record(outcomes)
+            expected = 0.0
+            for probability in raw:
+                expected += calibration.corrected(probability)
+            self._record[0] = FADE * self._record[0] + expected
+            self._record[1] = FADE * self._record[1] + (token in drafted)
+            calibration.record(zip(raw, [one == token for one in drafted], strict=True))
 
     def _sources(
         self, context: Context, drafted: Entry | None, uses_found: bool = True

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hf_specdec.methods import compiled
 from hf_specdec.methods.node_logits import NodeLogits
 
 __all__ = [
@@ -66,6 +67,7 @@ class RecycledLogits:
         max_entries (`int`): bound of the memory; an entry takes 76 bytes, taken from the system as it is first written.
     """
 
+    _clock: int
     _keys: Rows
     _stamps: Rows
     _tokens: Rows
@@ -74,6 +76,11 @@ class RecycledLogits:
     def __init__(self, max_entries: int) -> None:
         self._lock = threading.Lock()
         self._allocate(max_entries)
+
+    @property
+    def arrays(self) -> tuple[Rows, Rows, Rows, Rows, int, int]:
+        """Keys, stamps, tokens and evidence, sets and ways, as the compiled core takes them."""
+        return self._keys, self._stamps, self._tokens, self._evidence, self._num_sets, self._num_ways
 
     def __len__(self) -> int:
         """Entries kept."""
@@ -100,6 +107,26 @@ class RecycledLogits:
             np.array([[*entry[0], *[NOTHING] * missing]]).repeat(len(keys), axis=0),
             np.array([[*entry[1], *[0.0] * missing]]).repeat(len(keys), axis=0),
         )
+
+    def put_nodes(
+        self, tokens: Sequence[int], parents: Sequence[int], before: Sequence[int], best: Rows, evidence: Rows
+    ) -> None:
+        """Keep what the target thinks likely after every node of a tree, under its last tokens.
+
+        Args:
+            tokens, parents: of `N` nodes, the root first, whose parent is -1.
+            before: the tokens in front of the root, at least `MAX_KEY - 1` of them where there are so many.
+            best, evidence: `(N, NUM_KEPT)`, as `likeliest` gives them.
+        """
+        if compiled.core is not None:
+            with self._lock:
+                rows = np.ascontiguousarray(best, dtype=np.int32), np.ascontiguousarray(evidence, dtype=np.float32)
+                self._clock = compiled.core.put_nodes(self.arrays, self._clock, tokens, parents, before, *rows)
+            return
+        keys = _keys_of_nodes(tokens, parents, before)  # (MAX_KEY, N)
+        shape = (keys.size, NUM_KEPT)
+        repeated = [np.broadcast_to(row, (*keys.shape, NUM_KEPT)).reshape(shape) for row in (best, evidence)]
+        self.put_rows(keys.reshape(-1), *repeated)
 
     def put_rows(self, keys: Rows, tokens: Rows, evidence: Rows) -> None:
         """Keep entries: `(N,)` keys, `(N, NUM_KEPT)` tokens and evidence; of equal keys the last one counts."""
@@ -184,6 +211,18 @@ class RecycledLogits:
         self._lock = threading.Lock()
         self._allocate(state["max_entries"])
         self.restore(state["entries"])
+
+
+def _keys_of_nodes(tokens: Sequence[int], parents: Sequence[int], before: Sequence[int]) -> Rows:
+    """`(MAX_KEY, N)` keys of a tree's nodes: by one, two and three tokens."""
+    keys = np.empty((MAX_KEY, len(tokens)), dtype=np.int64)
+    last, above = np.array(tokens, dtype=np.int64) + 1, np.array(parents)
+    ends, keys[0] = last, last
+    for size in range(1, MAX_KEY):
+        ends = ends[above]  # the tokens `size` places earlier
+        ends[0] = before[-size] + 1 if size <= len(before) else 0
+        keys[size] = keys[size - 1] | ends << size * TOKEN_BITS
+    return keys
 
 
 def likeliest(logits: NodeLogits, rows: slice | list[int] = ALL) -> tuple[Rows, Rows]:

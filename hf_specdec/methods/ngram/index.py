@@ -8,68 +8,71 @@ Knows nothing about drafts or models.
     index.places([5, 6], limit=8)      # [2]: token 7 followed 5, 6
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
+from hf_specdec.methods import compiled
+from hf_specdec.methods.ngram import hashing
 from hf_specdec.methods.ngram.top_counts import TopCounts
 
 __all__ = ["NgramIndex"]
 
 
 NUM_COMMON = 32  # ranked tokens; 64 drafted no better on recorded chat answers, 16 did below 32 nodes
+FIRST_SLOTS = 64
+ADDED_AT_ONCE = 1_024  # tokens for which the table has room before they are added
 
 
 class NgramIndex:
     """Tokens of a text and, for every n-gram up to `max_ngram_size`, its occurrences, newest first.
 
     Occurrences are linked: each position knows the one before it where the same n-gram ended, so adding a token costs
-    one dictionary entry an order and a look-up walks as many links as it returns places.
+    one entry of a hash table an order and a look-up walks as many links as it returns places. Everything stands in
+    arrays of 32 bits: about 40 bytes a token at four orders.
 
     Attributes:
-        tokens (`list[int]`): the text.
+        tokens (`array`): the text.
         max_ngram_size (`int`): longest n-gram that is looked up.
         common (`TopCounts`): tokens by the number of different tokens that they follow (the lowest order of
             Kneser-Ney smoothing): the best prediction after a context that was never seen.
     """
 
     def __init__(self, max_ngram_size: int) -> None:
-        self.tokens: list[int] = []
+        self.tokens = array("i")
         self.max_ngram_size = max_ngram_size
         self.common = TopCounts(NUM_COMMON)
-        self._pairs: set[tuple[int, int]] = set()
-        self._newest: list[dict[tuple[int, ...], int]] = [{} for _ in range(max_ngram_size)]
-        self._older: list[list[int]] = [[] for _ in range(max_ngram_size)]
+        self.num_orders = max(2, max_ngram_size)  # pairs tell which tokens a token has followed
+        self._older = array("i")  # (tokens, orders): for each position the one before it, 0 for none
+        self._newest = hashing.table(FIRST_SLOTS)  # of every n-gram, its newest end
+        self._num_ngrams = 0
 
     def __len__(self) -> int:
         """Tokens of the text."""
         return len(self.tokens)
 
+    @property
+    def arrays(self) -> "tuple[array[int], array[int], array[int], int]":
+        """The text, the links, the table and the number of orders, as the compiled core takes them."""
+        return self.tokens, self._older, self._newest, self.num_orders
+
     def extend(self, tokens: Iterable[int]) -> None:
         """Add tokens after the text."""
-        text = self.tokens
-        for token in tokens:
-            if text and token >= 0 and (text[-1], token) not in self._pairs:
-                self._pairs.add((text[-1], token))
-                self.common.add(token)
-            text.append(token)
-            end = len(text)
-            for size, (newest, older) in enumerate(zip(self._newest, self._older, strict=True), start=1):
-                if end < size:
-                    older.append(0)
-                    continue
-                key = tuple(text[end - size :])
-                older.append(newest.get(key, 0))
-                newest[key] = end
+        rest = iter(tokens)
+        while piece := tuple(islice(rest, ADDED_AT_ONCE)):
+            self._add(piece)
 
     def places(self, ngram: Sequence[int], limit: int) -> list[int]:
         """At most `limit` positions that follow an occurrence of `ngram`, newest first; the text's end is none."""
+        if compiled.core is not None:
+            return compiled.core.places(*self.arrays, tuple(ngram), limit)
         size, text_length = len(ngram), len(self.tokens)
         found: list[int] = []
-        place = self._newest[size - 1].get(tuple(ngram), 0)
-        older = self._older[size - 1]
+        place = hashing.newest(self._newest, self.tokens, self.num_orders, ngram)
         while place and len(found) < limit:
             if place < text_length:
                 found.append(place)
-            place = older[place - 1]
+            place = self._older[(place - 1) * self.num_orders + size - 1]
         return found
 
     def match_length(self, place: int, context: Sequence[int], limit: int) -> int:
@@ -80,3 +83,17 @@ class NgramIndex:
         while length < longest and text[place - 1 - length] == context[end - 1 - length]:
             length += 1
         return length
+
+    def _add(self, tokens: Sequence[int]) -> None:
+        """Add tokens; the table has room for their n-grams."""
+        most = self._num_ngrams + len(tokens) * self.num_orders
+        if 3 * most > 2 * len(self._newest):
+            self._newest = hashing.grown(self._newest, self.tokens, self.num_orders, 3 * most // 2)
+        start = len(self.tokens)
+        self._older.frombytes(bytes(len(tokens) * self.num_orders * self._older.itemsize))
+        self.tokens.extend(tokens)
+        link = hashing.link if compiled.core is None else compiled.core.link
+        added, followers = link(*self.arrays, start)
+        self._num_ngrams += added
+        for token in followers:
+            self.common.add(token)

@@ -56,7 +56,7 @@ class NgramPool:
             self.max_tokens, half = max_tokens, max_tokens // 2
             if len(self._old) <= half and len(self._young) <= half:
                 return
-            texts = [*self._old.tokens, *self._young.tokens]
+            texts = self._old.tokens + self._young.tokens
             self._old, self._young = NgramIndex(self.max_ngram_size), NgramIndex(self.max_ngram_size)
             end = len(texts)
             for index in (self._young, self._old):
@@ -75,6 +75,12 @@ class NgramPool:
             found = [(self._young, place) for place in self._young.places(ngram, limit)]
             found += [(self._old, place) for place in self._old.places(ngram, limit - len(found))]
         return [(index, place) for index, place in found if index.tokens[place] != BOUNDARY]
+
+    @property
+    def indexes(self) -> tuple[NgramIndex, NgramIndex]:
+        """The young and the old generation, which only ever grow at their ends."""
+        with self._lock:
+            return self._young, self._old
 
     def generations(self) -> tuple[list[int], list[int]]:
         """The texts of the old and of the young generation, a boundary after each text."""

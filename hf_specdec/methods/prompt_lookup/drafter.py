@@ -132,7 +132,7 @@ class PromptLookupDrafter(Drafter):
         """Best-first growth; at most `num_branches` children a node, none deeper than `max_draft_len`."""
         config = self.config
         builder = TreeBuilder(self.index.tokens[-1])
-        context = self.index.tokens[-TREE_MATCH:]
+        context = list(self.index.tokens[-TREE_MATCH:])
         common = self.index.common.shares()
         # (-probability, order of arrival, parent, token, the drafted tokens up to this one, whether this text has it)
         waiting: list[tuple[float, int, int, int, list[int], bool]] = []

@@ -94,7 +94,7 @@ def test_steps_shrink_with_what_a_kind_has_seen() -> None:
     for kind in (0, 1):
         mixer.learn(kind, sources([(1.0, 1.0)]), 0)
     assert 0.0 < mixer.weights[1][1] < 0.2 * mixer.weights[0][1]
-    assert mixer.seen == [1, 20_001]
+    assert list(mixer.seen) == [1, 20_001]
 
 
 def test_kinds_learn_apart() -> None:

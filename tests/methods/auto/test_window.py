@@ -12,6 +12,7 @@ from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.recycled_logits import TOKEN_BITS
 from hf_specdec.methods.auto.window import RETRY, TRIAL, AutoWindow
 from hf_specdec.methods.base import DraftCost
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.tree import DraftTree
 from tests.helpers.draft_tables import Table, random_table
 from tests.methods.auto.test_auto import texts_of
@@ -92,7 +93,7 @@ def test_it_keeps_what_the_target_says_behind_its_columns() -> None:
         assert extra is not None
         grown.append(len(extra))
         tree = DraftTree.chain(text[-1], [9, 8]).with_extra(extra)
-        window.observe(tree, torch.stack([TABLE(seen) for seen in texts_of(tree, text)]))
+        window.observe(tree, NodeLogits(torch.stack([TABLE(seen) for seen in texts_of(tree, text)])))
         text.append(following(TABLE, text))
     assert grown == [3, 7, 7, 7, 7, 7]
     keys = window.found.export()["keys"].tolist()
@@ -105,9 +106,9 @@ def test_it_keeps_what_the_target_says_behind_its_columns() -> None:
 
 def test_a_step_without_a_window_leaves_it_as_it_is() -> None:
     window = AutoWindow(4, 3, AdaptiveWeights())
-    window.observe(DraftTree.chain(3), torch.zeros(1, VOCAB))
+    window.observe(DraftTree.chain(3), NodeLogits(torch.zeros(1, VOCAB)))
     assert window.beside([1, 2, 3], 0.001) is not None
-    window.observe(DraftTree.chain(3), torch.zeros(1, VOCAB))
+    window.observe(DraftTree.chain(3), NodeLogits(torch.zeros(1, VOCAB)))
     extra = window.beside([1, 2, 3, 4], 0.001)
     assert extra is not None
     assert len(extra) == 3

@@ -1,0 +1,62 @@
+"""Builds the compiled core into the wheel where there is a C compiler; where there is none the wheel is pure Python.
+
+An editable install gets it beside its sources. Nothing that goes wrong here fails an installation.
+"""
+
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+FOLDER = "hf_specdec/methods/compiled"
+ABI = "0x030B0000"  # the stable ABI of Python 3.11: one library serves all later versions
+
+
+def built(root: Path, target: Path) -> Path | None:
+    """The library, compiled into `target`; `None` where that fails."""
+    try:
+        from setuptools import Distribution, Extension
+    except ImportError:
+        return None
+    unix = sysconfig.get_config_var("CC") is not None
+    extension = Extension(
+        "_core",
+        sorted(str(source) for source in (root / FOLDER).glob("*.c")),
+        define_macros=[("Py_LIMITED_API", ABI)],
+        # Python computes in steps of 64 bits: a fused multiply-add would round differently.
+        extra_compile_args=["-O2", "-std=c11", "-ffp-contract=off"] if unix else ["/std:c11"],
+        libraries=["m"] if unix else [],
+        py_limited_api=True,
+        optional=True,
+    )
+    distribution = Distribution({"name": "hf_specdec", "ext_modules": [extension]})
+    command: Any = distribution.get_command_obj("build_ext")
+    with tempfile.TemporaryDirectory() as objects:
+        command.build_lib, command.build_temp = str(target), objects
+        command.ensure_finalized()
+        command.run()
+    return next((file for name in command.get_outputs() if (file := Path(name)).is_file()), None)
+
+
+class CustomBuildHook(BuildHookInterface[Any]):
+    """Puts the core into wheels."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, and name the platform that the wheel is for."""
+        if self.target_name != "wheel":
+            return
+        root, is_editable = Path(self.root), version == "editable"
+        target = root / FOLDER if is_editable else root / "build" / "lib"
+        for old in target.glob("_core.*"):
+            if old.suffix in (".so", ".pyd"):
+                old.unlink()
+        library = built(root, target)
+        if library is None:
+            self.app.display_warning("hf_specdec: no C compiler works here; drafts are made in Python, which is slower")
+            return
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["pure_python"], build_data["tag"] = False, f"cp311-abi3-{platform}"
+        if not is_editable:
+            build_data["force_include"][str(library)] = f"{FOLDER}/{library.name}"

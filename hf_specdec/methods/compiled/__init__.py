@@ -1,0 +1,15 @@
+"""The compiled core: look-ups, search and learning of `auto` and of the n-gram index, in C over their own arrays.
+
+Optional: `pip install` builds it where there is a C compiler. Without it the same functions run in Python, on the same
+arrays and with the same results, only slower; `core` is `None` then.
+"""
+
+import logging
+
+try:
+    from hf_specdec.methods.compiled import _core as core
+except ImportError as error:
+    core = None  # type: ignore[assignment]
+    logging.getLogger("hf_specdec").info("Drafts are made in Python, without the compiled core: %s", error)
+
+__all__ = ["core"]

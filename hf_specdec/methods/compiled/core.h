@@ -1,0 +1,48 @@
+/* What the files of the compiled core share. Every function holds the interpreter's lock from start to end, so what
+ * it reads and writes in the arrays that Python hands over is never seen half done; no buffer outlives a call. */
+
+#ifndef HF_SPECDEC_CORE_H
+#define HF_SPECDEC_CORE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+
+/* An n-gram index: see hf_specdec/methods/ngram/hashing.py. */
+typedef struct {
+    Py_buffer views[3];
+    int32_t *tokens, *older, *slots;
+    int64_t num_tokens, num_links, last_slot, orders;
+} Ngrams;
+
+/* A table of recycled logits: see hf_specdec/methods/auto/recycled_logits.py. */
+typedef struct {
+    Py_buffer views[4];
+    int64_t *keys, num_sets, num_ways;
+    int32_t *stamps, *tokens;
+    float *evidence;
+} Table;
+
+enum { NUM_KEPT = 8, MAX_KEY = 3, TOKEN_BITS = 21 };
+
+/* (tokens, older, slots, orders); -1 with an exception where that is no index. */
+int ngrams_acquire(Ngrams *index, PyObject *arrays);
+void ngrams_release(Ngrams *index);
+/* At most `limit` positions below `end` that follow `ngram` in the text, newest first; how many. */
+int ngrams_places(const Ngrams *index, const int32_t *ngram, int64_t size, int64_t end, int limit, int32_t *found);
+
+/* (keys, stamps, tokens, evidence, num_sets, num_ways); -1 with an exception where that is no table. */
+int table_acquire(Table *table, PyObject *arrays);
+void table_release(Table *table);
+/* The place of `key`, -1 where it has no entry. */
+int64_t table_find(const Table *table, int64_t key);
+
+PyObject *core_link(PyObject *module, PyObject *args);
+PyObject *core_places(PyObject *module, PyObject *args);
+PyObject *core_put_nodes(PyObject *module, PyObject *args);
+extern PyType_Spec search_spec;
+
+/* The C numbers of a sequence of Python numbers, freed by the caller; NULL with an exception. */
+int32_t *numbers_of(PyObject *sequence, Py_ssize_t *count);
+
+#endif

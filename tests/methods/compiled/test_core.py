@@ -1,0 +1,173 @@
+"""The compiled core against the same functions in Python: the same bytes in the same arrays, node for node."""
+
+import random
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_specdec import AutoSpecConfig, SpecMemory
+from hf_specdec.methods import compiled
+from hf_specdec.methods.auto.drafter import AutoDrafter
+from hf_specdec.methods.auto.predictor import Predictor
+from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, RecycledLogits
+from hf_specdec.methods.auto.search import Found, search_of
+from hf_specdec.methods.ngram.index import NgramIndex
+from tests.helpers.draft_tables import TableScorer, random_table
+
+OFTEN = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+TEXTS = st.lists(st.integers(0, 6), min_size=1, max_size=50)
+VOCAB = 12
+
+
+@pytest.fixture(autouse=True)
+def installed_core() -> Iterator[None]:
+    """Whatever a test uses, the one that was there comes back."""
+    before = compiled.core
+    yield
+    compiled.core = before
+
+
+def indexed(core: Any, pieces: Sequence[Sequence[int]]) -> NgramIndex:
+    compiled.core = core
+    index = NgramIndex(4)
+    for piece in pieces:
+        index.extend(piece)
+    return index
+
+
+@OFTEN
+@given(pieces=st.lists(st.lists(st.integers(-1, 4), max_size=40), max_size=6), ngram=TEXTS, limit=st.integers(0, 20))
+def test_an_index_is_the_same_in_every_array(core: Any, pieces: list[list[int]], ngram: list[int], limit: int) -> None:
+    ours, theirs = indexed(core, pieces), indexed(None, pieces)
+    assert ours.arrays == theirs.arrays
+    assert ours.common.shares() == theirs.common.shares()
+    for size in range(1, 5):
+        compiled.core = core
+        found = ours.places(ngram[:size], limit)
+        compiled.core = None
+        assert found == theirs.places(ngram[:size], limit)
+
+
+def rows(rng: random.Random, count: int) -> tuple[Any, Any]:
+    """Next tokens and their evidence for so many nodes, as a forward would bring them."""
+    tokens = [rng.sample(range(10), NUM_KEPT) for _ in range(count)]
+    evidence = [sorted((14 * rng.random() for _ in range(NUM_KEPT)), reverse=True) for _ in range(count)]
+    return np.array(tokens, dtype=np.int64), np.array(evidence, dtype=np.float32)
+
+
+def steps(core: Any, text: Sequence[int], earlier: Sequence[Sequence[int]], seed: int, takes_trees: bool) -> list[Any]:
+    """All that a few steps find and learn."""
+    compiled.core = core
+    rng, seen = random.Random(seed), list[Any]()
+    memory, index = SpecMemory(300, 100), NgramIndex(4)
+    for one in earlier:
+        memory.pool.add(one)
+    predictor = Predictor(memory, is_sampled=False)
+    predictor.found = RecycledLogits(rng.choice([8, 100]))
+    index.extend(text)
+    for _ in range(5):
+        search = search_of(predictor, index, takes_trees=takes_trees)
+        found = search.likeliest(rng.choice([1, 6, 24]), rng.choice([1e-3, 2e-2]))
+        seen.append(found)
+        if rng.random() < 0.4:
+            search.score(rng.choice(found.nodes), ([1, 2, 3], [9.0, 5.0, 3.0]))
+            found = search.likeliest(12, 1e-3)
+            seen += [search.value(found.nodes), found]
+        accepted, node = [rng.choice(found.tokens) for _ in range(3)], 0
+        for token in accepted:
+            search.learn(node, token, [rng.randrange(8) for _ in range(rng.randrange(3))])
+            seen += [search.share(node, token, uses_found=False), search.share(node, token), search.votes(node, token)]
+            seen += [search.token(node), search.parent(node), search.probability(node)]
+            node = search.child(node, token)
+            if node < 0:
+                break
+        best, evidence = rows(rng, len(found.tokens))
+        before = index.tokens[-3:-1]
+        memory.recycled.put_nodes(found.tokens, found.parents, before, best, evidence)
+        predictor.found.put_nodes(found.tokens[:1], found.parents[:1], before, best[:1], evidence[:1])
+        index.extend(accepted)
+    learned = memory.greedy
+    kept = {name: row.tolist() for name, row in memory.recycled.export().items()}
+    return [*seen, learned.mixer.weights, list(learned.mixer.seen), learned.calibration.counts(), predictor.trust, kept]
+
+
+@OFTEN
+@given(text=TEXTS, earlier=st.lists(TEXTS, max_size=3), seed=st.integers(0, 999), takes_trees=st.booleans())
+def test_a_search_finds_the_same_nodes_and_learns_the_same(
+    core: Any, text: list[int], earlier: list[list[int]], seed: int, takes_trees: bool
+) -> None:
+    """Numbers are compared as they are: not one rounding apart."""
+    ours = steps(core, text, earlier, seed, takes_trees)
+    assert ours == steps(None, text, earlier, seed, takes_trees)
+    assert any(isinstance(one, Found) for one in ours)
+
+
+@pytest.mark.parametrize("scored", [None, True, False], ids=["alone", "trees scored", "chains scored"])
+def test_a_drafter_proposes_the_same_trees(core: Any, scored: bool | None) -> None:
+    table = random_table(seed=1, vocab_size=VOCAB, scale=3.0)
+
+    def trees(which: Any) -> list[Any]:
+        compiled.core = which
+        memory, found = SpecMemory(2_000, 2_000), []
+        for start in range(3):
+            scorer = None if scored is None else TableScorer(table, vocab_size=VOCAB, takes_trees=scored)
+            drafter, text = AutoDrafter(AutoSpecConfig(), memory, scorer=scorer), [start, start + 1]
+            drafter.begin(text)
+            for _ in range(12):
+                tree = drafter.propose(16)
+                logits = torch.stack(
+                    [table((*text[:-1], *[tree.tokens[n] for n in tree.path(node)])) for node in range(len(tree))]
+                )
+                accepted = [int(table(tuple(text)).argmax())]
+                drafter.observe(tree, logits, accepted)
+                text += accepted
+                found.append((tree.tokens, tree.parents, tree.depths, tree.probabilities, drafter.describe(tree)))
+            drafter.end()
+        return found
+
+    assert trees(core) == trees(None)
+
+
+def test_a_text_takes_few_bytes_a_token(core: Any) -> None:
+    index = indexed(core, [random.Random(0).choices(range(500), k=40_000)])
+    tokens, older, slots, _ = index.arrays
+    assert sum(part.itemsize * len(part) for part in (tokens, older, slots)) < 60 * len(index)
+
+
+def test_arrays_that_do_not_fit_are_refused(core: Any) -> None:
+    tokens, older, slots = array("i", [1, 2, 3]), array("i", [0] * 12), array("i", [0] * 64)
+    assert core.link(tokens, older, slots, 4, 0) == (6, [2, 3])
+    with pytest.raises(ValueError, match="power of two"):
+        core.places(tokens, older, array("i", [0] * 3), 4, (1,), 8)
+    with pytest.raises(ValueError, match="a link for each token"):
+        core.link(tokens, older[:5], slots, 4, 0)
+    with pytest.raises(ValueError, match="start"):
+        core.link(tokens, older, slots, 4, -1)
+    with pytest.raises(TypeError):
+        core.link((1, 2), older, slots, 4, 0)
+    table = RecycledLogits(100)
+    best, evidence = rows(random.Random(0), 1)
+    with pytest.raises(ValueError, match="a parent before it"):
+        core.put_nodes(table.arrays, 0, (1, 2), (-1, 1), (), best.astype(np.int32), evidence)
+    with pytest.raises(ValueError, match="of its size"):
+        core.put_nodes((*table.arrays[:4], 1_000, 4), 0, (1,), (-1,), (), best.astype(np.int32), evidence)
+
+
+def test_a_search_refuses_what_it_does_not_know(core: Any) -> None:
+    compiled.core = core
+    predictor, index = Predictor(SpecMemory(10, 10), is_sampled=False), NgramIndex(4)
+    with pytest.raises(ValueError, match="must have a token"):
+        search_of(predictor, index)
+    index.extend([1])
+    search = search_of(predictor, index)
+    for node in (-1, 1, 10**6):
+        with pytest.raises(IndexError, match="no such node"):
+            search.token(node)
+    assert search.child(0, 5) == -1
+    assert search.likeliest(8, 1e-3).tokens == (1,)
