@@ -20,6 +20,7 @@ from hf_specdec.distributed.placement import parallel_arguments
 from hf_specdec.errors import CheckpointError, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
+from hf_specdec.methods.dflash.network import DFlashHead, is_dflash_config
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.eagle3.checkpoint import is_head, load_head
 from hf_specdec.methods.mtp.network import MtpHead
@@ -34,6 +35,7 @@ __all__ = [
     "AutoModelForCausalLM",
     "AutoModelForSeq2SeqLM",
     "describe_weights",
+    "is_draft_head",
     "load_draft",
     "load_tokenizer",
 ]
@@ -166,7 +168,7 @@ class AutoDraftHead:
         device: torch.device | str | None = None,
         **hub: Any,
     ) -> DraftHead:
-        """Read an EAGLE-3 head in the speculators format or that of SafeAILab and SpecForge, or MTP layers.
+        """Read an EAGLE-3 head (formats of speculators, SafeAILab and SpecForge), a DFlash model or MTP layers.
 
         Args:
             path (`str`): a folder, or a name on the Hugging Face hub.
@@ -185,7 +187,23 @@ class AutoDraftHead:
             inner = generation_model(target)
             head: DraftHead = MtpHead.of_checkpoint(inner, os.fspath(path))
             return head.to(device=device or input_device(inner), dtype=dtype)
+        if is_dflash_config(config := _config(path, hub)):
+            model = transformers.AutoModel.from_pretrained(path, config=config, dtype=dtype or "auto", **hub)
+            return DFlashHead(model.eval()).to(device)
         return load_head(path, dtype=dtype, **hub).to(device)
+
+
+def is_draft_head(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder or hub name is that of a draft head, as far as its config.json says."""
+    return is_head(path) or is_dflash_config(_config(path, {}))
+
+
+def _config(path: str | os.PathLike[str], hub: dict[str, Any]) -> transformers.PretrainedConfig | None:
+    """The configuration of a transformers model; `None` where there is none."""
+    try:
+        return transformers.AutoConfig.from_pretrained(path, **hub)
+    except (OSError, ValueError):
+        return None
 
 
 def load_draft(path: str | os.PathLike[str], *, precision: str | None = None, **kwargs: Any) -> Any:
@@ -198,7 +216,7 @@ def load_draft(path: str | os.PathLike[str], *, precision: str | None = None, **
     Raises:
         CheckpointError: it is missing or damaged.
     """
-    if is_head(path):
+    if is_draft_head(path):
         return AutoDraftHead.from_pretrained(path)
     return AutoModelForCausalLM.from_pretrained(path, precision=precision, **kwargs)
 

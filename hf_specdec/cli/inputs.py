@@ -13,9 +13,8 @@ from hf_specdec.cli.where import Where
 from hf_specdec.distributed.placement import place
 from hf_specdec.errors import ConfigError, MissingExtraError
 from hf_specdec.files import lone_surrogate
-from hf_specdec.loading import load_tokenizer
+from hf_specdec.loading import is_draft_head, load_tokenizer
 from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.eagle3.checkpoint import is_head
 from hf_specdec.methods.registry import resolve
 
 __all__ = ["check_seed", "encode", "load", "load_draft", "read_prompt", "read_sampling", "set_threads"]
@@ -134,7 +133,7 @@ def load_draft(
     """
     own = "head" if method is not None and resolve(method).needs_draft_head else "draft"
     path = draft_model if draft_model is not None else embedded.path(own)
-    if is_head(path):
+    if is_draft_head(path):
         return hf_specdec.AutoDraftHead.from_pretrained(path)
     model: PreTrainedModel = hf_specdec.AutoModelForCausalLM.from_pretrained(
         path, precision=dtype, **_listed(config, "draft", device)

@@ -1,5 +1,9 @@
 """A target and a draft head: whether they go together, and the head's side of one call."""
 
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
@@ -7,10 +11,11 @@ from hf_specdec.distributed.placement import read_devices
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.forward.block_runner import BlockRunner
 from hf_specdec.forward.head_base import BaseHeadRunner
 from hf_specdec.forward.head_runner import HeadRunner
 from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.draft_head import DraftHead, PairHead
+from hf_specdec.methods.draft_head import BlockHead, DraftHead, PairHead
 from hf_specdec.methods.method import Method
 
 __all__ = ["check_head", "head_runner_of", "own_head_of"]
@@ -34,12 +39,16 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
         rule = f"must read hidden states of the target's hidden_size {config.hidden_size}"
         raise ConfigError("assistant_model", rule, f"a head for {head.target_hidden_size}", remedy)
     largest = -1 if head.target_ids is None else int(head.target_ids.max())
-    if abs(config.vocab_size - head.vocab_size) > MAX_PADDING or largest >= config.vocab_size:
+    vocab_size = config.vocab_size if head.vocab_size is None else head.vocab_size
+    if abs(config.vocab_size - vocab_size) > MAX_PADDING or largest >= config.vocab_size:
         rule = f"must draft tokens of the target's vocab_size {config.vocab_size}"
         raise ConfigError("assistant_model", rule, f"a head for {head.vocab_size}", remedy)
     if head.embed_tokens is None and head.hidden_size != config.hidden_size:
         rule = f"must have token embeddings or the target's hidden_size {config.hidden_size}"
         raise ConfigError("assistant_model", rule, f"a head of hidden_size {head.hidden_size}", remedy)
+    if isinstance(head, BlockHead) and head.mask_token_id >= target.get_input_embeddings().num_embeddings:
+        rule = f"must have a mask_token_id below the target's vocab_size {config.vocab_size}"
+        raise ConfigError("assistant_model", rule, f"a head with mask_token_id {head.mask_token_id}", remedy)
     layers = head.layer_ids(config.num_hidden_layers)
     if max(layers) > config.num_hidden_layers:
         rule = f"must read hidden states from 0 to the target's number of layers {config.num_hidden_layers}"
@@ -63,14 +72,28 @@ def head_runner_of(call: Call, head: DraftHead) -> BaseHeadRunner:
     embed = call.model.get_input_embeddings()
     if head.skips_embedding_norm:
         embed = compat.bare_embeddings(embed)
-    common = {
+    common: dict[str, Any] = {
         "hidden_layers": layers,
         "vocab_size": compat.text_config(call.model.config).vocab_size,
         "relative_cost": _relative_cost(call.model, head),
         "device": call.input_ids.device,
     }
+    if isinstance(head, BlockHead):
+        return BlockRunner(head, prompts, embed, _output_head(call.model), room=longest - length, **common)
     assert isinstance(head, PairHead)
     return HeadRunner(head, prompts, embed, room=longest - length, **common)
+
+
+def _output_head(target: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+    """States to the target's logits, on the device where its head is."""
+    head: Any = target.get_output_embeddings()
+
+    def project(states: torch.Tensor) -> torch.Tensor:
+        if head.weight.device.type != "meta":  # accelerate moves the states where the weights are elsewhere
+            states = states.to(head.weight.device)
+        return cast("torch.Tensor", head(states))
+
+    return project
 
 
 def own_head_of(target: PreTrainedModel, method: Method | None, config: SpecConfig | None = None) -> DraftHead | None:

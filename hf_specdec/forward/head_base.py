@@ -49,6 +49,8 @@ class BaseHeadRunner(ABC):
         self.texts = [list(prompt) for prompt in prompts]
         self._scorers: list[RowScorer | None] = [None] * len(self.texts)
         self._target_ids = None if head.target_ids is None else head.target_ids.to(device)
+        self._num_scored = [0] * len(self.texts)  # nodes of each row's tree in this round
+        self._has_ended = False
 
     @property
     def num_rows(self) -> int:
@@ -68,15 +70,23 @@ class BaseHeadRunner(ABC):
     def score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
         self.rank_sync.score(trees)
+        self._end_round()
         with self.rank_sync.forward():
-            return [self._like_the_targets(rows) for rows in self._score(trees)]
+            rows = [self._like_the_targets(found) for found in self._score(trees)]
+        for place, tree in enumerate(trees):
+            if tree is not None:
+                self._num_scored[place] = len(tree)
+        return rows
 
     def keep(self, place: int, accepted: Sequence[int]) -> None:
         """The text of one row goes on."""
         self.texts[place] += accepted
+        self._has_ended = True
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows of those left."""
+        self._end_round()
+        self._select(rows)
         self.texts = [self.texts[row] for row in rows]
         self._scorers = [self._scorers[row] for row in rows]
         self._renew_scorers()
@@ -87,6 +97,9 @@ class BaseHeadRunner(ABC):
 
     def admit(self, other: Self, place: int | None) -> None:
         """Take over the one row of `other`, in place `place` or after the last row."""
+        self._end_round()
+        other._end_round()
+        self._admit(other, place)
         at = len(self.texts) if place is None else place
         self.texts[at : at + 1] = other.texts
         self._scorers[at : at + 1] = other._scorers
@@ -103,7 +116,26 @@ class BaseHeadRunner(ABC):
     def _score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """As `score`, `(new nodes, draft_vocab_size)` of the head's own logits."""
 
+    @abstractmethod
+    def _renew_round(self) -> None:
+        """A round has ended: keep what it computed of the text, forget its tree."""
+
+    @abstractmethod
+    def _select(self, rows: Sequence[int]) -> None:
+        """As `select`, of what the runner holds besides the texts."""
+
+    @abstractmethod
+    def _admit(self, other: Self, place: int | None) -> None:
+        """As `admit`, of what the runner holds besides the texts."""
+
+    def _end_round(self) -> None:
+        if self._has_ended:
+            self._has_ended = False
+            self._renew_round()
+            self._num_scored = [0] * len(self.texts)
+
     def _renew_scorers(self) -> None:
+        self._num_scored = [0] * len(self.texts)
         for place, scorer in enumerate(self._scorers):
             if scorer is not None:
                 scorer.draft_model, scorer.place = self, place

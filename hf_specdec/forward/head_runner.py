@@ -63,8 +63,6 @@ class HeadRunner(BaseHeadRunner):
         for index in reversed(range(head.num_stages)):
             following = HeadStage(head, index, self.texts, embeddings, reserve=reserve, following=following)
             self._stages.insert(0, following)
-        self._num_scored = [0] * len(self.texts)
-        self._has_ended = False
 
     def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
         """See `BaseHeadRunner.read`."""
@@ -73,30 +71,7 @@ class HeadRunner(BaseHeadRunner):
         features = features[-len(text) :]
         first.read(features, len(text) - len(features))
 
-    def keep(self, place: int, accepted: Sequence[int]) -> None:
-        """The text of one row goes on."""
-        super().keep(place, accepted)
-        self._has_ended = True
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows of those left."""
-        self._end_round()
-        super().select(rows)
-        for stage in self._stages:
-            stage.select(rows)
-        self._num_scored = [0] * len(self.texts)
-
-    def admit(self, other: "HeadRunner", place: int | None) -> None:
-        """Take over the one row of `other`, in place `place` or after the last row."""
-        self._end_round()
-        other._end_round()  # noqa: SLF001 another of the same class
-        super().admit(other, place)
-        for stage, joining in zip(self._stages, other._stages, strict=True):  # noqa: SLF001
-            stage.admit(joining, place)
-        self._num_scored = [0] * len(self.texts)
-
     def _score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
-        self._end_round()
         known = list(self._num_scored)
         while (wave := self._wave(trees)) is not None:
             self._compute(wave, trees)
@@ -107,13 +82,17 @@ class HeadRunner(BaseHeadRunner):
             scored.append(self.head.logits(states))
         return scored
 
-    def _end_round(self) -> None:
-        """After a round, keep the pairs that it has written."""
-        if self._has_ended:
-            self._has_ended = False
-            for stage in self._stages:
-                stage.commit()
-            self._num_scored = [0] * len(self.texts)
+    def _renew_round(self) -> None:
+        for stage in self._stages:
+            stage.commit()
+
+    def _select(self, rows: Sequence[int]) -> None:
+        for stage in self._stages:
+            stage.select(rows)
+
+    def _admit(self, other: "HeadRunner", place: int | None) -> None:
+        for stage, joining in zip(self._stages, other._stages, strict=True):  # noqa: SLF001 another of the same class
+            stage.admit(joining, place)
 
     def _wave(self, trees: Sequence[DraftTree | None]) -> list[range] | None:
         """For each row the nodes that can be computed now, those whose parents are; `None` where nothing is left."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["DraftHead", "PairHead"]
+__all__ = ["BlockHead", "DraftHead", "PairHead"]
 
 
 class DraftHead(nn.Module):
@@ -29,8 +29,8 @@ class DraftHead(nn.Module):
 
     @property
     @abstractmethod
-    def vocab_size(self) -> int:
-        """Tokens of the target that it was made for."""
+    def vocab_size(self) -> int | None:
+        """Tokens of the target that it was made for; `None` where it uses the target's own output head."""
 
     @property
     @abstractmethod
@@ -124,3 +124,50 @@ class PairHead(DraftHead):
     @abstractmethod
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """`(..., draft_vocab_size)` of states that `forward` returned."""
+
+
+class BlockHead(DraftHead):
+    """A head that drafts a block of tokens in one forward: the last token, and a mask for each token to be drafted.
+
+    Its cache holds what it made of the target's hidden states; masks see all of it and one another.
+    """
+
+    @property
+    @abstractmethod
+    def block_size(self) -> int:
+        """Tokens of a block, the last token of the text among them."""
+
+    @property
+    @abstractmethod
+    def mask_token_id(self) -> int:
+        """The token of the target that stands for one to be drafted."""
+
+    @property
+    @abstractmethod
+    def window(self) -> int | None:
+        """How far layers with a sliding window see, in both directions; `None` where no layer has one."""
+
+    @abstractmethod
+    def cache_shapes(self) -> Mapping[int, tuple[int, int, int]]:
+        """Key/value heads, key size and value size of each layer."""
+
+    @abstractmethod
+    def forward(
+        self,
+        embeddings: torch.Tensor,
+        features: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        sliding_mask: torch.Tensor,
+        cache: Any,
+    ) -> torch.Tensor:
+        """The states of a block, for the target's output head: `(batch, N, hidden_size)`.
+
+        Args:
+            embeddings: `(batch, N, hidden_size)` of the last token and the masks.
+            features: `(batch, C, num_features * target_hidden_size)` hidden states of the target that are new.
+            positions: `(batch, C + N)`.
+            mask, sliding_mask: `(batch, 1, N, K)` bool, for layers without and with a window: which of the K keys,
+                those of the cache, of the features and of the block, each token of the block sees.
+            cache: a transformers cache; the C + N new keys and values are written to it.
+        """

@@ -14,14 +14,14 @@ generator that yields the trees it wants scored; so the requests of several rows
 
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from hf_specdec.methods.base import Drafter
 from hf_specdec.tree import DraftTree
 
-__all__ = ["DraftRound", "DraftScorer", "LogitsProcessorFn", "RoundDrafter", "run"]
+__all__ = ["BlockDraftScorer", "DraftRound", "DraftScorer", "LogitsProcessorFn", "RoundDrafter", "run"]
 
 DraftRound = Generator[DraftTree, torch.Tensor, DraftTree]
 LogitsProcessorFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -54,6 +54,17 @@ class DraftScorer(Protocol):
 
         `tree` is what was verified. It may lack nodes that were scored, so nodes are found by their tokens.
         """
+
+
+@runtime_checkable
+class BlockDraftScorer(DraftScorer, Protocol):
+    """A draft whose forward answers for several levels of a tree at once.
+
+    Attributes:
+        max_draft_len (`int`): levels that it can draft.
+    """
+
+    max_draft_len: int
 
 
 def run(round_: DraftRound, scorer: DraftScorer | None) -> DraftTree:

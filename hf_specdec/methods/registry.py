@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from hf_specdec.errors import unknown_name
 from hf_specdec.methods.auto.method import AUTO
+from hf_specdec.methods.dflash.method import DFLASH
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.draft_model.method import DRAFT_MODEL
 from hf_specdec.methods.eagle3.method import EAGLE3
@@ -21,7 +22,7 @@ from hf_specdec.methods.prompt_lookup.method import PROMPT_LOOKUP
 __all__ = ["METHODS", "as_head", "config_arguments", "resolve"]
 
 METHODS: Mapping[str, Method] = MappingProxyType(
-    {method.name: method for method in (PLAIN, PROMPT_LOOKUP, LOOKAHEAD, DRAFT_MODEL, EAGLE3, MTP, AUTO)}
+    {method.name: method for method in (PLAIN, PROMPT_LOOKUP, LOOKAHEAD, DRAFT_MODEL, EAGLE3, MTP, DFLASH, AUTO)}
 )
 
 

@@ -20,7 +20,7 @@ def test_every_method_has_a_row(loaded: LoadedModel) -> None:
     rows, left_out = default_rows(loaded)
     without_draft = [name for name, method in METHODS.items() if not method.needs_model]
     assert [row.name for row in rows] == [REFERENCE, "transformers:prompt_lookup", *without_draft]
-    assert list(left_out) == ["transformers:assistant", "draft_model", "eagle3", "mtp"]
+    assert list(left_out) == ["transformers:assistant", "draft_model", "eagle3", "mtp", "dflash"]
 
 
 def test_default_stands_for_all_of_them(loaded: LoadedModel) -> None:
@@ -38,7 +38,7 @@ def helped(loaded: LoadedModel) -> LoadedModel:
 def test_a_draft_model_brings_its_rows(helped: LoadedModel) -> None:
     rows, left_out = default_rows(helped)
     assert {"transformers:assistant", "draft_model"} <= {row.name for row in rows}
-    assert list(left_out) == ["eagle3", "mtp"]
+    assert list(left_out) == ["eagle3", "mtp", "dflash"]
     ours = row('draft_model={"num_branches": 3}', helped)
     assert ours.arguments(None)["assistant_model"] is helped.assistant
     assert ours.config is not None and ours.config["num_branches"] == 3

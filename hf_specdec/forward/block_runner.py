@@ -1,0 +1,186 @@
+"""The side of one call of a head that drafts a block at once: one forward a step answers every request of all rows.
+
+Its cache holds the target's states of the accepted tokens as the head's layers read them; each step adds those of the
+tokens that were accepted and forgets the block. The tokens of a block are drafted without knowing one another: what
+follows a node of a tree depends on its depth alone.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from hf_specdec.cache.spec_cache import SpecCache, SpecLayer
+from hf_specdec.forward.draft_runner import RowScorer
+from hf_specdec.forward.head_base import BaseHeadRunner
+from hf_specdec.methods.draft_head import BlockHead
+from hf_specdec.tree import DraftTree
+
+__all__ = ["BlockRunner", "BlockScorer"]
+
+RESERVE = 1024  # cache columns allocated at once behind the prompt, at most
+
+
+class BlockScorer(RowScorer):
+    """One row of a block head.
+
+    Attributes:
+        max_draft_len (`int`): levels of a tree that a block has tokens for.
+        relative_cost (`float`): of the next request; once the block is computed, requests cost nothing.
+    """
+
+    def __init__(self, runner: "BlockRunner", place: int) -> None:
+        super().__init__(runner, place)
+        self.max_draft_len = runner.head.block_size - 1
+
+
+class BlockRunner(BaseHeadRunner):
+    """A head that drafts blocks, with the texts of all rows.
+
+    Args:
+        embed: token ids to embeddings.
+        project: states of the head to the target's logits.
+        prompts, hidden_layers, vocab_size, relative_cost, device, is_shared: see `BaseHeadRunner`.
+        room (`int`): tokens that the texts may get.
+    """
+
+    def __init__(
+        self,
+        head: BlockHead,
+        prompts: Sequence[Sequence[int]],
+        embed: Callable[[torch.Tensor], torch.Tensor],
+        project: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        hidden_layers: Sequence[int],
+        vocab_size: int,
+        relative_cost: float,
+        device: torch.device,
+        is_shared: bool = False,
+        room: int = RESERVE,
+    ) -> None:
+        super().__init__(
+            head,
+            prompts,
+            hidden_layers=hidden_layers,
+            vocab_size=vocab_size,
+            relative_cost=relative_cost,
+            device=device,
+            is_shared=is_shared,
+        )
+        self.head, self.embed, self.project = head, embed, project
+        self._firsts = [0] * len(self.texts)  # position of each row's first state
+        self._features: list[list[torch.Tensor]] = [[] for _ in self.texts]  # those that the cache lacks
+        self._blocks: list[torch.Tensor | None] = [None] * len(self.texts)  # (block_size - 1, vocab_size) of this round
+        shapes = head.cache_shapes()
+        reserve = max(map(len, prompts), default=0) + min(room, RESERVE) + head.block_size
+        self._cache = SpecCache([SpecLayer(reserve=reserve) for _ in shapes], reserve=reserve)
+        for number, (heads, key_dim, value_dim) in shapes.items():
+            keys, values = (
+                torch.empty((len(self.texts), heads, 0, dim), dtype=head.dtype, device=head.device)
+                for dim in (key_dim, value_dim)
+            )
+            self._cache.layers[number].lazy_initialization(keys, values)
+        self._cache.sync()
+
+    def row(self, index: int) -> BlockScorer:
+        """The head as the drafter of row `index` sees it."""
+        scorer = BlockScorer(self, index)
+        self._scorers[index] = scorer
+        return scorer
+
+    def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
+        """See `BaseHeadRunner.read`."""
+        features = torch.cat([layer.to(self.head.device, self.head.dtype) for layer in states], dim=-1)
+        if not self._cache.lengths[place] and not self._features[place]:
+            features = features[-len(self.texts[place]) :]
+            self._firsts[place] = len(self.texts[place]) - len(features)
+        self._features[place].append(features)
+
+    def _score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+        wanted = [tree is not None and block is None for tree, block in zip(trees, self._blocks, strict=True)]
+        if any(wanted):
+            self._compute(wanted)
+        scored = []
+        for tree, block, known in zip(trees, self._blocks, self._num_scored, strict=True):
+            depths = () if tree is None else tree.depths[known:]
+            if block is None or not depths:
+                scored.append(torch.zeros((0, self.vocab_size), device=self.device))
+                continue
+            flat = block.new_zeros((1, block.shape[1]))  # beyond the block any token is as likely as any other
+            rows = torch.cat([block, flat])
+            scored.append(rows[torch.tensor(depths, device=rows.device).clamp(max=len(block))])
+        return scored
+
+    def _compute(self, wanted: Sequence[bool]) -> None:
+        """One forward: new states of the text, C columns a row, and the wanted rows' blocks of N tokens."""
+        head, size = self.head, self.head.block_size
+        contexts = [
+            torch.cat(features) if want and features else None
+            for want, features in zip(wanted, self._features, strict=True)
+        ]
+        counts = [0 if context is None else len(context) for context in contexts]
+        width = max(max(counts), 1)
+        num_features = next(context.shape[1] for context in contexts if context is not None)
+        features = torch.zeros((len(wanted), width, num_features), dtype=head.dtype, device=head.device)
+        tokens = torch.full((len(wanted), size), head.mask_token_id)
+        starts = torch.tensor(self._cache.lengths)
+        positions = torch.zeros((len(wanted), width + size), dtype=torch.long)
+        for place, (context, count) in enumerate(zip(contexts, counts, strict=True)):
+            if context is not None:
+                features[place, :count] = context
+            first, last = self._firsts[place] + int(starts[place]), len(self.texts[place]) - 1
+            tokens[place, 0] = self.texts[place][-1]
+            positions[place, :width] = torch.arange(first, first + width)
+            positions[place, width:] = torch.arange(last, last + size)
+        mask = self._mask(starts, torch.tensor(counts), width)
+        states = head(
+            self.embed(tokens.to(self.device)).to(head.device, head.dtype),
+            features,
+            positions.to(head.device),
+            mask.to(head.device),
+            self._in_window(mask, starts, positions, width).to(head.device),
+            self._cache,
+        )
+        logits = self.project(states[:, 1:])  # (rows, N - 1, vocab_size)
+        self._cache.commit([range(count) for count in counts])
+        for place, want in enumerate(wanted):
+            if want:
+                self._features[place] = []
+                self._blocks[place] = logits[place]
+                if (scorer := self._scorers[place]) is not None:
+                    scorer.relative_cost = 0.0
+
+    def _mask(self, starts: torch.Tensor, counts: torch.Tensor, width: int) -> torch.Tensor:
+        """`(rows, 1, N, K)`: a block sees the text, its own new states and itself."""
+        size, total = self.head.block_size, int(starts.max()) + width + self.head.block_size
+        keys = torch.arange(total).expand(len(starts), total)
+        new = keys - starts[:, None]
+        seen = (new < counts[:, None]) | ((new >= width) & (new < width + size))
+        return seen[:, None, None].expand(-1, 1, size, -1)
+
+    def _in_window(self, mask: torch.Tensor, starts: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
+        """The part of `mask` that layers with a window see."""
+        if self.head.window is None:
+            return mask
+        total = mask.shape[-1]
+        places = torch.tensor(self._firsts)[:, None] + torch.arange(total).expand(len(starts), total)
+        new = starts[:, None] + torch.arange(positions.shape[1])
+        places = places.scatter(1, new.clamp(max=total - 1), positions)
+        blocks = positions[:, width:]
+        return mask & ((blocks[:, None, :, None] - places[:, None, None, :]).abs() <= self.head.window)
+
+    def _renew_round(self) -> None:
+        self._blocks = [None] * len(self.texts)
+        for scorer in self._scorers:
+            if scorer is not None:
+                scorer.relative_cost = self.relative_cost
+
+    def _select(self, rows: Sequence[int]) -> None:
+        self._cache.select(rows)
+        for name in ("_firsts", "_features", "_blocks"):
+            setattr(self, name, [getattr(self, name)[row] for row in rows])
+
+    def _admit(self, other: "BlockRunner", place: int | None) -> None:
+        self._cache.admit(other._cache, place)  # noqa: SLF001 another of the same class
+        at = len(self.texts) if place is None else place
+        for name in ("_firsts", "_features", "_blocks"):
+            getattr(self, name)[at : at + 1] = getattr(other, name)

@@ -1,0 +1,46 @@
+"""DFlash's parameters."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
+
+from hf_specdec.methods.heads.config import HeadConfig
+
+__all__ = ["DFlashConfig"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashConfig(HeadConfig):
+    """A head drafts a block of tokens in one forward from the target's hidden states, the target verifies.
+
+    Source: https://arxiv.org/abs/2602.06036 (DFlash).
+
+    Args:
+        draft_len (`int`, *optional*, defaults to `15`):
+            Most tokens drafted along one branch, and never more than the `block_size - 1` that a block of the head
+            holds. Aliases: `max_draft_len`, `num_assistant_tokens`.
+        draft_model_device_list (`list[int | str]`, *optional*):
+            Device of the head: the first of the list. `None` puts it where the target reads its inputs.
+        target_model_device_list (`list[int | str]`, *optional*):
+            Devices of the target model.
+        use_logits (`bool`, *optional*, defaults to `False`):
+            How sampling accepts drafted tokens, as for `spec_method="draft_model"`.
+        num_branches (`int`, *optional*, defaults to `1`):
+            Most children of a node of the draft tree; 1 drafts a chain. Tokens of a block do not know one another, so
+            the branches of a tree offer the same tokens at each depth.
+        max_nodes (`int`, *optional*):
+            Most drafted tokens a step, all branches together. Defaults to `draft_len` for a chain and to
+            `min(draft_len * num_branches, 16)` for a tree.
+        confidence_threshold (`float`, *optional*):
+            Drafting goes on after a token only if it was given at least this probability; `0.0` always drafts
+            `draft_len` tokens. `None` or `"auto"` learns when drafting pays. Alias: `assistant_confidence_threshold`.
+    """
+
+    draft_len: int = 15
+    num_branches: int = 1
+
+    aliases: ClassVar[Mapping[str, str]] = HeadConfig.aliases
+    list_form: ClassVar[tuple[str, ...]] = HeadConfig.list_form
+    device_fields: ClassVar[Mapping[str, str]] = HeadConfig.device_fields
+    vllm_method: ClassVar[str | None] = None
+    needs_file: ClassVar[bool] = True

@@ -1,0 +1,31 @@
+"""The registry's entry of DFlash."""
+
+import dataclasses
+
+from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.dflash.config import DFlashConfig
+from hf_specdec.methods.dflash.network import dflash_head_of
+from hf_specdec.methods.draft_scorer import BlockDraftScorer
+from hf_specdec.methods.heads.drafter import head_drafter
+from hf_specdec.methods.method import DrafterContext, Method
+
+__all__ = ["DFLASH"]
+
+
+def _make(config: DFlashConfig, context: DrafterContext) -> Drafter:
+    scorer = context.scorer
+    assert isinstance(scorer, BlockDraftScorer)
+    within = dataclasses.replace(config, draft_len=min(config.draft_len, scorer.max_draft_len))
+    return head_drafter(DFLASH.name, within, context)
+
+
+DFLASH = Method(
+    name="dflash",
+    config_class=DFlashConfig,
+    config_arguments=("dflash_config",),
+    summary="drafts a block of tokens in one forward from the target's hidden states",
+    make=_make,
+    needs_draft_head=True,
+    takes_draft_head=True,
+    as_head=dflash_head_of,
+)
