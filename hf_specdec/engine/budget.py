@@ -28,8 +28,11 @@ FADE = 0.97  # of what earlier steps brought, a step
 FIRST_STEPS = 4.0  # plain steps that the rate starts with
 RETRY = 64  # steps of one token after which a small tree is tried, so that a changed machine is noticed
 RETRY_SIZE = 4
-FIRST_CREDIT = 1.5  # tokens a row that drafting may lose before it is paused, when nothing is known yet
+FIRST_CREDIT = 1.5  # tokens that drafting for one row may lose before it is paused, when nothing is known yet
 CREDIT = 0.75  # the same after a pause; as much as it gains is added, up to the first
+LEAST_CREDIT = (
+    0.25  # several rows show as much sooner: what they may lose shrinks by their number's root, to this share
+)
 GREATEST_LOSS = 0.5  # of one step: more is a disturbance from outside
 NEGLIGIBLE = 0.015  # loss of tokens a step that is no reason to pause: a paused drafter learns nothing
 SHORTEST_PAUSE, LONGEST_PAUSE = 16, 256  # steps
@@ -54,6 +57,7 @@ class Budget:
         self._gain = 0.0  # tokens that drafting brings a step and row beyond what its time would bring otherwise
         self._expected = 0.0  # the same of this step, without the time of drafting
         self._credit, self._paused, self._next_pause = FIRST_CREDIT, 0, SHORTEST_PAUSE
+        self._num_proposed = 0  # drafted tokens before the cut, all rows
         self._explored: set[int] = set()  # unknown sizes that were tried
         self._exploring, self._explored_at = 0, 0  # the size tried in this step, and when one was last
         self._time = self._explored_time = 0.0  # of all steps, and added by trying sizes, in steps of one token
@@ -62,6 +66,11 @@ class Budget:
     def rate(self) -> float:
         """Tokens a live row that come about in the time of a step of one token; plain decoding's is 1."""
         return max(1.0, self._tokens / self._cost)
+
+    @property
+    def max_draft(self) -> int:
+        """Most tokens worth drafting for a row in this step: where a size is tried, no more than fit in it."""
+        return self._exploring - 1 if self._exploring else self.max_nodes
 
     def draft_cost(self, num_rows: int, num_live: int, tokens_left: int) -> DraftCost:
         """What drafts of this step have to gain; a node of a paused drafter more than any can.
@@ -74,16 +83,17 @@ class Budget:
         if self._paused:
             return DraftCost(of_node=math.inf, of_forward=math.inf)
         curve = self.costs.curve(num_rows)
-        self._exploring = self._size_to_explore(curve, tokens_left)
+        one = curve.seconds_of_one
+        drafting = num_live * self._seconds_of_node / one if one else 0.0
+        self._exploring = self._size_to_explore(curve, tokens_left, drafting)
         if self._exploring > 1:
             return DraftCost(of_node=0.0, of_forward=math.inf)
-        one = curve.seconds_of_one
-        drafting = self._seconds_of_node / one if one else 0.0
         widening = curve.slope(self.max_nodes + 1)  # shared with the other rows' nodes, as drafting is not
-        return DraftCost(of_node=self.rate * (widening + num_live * drafting), of_forward=self.rate)
+        return DraftCost(of_node=self.rate * (widening + drafting), of_forward=self.rate)
 
     def cut(self, trees: Sequence[DraftTree], num_live: int) -> list[DraftTree]:
         """The trees without what does not gain its time, each row's first branch in front."""
+        self._num_proposed = sum(tree.num_draft_tokens for tree in trees)
         if self._paused:
             return list(trees)
         curve = self.costs.curve(len(trees))
@@ -124,29 +134,36 @@ class Budget:
         self._tokens = FADE * self._tokens + num_tokens / num_live
         time = curve.ratio(widest) + draft_seconds / curve.seconds_of_one
         self._cost, self._time = FADE * self._cost + time, self._time + time
-        num_drafted = sum(tree.num_draft_tokens for tree in trees)
-        if num_drafted:
-            self._seconds_of_node += 0.1 * (draft_seconds / num_drafted - self._seconds_of_node)
-        if not self._exploring:
-            self._pause_or_go_on(self._expected / num_live - self.rate * draft_seconds / curve.seconds_of_one)
+        if self._num_proposed:
+            self._seconds_of_node += 0.1 * (draft_seconds / self._num_proposed - self._seconds_of_node)
+        if self._exploring:
+            self._explored_time += draft_seconds / curve.seconds_of_one
+        else:
+            gain = self._expected / num_live - self.rate * draft_seconds / curve.seconds_of_one
+            self._pause_or_go_on(gain, max(num_live**-0.5, LEAST_CREDIT))
 
-    def _size_to_explore(self, curve: CostCurve, tokens_left: int) -> int:
+    def _size_to_explore(self, curve: CostCurve, tokens_left: int, drafting: float) -> int:
         """A size that nobody knows the cost of and that the tokens still to come can afford; 0 for none."""
         if self._num_steps == 0 or self._num_steps < self._explored_at + EXPLORE_EVERY:
             return 0
         affordable = EXPLORE_SHARE * (self._time + tokens_left / self.rate) - self._explored_time
         unknown = (size for size in curve.unknown(self.max_nodes + 1) if size not in self._explored)
-        return next((size for size in unknown if curve.ratio(size) - 1.0 <= affordable), 0)
+        return next((size for size in unknown if curve.ratio(size) - 1.0 + (size - 1) * drafting <= affordable), 0)
 
-    def _pause_or_go_on(self, gain: float) -> None:
-        """Pause the drafters where the last steps' drafts gained less than their own time."""
+    def _pause_or_go_on(self, gain: float, share: float) -> None:
+        """Pause the drafters where the last steps' drafts gained less than their own time.
+
+        Args:
+            gain: tokens a row.
+            share: of the credit of a single row that these rows have.
+        """
         if self._paused:
             self._paused -= 1
-            self._credit = CREDIT
+            self._credit = CREDIT * share
             return
         gain = max(gain, -GREATEST_LOSS)
         self._gain += GAIN_RATE * (gain - self._gain)
-        self._credit = min(FIRST_CREDIT, self._credit + gain)
+        self._credit = min(FIRST_CREDIT * share, self._credit + gain)
         if self._gain > 0.0:
             self._next_pause = SHORTEST_PAUSE
         elif self._credit < 0.0 and self._gain < -NEGLIGIBLE:

@@ -52,7 +52,10 @@ class FirstCall:
 
 def first_call_of(call: Call, request: Request, stats: SpecStats) -> FirstCall | None:
     """The trial that goes with a call; `None` where everything is known, or the probe has to find it out."""
-    config = call.generation_config
+    config, method = call.generation_config, request.method
+    reads_states = isinstance(request.assistant_model, DraftHead) or (
+        method is not None and method.own_head is not None
+    )
     new_tokens = (config.max_length or 0) - call.input_ids.shape[1]
     shows_states = config.return_dict_in_generate and (config.output_hidden_states or config.output_attentions)
     if (
@@ -60,7 +63,7 @@ def first_call_of(call: Call, request: Request, stats: SpecStats) -> FirstCall |
         or not call.input_ids.shape[1]
         or shows_states
         or request.config.engine != "loop"
-        or isinstance(request.assistant_model, DraftHead)
+        or reads_states
         or not rank_sync_of(call.model).is_alone
     ):
         return None

@@ -185,6 +185,8 @@ class StepRunner:
     def _propose(self, batch: Batch) -> list[DraftTree]:
         """The drafters' trees, cut to what the model can verify and what the texts have room for."""
         most, is_chain = batch.limits.budget, batch.target.tier == "chain"
+        if self.budget is not None:
+            most = min(most, self.budget.max_draft)
         depths = batch.depths()
         wanted = [
             None if sequence.finished else (sequence.drafter, min(most, depth) if is_chain or not depth else most)

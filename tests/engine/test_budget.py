@@ -9,6 +9,7 @@ from hf_specdec.engine.budget import (
     EXPLORE_EVERY,
     EXPLORE_SHARE,
     FIRST_CREDIT,
+    LEAST_CREDIT,
     LONGEST_PAUSE,
     RETRY,
     RETRY_SIZE,
@@ -171,6 +172,32 @@ def test_a_first_pause_comes_when_so_much_is_lost_and_no_sooner() -> None:
     budget = budget_of(0.5)
     taken = [step(budget, 0.0, num_tokens=1, drafting=0.1 * ONE) for _ in range(40)]
     assert taken.index(None) == pytest.approx(FIRST_CREDIT / 0.1 + 1, abs=2)
+
+
+@pytest.mark.parametrize(("rows", "share"), [(1, 1.0), (4, 0.5), (64, LEAST_CREDIT)])
+def test_many_rows_are_paused_sooner(rows: int, share: float) -> None:
+    """Each step shows as many times what drafting is worth; what it takes for all of them is the loss of each."""
+    budget = budget_of(0.5, rows=rows)
+    count = 0
+    while budget.draft_cost(rows, rows, 0).of_node < math.inf:
+        trees = budget.cut([chain(0.01)] * rows, rows)
+        budget.record(trees, rows, num_tokens=rows, seconds=ONE, draft_seconds=0.1 * ONE)
+        count += 1
+    assert count == pytest.approx(FIRST_CREDIT * share / 0.1 + 1, abs=2)
+
+
+def test_no_more_is_drafted_than_fits_in_a_size_that_is_tried() -> None:
+    budget = Budget(StepCosts(0.045), max_nodes=64)
+    assert budget.max_draft == 64
+    tried = []
+    for done in range(60):
+        cost = budget.draft_cost(1, 1, 600 - done)
+        if cost == DraftCost(of_node=0.0, of_forward=math.inf):
+            tried.append(budget.max_draft + 1)
+        (tree,) = budget.cut([chain(*[0.01] * budget.max_draft)], 1)
+        assert len(tree) - 1 <= budget.max_draft
+        budget.record([tree], 1, num_tokens=1, seconds=ONE, draft_seconds=0.0)
+    assert tried and set(tried) <= set(ORDER)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.3])
