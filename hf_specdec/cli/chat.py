@@ -9,11 +9,10 @@ import typer
 from transformers import DynamicCache
 
 from hf_specdec.cli import options
-from hf_specdec.cli.inputs import load, load_draft, read_sampling, set_threads
 from hf_specdec.cli.memory import open_memory, remembering
-from hf_specdec.cli.method import DRAFT_METHODS, check_draft_options, read_method
+from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.cli.report import note, reports_errors
-from hf_specdec.cli.where import read_where
+from hf_specdec.cli.spread import spread
 from hf_specdec.compat import input_device
 from hf_specdec.errors import ConfigError
 from hf_specdec.observer import SpecStep
@@ -24,61 +23,38 @@ __all__ = ["chat"]
 HELP = "!clear begins anew, !stats says how the last answer came about, !exit or Ctrl-D ends; Ctrl-C ends an answer"
 GREEN, RESET = "\x1b[32m", "\x1b[0m"
 
-System = Annotated[str | None, typer.Option("--system", help="What the model is told before the chat.")]
-ChatTemplate = Annotated[
-    Path | None, typer.Option("--chat-template", help="A Jinja file. Default: the template of the model's tokenizer.")
-]
-ShowDrafts = Annotated[bool, typer.Option("--show-drafts", help="Show accepted drafts in green.")]
-
 
 @reports_errors
+@spread
 def chat(
+    *,
     model: options.ModelPath = None,
-    system: System = None,
-    chat_template: ChatTemplate = None,
-    show_drafts: ShowDrafts = False,
-    spec_method: options.SpecMethod = None,
-    prompt_lookup_config: options.PromptLookup = None,
-    lookahead_config: options.LookaheadList = None,
-    draft_model_config: options.DraftModelList = None,
-    auto_config: options.AutoConfig = None,
-    spec_config: options.SpecConfigText = None,
-    draft_model: options.DraftModelPath = None,
+    system: Annotated[str | None, typer.Option("--system", help="What the model is told before the chat.")] = None,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option("--chat-template", help="A Jinja file. Default: the template of the model's tokenizer."),
+    ] = None,
+    show_drafts: Annotated[bool, typer.Option("--show-drafts", help="Show accepted drafts in green.")] = False,
+    choice: MethodOptions,
     spec_memory: options.SpecMemoryFile = None,
     max_new_tokens: options.MaxNewTokens = 512,
-    do_sample: options.DoSample = False,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
+    sampling: SamplingOptions,
     seed: options.Seed = None,
     dtype: options.Dtype = "auto",
-    draft_dtype: options.DraftDtype = None,
-    threads: options.Threads = None,
-    device_map: options.DeviceMap = None,
+    loading: LoadOptions,
 ) -> None:
     """Chat with a model in the terminal."""
-    forms = {"prompt_lookup_config": prompt_lookup_config, "lookahead_config": lookahead_config}
-    forms |= {"draft_model_config": draft_model_config, "auto_config": auto_config}
-    method, config = read_method(
-        spec_method, list_forms=forms, spec_config=spec_config, engine=None, draft_model=draft_model, memory=spec_memory
-    )
-    check_draft_options(method, model=model, draft_model=draft_model, draft_dtype=draft_dtype)
-    sampling = read_sampling(do_sample, temperature=temperature, top_p=top_p, top_k=top_k)
+    method, config = choice.read(model, memory=spec_memory)
+    drawn = sampling.read()
     kept = open_memory(spec_memory)
-    set_threads(model, threads)
-    where = read_where(
-        device_map=device_map, max_memory=None, offload_folder=None, tensor_parallel=False, config=config
-    )
-    loaded, tokenizer = load(model, dtype, config, where)
-    _set_template(tokenizer, chat_template)
-    how: dict[str, Any] = {} if method is None else {"spec_method": method, "spec_config": config}
-    if method in DRAFT_METHODS or draft_model is not None:
-        beside = where.beside(loaded)
-        how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, beside, method=method)
+    target = loading.load(model, dtype, config)
+    _set_template(target.tokenizer, chat_template)
+    how = choice.arguments(method, config, dtype, target)
     if seed is not None:
         torch.manual_seed(seed)
-    talk = _Chat(loaded, tokenizer, {"max_new_tokens": max_new_tokens, **sampling, **how}, system, show_drafts)
-    with remembering(loaded, kept):
+    told = {"max_new_tokens": max_new_tokens, **drawn, **how}
+    talk = _Chat(target.model, target.tokenizer, told, system, show_drafts)
+    with remembering(target.model, kept):
         _converse(talk)
 
 

@@ -10,9 +10,10 @@ from transformers import PreTrainedModel
 import hf_specdec
 from hf_specdec.bench.widen import check_widening, read_size, widen
 from hf_specdec.cli import options
-from hf_specdec.cli.inputs import load, load_draft, set_threads
+from hf_specdec.cli.inputs import load_draft
+from hf_specdec.cli.options import LoadOptions
 from hf_specdec.cli.report import note, reports_errors
-from hf_specdec.cli.where import read_where
+from hf_specdec.cli.spread import spread
 from hf_specdec.demo.runner import Racer
 from hf_specdec.demo.settings import Limits
 from hf_specdec.errors import MissingExtraError
@@ -37,7 +38,9 @@ def _serving() -> ModuleType:
 
 
 @reports_errors
+@spread
 def demo(
+    *,
     model: options.ModelPath = None,
     draft_model: options.DraftModelPath = None,
     dtype: Annotated[
@@ -45,11 +48,7 @@ def demo(
         typer.Option("--dtype", help="Precision of the weights. Default: fp32 for the embedded target, else auto."),
     ] = None,
     draft_dtype: options.DraftDtype = None,
-    attn_implementation: options.AttnImplementation = None,
-    threads: options.Threads = None,
-    device_map: options.DeviceMap = None,
-    max_memory: options.MaxMemory = None,
-    offload_folder: options.OffloadFolder = None,
+    loading: LoadOptions,
     widen_to: Annotated[
         str | None,
         typer.Option("--widen", help="HIDDENxLAYERS: the cost of a larger model, the text unchanged; e.g. 768x12."),
@@ -70,15 +69,12 @@ def demo(
     --share says otherwise. One race runs at a time; the others wait.
     """
     serve = _serving()
-    set_threads(model, threads)
-    where = read_where(
-        device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tensor_parallel=False
-    )
     dtype = dtype or ("fp32" if model is None else "auto")
-    target, tokenizer = load(model, dtype, None, where, attn_implementation=attn_implementation)
+    loaded = loading.load(model, dtype)
+    target = loaded.model
     draft = None
     if model is None or draft_model is not None:
-        draft = load_draft(draft_model, draft_dtype or dtype, None, where.beside(target))
+        draft = load_draft(draft_model, draft_dtype or dtype, None, loaded.where.beside(target))
     if widen_to is not None:
         target = _widened(target, widen_to)
     limits = Limits(
@@ -87,7 +83,7 @@ def demo(
         max_seconds=max_seconds,
         queue_size=queue_size,
     )
-    racer = Racer(target, tokenizer, draft, limits=limits)
+    racer = Racer(target, loaded.tokenizer, draft, limits=limits)
     note("Each method tries the model once.", "dim")
     racer.warm_up()
     serve.launch(serve.Page(racer), host=host, port=port, share=share)

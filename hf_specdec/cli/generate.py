@@ -3,8 +3,7 @@
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -12,15 +11,15 @@ from transformers import PreTrainedModel, TextStreamer
 
 from hf_specdec.cli import options
 from hf_specdec.cli.compare import compare_methods
-from hf_specdec.cli.inputs import check_seed, encode, load, load_draft, read_prompt, read_sampling, set_threads
+from hf_specdec.cli.inputs import check_seed, encode, read_prompt
 from hf_specdec.cli.job import Job, Result
 from hf_specdec.cli.memory import open_memory, remembering
-from hf_specdec.cli.method import DRAFT_METHODS, check_draft_options, read_method
+from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.cli.prompts import PROMPTS
-from hf_specdec.cli.prompts_file import ManyJob, check_many_options, own_device, run_many
+from hf_specdec.cli.prompts_file import ManyJob, ManyOptions, own_device, run_many
 from hf_specdec.cli.report import note, print_json, reports_errors
+from hf_specdec.cli.spread import spread
 from hf_specdec.cli.table import print_comparison
-from hf_specdec.cli.where import read_where
 from hf_specdec.compat import attention_implementation, input_device
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
@@ -33,38 +32,40 @@ SHOWN_FAILURES = 10
 
 
 @reports_errors
+@spread
 def generate(
-    prompt: options.Prompt = None,
+    *,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="Text to continue; `-` reads stdin. Default: piped stdin, else built-in Python code."),
+    ] = None,
     model: options.ModelPath = None,
-    spec_method: options.SpecMethod = None,
-    prompt_lookup_config: options.PromptLookup = None,
-    lookahead_config: options.LookaheadList = None,
-    draft_model_config: options.DraftModelList = None,
-    auto_config: options.AutoConfig = None,
-    spec_config: options.SpecConfigText = None,
-    draft_model: options.DraftModelPath = None,
+    choice: MethodOptions,
     engine: options.EngineName = None,
     spec_memory: options.SpecMemoryFile = None,
     max_new_tokens: options.MaxNewTokens = 128,
-    do_sample: options.DoSample = False,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
+    sampling: SamplingOptions,
     seed: options.Seed = None,
     dtype: options.Dtype = "auto",
-    draft_dtype: options.DraftDtype = None,
-    attn_implementation: options.AttnImplementation = None,
-    threads: options.Threads = None,
-    device_map: options.DeviceMap = None,
-    max_memory: options.MaxMemory = None,
-    offload_folder: options.OffloadFolder = None,
-    tensor_parallel: options.TensorParallel = False,
-    prompts_file: options.PromptsFile = None,
-    out: options.Out = None,
-    batch_size: options.BatchSize = 8,
-    retry_failed: options.RetryFailed = False,
-    compare: options.Compare = False,
-    rounds: options.Rounds = 3,
+    loading: LoadOptions,
+    tensor_parallel: Annotated[
+        bool,
+        typer.Option(
+            "--tensor-parallel",
+            help="Share the target between the processes of this launch: "
+            "torchrun --nproc-per-node 2 -m hf_specdec ... --tensor-parallel.",
+        ),
+    ] = False,
+    many: ManyOptions,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Set the method beside plain generate and transformers' own: its prompt lookup, or its assisted "
+            "generation for a draft model.",
+        ),
+    ] = False,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="With --compare: timed rounds after the warm-up.")] = 3,
     json: options.Json = False,
 ) -> None:
     """Continue a prompt with speculative decoding.
@@ -72,30 +73,19 @@ def generate(
     The exit code is 1 if, with --compare, the method's text differs from plain generate's in fp32, or if a prompt of
     --prompts-file failed. A file's job goes on if it is started again; `accelerate launch` and torchrun share it out.
     """
-    check_many_options(prompts_file, out, prompt=prompt, compare=compare, retry_failed=retry_failed)
-    forms = {"prompt_lookup_config": prompt_lookup_config, "lookahead_config": lookahead_config}
-    forms |= {"draft_model_config": draft_model_config, "auto_config": auto_config}
-    given = {"spec_config": spec_config, "engine": engine, "draft_model": draft_model}
-    method, config = read_method(spec_method, list_forms=forms, memory=spec_memory, **given)
-    check_draft_options(method, model=model, draft_model=draft_model, draft_dtype=draft_dtype)
-    sampling = read_sampling(do_sample, temperature=temperature, top_p=top_p, top_k=top_k)
+    many.check(prompt=prompt, compare=compare)
+    method, config = choice.read(model, engine=engine, memory=spec_memory)
+    drawn = sampling.read()
     check_seed(seed)
-    text = read_prompt(prompt) if prompts_file is None else None
+    text = None if many.is_asked else read_prompt(prompt)
     kept = open_memory(spec_memory)
-    set_threads(model, threads)
-    place: dict[str, Any] = {"device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder}
-    device = None if prompts_file is None or tensor_parallel else own_device()
-    where = read_where(**place, tensor_parallel=tensor_parallel, config=config, device=device)
-    loaded, tokenizer = load(model, dtype, config, where, attn_implementation=attn_implementation)
-    how: dict[str, Any] = {} if method is None else {"spec_method": method, "spec_config": config}
-    if method in DRAFT_METHODS or draft_model is not None:
-        beside = where.beside(loaded)
-        how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, beside, method=method)
-    job = Job(loaded, tokenizer, {"max_new_tokens": max_new_tokens, **sampling}, seed)
-    with where.together(), remembering(loaded, kept):
-        if prompts_file is not None and out is not None:
-            shared = {"batch_size": batch_size, "is_one_model": tensor_parallel, "retry_failed": retry_failed}
-            _many(job, how, prompts_file, out, shared, json)
+    device = own_device() if many.is_asked and not tensor_parallel else None
+    target = loading.load(model, dtype, config, tensor_parallel=tensor_parallel, device=device)
+    how = choice.arguments(method, config, dtype, target)
+    job = Job(target.model, target.tokenizer, {"max_new_tokens": max_new_tokens, **drawn}, seed)
+    with target.where.together(), remembering(target.model, kept):
+        if many.is_asked:
+            _many(job, how, many, tensor_parallel, json)
         else:
             (_compare if compare else _continue)(job, text, how, rounds, json)
 
@@ -118,22 +108,18 @@ def _continue(job: Job, text: str | None, how: Mapping[str, Any], rounds: int, a
     note(_summary(result), "dim")
 
 
-def _many(
-    job: Job,
-    how: Mapping[str, Any],
-    prompts_file: Path,
-    out: Path,
-    shared: Mapping[str, Any],
-    as_json: bool,
-) -> None:
+def _many(job: Job, how: Mapping[str, Any], asked: ManyOptions, is_one_model: bool, as_json: bool) -> None:
     many = ManyJob(
         job.model,
         job.tokenizer,
         options={**job.options, **(how or {"spec_method": "plain"})},
         settings={name: value for name, value in _setting(job, how).items() if name != "threads"},
         seed=job.seed or 0,
-        **shared,
+        batch_size=asked.batch_size,
+        is_one_model=is_one_model,
+        retry_failed=asked.retry_failed,
     )
+    prompts_file, out = asked.files
     summary = run_many(many, prompts_file, out)
     if summary is None:  # another process of the same job sums up
         return

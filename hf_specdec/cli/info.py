@@ -9,11 +9,12 @@ from transformers import PreTrainedModel
 import hf_specdec
 from hf_specdec.cli import options
 from hf_specdec.cli.extras import extras, versions
-from hf_specdec.cli.inputs import load, load_draft, set_threads
+from hf_specdec.cli.inputs import load_draft
+from hf_specdec.cli.options import LoadOptions
 from hf_specdec.cli.report import print_json, reports_errors
+from hf_specdec.cli.spread import spread
 from hf_specdec.cli.table import print_facts
 from hf_specdec.cli.weights import support_text, weights_facts
-from hf_specdec.cli.where import read_where
 from hf_specdec.compat import attention_implementation
 from hf_specdec.distributed.placement import where_it_lies
 from hf_specdec.engine.draft_pairing import draft_capability, vocab_sizes
@@ -28,16 +29,14 @@ __all__ = ["info"]
 
 
 @reports_errors
+@spread
 def info(
+    *,
     model: options.ModelPath = None,
     draft_model: options.DraftModelPath = None,
     dtype: options.Dtype = "auto",
     draft_dtype: options.DraftDtype = None,
-    attn_implementation: options.AttnImplementation = None,
-    threads: options.Threads = None,
-    device_map: options.DeviceMap = None,
-    max_memory: options.MaxMemory = None,
-    offload_folder: options.OffloadFolder = None,
+    loading: LoadOptions,
     json: options.Json = False,
 ) -> None:
     """Say what a model can do on this machine and why, and which optional packages are installed.
@@ -45,11 +44,7 @@ def info(
     With --dtype, also how far the logits are from those of the checkpoint's own precision. With a draft model, also
     whether the two go together.
     """
-    set_threads(model, threads)
-    where = read_where(
-        device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tensor_parallel=False
-    )
-    loaded, _ = load(model, dtype, None, where, attn_implementation=attn_implementation)
+    loaded = loading.load(model, dtype).model
     found = describe_weights(loaded, compare=True)
     groups: dict[str, dict[str, Any]] = {
         "versions": versions(),

@@ -1,90 +1,22 @@
-"""The options that commands share, each with its help text."""
+"""The options that several commands have, each with its help text; those that go together as one class."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import torch
 import typer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_specdec.cli.method import describe_methods
+from hf_specdec.cli.inputs import load, load_draft, read_sampling, set_threads
+from hf_specdec.cli.method import DRAFT_METHODS, check_draft_options, describe_methods, read_method
+from hf_specdec.cli.where import Where, read_where
+from hf_specdec.methods.config import SpecConfig
 
-Prompt = Annotated[
-    str | None,
-    typer.Argument(help="Text to continue; `-` reads stdin. Default: piped stdin, else built-in Python code."),
-]
+__all__ = ["LoadOptions", "Loaded", "MethodOptions", "SamplingOptions"]
+
 ModelPath = Annotated[str | None, typer.Option("--model", help="Folder or hub name. Default: the embedded target.")]
-Dtype = Annotated[
-    str, typer.Option("--dtype", help="Precision of the weights: auto, fp32, bf16, fp16, fp8, int8, nf4.")
-]
-AttnImplementation = Annotated[
-    str | None,
-    typer.Option(help="Attention of the target: sdpa, eager, xformers, flash_attention_2... Default: transformers'."),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option("--threads", min=1, help="CPU threads. Default: 1 for the embedded target, else torch's choice."),
-]
-DeviceMap = Annotated[
-    str | None,
-    typer.Option(
-        "--device-map",
-        help="Where the target goes: auto, balanced, balanced_low_0, sequential (accelerate's), a device, disk, or "
-        "JSON of parts and devices. Default: the device lists, else the GPUs if there are any.",
-    ),
-]
-MaxMemory = Annotated[
-    str | None,
-    typer.Option("--max-memory", help='With --device-map auto: memory by device, \'{"0": "20GB"}\'.'),
-]
-OffloadFolder = Annotated[
-    Path | None, typer.Option("--offload-folder", help="With --device-map: where weights that fit nowhere else go.")
-]
-TensorParallel = Annotated[
-    bool,
-    typer.Option(
-        "--tensor-parallel",
-        help="Share the target between the processes of this launch: "
-        "torchrun --nproc-per-node 2 -m hf_specdec ... --tensor-parallel.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-
-SpecMethod = Annotated[
-    str | None,
-    typer.Option(
-        "--spec-method",
-        help=f"How to draft. {describe_methods()}; none: transformers' own loop. Default: the method that the other "
-        "options belong to, else auto.",
-    ),
-]
-SpecConfigText = Annotated[
-    str | None,
-    typer.Option("--spec-config", help="The method's parameters, as JSON or Python: '{\"num_branches\": 4}'."),
-]
-PromptLookup = Annotated[
-    str | None,
-    typer.Option(
-        "--prompt-lookup-config",
-        "--ngram-config",
-        help="Prompt lookup in the list form: draft length, n-gram size, devices of the model; for example "
-        '"[10,2,[0]]".',
-    ),
-]
-LookaheadList = Annotated[
-    str | None,
-    typer.Option(
-        "--lookahead-config",
-        help='Lookahead in the list form: window, n-gram and verification set sizes; for example "[7,7,7]".',
-    ),
-]
-DraftModelList = Annotated[
-    str | None,
-    typer.Option(
-        "--draft-model-config",
-        "--draft-target-model-config",
-        help="A draft model in the list form: draft length, devices of the draft, devices of the target, use_logits; "
-        'for example "[4,[0],[1],False]".',
-    ),
-]
+ModelArgument = Annotated[str | None, typer.Argument(help="Folder or hub name. Default: the embedded target.")]
 DraftModelPath = Annotated[
     str | None,
     typer.Option(
@@ -93,15 +25,15 @@ DraftModelPath = Annotated[
         "draft or head, for the embedded target.",
     ),
 ]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="Precision of the weights: auto, fp32, bf16, fp16, fp8, int8, nf4.")
+]
 DraftDtype = Annotated[
     str | None, typer.Option("--draft-dtype", help="Precision of the draft model. Default: as --dtype.")
 ]
-AutoConfig = Annotated[
+AttnImplementation = Annotated[
     str | None,
-    typer.Option(
-        "--auto-config",
-        help='Auto\'s parameters, as JSON or Python: \'{"costs": "costs.json"}\' takes what hf-specdec tune wrote.',
-    ),
+    typer.Option(help="Attention of the target: sdpa, eager, xformers, flash_attention_2... Default: transformers'."),
 ]
 SpecMemoryFile = Annotated[
     Path | None,
@@ -115,37 +47,163 @@ EngineName = Annotated[
     str | None,
     typer.Option("--engine", help="loop: this package's loop. assisted: transformers' assisted decoding."),
 ]
-PromptsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--prompts-file",
-        help="A .jsonl file (.gz too) of prompts: a string a line, or an object with prompt, question, text or turns. "
-        "Needs --out.",
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        help="With --prompts-file: the .jsonl file of results. A job that was interrupted goes on where it stopped.",
-    ),
-]
-RetryFailed = Annotated[
-    bool, typer.Option("--retry-failed", help="With --prompts-file: try prompts again that failed before.")
-]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="With --prompts-file: prompts decoded together.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Most tokens to generate.")]
-DoSample = Annotated[bool, typer.Option("--do-sample", help="Sample instead of taking the likeliest token.")]
-Temperature = Annotated[float | None, typer.Option("--temperature", help="With --do-sample.")]
-TopP = Annotated[float | None, typer.Option("--top-p", help="With --do-sample.")]
-TopK = Annotated[int | None, typer.Option("--top-k", help="With --do-sample.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="With --do-sample: the same seed draws the same text.")]
-Compare = Annotated[
-    bool,
-    typer.Option(
-        "--compare",
-        help="Set the method beside plain generate and transformers' own: its prompt lookup, or its assisted "
-        "generation for a draft model.",
-    ),
-]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, help="With --compare: timed rounds after the warm-up.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A target, enabled and placed, with its tokenizer and what placed it."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    where: Where
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How the target is loaded, and where it goes."""
+
+    attn_implementation: AttnImplementation = None
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", min=1, help="CPU threads. Default: 1 for the embedded target, else torch's choice."),
+    ] = None
+    device_map: Annotated[
+        str | None,
+        typer.Option(
+            "--device-map",
+            help="Where the target goes: auto, balanced, balanced_low_0, sequential (accelerate's), a device, disk, or "
+            "JSON of parts and devices. Default: the device lists, else the GPUs if there are any.",
+        ),
+    ] = None
+    max_memory: Annotated[
+        str | None,
+        typer.Option("--max-memory", help='With --device-map auto: memory by device, \'{"0": "20GB"}\'.'),
+    ] = None
+    offload_folder: Annotated[
+        Path | None,
+        typer.Option("--offload-folder", help="With --device-map: where weights that fit nowhere else go."),
+    ] = None
+
+    def load(
+        self,
+        path: str | None,
+        dtype: str,
+        config: SpecConfig | None = None,
+        *,
+        tensor_parallel: bool = False,
+        device: torch.device | None = None,
+    ) -> Loaded:
+        """Load the target; see `read_where` for the arguments."""
+        set_threads(path, self.threads)
+        where = read_where(
+            device_map=self.device_map,
+            max_memory=self.max_memory,
+            offload_folder=self.offload_folder,
+            tensor_parallel=tensor_parallel,
+            config=config,
+            device=device,
+        )
+        model, tokenizer = load(path, dtype, config, where, attn_implementation=self.attn_implementation)
+        return Loaded(model, tokenizer, where)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodOptions:
+    """Which method drafts, and with what."""
+
+    spec_method: Annotated[
+        str | None,
+        typer.Option(
+            "--spec-method",
+            help=f"How to draft. {describe_methods()}; none: transformers' own loop. Default: the method that the "
+            "other options belong to, else auto.",
+        ),
+    ] = None
+    prompt_lookup_config: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt-lookup-config",
+            "--ngram-config",
+            help="Prompt lookup in the list form: draft length, n-gram size, devices of the model; for example "
+            '"[10,2,[0]]".',
+        ),
+    ] = None
+    lookahead_config: Annotated[
+        str | None,
+        typer.Option(
+            "--lookahead-config",
+            help='Lookahead in the list form: window, n-gram and verification set sizes; for example "[7,7,7]".',
+        ),
+    ] = None
+    draft_model_config: Annotated[
+        str | None,
+        typer.Option(
+            "--draft-model-config",
+            "--draft-target-model-config",
+            help="A draft model in the list form: draft length, devices of the draft, devices of the target, "
+            'use_logits; for example "[4,[0],[1],False]".',
+        ),
+    ] = None
+    auto_config: Annotated[
+        str | None,
+        typer.Option(
+            "--auto-config",
+            help='Auto\'s parameters, as JSON or Python: \'{"costs": "costs.json"}\' takes what hf-specdec tune wrote.',
+        ),
+    ] = None
+    spec_config: Annotated[
+        str | None,
+        typer.Option("--spec-config", help="The method's parameters, as JSON or Python: '{\"num_branches\": 4}'."),
+    ] = None
+    draft_model: DraftModelPath = None
+    draft_dtype: DraftDtype = None
+
+    def read(
+        self, path: str | None, *, engine: str | None = None, memory: Path | None = None
+    ) -> tuple[str | None, SpecConfig | None]:
+        """The method's own name and its configuration, checked; see `read_method`.
+
+        Args:
+            path: of the target; `None` is the embedded one, which has a draft model.
+        """
+        forms = ("prompt_lookup_config", "lookahead_config", "draft_model_config", "auto_config")
+        method, config = read_method(
+            self.spec_method,
+            list_forms={name: getattr(self, name) for name in forms},
+            spec_config=self.spec_config,
+            engine=engine,
+            draft_model=self.draft_model,
+            memory=memory,
+        )
+        check_draft_options(method, model=path, draft_model=self.draft_model, draft_dtype=self.draft_dtype)
+        return method, config
+
+    def arguments(self, method: str | None, config: SpecConfig | None, dtype: str, target: Loaded) -> dict[str, Any]:
+        """Keyword arguments of `generate` for what `read` gave, a draft model loaded beside the target among them."""
+        if method is None:
+            return {}
+        how: dict[str, Any] = {"spec_method": method, "spec_config": config}
+        if method in DRAFT_METHODS or self.draft_model is not None:
+            beside = target.where.beside(target.model)
+            precision = self.draft_dtype or dtype
+            how["assistant_model"] = load_draft(self.draft_model, precision, config, beside, method=method)
+        return how
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How tokens are chosen."""
+
+    do_sample: Annotated[bool, typer.Option("--do-sample", help="Sample instead of taking the likeliest token.")] = (
+        False
+    )
+    temperature: Annotated[float | None, typer.Option("--temperature", help="With --do-sample.")] = None
+    top_p: Annotated[float | None, typer.Option("--top-p", help="With --do-sample.")] = None
+    top_k: Annotated[int | None, typer.Option("--top-k", help="With --do-sample.")] = None
+
+    def read(self) -> dict[str, Any]:
+        """Keyword arguments of `generate`; see `read_sampling`."""
+        return read_sampling(self.do_sample, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)

@@ -10,9 +10,10 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from transformers import PreTrainedTokenizerBase
 
 import hf_specdec
@@ -22,9 +23,69 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.files import lines_of, lone_surrogate, read_text
 from hf_specdec.progress import with_bar
 
-__all__ = ["ManyJob", "check_many_options", "own_device", "read_prompts", "run_many"]
+__all__ = ["ManyJob", "ManyOptions", "own_device", "read_prompts", "run_many"]
 
 FORMS = 'a string, or an object with "prompt", "question", "text" or "turns"'
+
+
+@dataclass(frozen=True, slots=True)
+class ManyOptions:
+    """The options of a job over a file."""
+
+    prompts_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts-file",
+            help="A .jsonl file (.gz too) of prompts: a string a line, or an object with prompt, question, text or "
+            "turns. Needs --out.",
+        ),
+    ] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="With --prompts-file: the .jsonl file of results. A job that was interrupted goes on where it "
+            "stopped.",
+        ),
+    ] = None
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, help="With --prompts-file: prompts decoded together.")
+    ] = 8
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="With --prompts-file: try prompts again that failed before.")
+    ] = False
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there is a file; after `check` there are both."""
+        return self.prompts_file is not None
+
+    @property
+    def files(self) -> tuple[Path, Path]:
+        """The prompts and the results."""
+        assert self.prompts_file is not None and self.out is not None
+        return self.prompts_file, self.out
+
+    def check(self, *, prompt: str | None, compare: bool) -> None:
+        """Refuse options that do not go with a file of prompts, and an output that no such job wrote.
+
+        Raises:
+            ConfigError: one of the two files is missing or is another kind of file, or another job is asked for too.
+        """
+        if (self.prompts_file is None) != (self.out is None):
+            given, missing = ("--prompts-file", "--out") if self.out is None else ("--out", "--prompts-file")
+            raise ConfigError(missing, f"must be given with {given}", None, f"Add {missing} FILE.jsonl.")
+        if not self.is_asked:
+            if self.retry_failed:
+                raise ConfigError("--retry-failed", "must come with --prompts-file", True, "Give the job's two files.")
+            return
+        if prompt is not None:
+            raise ConfigError("PROMPT", "must be left out with --prompts-file", prompt, "Give one of the two.")
+        if compare:
+            raise ConfigError("--compare", "must be left out with --prompts-file", True, "`hf-specdec bench` compares.")
+        prompts_file, out = self.files
+        read_prompts(prompts_file)
+        check_job_output(out, prompts_file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +122,6 @@ def read_prompts(path: Path) -> list[Any]:
     if not prompts:
         raise ConfigError("--prompts-file", "must hold at least one line", str(path), f"A line is {FORMS}.")
     return prompts
-
-
-def check_many_options(
-    prompts_file: Path | None, out: Path | None, *, prompt: str | None, compare: bool, retry_failed: bool
-) -> None:
-    """Refuse options that do not go with a file of prompts, and an output that no such job wrote.
-
-    Raises:
-        ConfigError: one of the two files is missing or is another kind of file, or another job is asked for too.
-    """
-    if (prompts_file is None) != (out is None):
-        given, missing = ("--prompts-file", "--out") if out is None else ("--out", "--prompts-file")
-        raise ConfigError(missing, f"must be given with {given}", None, f"Add {missing} FILE.jsonl.")
-    if prompts_file is None or out is None:
-        if retry_failed:
-            raise ConfigError("--retry-failed", "must come with --prompts-file", True, "Give the job's two files.")
-        return
-    if prompt is not None:
-        raise ConfigError("PROMPT", "must be left out with --prompts-file", prompt, "Give one of the two.")
-    if compare:
-        raise ConfigError("--compare", "must be left out with --prompts-file", True, "`hf-specdec bench` compares.")
-    read_prompts(prompts_file)
-    check_job_output(out, prompts_file)
 
 
 def own_device() -> torch.device | None:

@@ -6,67 +6,52 @@ from typing import Annotated, Any
 import typer
 
 from hf_specdec.cli import options
-from hf_specdec.cli.inputs import load, load_draft, set_threads
-from hf_specdec.cli.method import DRAFT_METHODS, check_draft_options, read_method
+from hf_specdec.cli.options import LoadOptions, MethodOptions
 from hf_specdec.cli.report import note, reports_errors
-from hf_specdec.cli.where import read_where
+from hf_specdec.cli.spread import spread
 from hf_specdec.errors import ConfigError, MissingExtraError, unknown_name
 
 __all__ = ["serve"]
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
-Host = Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is every network of this machine.")]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on.")]
-ApiKey = Annotated[
-    list[str] | None,
-    typer.Option("--api-key", envvar="HF_SPECDEC_API_KEY", help="A key that requests must carry; may be repeated."),
-]
-ServedName = Annotated[
-    str | None, typer.Option("--served-model-name", help="What clients call the model. Default: its folder or name.")
-]
-RequestsAtOnce = Annotated[int, typer.Option("--batch-size", min=1, help="Requests decoded together.")]
-DefaultTokens = Annotated[
-    int, typer.Option("--max-new-tokens", min=1, help="Most new tokens of a request that does not say.")
-]
-Memory = Annotated[
-    str,
-    typer.Option(
-        "--memory",
-        help="Which earlier texts methods draft from: none beside the request's own (request), those of the same API "
-        "key (key), or those of all clients (shared).",
-    ),
-]
-MaxQueue = Annotated[
-    int, typer.Option("--max-queue", min=1, help="Most requests that wait for a place; further ones get status 429.")
-]
-
 
 @reports_errors
+@spread
 def serve(
+    *,
     model: options.ModelPath = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    api_key: ApiKey = None,
-    served_model_name: ServedName = None,
-    batch_size: RequestsAtOnce = 8,
-    max_new_tokens: DefaultTokens = 512,
-    max_queue: MaxQueue = 256,
-    memory: Memory = "request",
-    spec_method: options.SpecMethod = None,
-    prompt_lookup_config: options.PromptLookup = None,
-    lookahead_config: options.LookaheadList = None,
-    draft_model_config: options.DraftModelList = None,
-    auto_config: options.AutoConfig = None,
-    spec_config: options.SpecConfigText = None,
-    draft_model: options.DraftModelPath = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is every network of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on.")] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option("--api-key", envvar="HF_SPECDEC_API_KEY", help="A key that requests must carry; may be repeated."),
+    ] = None,
+    served_model_name: Annotated[
+        str | None,
+        typer.Option("--served-model-name", help="What clients call the model. Default: its folder or name."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Requests decoded together.")] = 8,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", min=1, help="Most new tokens of a request that does not say.")
+    ] = 512,
+    max_queue: Annotated[
+        int,
+        typer.Option("--max-queue", min=1, help="Most requests that wait for a place; further ones get status 429."),
+    ] = 256,
+    memory: Annotated[
+        str,
+        typer.Option(
+            "--memory",
+            help="Which earlier texts methods draft from: none beside the request's own (request), those of the same "
+            "API key (key), or those of all clients (shared).",
+        ),
+    ] = "request",
+    choice: MethodOptions,
     dtype: options.Dtype = "auto",
-    draft_dtype: options.DraftDtype = None,
-    attn_implementation: options.AttnImplementation = None,
-    threads: options.Threads = None,
-    device_map: options.DeviceMap = None,
-    max_memory: options.MaxMemory = None,
-    offload_folder: options.OffloadFolder = None,
+    loading: LoadOptions,
 ) -> None:
     """Serve a model to OpenAI's clients; requests share one batch.
 
@@ -74,24 +59,14 @@ def serve(
     """
     uvicorn = _uvicorn()
     _check_memory(memory, api_key)
-    forms = {"prompt_lookup_config": prompt_lookup_config, "lookahead_config": lookahead_config}
-    forms |= {"draft_model_config": draft_model_config, "auto_config": auto_config}
-    method, config = read_method(
-        spec_method, list_forms=forms, spec_config=spec_config, engine=None, draft_model=draft_model
-    )
-    check_draft_options(method, model=model, draft_model=draft_model, draft_dtype=draft_dtype)
-    set_threads(model, threads)
-    place: dict[str, Any] = {"device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder}
-    where = read_where(**place, tensor_parallel=False, config=config)
-    loaded, tokenizer = load(model, dtype, config, where, attn_implementation=attn_implementation)
-    draft = None
-    if method in DRAFT_METHODS or draft_model is not None:
-        draft = load_draft(draft_model, draft_dtype or dtype, config, where.beside(loaded), method=method)
+    method, config = choice.read(model)
+    target = loading.load(model, dtype, config)
+    draft = choice.arguments(method, config, dtype, target).get("assistant_model")
     name = served_model_name or model or "embedded"
     settings = {"spec_method": method or "plain", "spec_config": config, "max_new_tokens": max_new_tokens}
     settings |= {"draft_model": draft, "memory": memory}
     limits = {"max_batch_size": batch_size, "max_queue": max_queue}
-    app = _app(loaded, tokenizer, name, settings, limits, api_key or [])
+    app = _app(target.model, target.tokenizer, name, settings, limits, api_key or [])
     if host not in LOCAL and not api_key:
         note(f"note: everyone who reaches {host} can use the model; --api-key asks for a key", "yellow")
     note(f"serving {name} on http://{host}:{port}/v1", "dim")

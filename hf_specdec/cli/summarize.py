@@ -10,11 +10,11 @@ import typer
 from rich.table import Table
 
 from hf_specdec.cli import options
-from hf_specdec.cli.inputs import check_seed, load, load_draft, read_sampling, set_threads
+from hf_specdec.cli.inputs import check_seed
 from hf_specdec.cli.memory import open_memory, remembering
-from hf_specdec.cli.method import DRAFT_METHODS, check_draft_options, read_method
+from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.cli.report import note, print_json, reports_errors, stdout_console
-from hf_specdec.cli.where import read_where
+from hf_specdec.cli.spread import spread
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.quantization.report import precision_of
@@ -27,114 +27,112 @@ __all__ = ["summarize"]
 PLAIN = "plain generate"
 TOLERANCE = 0.5  # points of ROUGE-1
 
-ArticlesFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--articles",
-        help="A .jsonl file (.gz too) whose lines have `article` and `highlights`. Default: twelve short articles "
-        "that ship with the package.",
-    ),
-]
-DatasetName = Annotated[
-    str | None,
-    typer.Option("--dataset", help="A data set for `datasets` to load: abisee/cnn_dailymail:3.0.0:test."),
-]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Most articles.")]
-ArticlesAtOnce = Annotated[int, typer.Option("--batch-size", min=1, help="Articles in one call of generate.")]
-MaxInputTokens = Annotated[
-    int, typer.Option("--max-input-tokens", min=1, help="Most tokens of an article; the rest of it is left out.")
-]
-PromptTemplate = Annotated[
-    str | None,
-    typer.Option(
-        "--prompt-template",
-        help="The prompt, with {article} in it. Default: a request through the chat template, if there is one; else "
-        "the article and 'TL;DR:'.",
-    ),
-]
-CheckAccuracy = Annotated[
-    bool, typer.Option("--check-accuracy", help="Exit with 1 where the method's summaries fall past a threshold.")
-]
-Rouge1Threshold = Annotated[
-    float | None,
-    typer.Option(
-        "--rouge1-threshold", min=0, max=100, help="Least ROUGE-1 of the method. Default: plain's, less half a point."
-    ),
-]
-EqualThreshold = Annotated[
-    float | None,
-    typer.Option(
-        "--equal-threshold",
-        min=0,
-        max=1,
-        help="Least share of summaries with plain's tokens. Default: 1 where the method promises it, in fp32; else 0.",
-    ),
-]
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ArticleOptions:
+    """What is summarised."""
+
+    articles: Annotated[
+        Path | None,
+        typer.Option(
+            "--articles",
+            help="A .jsonl file (.gz too) whose lines have `article` and `highlights`. Default: twelve short articles "
+            "that ship with the package.",
+        ),
+    ] = None
+    dataset: Annotated[
+        str | None,
+        typer.Option("--dataset", help="A data set for `datasets` to load: abisee/cnn_dailymail:3.0.0:test."),
+    ] = None
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most articles.")] = None
+
+    def read(self) -> list[Article]:
+        """The articles, once it is known that they can be scored."""
+        check_rouge()
+        if self.dataset is None:
+            return read_articles(self.articles, limit=self.limit)
+        if self.articles is not None:
+            remedy = "Give only one of the two."
+            raise ConfigError("--dataset", "must be left out with --articles", self.dataset, remedy)
+        return load_articles(self.dataset, limit=self.limit)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AccuracyOptions:
+    """What the summaries must reach."""
+
+    check_accuracy: Annotated[
+        bool, typer.Option("--check-accuracy", help="Exit with 1 where the method's summaries fall past a threshold.")
+    ] = False
+    rouge1_threshold: Annotated[
+        float | None,
+        typer.Option(
+            "--rouge1-threshold",
+            min=0,
+            max=100,
+            help="Least ROUGE-1 of the method. Default: plain's, less half a point.",
+        ),
+    ] = None
+    equal_threshold: Annotated[
+        float | None,
+        typer.Option(
+            "--equal-threshold",
+            min=0,
+            max=1,
+            help="Least share of summaries with plain's tokens. Default: 1 where the method promises it, in fp32; "
+            "else 0.",
+        ),
+    ] = None
 
 
 @reports_errors
+@spread
 def summarize(
+    *,
     model: options.ModelPath = None,
-    articles: ArticlesFile = None,
-    dataset: DatasetName = None,
-    limit: Limit = None,
-    batch_size: ArticlesAtOnce = 1,
-    max_input_tokens: MaxInputTokens = 1024,
-    prompt_template: PromptTemplate = None,
-    check_accuracy: CheckAccuracy = False,
-    rouge1_threshold: Rouge1Threshold = None,
-    equal_threshold: EqualThreshold = None,
-    spec_method: options.SpecMethod = None,
-    prompt_lookup_config: options.PromptLookup = None,
-    lookahead_config: options.LookaheadList = None,
-    draft_model_config: options.DraftModelList = None,
-    auto_config: options.AutoConfig = None,
-    spec_config: options.SpecConfigText = None,
-    draft_model: options.DraftModelPath = None,
+    articles: ArticleOptions,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Articles in one call of generate.")] = 1,
+    max_input_tokens: Annotated[
+        int, typer.Option("--max-input-tokens", min=1, help="Most tokens of an article; the rest of it is left out.")
+    ] = 1024,
+    prompt_template: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt-template",
+            help="The prompt, with {article} in it. Default: a request through the chat template, if there is one; "
+            "else the article and 'TL;DR:'.",
+        ),
+    ] = None,
+    accuracy: AccuracyOptions,
+    choice: MethodOptions,
     engine: options.EngineName = None,
     spec_memory: options.SpecMemoryFile = None,
     max_new_tokens: options.MaxNewTokens = 100,
-    do_sample: options.DoSample = False,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
+    sampling: SamplingOptions,
     seed: options.Seed = 0,
     dtype: options.Dtype = "auto",
-    draft_dtype: options.DraftDtype = None,
-    attn_implementation: options.AttnImplementation = None,
-    threads: options.Threads = None,
-    device_map: options.DeviceMap = None,
-    max_memory: options.MaxMemory = None,
-    offload_folder: options.OffloadFolder = None,
+    loading: LoadOptions,
     json: options.Json = False,
 ) -> None:
     """Summarise articles plainly and with a method: ROUGE scores and tokens a second of both.
 
     With --check-accuracy the exit code is 1 where the method's ROUGE-1 or its equality with plain is below a threshold.
     """
-    forms = {"prompt_lookup_config": prompt_lookup_config, "lookahead_config": lookahead_config}
-    forms |= {"draft_model_config": draft_model_config, "auto_config": auto_config}
-    given = {"spec_config": spec_config, "engine": engine, "draft_model": draft_model}
-    method, config = _method(read_method(spec_method, list_forms=forms, memory=spec_memory, **given))
-    check_draft_options(method, model=model, draft_model=draft_model, draft_dtype=draft_dtype)
-    sampling = read_sampling(do_sample, temperature=temperature, top_p=top_p, top_k=top_k)
+    method, config = choice.read(model, engine=engine, memory=spec_memory)
+    if method is None or config is None:
+        raise ConfigError("--spec-method", "must be a method", "none", "Plain generation runs beside every one.")
+    drawn = sampling.read()
     check_seed(seed)
-    texts, kept = _read(articles, dataset, limit), open_memory(spec_memory)
-    set_threads(model, threads)
-    place: dict[str, Any] = {"device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder}
-    where = read_where(**place, tensor_parallel=False, config=config)
-    loaded, tokenizer = load(model, dtype, config, where, attn_implementation=attn_implementation)
-    how: dict[str, Any] = {"spec_method": method, "spec_config": config}
-    if method in DRAFT_METHODS or draft_model is not None:
-        beside = where.beside(loaded)
-        how["assistant_model"] = load_draft(draft_model, draft_dtype or dtype, config, beside, method=method)
-    shared = {"max_new_tokens": max_new_tokens, **sampling}
-    summarizer = Summarizer(loaded, tokenizer, shared, seed, batch_size, max_input_tokens, prompt_template)
-    with remembering(loaded, kept):
-        accuracy = _measure(summarizer, texts, {PLAIN: {}, method: how}, json)
-    if check_accuracy:
-        least_equal = _least_equal(summarizer, config) if equal_threshold is None else equal_threshold
-        accuracy.check(rouge1_threshold, least_equal)
+    texts, kept = articles.read(), open_memory(spec_memory)
+    target = loading.load(model, dtype, config)
+    how = choice.arguments(method, config, dtype, target)
+    shared = {"max_new_tokens": max_new_tokens, **drawn}
+    summarizer = Summarizer(target.model, target.tokenizer, shared, seed, batch_size, max_input_tokens, prompt_template)
+    with remembering(target.model, kept):
+        found = _measure(summarizer, texts, {PLAIN: {}, method: how}, json)
+    if accuracy.check_accuracy:
+        least = accuracy.equal_threshold
+        found.check(accuracy.rouge1_threshold, _least_equal(summarizer, config) if least is None else least)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -161,14 +159,6 @@ class _Accuracy:
             raise typer.Exit(1)
 
 
-def _method(read: tuple[str | None, SpecConfig | None]) -> tuple[str, SpecConfig]:
-    """A method to set beside plain generation."""
-    method, config = read
-    if method is None or config is None:
-        raise ConfigError("--spec-method", "must be a method", "none", "Plain generation runs beside every one.")
-    return method, config
-
-
 def _least_equal(summarizer: Summarizer, config: SpecConfig) -> float:
     """1 where the method promises plain generation's tokens, else 0: in half precision a near-tie may flip."""
     follows_seed = not summarizer.options["do_sample"] or (config.is_seed_exact and summarizer.batch_size == 1)
@@ -189,15 +179,6 @@ def _accuracy(plain: Summaries, method: Summaries, articles: list[Article]) -> _
     references = [article.reference for article in articles]
     scores = score(plain.texts, references), score(method.texts, references)
     return _Accuracy(*scores, method.num_equal(plain), len(articles))
-
-
-def _read(articles: Path | None, dataset: str | None, limit: int | None) -> list[Article]:
-    check_rouge()
-    if dataset is None:
-        return read_articles(articles, limit=limit)
-    if articles is not None:
-        raise ConfigError("--dataset", "must be left out with --articles", dataset, "Give only one of the two.")
-    return load_articles(dataset, limit=limit)
 
 
 def _report(summarizer: Summarizer, written: Mapping[str, Summaries], accuracy: _Accuracy, as_json: bool) -> None:

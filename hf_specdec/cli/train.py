@@ -9,69 +9,77 @@ import typer
 from rich.table import Table
 
 from hf_specdec.cli import options
-from hf_specdec.cli.inputs import load, set_threads
+from hf_specdec.cli.options import LoadOptions
 from hf_specdec.cli.prompts_file import FORMS, own_device, read_prompts
 from hf_specdec.cli.report import note, print_json, reports_errors, stdout_console
-from hf_specdec.cli.where import read_where
+from hf_specdec.cli.spread import spread
 from hf_specdec.errors import ConfigError
 from hf_specdec.training import HeadReport, HeadTraining, train_head
 
 __all__ = ["train"]
 
 DEFAULT = HeadTraining()
-ModelArgument = Annotated[str | None, typer.Argument(help="Folder or hub name. Default: the embedded target.")]
-HeadOut = Annotated[Path, typer.Option("--out", help="Folder of the head; an interrupted training there goes on.")]
-Prompts = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--prompts",
-        help="A .jsonl file (.gz too) of prompts, a text file, or a folder of text files; repeat for more. Texts are "
-        "cut into prompts. Default: the target writes from its first token on.",
-    ),
-]
-NumTexts = Annotated[int, typer.Option("--num-texts", help="Texts that the target writes.")]
-PromptTokens = Annotated[int, typer.Option("--prompt-tokens", help="Tokens of a prompt.")]
-NewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Tokens that the target writes after each prompt.")]
-Layers = Annotated[
-    str | None,
-    typer.Option(
-        "--layers",
-        help='Hidden states that the head reads, "2,16,29": 0 the embeddings, the number of layers the last one. '
-        "Default: a low, a middle and a high one.",
-    ),
-]
-DraftVocabSize = Annotated[
-    int | None, typer.Option("--draft-vocab-size", help="Tokens that the head can draft. Default: all, at most 32,000.")
-]
-Epochs = Annotated[float, typer.Option("--epochs", help="Most passes over the texts.")]
-Minutes = Annotated[float | None, typer.Option("--minutes", help="Most minutes of training. Default: no bound.")]
-TextsPerStep = Annotated[int, typer.Option("--batch-size", help="Texts a step, of one process.")]
-RolloutSteps = Annotated[int, typer.Option("--rollout-steps", help="Draft steps of each position that are trained.")]
-LearningRate = Annotated[float | None, typer.Option("--learning-rate", help="Default: 0.4 / hidden_size.")]
-MixedPrecision = Annotated[str, typer.Option("--mixed-precision", help="Of training: no, bf16, fp16.")]
-TrainingSeed = Annotated[int, typer.Option("--seed", help="Of everything that is drawn.")]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """How the head is trained."""
+
+    num_texts: Annotated[int, typer.Option("--num-texts", help="Texts that the target writes.")] = DEFAULT.num_texts
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of a prompt.")] = DEFAULT.prompt_tokens
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", help="Tokens that the target writes after each prompt.")
+    ] = DEFAULT.new_tokens
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            "--layers",
+            help='Hidden states that the head reads, "2,16,29": 0 the embeddings, the number of layers the last one. '
+            "Default: a low, a middle and a high one.",
+        ),
+    ] = None
+    draft_vocab_size: Annotated[
+        int | None,
+        typer.Option("--draft-vocab-size", help="Tokens that the head can draft. Default: all, at most 32,000."),
+    ] = None
+    epochs: Annotated[float, typer.Option("--epochs", help="Most passes over the texts.")] = DEFAULT.epochs
+    minutes: Annotated[float | None, typer.Option("--minutes", help="Most minutes of training. Default: no bound.")] = (
+        None
+    )
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Texts a step, of one process.")] = DEFAULT.batch_size
+    rollout_steps: Annotated[
+        int, typer.Option("--rollout-steps", help="Draft steps of each position that are trained.")
+    ] = DEFAULT.rollout_steps
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="Default: 0.4 / hidden_size.")] = None
+    mixed_precision: Annotated[str, typer.Option("--mixed-precision", help="Of training: no, bf16, fp16.")] = (
+        DEFAULT.mixed_precision
+    )
+    seed: Annotated[int, typer.Option("--seed", help="Of everything that is drawn.")] = DEFAULT.seed
+
+    def read(self) -> HeadTraining:
+        """The same, checked."""
+        options = dataclasses.asdict(self)
+        layers, new_tokens = options.pop("layers"), options.pop("max_new_tokens")
+        return HeadTraining(layer_ids=_layer_ids(layers), new_tokens=new_tokens, **options)
 
 
 @reports_errors
+@spread
 def train(
-    out: HeadOut,
-    model: ModelArgument = None,
-    prompts: Prompts = None,
-    num_texts: NumTexts = DEFAULT.num_texts,
-    prompt_tokens: PromptTokens = DEFAULT.prompt_tokens,
-    max_new_tokens: NewTokens = DEFAULT.new_tokens,
-    layers: Layers = None,
-    draft_vocab_size: DraftVocabSize = None,
-    epochs: Epochs = DEFAULT.epochs,
-    minutes: Minutes = None,
-    batch_size: TextsPerStep = DEFAULT.batch_size,
-    rollout_steps: RolloutSteps = DEFAULT.rollout_steps,
-    learning_rate: LearningRate = None,
-    mixed_precision: MixedPrecision = DEFAULT.mixed_precision,
-    seed: TrainingSeed = DEFAULT.seed,
+    *,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the head; an interrupted training there goes on.")],
+    model: options.ModelArgument = None,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--prompts",
+            help="A .jsonl file (.gz too) of prompts, a text file, or a folder of text files; repeat for more. Texts "
+            "are cut into prompts. Default: the target writes from its first token on.",
+        ),
+    ] = None,
+    training: TrainingOptions,
     dtype: options.Dtype = "auto",
-    device_map: options.DeviceMap = None,
-    threads: options.Threads = None,
+    loading: LoadOptions,
     json: options.Json = False,
 ) -> None:
     """Train an EAGLE-3 draft head for any target, from text that the target writes.
@@ -79,29 +87,14 @@ def train(
     Training ends when held-out acceptance rises no more. The head is saved in the speculators format with a model card;
     `accelerate launch -m hf_specdec train ...` shares the work between processes.
     """
-    config = HeadTraining(
-        num_texts=num_texts,
-        prompt_tokens=prompt_tokens,
-        new_tokens=max_new_tokens,
-        layer_ids=_layer_ids(layers),
-        draft_vocab_size=draft_vocab_size,
-        epochs=epochs,
-        minutes=minutes,
-        batch_size=batch_size,
-        rollout_steps=rollout_steps,
-        learning_rate=learning_rate,
-        mixed_precision=mixed_precision,
-        seed=seed,
-    )
+    config = training.read()
     texts = None if prompts is None else [text for path in prompts for text in _texts_of(path)]
-    set_threads(model, threads)
-    where = read_where(device_map=device_map, max_memory=None, offload_folder=None, tensor_parallel=False)
-    target, tokenizer = load(model, dtype, None, where)
-    device = own_device()
-    if device is not None and device_map is None:
+    loaded = loading.load(model, dtype)
+    target, device = loaded.model, own_device()
+    if device is not None and loading.device_map is None:
         target.to(device)
     _show_log()
-    report = train_head(target, tokenizer, texts, out, config)
+    report = train_head(target, loaded.tokenizer, texts, out, config)
     if json:
         print_json({"out": str(out), **dataclasses.asdict(report)})
     else:

@@ -8,35 +8,30 @@ from rich.table import Table
 
 from hf_specdec.bench.tuning import Tuned, measure_costs
 from hf_specdec.cli import options
-from hf_specdec.cli.inputs import load, set_threads
+from hf_specdec.cli.options import LoadOptions
 from hf_specdec.cli.report import note, print_json, reports_errors, stdout_console
-from hf_specdec.cli.where import read_where
+from hf_specdec.cli.spread import spread
 from hf_specdec.engine.cost_model import check_costs_file
 from hf_specdec.errors import ConfigError
 from hf_specdec.files import check_output
 
 __all__ = ["tune"]
 
-ModelArgument = Annotated[str | None, typer.Argument(help="Folder or hub name. Default: the embedded target.")]
-Costs = Annotated[Path, typer.Option("--out", help='The file to write, for auto_config={"costs": FILE}.')]
-BatchSizes = Annotated[
-    list[int] | None, typer.Option("--batch-size", min=1, help="Rows decoded together; repeat for more. Default: 1.")
-]
-ContextLength = Annotated[int, typer.Option("--context-length", min=1, help="Tokens in the cache.")]
-Seconds = Annotated[float, typer.Option("--seconds", help="Most time to measure, for each batch size.")]
-
 
 @reports_errors
+@spread
 def tune(
-    out: Costs,
-    model: ModelArgument = None,
+    *,
+    out: Annotated[Path, typer.Option("--out", help='The file to write, for auto_config={"costs": FILE}.')],
+    model: options.ModelArgument = None,
     dtype: options.Dtype = "auto",
-    attn_implementation: options.AttnImplementation = None,
-    device_map: options.DeviceMap = None,
-    threads: options.Threads = None,
-    batch_size: BatchSizes = None,
-    context_length: ContextLength = 256,
-    seconds: Seconds = 20.0,
+    loading: LoadOptions,
+    batch_size: Annotated[
+        list[int] | None,
+        typer.Option("--batch-size", min=1, help="Rows decoded together; repeat for more. Default: 1."),
+    ] = None,
+    context_length: Annotated[int, typer.Option("--context-length", min=1, help="Tokens in the cache.")] = 256,
+    seconds: Annotated[float, typer.Option("--seconds", help="Most time to measure, for each batch size.")] = 20.0,
     json: options.Json = False,
 ) -> None:
     """Measure what a forward of T tokens costs, and keep it in a file for `auto`.
@@ -47,9 +42,7 @@ def tune(
         raise ConfigError("--seconds", "must be above 0", seconds, "The default is 20.")
     check_output("--out", out)
     check_costs_file("--out", out)
-    set_threads(model, threads)
-    where = read_where(device_map=device_map, max_memory=None, offload_folder=None, tensor_parallel=False)
-    loaded, _ = load(model, dtype, None, where, attn_implementation=attn_implementation)
+    loaded = loading.load(model, dtype).model
     tuned = measure_costs(loaded, batch_sizes=batch_size or (1,), context_length=context_length, seconds=seconds)
     tuned.costs.save(out, tuned.facts)
     if json:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hf_specdec.cli.job_file import JobFile, check_job_output
-from hf_specdec.cli.prompts_file import check_many_options, read_prompts
+from hf_specdec.cli.prompts_file import ManyOptions, read_prompts
 from hf_specdec.errors import ConfigError
 from hf_specdec.files import check_output, replacing
 
@@ -54,7 +54,7 @@ def test_a_file_of_somebody_else_is_refused_and_left_alone(tmp_path: Path, conte
     out.write_bytes(content)
     prompts.write_text('"a"\n')
     with pytest.raises(ConfigError, match="new file, or one of the same job"):
-        check_many_options(prompts, out, prompt=None, compare=False, retry_failed=False)
+        ManyOptions(prompts, out).check(prompt=None, compare=False)
     with pytest.raises(ConfigError), job(out).held() as file:
         file.recover()
     assert out.read_bytes() == content
