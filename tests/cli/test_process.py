@@ -37,6 +37,7 @@ def test_a_reader_that_leaves_early_causes_no_traceback() -> None:
     assert "error:" not in complaint
 
 
+@pytest.mark.wide
 def test_on_a_terminal_the_text_streams_without_colour_if_asked() -> None:
     """`NO_COLOR` leaves no colour codes; the streamed text is the text that a pipe gets."""
     environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm"}

@@ -103,6 +103,7 @@ def test_a_killed_job_goes_on_and_ends_the_same(run: Run, prompts_file: Path, tm
     assert lines_of(out) == lines_of(whole)
 
 
+@pytest.mark.wide
 def test_processes_share_a_job(run: Run, prompts_file: Path, tmp_path: Path) -> None:
     """Each takes its share and nothing else, one output, equal to one process's."""
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"

@@ -39,6 +39,7 @@ def texts(path: Path) -> list[Any]:
     return [json.loads(line)["token_ids"] for line in path.read_text().splitlines()]
 
 
+@pytest.mark.wide
 def test_a_mistake_ends_all_processes_with_its_hint() -> None:
     done = launch(*COMMAND, "x", "--device-map", "auto")
     assert done.returncode != 0

@@ -154,6 +154,7 @@ print("xformers" in AttentionInterface(), "xformers" in sys.modules)
     assert run(code).split() == ["False", "True", "False"]
 
 
+@pytest.mark.wide
 def test_a_pickled_model_works_in_another_process(model: Any, tmp_path: Path) -> None:
     model.set_attn_implementation("xformers")
     (tmp_path / "model").write_bytes(pickle.dumps(model))

@@ -97,6 +97,7 @@ def test_without_a_compiler_the_wheel_is_pure_python(tmp_path: Path) -> None:
     assert not [name for name in names if name.endswith((".so", ".pyd"))]
 
 
+@pytest.mark.wide
 def test_an_installed_wheel_generates(built: Path, tmp_path: Path) -> None:
     """In a fresh environment that borrows only the dependencies; away from the repository."""
     (wheel,) = built.glob("*.whl")

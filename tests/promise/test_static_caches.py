@@ -66,7 +66,7 @@ def shapes_of() -> Iterator[Recorded]:
         hook.remove()
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", NAMES)

@@ -138,6 +138,7 @@ def test_auto_and_nothing_leave_a_quantised_checkpoint_to_transformers(tmp_path:
     assert loading_arguments("auto", path, {}) == {"dtype": "auto"}
 
 
+@pytest.mark.wide
 def test_importing_bitsandbytes_looks_nothing_up_and_leaves_other_imports_alone(tmp_path: Path) -> None:
     """With the package `kernels` installed it would fetch one from the hub; another thread may import it meanwhile."""
     if importlib.util.find_spec("bitsandbytes") is None:
