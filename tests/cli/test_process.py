@@ -6,6 +6,8 @@ import pty
 import subprocess
 import sys
 
+import pytest
+
 SHORT = ("generate", "x = 1\n", "--max-new-tokens", "6", "--dtype", "fp32", "--threads", "1")
 COMMAND = (sys.executable, "-m", "hf_specdec", *SHORT)
 
