@@ -13,6 +13,8 @@ tree but never accepted are its `extra`. Knows nothing about models or caches.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 __all__ = ["DraftTree", "ExtraTokens", "TreeBuilder"]
@@ -238,6 +240,10 @@ class DraftTree:
 
         A node sees itself and its ancestors; extra tokens see what `ExtraTokens.visible` says.
         """
+        return torch.from_numpy(self.visible_array())
+
+    def visible_array(self) -> npt.NDArray[np.bool_]:
+        """`visible` as a NumPy array."""
         num_nodes, num_columns = len(self.tokens), self.num_columns
         rows: list[bytearray] = []
         for node, parent in enumerate(self.parents):
@@ -245,10 +251,10 @@ class DraftTree:
             row[node] = 1
             rows.append(row)
         rows += [bytearray(num_columns)] * (num_columns - num_nodes)
-        mask = torch.frombuffer(bytearray().join(rows), dtype=torch.bool).view(num_columns, num_columns)
+        mask = np.frombuffer(bytearray().join(rows), dtype=np.bool_).reshape(num_columns, num_columns)
         if self.extra is not None:
-            mask[num_nodes:, 0] = self.extra.visible[:, 0]
-            mask[num_nodes:, num_nodes:] = self.extra.visible[:, 1:]
+            beside = self.extra.visible.numpy()
+            mask[num_nodes:, 0], mask[num_nodes:, num_nodes:] = beside[:, 0], beside[:, 1:]
         return mask
 
 

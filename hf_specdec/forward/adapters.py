@@ -45,7 +45,7 @@ class TreePositions:
     @property
     def queries(self) -> torch.Tensor:
         """`(batch, Q)`: of the columns that are computed."""
-        return self.rows.starts[:, None] + self.rows.depths[:, -self.rows.visible.shape[1] :]
+        return self.rows.starts[:, None] + self.rows.depths[:, -self.rows.shape[1] :]
 
     def keys(self, length: int) -> torch.Tensor:
         """`(batch, length)`: of the cache's columns; any position where a row has none."""

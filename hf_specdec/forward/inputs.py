@@ -7,6 +7,8 @@ Models whose class prepares its inputs itself are asked at every step.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
@@ -18,10 +20,12 @@ from hf_specdec.forward.adapters import TreeAdapter, TreePositions, takes_positi
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.forward.tree_mask import TreeMasks, TreeRows
+from hf_specdec.transfer import to_device
 
 __all__ = ["StepInputs", "rows_of"]
 
-RUNWAY = 512  # positions and mask columns prepared at once
+Array = npt.NDArray[Any]
+RUNWAY = 512  # mask columns prepared at once
 SHORTENED_LOGITS = ("logits_to_keep", "num_logits_to_keep")  # some models ask for the last row only
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
@@ -81,8 +85,10 @@ class StepInputs:
         self.follows_length, self.shortest = follows_length, 0
         self.lengths: torch.Tensor | None = None
         self.first_position = 0 if self.base is None or not follows_length else int(self.base.max())
-        self._positions: torch.Tensor | None = None
+        self._first_positions: Array | None = None  # `base` on the host
         self._mask: torch.Tensor | None = None
+        self._padding: torch.Tensor | None = None  # `(batch, P)` bool: which of the prompt's columns are seen
+        self._knows_padding = False
 
     def of(self, columns: Sequence[TreeLayout], num_cached: Sequence[int]) -> dict[str, Any]:
         """Arguments for a forward of the rows' new columns.
@@ -101,9 +107,10 @@ class StepInputs:
             inputs = self._asked(columns, num_cached[0])
         for key in SHORTENED_LOGITS:
             inputs.pop(key, None)
-        inputs[self.ids_key] = torch.tensor([row.new_tokens for row in columns], device=self.device)
+        arrays = [np.array([row.new_tokens for row in columns])]
         if self.template.get(self.positions_key) is not None:
-            inputs[self.positions_key] = self._positions_of(columns, num_cached, in_sequence)
+            arrays.append(self._positions_of(columns, num_cached, in_sequence))
+        inputs.update(zip((self.ids_key, self.positions_key), to_device(arrays, self.device), strict=False))
         mask = self._mask_of(max(ahead) + total)
         if mask is not None:
             inputs[self.mask_key] = mask
@@ -125,7 +132,7 @@ class StepInputs:
         built = None
         if not in_sequence:
             within = self.adapter is not None and self.adapter.places_mask
-            built = self.masks.build(rows, self.attention_cache, mask, within=within)
+            built = self.masks.build(rows, self.attention_cache, mask, padding=self._prompt_padding(), within=within)
             if not within:
                 inputs[self.mask_key] = built
         if self.adapter is None and self.base is not None:
@@ -147,7 +154,8 @@ class StepInputs:
         self.texts = [self.texts[row] for row in rows]
         if self.base is not None:
             self.base = _rows(self.base, torch.tensor(rows), batch, -2)
-        self._positions = self._mask = None
+        self._first_positions = self._mask = None
+        self._knows_padding = False
 
     def admit(self, other: "StepInputs", row: int | None) -> None:
         """Take over the one row of `other`, in the place of row `row` or after the last; no row is padded.
@@ -162,11 +170,12 @@ class StepInputs:
         if self.base is not None:
             assert other.base is not None
             self.base = torch.cat([self.base[..., :at, :], other.base, self.base[..., at + 1 :, :]], dim=-2)
-        self._positions = None
+        self._first_positions = None
 
     def forget_mask(self) -> None:
         """Go on without the 2-D mask of the prompt, which masks nothing."""
         mask = self.template.pop(self.mask_key, None)
+        self._knows_padding = False
         known = (self.ids_key, self.positions_key, self.mask_key)
         others = [name for name, value in self.template.items() if isinstance(value, torch.Tensor)]
         if (mask is not None and not bool(mask.all())) or not set(others) <= set(known) or self.asks_model:
@@ -183,21 +192,25 @@ class StepInputs:
             ]
         )
 
-    def _positions_of(
-        self, columns: Sequence[TreeLayout], num_cached: Sequence[int], in_sequence: bool
-    ) -> torch.Tensor:
+    def _positions_of(self, columns: Sequence[TreeLayout], num_cached: Sequence[int], in_sequence: bool) -> Array:
         """The first column's position plus each new column's depth; `(..., Q)` with the model's own leading ones."""
-        assert self.base is not None
-        if not in_sequence:
-            steps = [
-                [count + depth for depth in row.new_depths] for row, count in zip(columns, num_cached, strict=True)
-            ]
-            positions: torch.Tensor = self.base + torch.tensor(steps, device=self.base.device)  # (..., batch, Q)
-            return positions
-        start, end = num_cached[0] + columns[0].first_new, num_cached[0] + len(columns[0])
-        if self._positions is None or end > self._positions.shape[-1]:
-            self._positions = self.base + torch.arange(max(RUNWAY, 2 * end), device=self.base.device)
-        return self._positions[..., start:end]
+        if self._first_positions is None:
+            assert self.base is not None
+            self._first_positions = self.base.cpu().numpy()  # (..., batch, 1)
+        steps = [
+            [cached + depth for depth in (range(row.first_new, len(row)) if in_sequence else row.new_depths)]
+            for row, cached in zip(columns, num_cached, strict=True)
+        ]
+        positions: Array = self._first_positions + np.array(steps)  # (..., batch, Q)
+        return positions
+
+    def _prompt_padding(self) -> torch.Tensor | None:
+        """`(batch, P)` bool: which of the prompt's columns are seen; `None` where none is padding."""
+        if not self._knows_padding:
+            mask: torch.Tensor | None = self.template.get(self.mask_key)
+            self._padding = None if mask is None or bool(mask.all()) else mask.bool()
+            self._knows_padding = True
+        return self._padding
 
     def _mask_of(self, num_columns: int) -> torch.Tensor | None:
         """The 2-D mask up to the first root, and ones for the `num_columns` - 1 columns after it."""

@@ -6,7 +6,8 @@ another row of the batch has more. A tree may grow between forwards; then only i
 
 from collections.abc import Sequence
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from hf_specdec.tree import DraftTree
 
@@ -80,25 +81,24 @@ class TreeLayout:
         start = self.node_columns[self._first_node] - self.first_new if count else 0
         return slice(start, start + count)
 
-    def visible(self) -> torch.Tensor:
+    def visible(self) -> npt.NDArray[np.bool_]:
         """`(new, C)` bool: which columns each new column sees."""
         total, num_pending = len(self), len(self.pending)
         if not num_pending and not self.first_new and self.tree is not None and total == self.tree.num_columns:
-            return self.tree.visible()
-        mask = torch.zeros((total - self.first_new, total), dtype=torch.bool)
-        mask.diagonal(self.first_new).fill_(True)
+            return self.tree.visible_array()
+        mask = np.eye(total - self.first_new, total, self.first_new, dtype=np.bool_)
         rows = self.new_rows
         if rows.start == rows.stop:
             return mask
         assert self.tree is not None
         if self.first_new == 0:
-            mask[:num_pending, :num_pending] = torch.ones(num_pending, num_pending, dtype=torch.bool).tril()
+            mask[:num_pending, :num_pending] = np.tri(num_pending, dtype=np.bool_)
         mask[rows, :num_pending] = True
-        block = self.tree.visible()[self._first_node :]
+        block = self.tree.visible_array()[self._first_node :]
         if self.node_columns[-1] - self.node_columns[0] == len(self.node_columns) - 1:
             mask[rows, self.node_columns[0] : self.node_columns[-1] + 1] = block
         else:
-            mask[rows.start : rows.stop, torch.tensor(self.node_columns)] = block
+            mask[rows, self.node_columns] = block
         return mask
 
     def columns_of(self, path: Sequence[int]) -> list[int]:

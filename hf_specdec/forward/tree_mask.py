@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
@@ -17,9 +19,11 @@ from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.compat.attention import causal_mask_function, takes_tensor_masks
 from hf_specdec.kernels.masks import additive, mark_open
+from hf_specdec.transfer import additive_bits, to_device
 
 __all__ = ["TreeMasks", "TreeRows"]
 
+Array = npt.NDArray[Any]
 MaskFunction = Callable[..., torch.Tensor]
 _register_lock = threading.Lock()
 
@@ -34,7 +38,7 @@ class TreeRows:
         fixed (`bool`): whether the buffers go on after the columns.
 
     Attributes:
-        visible (`Tensor`): `(batch, Q, C)` bool.
+        shape (`tuple[int, int, int]`): batch, Q and C.
         same_start (`bool`): whether all rows are equally long and the columns are the last ones of the buffers.
         length (`int`): columns of the longest row, those of its text counted.
         common (`int`): columns from the first on that are text in all rows; 0 where shapes may not depend on it.
@@ -44,27 +48,43 @@ class TreeRows:
         self,
         starts: Sequence[int],
         depths: Sequence[Sequence[int]],
-        visible: Sequence[torch.Tensor],
+        visible: Sequence[Array],
         device: torch.device,
         *,
         fixed: bool = False,
     ) -> None:
-        self._starts, self._depths, self._device = starts, depths, device
-        stacked = visible[0].unsqueeze(0) if len(visible) == 1 else torch.stack(list(visible))
-        self.visible = stacked.to(device)
+        self._starts, self._depths, self.device = starts, depths, device
+        self._visible = visible[0][None] if len(visible) == 1 else np.stack(visible)  # (batch, Q, C)
+        batch, num_queries, num_columns = self._visible.shape
+        self.shape = (batch, num_queries, num_columns)
         self.same_start = not fixed and min(starts) == max(starts)
         self.length = max(starts) + len(depths[0])
         self.common = 0 if fixed else min(starts)
 
     @functools.cached_property
+    def visible(self) -> torch.Tensor:
+        """`(batch, Q, C)` bool."""
+        return torch.from_numpy(self._visible).to(self.device)
+
+    @functools.cached_property
     def starts(self) -> torch.Tensor:
         """`(batch,)`."""
-        return torch.tensor(self._starts, device=self._device)
+        return torch.tensor(self._starts, device=self.device)
 
     @functools.cached_property
     def depths(self) -> torch.Tensor:
         """`(batch, C)`."""
-        return torch.tensor(self._depths, device=self._device)
+        return torch.tensor(self._depths, device=self.device)
+
+    def to_device(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """By one copy: `visible` `(batch, 1, Q, C)` as a mask of `dtype`, and the starts `(batch, 1)` and places
+        `(batch, 1, 1, C)` of the columns.
+        """
+        starts = np.array(self._starts)[:, None]
+        columns = (starts + np.arange(self.shape[2]))[:, None, None]
+        block = additive_bits(self._visible[:, None], dtype)
+        block_, starts_, columns_ = to_device((block, starts, columns), self.device, (dtype,))
+        return block_, starts_, columns_
 
 
 class TreeMasks:
@@ -76,20 +96,30 @@ class TreeMasks:
         self.supported = takes_tensor_masks(self.implementation)
         self._config: Any = None
         self._sees_all_text: bool | None = None
+        self._numbers: torch.Tensor | None = None  # 0, 1, 2, ... of the last mask's columns
+        self._ends: tuple[torch.Tensor, torch.Tensor] | None = None  # what shows and what hides a column
 
     def build(
-        self, rows: TreeRows, cache: SpecCache, attention_mask: torch.Tensor | None, *, within: bool = False
+        self,
+        rows: TreeRows,
+        cache: SpecCache,
+        attention_mask: torch.Tensor | None,
+        *,
+        padding: torch.Tensor | None = None,
+        within: bool = False,
     ) -> Any:
         """The 4-D mask (or dict of masks) for a forward of the last Q columns of `rows`.
 
         Args:
             cache: the cache before the forward; it holds the rows' first C - Q columns after their text.
             attention_mask: `(batch, longest + C)` with zeros at padding, or `None`.
+            padding: `(batch, P)` bool: which of the first columns are seen, where some are padding.
             within: whether the mask is for the model's layers, not for its forward.
         """
-        batch, num_queries, _ = rows.visible.shape
-        if batch == 1 and self._sees_all_text:
-            return _open_mask(rows, self._dtype_of_masks(cache))
+        batch, num_queries, _ = rows.shape
+        dtype = self._dtype_of_masks(cache)
+        if self._sees_all_text:
+            return self._open_mask(rows, cache, dtype, padding)
         config = self._private_config()
         compat.mask_config(config).hf_specdec_rows = rows
         mask = compat.masks_for_forward(
@@ -101,11 +131,10 @@ class TreeMasks:
             position_ids=rows.depths[:, -num_queries:],
             within=within,
         )
-        dtype = self._dtype_of_masks(cache)
         if dtype != torch.bool:
             mask = _added(mask, dtype)
-        if batch == 1 and self._sees_all_text is None:
-            self._sees_all_text = self._is_open(mask, rows, dtype)
+        if self._sees_all_text is None:
+            self._sees_all_text = self._is_open(mask, lambda: self._open_mask(rows, cache, dtype, padding))
         return mask
 
     def _dtype_of_masks(self, cache: SpecCache) -> torch.dtype:
@@ -116,7 +145,7 @@ class TreeMasks:
         takes_numbers = self.implementation == "sdpa" and not self.model.config.is_encoder_decoder
         return cache.dtype if takes_numbers and cache.dtype is not None else torch.bool
 
-    def _is_open(self, mask: Any, rows: TreeRows, dtype: torch.dtype) -> bool:
+    def _is_open(self, mask: Any, make_open: Callable[[], torch.Tensor]) -> bool:
         """Whether every node sees the whole text, now and later: then the model need not be asked at each step."""
         config = compat.text_config(self.model.config)
         kinds = set(getattr(config, "layer_types", None) or ())
@@ -124,7 +153,39 @@ class TreeMasks:
         bounded = bounded or compat.has_own_masks(self.model)
         if bounded or kinds - {"full_attention"} or not isinstance(mask, torch.Tensor):
             return False
-        return mask.dtype == dtype and torch.equal(mask, _open_mask(rows, dtype))
+        expected = make_open()
+        return mask.dtype == expected.dtype and torch.equal(mask, expected)
+
+    def _open_mask(
+        self, rows: TreeRows, cache: SpecCache, dtype: torch.dtype, padding: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`(batch, 1, Q, K)`: all of the text but its padding is seen, and of the new columns what `rows` says."""
+        batch, num_queries, num_columns = rows.shape
+        block, starts, columns = rows.to_device(dtype)
+        if rows.same_start and padding is None:
+            shown = dtype == torch.bool
+            mask = torch.full((batch, 1, num_queries, rows.length), shown, dtype=dtype, device=rows.device)
+            mask[..., rows.length - num_columns :] = block
+            mark_open(mask, rows.length - num_columns)
+            return mask
+        length, _ = cache.get_mask_sizes(num_queries, 0)
+        if self._numbers is None or len(self._numbers) != length:
+            self._numbers = torch.arange(length, device=rows.device)
+        text = self._numbers < starts  # (batch, K)
+        if padding is not None:
+            text[:, : padding.shape[1]] &= padding
+        seen = text if dtype == torch.bool else torch.where(text, *self._ends_of(dtype, rows.device))
+        mask = seen[:, None, None].expand(-1, -1, num_queries, -1).contiguous()
+        mask.scatter_(3, columns.expand(-1, -1, num_queries, -1), block)
+        if padding is None:
+            mark_open(mask, rows.common)
+        return mask
+
+    def _ends_of(self, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._ends is None:
+            shows, hides = (torch.tensor(end, dtype=dtype, device=device) for end in (0.0, -torch.inf))
+            self._ends = (shows, hides)
+        return self._ends
 
     def _private_config(self) -> Any:
         if self._config is None:
@@ -135,17 +196,6 @@ class TreeMasks:
             self._config = compat.private_config(self.model.config)
             compat.set_attention_implementation(self._config, name)
         return self._config
-
-
-def _open_mask(rows: TreeRows, dtype: torch.dtype) -> torch.Tensor:
-    """`(1, 1, Q, K)`: all of the text is seen, and of the new columns what `rows` says."""
-    num_queries, num_columns = rows.visible.shape[1:]
-    seen, hidden = (True, False) if dtype == torch.bool else (0.0, -torch.inf)
-    mask = torch.full((1, 1, num_queries, rows.length), seen, dtype=dtype, device=rows.visible.device)
-    mask[..., rows.length - num_columns :].masked_fill_(~rows.visible, hidden)
-    if dtype == torch.bool:
-        mark_open(mask, rows.length - num_columns)
-    return mask
 
 
 def _added(mask: Any, dtype: torch.dtype) -> Any:

@@ -18,7 +18,9 @@ TOLERANCE = 1e-4
 
 
 class Recorder(LookaheadDrafter):
-    """Keeps each step's text, tree and logits."""
+    """Keeps each step's text, tree and logits, whole rows of them."""
+
+    num_top_logits = None
 
     def __init__(self) -> None:
         super().__init__(LOOKAHEAD)

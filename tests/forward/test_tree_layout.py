@@ -3,6 +3,8 @@
 import random
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -16,9 +18,11 @@ def grown(builder: TreeBuilder, rng: random.Random, count: int) -> DraftTree:
     return builder.build()
 
 
-def visible_by_hand(pending: Sequence[int], tree: DraftTree, columns: Sequence[int], total: int) -> torch.Tensor:
+def visible_by_hand(
+    pending: Sequence[int], tree: DraftTree, columns: Sequence[int], total: int
+) -> npt.NDArray[np.bool_]:
     """`(total, total)`: pending tokens see those before them; nodes see all pending ones and their ancestors."""
-    mask = torch.eye(total, dtype=torch.bool)
+    mask = np.eye(total, dtype=np.bool_)
     for column in range(len(pending)):
         mask[column, : column + 1] = True
     for node in range(len(tree)):
@@ -40,11 +44,11 @@ def test_growing_trees_see_pending_tokens_and_ancestors(seed: int) -> None:
         layout.pad(len(layout.new_tokens) + rng.randrange(3))
         rows = layout.visible()
         expected = visible_by_hand(pending, tree, layout.node_columns, len(layout))[first:]
-        assert torch.equal(rows[layout.new_rows], expected[layout.new_rows])
+        assert np.array_equal(rows[layout.new_rows], expected[layout.new_rows])
         assert rows.shape == (len(layout) - first, len(layout))
         if step == 0:
             assert layout.new_tokens[: len(pending)] == pending
-            assert torch.equal(rows[: len(pending)], expected[: len(pending)])
+            assert np.array_equal(rows[: len(pending)], expected[: len(pending)])
         tokens = dict(zip(range(first, len(layout)), layout.new_tokens, strict=True))
         assert all(tokens.get(c, tree.tokens[n]) == tree.tokens[n] for n, c in enumerate(layout.node_columns))
         assert [layout.depths[c] for c in layout.node_columns] == [len(pending) + depth for depth in tree.depths]
@@ -76,7 +80,7 @@ def test_extra_tokens_come_after_the_nodes_and_see_what_they_say() -> None:
     assert layout.new_tokens == [5, 6, 7, 8, 9]
     assert layout.new_depths == [0, 1, 2, 2, 3]
     assert layout.new_rows == slice(1, 5)
-    assert layout.visible().int().tolist() == [
+    assert layout.visible().astype(int).tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],
         [1, 1, 1, 0, 0],
@@ -91,4 +95,4 @@ def test_a_row_that_computes_nothing_has_padding_only() -> None:
     layout.pad(2)
     assert layout.new_rows == slice(0, 0)
     assert layout.columns_of([0]) == []
-    assert layout.visible().int().tolist() == [[1, 0], [0, 1]]
+    assert layout.visible().astype(int).tolist() == [[1, 0], [0, 1]]

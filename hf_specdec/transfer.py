@@ -1,0 +1,62 @@
+"""Small arrays from the host to a device, all of them by one copy: each copy would be a launch of its own.
+
+ids, positions = to_device((np.array([[5, 6]]), np.array([[0, 1]])), device)
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["additive_bits", "to_device"]
+
+Array = npt.NDArray[Any]
+ALIGNMENT = 16  # bytes; every tensor of the block begins at a multiple
+
+
+def to_device(
+    arrays: Sequence[Array], device: torch.device, dtypes: Sequence[torch.dtype | None] = ()
+) -> list[torch.Tensor]:
+    """Tensors with the arrays' values on `device`; on a CPU they share the arrays' memory.
+
+    Args:
+        dtypes: what the bits of an array mean, where that is not its own type.
+    """
+    if device.type == "cpu":
+        found = [torch.from_numpy(array) for array in arrays]
+    else:
+        places, size = [], 0
+        for array in arrays:
+            places.append(size)
+            size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        host = np.empty(size, dtype=np.uint8)
+        for place, array in zip(places, arrays, strict=True):
+            host[place : place + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        block = torch.from_numpy(host).to(device)  # (bytes,)
+        found = [
+            block[place : place + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
+            for place, array in zip(places, arrays, strict=True)
+        ]
+    return [
+        tensor if dtype is None or dtype == tensor.dtype else tensor.view(dtype)
+        for tensor, dtype in zip(found, [*dtypes, *[None] * (len(found) - len(dtypes))], strict=True)
+    ]
+
+
+def additive_bits(visible: Array, dtype: torch.dtype) -> Array:
+    """0 where a bool array is true and -inf elsewhere, as the bits of `dtype`: NumPy has no bfloat16."""
+    if dtype == torch.bool:
+        return visible
+    hidden = _hidden_bits(dtype)
+    return np.where(visible, hidden.dtype.type(0), hidden)
+
+
+@functools.cache
+def _hidden_bits(dtype: torch.dtype) -> Array:
+    """The bits of -inf in `dtype`, a scalar of an integer type as wide."""
+    same = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    bits: Array = torch.tensor(-torch.inf, dtype=dtype).view(same).numpy()
+    return bits
