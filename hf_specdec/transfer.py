@@ -11,10 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["additive_bits", "to_device"]
+__all__ = ["additive_bits", "is_host", "to_device"]
 
 Array = npt.NDArray[Any]
+HOST = "cpu"
 ALIGNMENT = 16  # bytes; every tensor of the block begins at a multiple
+
+
+def is_host(device: torch.device) -> bool:
+    """Whether the host reads what is on `device` without a transfer that waits for all work before it."""
+    return device.type == HOST
 
 
 def to_device(
@@ -25,7 +31,7 @@ def to_device(
     Args:
         dtypes: what the bits of an array mean, where that is not its own type.
     """
-    if device.type == "cpu":
+    if is_host(device):
         found = [torch.from_numpy(array) for array in arrays]
     else:
         places, size = [], 0

@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+from hf_specdec.cache.blocks import Blocks
 from hf_specdec.compat import Cache, CacheLayerMixin, DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from hf_specdec.transfer import to_device
 
 __all__ = ["SpecCache", "SpecLayer"]
 
@@ -18,13 +21,13 @@ class Moves:
     """Columns that change place, M of them, all rows together.
 
     Attributes:
-        rows, source, target (`Tensor`): `(M,)`: column `source` of row `rows` goes to column `target`; columns count
-            from the text's first token.
+        rows, source, target: `(M,)`: column `source` of row `rows` goes to column `target`; columns count from the
+            text's first token.
     """
 
-    rows: torch.Tensor
-    source: torch.Tensor
-    target: torch.Tensor
+    rows: list[int]
+    source: list[int]
+    target: list[int]
 
     @classmethod
     def of(cls, starts: Sequence[int], paths: Sequence[Sequence[int]]) -> "Moves | None":
@@ -38,11 +41,12 @@ class Moves:
                     rows.append(row)
                     source.append(start + column)
                     target.append(start + place)
-        return cls(torch.tensor(rows), torch.tensor(source), torch.tensor(target)) if rows else None
+        return cls(rows, source, target) if rows else None
 
-    def to(self, device: torch.device) -> "Moves":
-        """The same on `device`."""
-        return Moves(self.rows.to(device), self.source.to(device), self.target.to(device))
+    def on(self, device: torch.device, offset: int) -> list[torch.Tensor]:
+        """Rows, sources and targets on `device`, in buffers that begin at column `offset`."""
+        source, target = np.array(self.source) - offset, np.array(self.target) - offset
+        return to_device((np.array(self.rows), source, target), device)
 
 
 class WriteIndex:
@@ -84,6 +88,8 @@ class SpecLayer(CacheLayerMixin):
     The first `len(lengths)` rows are the batch; there may be more, for sequences to come.
 
     Attributes:
+        blocks (`Blocks`): where the buffers come from.
+        buffers: the blocks that the keys and the values are in; one where both have a shape.
         lengths (`tuple[int, ...]`): tokens seen by each row, those before `offset` counted.
         offset (`int`): tokens at the front whose columns are gone (an adopted sliding window).
         is_sliding (`bool`): whether the model puts a window on this layer; transformers sizes masks by it.
@@ -91,8 +97,17 @@ class SpecLayer(CacheLayerMixin):
 
     is_croppable = True
 
-    def __init__(self, *, reserve: int = 0, is_sliding: bool = False, places: "WriteIndex | None" = None) -> None:
+    def __init__(
+        self,
+        *,
+        reserve: int = 0,
+        is_sliding: bool = False,
+        places: "WriteIndex | None" = None,
+        blocks: Blocks | None = None,
+    ) -> None:
         super().__init__()
+        self.blocks = blocks or Blocks(1)
+        self.buffers: tuple[torch.Tensor, ...] = ()
         self.places = places or WriteIndex()
         self.reserve, self.row_reserve = reserve, RowReserve()
         self.is_sliding = is_sliding
@@ -109,8 +124,12 @@ class SpecLayer(CacheLayerMixin):
         """Allocate buffers for tensors shaped like these, `(batch, heads, T, head_dim)`; both head_dims may differ."""
         self.dtype, self.device = key_states.dtype, key_states.device
         capacity = max(self.reserve - self.offset, key_states.shape[-2], MIN_CAPACITY)
-        self.keys = _empty(key_states, capacity)
-        self.values = _empty(value_states, capacity)
+        batch = key_states.shape[0]
+        self._allocate(
+            (batch, key_states.shape[1], capacity, key_states.shape[3]),
+            (batch, value_states.shape[1], capacity, value_states.shape[3]),
+            key_states,
+        )
         self.set_lengths(self.lengths or (self.offset,) * key_states.shape[0])
         self.is_initialized = True
 
@@ -136,13 +155,12 @@ class SpecLayer(CacheLayerMixin):
         self.length += new
         return self.keys[:batch, :, :end], self.values[:batch, :, :end]  # (batch, heads, end, head_dim)
 
-    def keep(self, lengths: tuple[int, ...], moves: Moves | None) -> None:
-        """Move columns together and set the rows' lengths."""
-        if moves is not None:
-            source, target = moves.source - self.offset, moves.target - self.offset
-            self.keys[moves.rows, :, target] = self.keys[moves.rows, :, source]
-            self.values[moves.rows, :, target] = self.values[moves.rows, :, source]
-        self.set_lengths(lengths)
+    def _allocate(self, keys: tuple[int, ...], values: tuple[int, ...], like: torch.Tensor) -> None:
+        """Buffers of zeros of these shapes."""
+        per_layer = 2 if keys == values else 1
+        self.keys, block = self.blocks.take(keys, like, per_layer=per_layer)
+        self.values, other = self.blocks.take(values, like, per_layer=per_layer)
+        self.buffers = (block,) if other is block else (block, other)
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep only the rows with these indices, in this order."""
@@ -150,7 +168,10 @@ class SpecLayer(CacheLayerMixin):
         if spare:  # rows to come will need the place
             self.keys[: len(rows)], self.values[: len(rows)] = self.keys[index], self.values[index]
         else:
-            self.keys, self.values = self.keys[index], self.values[index]
+            keys, values = self.keys, self.values
+            self._allocate((len(rows), *keys.shape[1:]), (len(rows), *values.shape[1:]), keys)
+            torch.index_select(keys, 0, index, out=self.keys)
+            torch.index_select(values, 0, index, out=self.values)
         self.set_lengths(tuple([self.lengths[row] for row in rows.tolist()]))
 
     def admit(self, other: "SpecLayer", row: int | None) -> None:
@@ -203,11 +224,11 @@ class SpecLayer(CacheLayerMixin):
         capacity = capacity if needed <= capacity else max(needed, capacity * 3 // 2)
         rows = self.row_reserve.of(max(rows, batch), capacity)
         used = self.length - self.offset
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = old.new_zeros((rows, old.shape[1], capacity, old.shape[3]))
-            new[:batch, :, :used] = old[:batch, :, :used]
-            setattr(self, name, new)
+        keys, values = self.keys, self.values
+        heads_dims = [(old.shape[1], capacity, old.shape[3]) for old in (keys, values)]
+        self._allocate((rows, *heads_dims[0]), (rows, *heads_dims[1]), keys)
+        self.keys[:batch, :, :used] = keys[:batch, :, :used]
+        self.values[:batch, :, :used] = values[:batch, :, :used]
 
 
 class SpecCache(Cache):
@@ -240,13 +261,15 @@ class SpecCache(Cache):
         if not isinstance(cache, DynamicCache) or cache.offloading:
             return None
         layers: list[Any] = []
+        blocks = Blocks(max(len(cache.layers), 1))
         for layer in cache.layers:
             if type(layer) is DummyLayer:
                 layers.append(layer)
                 continue
             if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
                 return None
-            spec = SpecLayer(reserve=reserve, is_sliding=isinstance(layer, DynamicSlidingWindowLayer))
+            is_sliding = isinstance(layer, DynamicSlidingWindowLayer)
+            spec = SpecLayer(reserve=reserve, is_sliding=is_sliding, blocks=blocks)
             if layer.is_initialized and layer.get_seq_length():
                 spec.load(layer.keys, layer.values, layer.get_seq_length())
             layers.append(spec)
@@ -276,10 +299,21 @@ class SpecCache(Cache):
         moves = Moves.of(starts, paths)
         if moves is None and written and written[0].lengths == self.lengths:
             return  # every column is kept where it is
+        if moves is not None:
+            self._move(moves)
         for layer in written:
-            if moves is not None and moves.rows.device != layer.keys.device:
-                moves = moves.to(layer.keys.device)
-            layer.keep(self.lengths, moves)
+            layer.set_lengths(self.lengths)
+
+    def _move(self, moves: Moves) -> None:
+        """Move columns in all layers, those of a block at once."""
+        blocks = {(id(block), layer.offset): block for layer in self._written for block in layer.buffers}
+        indices: dict[tuple[torch.device, int], list[torch.Tensor]] = {}
+        for (_, offset), block in blocks.items():
+            where = (block.device, offset)
+            if where not in indices:
+                indices[where] = moves.on(*where)
+            rows, source, target = indices[where]
+            block[:, rows, :, target] = block[:, rows, :, source]  # (M, buffers, heads, head_dim)
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the rows with these indices, in this order; nothing may be uncommitted."""
@@ -304,8 +338,9 @@ class SpecCache(Cache):
 
     def copy_prefix(self, donor: "SpecCache", row: int, length: int) -> None:
         """Start, empty as it is, with the first `length` columns of a row of `donor`."""
+        blocks = Blocks(max(len(donor.layers), 1))
         while len(self.layers) < len(donor.layers):
-            self.layers.append(SpecLayer(reserve=self.reserve, places=self._places))
+            self.layers.append(SpecLayer(reserve=self.reserve, places=self._places, blocks=blocks))
         for own, other in zip(self.layers, donor.layers, strict=True):
             if isinstance(own, SpecLayer) and other.is_initialized:
                 own.load(other.keys[row : row + 1, :, :length], other.values[row : row + 1, :, :length], length)
@@ -342,8 +377,3 @@ class SpecCache(Cache):
                 keys, values = keys[:, :, window], values[:, :, window]
                 layer.cumulative_length = min(own.lengths)
             layer.keys, layer.values = keys.clone(), values.clone()
-
-
-def _empty(like: torch.Tensor, capacity: int) -> torch.Tensor:
-    batch, heads, _, head_dim = like.shape
-    return like.new_zeros((batch, heads, capacity, head_dim))

@@ -8,8 +8,10 @@ is not text. No Python number that a forward reads changes between steps. Knows 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_cache import SpecCache, SpecLayer
 from hf_specdec.compat import Cache, DummyLayer, StaticCache, StaticLayer, StaticSlidingWindowLayer, mark_static_address
 
@@ -111,13 +113,14 @@ class StaticSpecCache(SpecCache):
             capacity (`int`): columns of every buffer.
         """
         layers: list[Any] = []
+        blocks = Blocks(max(len(cache.layers), 1))
         for layer in cache.layers:
             if type(layer) is DummyLayer:
                 layers.append(layer)
                 continue
             if type(layer) not in (StaticLayer, StaticSlidingWindowLayer):
                 return None
-            spec = StaticSpecLayer(reserve=capacity, is_sliding=bool(layer.is_sliding))
+            spec = StaticSpecLayer(reserve=capacity, is_sliding=bool(layer.is_sliding), blocks=blocks)
             length = int(layer.get_seq_length())
             if length:
                 kept = min(length, layer.max_cache_len)
@@ -133,7 +136,7 @@ class StaticSpecCache(SpecCache):
         layers = [layer for layer in self._written if isinstance(layer, StaticSpecLayer)]
         if width != self._width:
             self._width, self._slots = width, {}
-        columns = torch.tensor(self.lengths)[:, None] + torch.arange(written, written + width)
+        columns = torch.from_numpy(np.array(self.lengths)[:, None] + np.arange(written, written + width))
         longest = max(self.lengths)
         for layer in layers:
             device = layer.keys.device

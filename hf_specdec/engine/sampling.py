@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+)
 
 from hf_specdec import compat
 from hf_specdec.distributed.rank_sync import RankSync
@@ -15,10 +23,13 @@ from hf_specdec.engine.verify import rejection_sample
 from hf_specdec.errors import RankError
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.transfer import is_host
 from hf_specdec.tree import DraftTree
 
 __all__ = ["Sampler", "StopCheck", "agreed_criteria"]
 
+# What looks at each row alone and rounds alike whatever is beside it, as the sums of top_p need not.
+ROW_WARPERS = (MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper)
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # what rounding can do to a logit, relative to the largest
 NEAR_IN_HALVES = 0.1
 
@@ -51,17 +62,30 @@ class Sampler:
         self.needs_rows = keeps or computes
         own_processors = any(type(processor).__module__ != compat.PROCESSORS_MODULE for processor in processors)
         self.is_watched = keeps or own_processors or not computes
+        by_row = all(type(processor) in ROW_WARPERS for processor in processors)
+        self._draws_at_once = self.do_sample and by_row and not keeps
+        self._probabilities: torch.Tensor | None = None
         self._rows = NodeLogits(torch.empty(0))
         self._tree: DraftTree | None = None
 
     def load(self, rows: NodeLogits, tree: DraftTree) -> None:
-        """Take the logits of the next step's nodes."""
-        self._rows, self._tree = rows, tree
+        """Take the logits of the next step's nodes.
+
+        On an accelerator, processors that look at the row alone process all nodes together: each is a few launches.
+        """
+        self._rows, self._tree, self._probabilities = rows, tree, None
+        if self._draws_at_once and not is_host(rows.logits.device):
+            scores = rows.logits[: len(tree)].to(copy=True, dtype=torch.float32, device=self.device)
+            no_ids = torch.empty((len(scores), 0), dtype=torch.long, device=self.device)
+            scores = self.processors(no_ids, scores)  # (T, vocab_size)
+            self._probabilities = torch.nn.functional.softmax(scores, dim=-1)
 
     def choose(self, node: int, text: TokenBuffer) -> int:
         """The token after `text`, decided by the row of `node`."""
         if not self.needs_rows:
             return self._rows.best_at(node)
+        if self._probabilities is not None:
+            return self._draw(node, self._probabilities[node : node + 1])
         ids = text.ids()
         row = self._rows.logits[node : node + 1].to(copy=True, dtype=torch.float32, device=self.device)
         scores = self.processors(ids, row)

@@ -19,6 +19,7 @@ from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.methods.node_logits import NodeLogits, read_logits
+from hf_specdec.transfer import is_host
 from hf_specdec.tree import DraftTree
 
 __all__ = ["ModelRunner", "NodeOutputs", "Tier"]
@@ -174,7 +175,7 @@ class ModelRunner:
         """
         rows = self._rows or [slice(-1, None)] * len(self.texts)
         logits = self.outputs.logits
-        if num_top is None or logits.device.type == "cpu":
+        if num_top is None or is_host(logits.device):
             return [NodeLogits(logits[row, new]) for row, new in enumerate(rows)]
         read = read_logits(logits if self._rows else logits[:, -1:], num_top)  # (batch, C, 1 + 2 * num_top)
         return [NodeLogits(logits[row, new], read[row, new]) for row, new in enumerate(rows)]

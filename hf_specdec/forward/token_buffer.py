@@ -37,7 +37,10 @@ class TokenBuffer:
             grown[:, : self._written] = self._buffer[:, : self._written]
             self._buffer = grown
         if self._written < length:
-            new = self._buffer.new_tensor(self.tokens[self._written : length])
-            self._buffer[0, self._written : length] = new
+            new = self.tokens[self._written :]
+            if len(new) == 1:
+                self._buffer[0, self._written] = new[0]  # a fill, without a copy from the host
+            else:
+                self._buffer[0, self._written : length] = self._buffer.new_tensor(new)
             self._written = length
         return self._buffer[:, :length]

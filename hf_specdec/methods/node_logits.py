@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hf_specdec.transfer import is_host
+
 __all__ = ["NodeLogits", "read_logits"]
 
 Array = npt.NDArray[Any]
@@ -45,7 +47,7 @@ class NodeLogits:
         found: Any  # (rows,)
         if self._read is not None:
             found = self._read[rows, 0].astype(np.int64)
-        elif self.logits.device.type != "cpu":
+        elif not is_host(self.logits.device):
             found = self.logits[rows].argmax(dim=-1)
         else:
             if self._host is None:
@@ -84,7 +86,7 @@ def read_logits(logits: torch.Tensor, num_top: int = 0) -> Array:
 def _reduced(logits: torch.Tensor, count: int) -> Array:
     """`(C, 2 * count)`: the best tokens and their log probabilities."""
     tokens, log_probs = _top(logits, count)
-    if logits.device.type == "cpu":
+    if is_host(logits.device):
         return np.concatenate((tokens.numpy(), log_probs.numpy()), axis=1)
     return _to_host((tokens, log_probs))
 

@@ -14,6 +14,7 @@ import functools
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from hf_specdec.tree import ExtraTokens
@@ -88,8 +89,8 @@ def window_places(width: int, num_levels: int) -> tuple[tuple[int, ...], torch.T
     Level 0, column i sees columns up to i of level 0; level l, column i also column i of levels 1 to l.
     """
     places = [(level, column) for level in range(num_levels) for column in range(width)]
-    visible = torch.zeros(len(places), len(places), dtype=torch.bool)
+    visible = np.zeros((len(places), len(places)), dtype=np.bool_)
     for row, (level, column) in enumerate(places):
         visible[row, : column + 1] = True
         visible[row, width + column : row + 1 : width] = level > 0
-    return tuple([level + column for level, column in places[1:]]), visible[1:]
+    return tuple([level + column for level, column in places[1:]]), torch.from_numpy(visible[1:])

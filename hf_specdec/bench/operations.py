@@ -1,0 +1,125 @@
+"""Counts the torch operations of decoding steps and how often the host reads from a device.
+
+Every operation outside the model's forward is a launch on a GPU, every read a stop. On a CPU the same calls are
+counted; they are the same on a GPU but for what `hf_specdec.transfer.is_host` decides.
+
+    counter = OperationCounter(model)
+    with counter:
+        model.generate(**inputs, spec_method="auto", spec_observer=counter.end_step)
+    counter.steps       # a StepOperations for each step
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+__all__ = ["OperationCounter", "StepOperations"]
+
+READERS = {torch.Tensor.cpu, torch.Tensor.tolist}  # what reads without `_local_scalar_dense`, as `item()` does
+VIEWS = frozenset(
+    "alias detach diagonal expand lift_fresh permute select slice split squeeze transpose unbind unsqueeze view".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOperations:
+    """One step's counts.
+
+    Attributes:
+        outside (`int`): operations outside the target's forward, views left out: they launch nothing.
+        views (`int`): views outside the forward.
+        inside (`int`): operations inside the forward, views among them.
+        reads (`int`): reads of a tensor by the host, outside the forward.
+        num_tokens (`int`): tokens that the step added.
+    """
+
+    outside: int
+    views: int
+    inside: int
+    reads: int
+    num_tokens: int
+
+
+class OperationCounter:
+    """Counts while it is entered, for one model; not shared between threads."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.steps: list[StepOperations] = []
+        self._outside = self._views = self._inside = self._reads = self._depth = 0
+        self._modes: tuple[Any, ...] = ()
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> "OperationCounter":
+        """Start counting."""
+        self._hooks = [
+            self.model.register_forward_pre_hook(lambda *_: self._enter_forward(1)),
+            self.model.register_forward_hook(lambda *_: self._enter_forward(-1), always_call=True),
+        ]
+        modes: tuple[Any, ...] = (_Dispatched(self._count), _Called(self._count_read))
+        self._modes = modes
+        for mode in modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop counting."""
+        for mode in reversed(self._modes):
+            mode.__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+
+    def end_step(self, step: Any) -> None:
+        """A `spec_observer`: what was counted since the last one is a step's."""
+        self.end(len(step.accepted))
+
+    def end(self, num_tokens: int = 1) -> None:
+        """What was counted since the last end is a step's."""
+        counts = (self._outside, self._views, self._inside, self._reads)
+        self.steps.append(StepOperations(*counts, num_tokens))
+        self._outside = self._views = self._inside = self._reads = 0
+
+    def _enter_forward(self, change: int) -> None:
+        self._depth += change
+
+    def _count(self, name: str) -> None:
+        if self._depth:
+            self._inside += 1
+        elif name in VIEWS:
+            self._views += 1
+        else:
+            self._outside += 1
+            self._reads += name == "_local_scalar_dense"
+
+    def _count_read(self) -> None:
+        self._reads += not self._depth
+
+
+class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells of each operation of ATen's."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tell = tell
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.tell(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+class _Called(TorchFunctionMode):
+    """Tells of each call that reads whole tensors."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        super().__init__()
+        self.tell = tell
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in READERS:
+            self.tell()
+        return function(*args, **(kwargs or {}))

@@ -1,0 +1,78 @@
+"""What a step costs beside the forward: operations, each a launch on a GPU, and reads, each a stop of it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import hf_specdec
+from hf_specdec import transfer
+from hf_specdec.bench.operations import OperationCounter, StepOperations
+
+TEXT = "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n    return width *"
+METHODS: dict[str, dict[str, Any]] = {
+    "chain": {"spec_method": "prompt_lookup"},
+    "tree": {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 8, "num_branches": 4}},
+    "lookahead": {"spec_method": "lookahead"},
+    "auto": {"spec_method": "auto", "spec_config": {"num_nodes": 32}},
+    "auto_chain": {"spec_method": "auto", "spec_config": {"num_nodes": 4}},
+}
+CACHES: dict[str, dict[str, Any]] = {"dynamic": {}, "static": {"cache_implementation": "static"}}
+FIRST = 1  # steps in which masks are tried out and buffers are made
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    path = hf_specdec.embedded.path("target")
+    return hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def inputs() -> Any:
+    return AutoTokenizer.from_pretrained(hf_specdec.embedded.path("target"))(TEXT, return_tensors="pt")
+
+
+@pytest.fixture(params=["host", "device"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The CPU as it is, and as an accelerator: inputs are copied there, and what is read is brought by a transfer."""
+    if request.param == "device":
+        monkeypatch.setattr(transfer, "HOST", "the host of an accelerator")
+    yield request.param
+
+
+def steps_of(model: Any, inputs: Any, method: dict[str, Any], **options: Any) -> tuple[list[StepOperations], Any]:
+    """The steps of one call, and its tokens."""
+    arguments = {**inputs, "max_new_tokens": 32, "do_sample": False, **method, **options}
+    model.generate(**arguments | {"max_new_tokens": 2})  # probes
+    torch.manual_seed(0)
+    counter = OperationCounter(model)
+    with counter:
+        tokens = model.generate(**arguments, spec_observer=counter.end_step)
+    return counter.steps[FIRST:], tokens[0].tolist()
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_greedy_step_reads_once(model: Any, inputs: Any, place: str, method: str, cache: str) -> None:
+    """At most 20 operations outside the forward, whatever was accepted; none of its reads waits on a CPU."""
+    steps, tokens = steps_of(model, inputs, METHODS[method], **CACHES[cache])
+    assert tokens == model.generate(**inputs, max_new_tokens=32, do_sample=False, spec_method=None)[0].tolist()
+    assert {step.reads for step in steps} == {0 if place == "host" else 1}
+    assert max(step.outside for step in steps) <= 20
+    assert max(step.num_tokens for step in steps) > 1
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("method", ["chain", "tree", "lookahead", "auto"])
+def test_a_sampled_step_reads_once_a_token(model: Any, inputs: Any, place: str, method: str, cache: str) -> None:
+    """At most 12 operations outside the forward, and 8 for each token; the draws are plain generation's."""
+    steps, tokens = steps_of(model, inputs, METHODS[method], **CACHES[cache], do_sample=True)
+    torch.manual_seed(0)
+    assert tokens == model.generate(**inputs, max_new_tokens=32, do_sample=True, spec_method=None)[0].tolist()
+    beside = 1 if place == "device" and METHODS[method]["spec_method"] in ("auto", "lookahead") else 0
+    assert max(step.reads - step.num_tokens for step in steps) <= beside
+    assert max(step.outside - 8 * step.num_tokens for step in steps) <= 12
