@@ -1,5 +1,6 @@
 """Pages about other packages are true: all their blocks run, also those whose packages [dev] does not bring."""
 
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +16,17 @@ GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def for_pipelines() -> dict[str, Any]:
-    """What the page leaves to its reader: a reward, and prompts."""
-    datasets = pytest.importorskip("datasets")
+def for_pipelines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the page leaves to its reader: a reward, prompts, and a GPU."""
+    datasets, trl = pytest.importorskip("datasets"), pytest.importorskip("trl")
+    monkeypatch.setattr(trl, "GRPOConfig", functools.partial(trl.GRPOConfig, use_cpu=True, bf16=False, report_to=[]))
     return {
         "reward": lambda completions, **kwargs: [float(len(text)) for text in completions],
         "dataset": datasets.Dataset.from_list([{"prompt": "import os\n"}] * 8),
     }
 
 
-def for_grammars() -> dict[str, Any]:
+def for_grammars(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     path = hf_specdec.embedded.path("target")
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     return {
@@ -46,14 +48,14 @@ def for_grammars() -> dict[str, Any]:
 def test_every_block_runs(
     page: str,
     packages: tuple[str, ...],
-    given: Callable[[], dict[str, Any]],
+    given: Callable[[pytest.MonkeyPatch], dict[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for package in packages:
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, Any] = {"__name__": "__docs__", **given()}
+    namespace: dict[str, Any] = {"__name__": "__docs__", **given(monkeypatch)}
     text = (GUIDES / page).read_text("utf-8")
     for match in BLOCK.finditer(text):
         lines_before = text.count("\n", 0, match.start("code"))
