@@ -13,7 +13,8 @@ enum { NUM_PLACES = 16, FEW = 4, NUM_MATCH_KINDS = 6 };
 
 /* The token that follows a match: behind the text's end stand the drafted ones above `node`; below 0 a boundary. */
 static int follower_of(const Search *search, const Arrays *arrays, int node, int text, int64_t place) {
-    if (text != OWN_TEXT || place < search->end) return arrays->texts[text].tokens[place];
+    if (text != OWN_TEXT || place < search->end)
+        return place < arrays->texts[text].num_tokens ? arrays->texts[text].tokens[place] : -1;
     while (search->nodes.at[node].depth > place - search->end + 1) node = search->nodes.at[node].parent;
     return search->nodes.at[node].token;
 }
