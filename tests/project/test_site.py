@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -34,6 +35,23 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     for page in (tmp_path / "html").rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text(encoding="utf-8"))
         assert not loaded, f"{page.name} loads {loaded} from a network"
+    assert dead_links(tmp_path / "html") == []
+
+
+def dead_links(site: Path) -> list[str]:
+    """Links of built pages to files of the site that are not there, or to places that these do not have."""
+    pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    found = []
+    for page, text in pages.items():
+        for link in re.findall(r'<a [^>]*href="([^"]+)"', text):
+            path, _, place = unquote(link).partition("#")
+            if urlsplit(link).scheme:
+                continue
+            target = (page.parent / path).resolve() if path else page
+            is_there = target.exists() and (not place or target not in pages or f'id="{place}"' in pages[target])
+            if not is_there:
+                found.append(f"{page.relative_to(site)}: {link}")
+    return found
 
 
 @pytest.mark.parametrize("name", [name for name in hf_specdec.__all__ if not name.startswith("__")])

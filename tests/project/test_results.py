@@ -1,0 +1,43 @@
+"""Results pages and the picture of README come from the documents beside them."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from hf_specdec.bench.captions import panels
+from hf_specdec.bench.document import read_document
+from hf_specdec.bench.page import page_text
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+DOCUMENTS = sorted(RESULTS.glob("*.jsonl"))
+
+
+def test_there_are_documents() -> None:
+    assert DOCUMENTS
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=[file.stem for file in DOCUMENTS])
+def test_a_page_says_what_its_document_says(file: Path) -> None:
+    figures = sorted(path.relative_to(RESULTS) for path in (RESULTS / file.stem).iterdir())
+    page = file.with_suffix(".md").read_text("utf-8")
+    shown = [Path(link) for link in re.findall(r"!\[[^]]+\]\(([^)]+)\)", page)]
+    assert sorted(shown) == figures
+    assert page == page_text(read_document(file), shown)
+
+
+def test_the_picture_of_readme_shows_the_figures_of_its_document() -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "draw_results.py"))
+    (panel,) = panels(read_document(RESULTS / f"{script['SHOWN']}.jsonl"))
+    picture = script["PICTURE"].read_text("utf-8")
+    for name in script["ROWS"]:
+        for speed in panel.rows[name]["speed"].values():
+            assert f">{speed['median']:.2f}<" in picture
+
+
+def test_readme_and_site_share_picture_and_table() -> None:
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    for name in ("speed", "methods"):
+        assert f":start-after: <!-- {name} -->\n:end-before: <!-- end of {name} -->" in index
