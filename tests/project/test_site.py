@@ -1,15 +1,20 @@
 """The site builds without a warning, offline, and its reference names everything that the package offers."""
 
+import functools
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
 import hf_specdec
+import hf_specdec.bench
+import hf_specdec.training
+from hf_specdec.methods.registry import METHODS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -54,17 +59,35 @@ def dead_links(site: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in hf_specdec.__all__ if not name.startswith("__")])
-def test_every_public_name_is_in_the_reference(name: str) -> None:
-    reference = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
-    assert re.search(rf":: hf_specdec\.{name}\b", reference)
+MODULES = (hf_specdec, hf_specdec.bench, hf_specdec.training)
+PUBLIC = [(module, name) for module in MODULES for name in module.__all__ if not name.startswith("__")]
+every_name = pytest.mark.parametrize(("module", "name"), PUBLIC, ids=[f"{m.__name__}.{name}" for m, name in PUBLIC])
 
 
-@pytest.mark.parametrize("name", [name for name in hf_specdec.__all__ if not name.startswith("__")])
-def test_every_public_name_has_an_example(name: str) -> None:
+@every_name
+def test_every_public_name_is_in_the_reference(module: ModuleType, name: str) -> None:
+    reference = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
+    assert re.search(rf":: {module.__name__}\.{name}\b", reference)
+
+
+@every_name
+def test_every_public_name_has_an_example(module: ModuleType, name: str) -> None:
+    assert any(re.search(rf"\b{name}\b", block) for block in examples())
+
+
+@functools.cache
+def examples() -> list[str]:
+    """The Python blocks of README, of all pages and of the tutorials."""
     pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
     code = [block for page in pages for block in CODE.findall(page.read_text(encoding="utf-8"))]
     for notebook in (DOCS / "tutorials").glob("*.ipynb"):
         cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
         code += ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    assert any(re.search(rf"\b{name}\b", block) for block in code)
+    return code
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_in_the_table_of_readme(method: str) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("<!-- methods -->")[2].partition("<!-- end of methods -->")[0]
+    assert f'"{method}"' in table
