@@ -3,6 +3,7 @@
 A document is what `hf-specdec bench --output docs/results/NAME.jsonl` leaves; its page is docs/results/NAME.md.
 """
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def by_task(document: dict[str, Any]) -> Figure:
     panel = next(panel for panel in panels(document) if panel.mode == "greedy")
     speeds = {name: panel.rows[name]["speed"] for name in ROWS}
     tasks = [*(task for task in speeds["auto"] if task != "overall"), "overall"]
-    figure, axes = plt.subplots(figsize=(8, 2.8))
+    figure, axes = plt.subplots(figsize=(9, 2.8))
     width = 0.8 / len(ROWS)
     for place, (name, (label, color)) in enumerate(ROWS.items()):
         values = [speeds[name][task]["median"] for task in tasks]
@@ -40,9 +41,9 @@ def by_task(document: dict[str, Any]) -> Figure:
         bars = axes.bar(starts, values, width, align="edge", color=color, label=label)
         axes.bar_label(bars, [f"{value:.2f}" for value in values], fontsize=7, padding=1)
     axes.axhline(1, color="#c0392b", linewidth=0.8)
-    labels = [task.replace("_", " ") for task in tasks]
+    labels = [textwrap.fill(task.replace("_", " "), 10, break_long_words=False) for task in tasks]
     axes.set(ylabel="speed, plain generate = 1", xticks=[number + 0.4 for number in range(len(tasks))])
-    axes.set_xticklabels(labels)
+    axes.set_xticklabels(labels, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
     axes.set_title(facts(document)[0], loc="left", fontsize=7, color="#666666")
