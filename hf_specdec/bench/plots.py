@@ -63,7 +63,8 @@ def plot_document(
         figure.text(0.01, -0.01, facts(document)[0], fontsize=7, color="0.4", va="top")
         for suffix in formats:
             files.append(target / f"{name}.{suffix}")
-            figure.savefig(files[-1], dpi=160, bbox_inches="tight")
+            undated = {"Date": None} if suffix == "svg" else None
+            figure.savefig(files[-1], dpi=160, bbox_inches="tight", metadata=undated)
     return files
 
 
