@@ -8,7 +8,7 @@ from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.sampling import Sampler, StopCheck
 from hf_specdec.engine.verify import VerifyResult, verify_tree
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward.model_runner import NodeOutputs
+from hf_specdec.forward.node_outputs import NodeOutputs
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
 from hf_specdec.stats import SpecStats

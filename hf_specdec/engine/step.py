@@ -13,7 +13,8 @@ from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.sequence import OnToken, SequenceState
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.draft_runner import AnyDraftRunner, propose_together
-from hf_specdec.forward.model_runner import ModelRunner, NodeOutputs
+from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.forward.node_outputs import NodeOutputs
 from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import SpecStep
 from hf_specdec.stats import SpecStats

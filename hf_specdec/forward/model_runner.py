@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -22,26 +21,12 @@ from hf_specdec.methods.node_logits import NodeLogits, read_logits
 from hf_specdec.transfer import is_host
 from hf_specdec.tree import DraftTree
 
-__all__ = ["ModelRunner", "NodeOutputs", "Tier"]
+__all__ = ["ModelRunner", "Tier"]
 
 Tier = Literal["tree", "chain", "plain"]
 RESERVE = 1024  # cache columns allocated at once after the prompt, at most
 MAX_UNCACHED = 8  # tokens that a row may have to compute again and still draft
 MAX_DRAFT = 64  # columns that the last step may write beyond the text's end without growing the cache
-
-
-@dataclass(frozen=True, slots=True)
-class NodeOutputs:
-    """What a forward computed for one row's nodes and extra tokens, or for its prompt.
-
-    Attributes:
-        logits (`NodeLogits`): of a prompt, its last token's.
-        hidden_states (`tuple[Tensor, ...]`): `(C, hidden_size)` for each of `ModelRunner.hidden_layers`; of a prompt,
-            all tokens that its forward computed.
-    """
-
-    logits: NodeLogits
-    hidden_states: tuple[torch.Tensor, ...] = ()
 
 
 class ModelRunner:
@@ -347,9 +332,7 @@ class ModelRunner:
         return self.texts[row].tokens[self._num_cached[row] : len(self.texts[row]) - 1]
 
     def _feed_common(self) -> None:
-        """Feed what every row has pending, in a forward of its own: in a batch, forwards with drafts are never kept
-        whole.
-        """
+        """Feed what every row has pending in one forward: those with drafts a batch never keeps whole."""
         common = min(self._num_uncached(row) for row in range(len(self.texts)))
         if common > MAX_UNCACHED:
             self._feed([self._pending(row)[:common] for row in range(len(self.texts))])
