@@ -40,13 +40,9 @@ class Mutant:
 
 
 VERIFY, SAMPLING, SEQUENCE = "engine/verify.py", "engine/sampling.py", "engine/sequence.py"
-LOOP, STEP, CACHE, MASK, LAYOUT = (
-    "engine/loop.py",
-    "engine/step.py",
-    "cache/spec_cache.py",
-    "forward/tree_mask.py",
-    "forward/tree_layout.py",
-)
+LOOP, STEP = "engine/loop.py", "engine/step.py"
+CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
+MASK, LAYOUT = "forward/tree_mask.py", "forward/tree_layout.py"
 MUTANTS = (
     Mutant(
         "a wrong child is accepted",
@@ -58,7 +54,12 @@ MUTANTS = (
     Mutant("a stop is obeyed at the end of the draft", VERIFY, "if stop or child is None", "if child is None"),
     Mutant("q is not what the token was drawn from", VERIFY, "uniform * share < p[token]", "uniform < p[token]"),
     Mutant("a rejected token leaves p as it was", VERIFY, "p = rest / total", "p = p / p.sum()"),
-    Mutant("a token is drawn from the parent's row", SAMPLING, "self._rows[node : node + 1]", "self._rows[:1]"),
+    Mutant(
+        "a token is drawn from the parent's row",
+        SAMPLING,
+        "self._rows.logits[node : node + 1]",
+        "self._rows.logits[:1]",
+    ),
     Mutant(
         "processors are called twice a token",
         SAMPLING,
@@ -75,7 +76,7 @@ MUTANTS = (
         "scores are recorded before the processors",
         SAMPLING,
         "self.scores.append(scores)",
-        "self.scores.append(self._rows[node : node + 1])",
+        "self.scores.append(self._rows.logits[node : node + 1].float())",
     ),
     Mutant("texts are one token too long", SAMPLING, "len(text) >= self.max_length", "len(text) > self.max_length"),
     Mutant("a criterion's answer is forgotten", SAMPLING, ".all()) or stop", ".all()) and stop"),
@@ -104,23 +105,26 @@ MUTANTS = (
     Mutant(
         "rejected tokens stay in the cache",
         CACHE,
-        "        self.set_lengths(lengths)\n\n    def select",
-        "\n    def select",
+        "        for layer in written:\n",
+        "        for layer in ():\n",
     ),
     Mutant(
         "accepted columns stay where they are",
         CACHE,
-        "        if moves is not None:\n            source",
-        "        if moves is None:\n            source",
+        "            self._move(moves)\n",
+        "            pass\n",
     ),
     Mutant(
         "all rows write where the longest ends",
-        CACHE,
+        LAYER,
         "if len(self.lengths) == 1 or min(self.lengths) == self.length:",
         "if self.lengths:",
     ),
     Mutant(
-        "the values of other rows are kept", CACHE, "self.values[rows.to(self.keys.device)]", "self.values[: len(rows)]"
+        "the values of other rows are kept",
+        LAYER,
+        "= self.keys[index], self.values[index]",
+        "= self.keys[index], self.values[: len(rows)]",
     ),
     Mutant(
         "a failed forward is not rolled back",
@@ -131,14 +135,19 @@ MUTANTS = (
     Mutant(
         "siblings see one another in an open mask",
         MASK,
-        ".masked_fill_(~rows.visible, hidden)",
-        ".masked_fill_(rows.visible & ~rows.visible, hidden)",
+        "additive_bits(self._visible[:, None], dtype)",
+        "additive_bits(self._visible[:, None] | True, dtype)",
     ),
     Mutant("siblings see one another in a model's mask", MASK, "positions) & visible_columns", "positions)"),
     Mutant(
         "siblings see one another in a padded batch", MASK, "(related | ~is_new)", "(related | (column < num_columns))"
     ),
-    Mutant("positions are off by one", LAYOUT, "[lag + depth for depth", "[lag + depth + (depth > 1) for depth"),
+    Mutant(
+        "positions are off by one",
+        LAYOUT,
+        "[num_pending + depth for depth",
+        "[num_pending + depth + (depth > 1) for depth",
+    ),
     Mutant(
         "tokens to catch up have the root's position",
         LAYOUT,

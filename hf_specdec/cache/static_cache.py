@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from hf_specdec.cache.blocks import Blocks
-from hf_specdec.cache.spec_cache import SpecCache, SpecLayer
+from hf_specdec.cache.spec_cache import SpecCache
+from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.compat import Cache, DummyLayer, StaticCache, StaticLayer, StaticSlidingWindowLayer, mark_static_address
 
 __all__ = ["FixedShapes", "StaticSpecCache", "StaticSpecLayer"]

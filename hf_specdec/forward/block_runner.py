@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hf_specdec.cache.spec_cache import SpecCache, SpecLayer
+from hf_specdec.cache.spec_cache import SpecCache
+from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.forward.draft_runner import RowScorer
 from hf_specdec.forward.head_base import BaseHeadRunner
 from hf_specdec.methods.draft_head import BlockHead

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hf_specdec.cache.spec_cache import SpecCache, SpecLayer
+from hf_specdec.cache.spec_cache import SpecCache
+from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.methods.draft_head import PairHead
 from hf_specdec.tree import DraftTree
 

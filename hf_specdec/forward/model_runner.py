@@ -202,9 +202,8 @@ class ModelRunner:
     def _rewind(self, trees: Sequence[DraftTree | None]) -> tuple[list[DraftTree | None], list[int]]:
         """Forget the uncommitted columns, to compute whole trees again.
 
-        Without a mask of ours, chains of rows with different numbers of uncached tokens cannot grow side by side:
-        between one row's nodes would be the padding that another row made necessary. Returns the trees and how many
-        nodes were known.
+        Without a mask of ours, chains of rows with different numbers of uncached tokens cannot grow side by side: the
+        padding of one would part the nodes of another. Returns the trees and how many nodes were known.
         """
         known = [len(columns.node_columns) for columns in self._columns]
         whole = [new or columns.tree for new, columns in zip(trees, self._columns, strict=True)]

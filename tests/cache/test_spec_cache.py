@@ -8,7 +8,8 @@ import torch
 from transformers import DynamicCache, LlamaConfig, MistralConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from hf_specdec.cache.spec_cache import SpecCache, SpecLayer
+from hf_specdec.cache.spec_cache import SpecCache
+from hf_specdec.cache.spec_layer import SpecLayer
 
 LAYERS, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 4, 6
 

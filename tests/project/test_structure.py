@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hf_specdec
+from tests.mutants import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "hf_specdec"
@@ -49,3 +50,9 @@ def test_the_public_names_are_sorted_and_documented() -> None:
     assert names == sorted(names, key=lambda name: (not name.isupper(), not name[:1].isupper(), name))
     for name in names:
         assert name.startswith("__") or getattr(hf_specdec, name).__doc__, f"{name} needs a docstring"
+
+
+def test_every_fault_of_the_mutants_can_be_made() -> None:
+    """The text that a fault replaces is in its file exactly once."""
+    found = {mutant.name: (PACKAGE / mutant.file).read_text(encoding="utf-8").count(mutant.old) for mutant in MUTANTS}
+    assert not {name: count for name, count in found.items() if count != 1}

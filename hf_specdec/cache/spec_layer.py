@@ -1,0 +1,195 @@
+"""One layer of the key/value cache: preallocated buffers, with a length per row."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hf_specdec.cache.blocks import Blocks
+from hf_specdec.compat import CacheLayerMixin
+
+__all__ = ["RowReserve", "SpecLayer", "WriteIndex"]
+
+MIN_CAPACITY = 64
+
+
+class WriteIndex:
+    """Where rows of different lengths write their new columns; worked out once a forward for all layers."""
+
+    def __init__(self) -> None:
+        self._key: tuple[tuple[int, ...], int, torch.device] | None = None
+        self._found = (torch.empty(0), torch.empty(0))
+
+    def __call__(self, lengths: tuple[int, ...], new: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Row numbers `(batch, 1)` and column numbers `(batch, new)`."""
+        if self._key != (lengths, new, device):
+            rows = torch.arange(len(lengths), device=device)[:, None]
+            columns = torch.tensor(lengths, device=device)[:, None] + torch.arange(new, device=device)
+            self._key, self._found = (lengths, new, device), (rows, columns)
+        return self._found
+
+
+@dataclass(frozen=True, slots=True)
+class RowReserve:
+    """How many rows to allocate at once when rows are admitted.
+
+    Attributes:
+        rows (`int`): most rows there will be.
+        columns (`int`): bound on rows x capacity, in tokens.
+    """
+
+    rows: int = 1
+    columns: int = 0
+
+    def of(self, needed: int, capacity: int) -> int:
+        """Rows of a buffer with `capacity` columns, at least those that are needed now."""
+        return max(needed, min(self.rows, self.columns // capacity))
+
+
+class SpecLayer(CacheLayerMixin):
+    """Keys and values of one attention layer, `(rows, heads, capacity, head_dim)`, filled up to each row's length.
+
+    The first `len(lengths)` rows are the batch; there may be more, for sequences to come.
+
+    Attributes:
+        blocks (`Blocks`): where the buffers come from.
+        buffers: the blocks that the keys and the values are in; one where both have a shape.
+        lengths (`tuple[int, ...]`): tokens seen by each row, those before `offset` counted.
+        offset (`int`): tokens at the front whose columns are gone (an adopted sliding window).
+        is_sliding (`bool`): whether the model puts a window on this layer; transformers sizes masks by it.
+    """
+
+    is_croppable = True
+
+    def __init__(
+        self,
+        *,
+        reserve: int = 0,
+        is_sliding: bool = False,
+        places: "WriteIndex | None" = None,
+        blocks: Blocks | None = None,
+    ) -> None:
+        super().__init__()
+        self.blocks = blocks or Blocks(1)
+        self.buffers: tuple[torch.Tensor, ...] = ()
+        self.places = places or WriteIndex()
+        self.reserve, self.row_reserve = reserve, RowReserve()
+        self.is_sliding = is_sliding
+        self.offset = 0
+        self.lengths: tuple[int, ...] = ()
+        self.length = 0  # of the longest row
+
+    def set_lengths(self, lengths: tuple[int, ...]) -> None:
+        """Make `lengths` the rows' lengths; columns after them are free."""
+        self.lengths = lengths
+        self.length = max(lengths, default=0)
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocate buffers for tensors shaped like these, `(batch, heads, T, head_dim)`; both head_dims may differ."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        capacity = max(self.reserve - self.offset, key_states.shape[-2], MIN_CAPACITY)
+        batch = key_states.shape[0]
+        self._allocate(
+            (batch, key_states.shape[1], capacity, key_states.shape[3]),
+            (batch, value_states.shape[1], capacity, value_states.shape[3]),
+            key_states,
+        )
+        self.set_lengths(self.lengths or (self.offset,) * key_states.shape[0])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write T columns after each row and return views up to the longest row's end."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        batch, new = len(self.lengths), key_states.shape[-2]
+        start = self.length - self.offset
+        end = start + new
+        if end > self.keys.shape[-2]:
+            self._grow(end)
+        if len(self.lengths) == 1 or min(self.lengths) == self.length:
+            self.keys[:batch, :, start:end] = key_states
+            self.values[:batch, :, start:end] = value_states
+        else:
+            rows, columns = self.places(self.lengths, new, self.keys.device)
+            self.keys[rows, :, columns - self.offset] = key_states.transpose(1, 2)
+            self.values[rows, :, columns - self.offset] = value_states.transpose(1, 2)
+        self.lengths = tuple([length + new for length in self.lengths])
+        self.length += new
+        return self.keys[:batch, :, :end], self.values[:batch, :, :end]  # (batch, heads, end, head_dim)
+
+    def _allocate(self, keys: tuple[int, ...], values: tuple[int, ...], like: torch.Tensor) -> None:
+        """Buffers of zeros of these shapes."""
+        per_layer = 2 if keys == values else 1
+        self.keys, block = self.blocks.take(keys, like, per_layer=per_layer)
+        self.values, other = self.blocks.take(values, like, per_layer=per_layer)
+        self.buffers = (block,) if other is block else (block, other)
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep only the rows with these indices, in this order."""
+        index, spare = rows.to(self.keys.device), self.keys.shape[0] > len(self.lengths) or self.row_reserve.rows > 1
+        if spare:  # rows to come will need the place
+            self.keys[: len(rows)], self.values[: len(rows)] = self.keys[index], self.values[index]
+        else:
+            keys, values = self.keys, self.values
+            self._allocate((len(rows), *keys.shape[1:]), (len(rows), *values.shape[1:]), keys)
+            torch.index_select(keys, 0, index, out=self.keys)
+            torch.index_select(values, 0, index, out=self.values)
+        self.set_lengths(tuple([self.lengths[row] for row in rows.tolist()]))
+
+    def admit(self, other: "SpecLayer", row: int | None) -> None:
+        """Take over the one row of `other`, in the place of row `row`, or after the last row."""
+        assert not self.offset and not other.offset, "windows that were cut have no beginning to line up"
+        length, row = other.length, len(self.lengths) if row is None else row
+        if length > self.keys.shape[-2] or row >= self.keys.shape[0]:
+            self._grow(length, rows=row + 1)
+        self.keys[row, :, :length] = other.keys[0, :, :length]
+        self.values[row, :, :length] = other.values[0, :, :length]
+        self.set_lengths((*self.lengths[:row], length, *self.lengths[row + 1 :]))
+
+    def content(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the text, as far as all rows have it: views of `(batch, heads, length, head_dim)`."""
+        end = min(self.lengths) - self.offset
+        batch = len(self.lengths)
+        return self.keys[:batch, :, :end], self.values[:batch, :, :end]
+
+    def load(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
+        """Start from existing columns that end at token `length`."""
+        self.offset = length - keys.shape[-2]
+        self.lazy_initialization(keys, values)
+        self.update(keys, values)
+        self.set_lengths(self.lengths)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns that a forward of `query_length` tokens attends to, and the position of the first of them."""
+        return self.length + query_length - self.offset, self.offset
+
+    def get_seq_length(self) -> int:
+        """Tokens of the longest row."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """-1: grows without a bound."""
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` tokens of every row (a negative number, as in transformers)."""
+        self.set_lengths(tuple(max(length - abs(tokens_to_remove), 0) for length in self.lengths))
+
+    def reset(self) -> None:
+        """Forget every token; the buffers stay."""
+        self.offset = 0
+        self.set_lengths((0,) * len(self.lengths))
+
+    def _grow(self, needed: int, *, rows: int = 0) -> None:
+        """Make room for `needed` columns, by half at least, and for `rows`, with those in reserve."""
+        capacity, batch = self.keys.shape[-2], len(self.lengths)
+        capacity = capacity if needed <= capacity else max(needed, capacity * 3 // 2)
+        rows = self.row_reserve.of(max(rows, batch), capacity)
+        used = self.length - self.offset
+        keys, values = self.keys, self.values
+        heads_dims = [(old.shape[1], capacity, old.shape[3]) for old in (keys, values)]
+        self._allocate((rows, *heads_dims[0]), (rows, *heads_dims[1]), keys)
+        self.keys[:batch, :, :used] = keys[:batch, :, :used]
+        self.values[:batch, :, :used] = values[:batch, :, :used]
