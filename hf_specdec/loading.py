@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from hf_specdec.api import SpecGenerationMixin, enable
 from hf_specdec.compat import dropped_settings, generation_model, input_device
+from hf_specdec.compat.gemma_assistant import is_gemma_assistant, with_shared_layers
 from hf_specdec.distributed.placement import parallel_arguments
 from hf_specdec.errors import CheckpointError, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
@@ -23,6 +24,7 @@ from hf_specdec.kernels.xformers import check_installed
 from hf_specdec.methods.dflash.network import DFlashHead, is_dflash_config
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.eagle3.checkpoint import is_head, load_head
+from hf_specdec.methods.gemma4_assistant.network import GemmaAssistantHead
 from hf_specdec.methods.mtp.network import MtpHead
 from hf_specdec.quantization.bnb import prepare
 from hf_specdec.quantization.fp8 import check_offloading
@@ -168,7 +170,9 @@ class AutoDraftHead:
         device: torch.device | str | None = None,
         **hub: Any,
     ) -> DraftHead:
-        """Read an EAGLE-3 head (formats of speculators, SafeAILab and SpecForge), a DFlash model or MTP layers.
+        """Read an EAGLE-3 head, a DFlash model, an assistant of Gemma 4, or MTP layers.
+
+        EAGLE-3 heads may have the format of speculators, or that of SafeAILab and SpecForge.
 
         Args:
             path (`str`): a folder, or a name on the Hugging Face hub.
@@ -190,12 +194,16 @@ class AutoDraftHead:
         if is_dflash_config(config := _config(path, hub)):
             model = transformers.AutoModel.from_pretrained(path, config=config, dtype=dtype or "auto", **hub)
             return DFlashHead(model.eval()).to(device)
+        if is_gemma_assistant(config):
+            config = with_shared_layers(config)
+            model = transformers.AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype or "auto", **hub)
+            return GemmaAssistantHead(model.eval()).to(device)
         return load_head(path, dtype=dtype, **hub).to(device)
 
 
 def is_draft_head(path: str | os.PathLike[str]) -> bool:
     """Whether a folder or hub name is that of a draft head, as far as its config.json says."""
-    return is_head(path) or is_dflash_config(_config(path, {}))
+    return is_head(path) or is_dflash_config(config := _config(path, {})) or is_gemma_assistant(config)
 
 
 def _config(path: str | os.PathLike[str], hub: dict[str, Any]) -> transformers.PretrainedConfig | None:

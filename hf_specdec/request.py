@@ -118,12 +118,12 @@ def read_request(
         budget=parsed.node_budget,
         make_drafter=lambda context: method.make(parsed, context),
         observer=observer,
-        assistant_model=_assistant_model(kwargs, method),
+        assistant_model=_assistant_model(kwargs, method, parsed),
         is_default=is_default,
     )
 
 
-def _assistant_model(kwargs: dict[str, Any], method: Method) -> Any:
+def _assistant_model(kwargs: dict[str, Any], method: Method, config: SpecConfig) -> Any:
     """The draft model, taken out of `kwargs`: transformers' own loop must not see it."""
     if not method.takes_draft_model and not method.takes_draft_head:
         return None
@@ -133,6 +133,9 @@ def _assistant_model(kwargs: dict[str, Any], method: Method) -> Any:
     inner = generation_model(assistant)
     if (head := as_head(inner)) is not None:
         if method.name in head.methods:
+            if config.engine != "loop":
+                remedy = "Leave it out: transformers' loop drafts without it."
+                raise ConfigError("engine", 'must be "loop" with a draft head', config.engine, remedy)
             return head
         rule = f"must be of another kind with spec_method={method.name!r}"
         remedy = f'Use spec_method="{head.methods[0]}" for a head of this kind.'

@@ -7,6 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.compat.gemma_assistant import heads_of_layers, last_own_layers
+from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.placement import read_devices
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
@@ -14,8 +16,9 @@ from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.block_runner import BlockRunner
 from hf_specdec.forward.head_base import BaseHeadRunner
 from hf_specdec.forward.head_runner import HeadRunner
+from hf_specdec.forward.shared_cache_runner import SharedCacheRunner
 from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.draft_head import BlockHead, DraftHead, PairHead
+from hf_specdec.methods.draft_head import BlockHead, DraftHead, PairHead, SharedCacheHead
 from hf_specdec.methods.method import Method
 
 __all__ = ["check_head", "head_runner_of", "own_head_of"]
@@ -49,11 +52,28 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
     if isinstance(head, BlockHead) and head.mask_token_id >= target.get_input_embeddings().num_embeddings:
         rule = f"must have a mask_token_id below the target's vocab_size {config.vocab_size}"
         raise ConfigError("assistant_model", rule, f"a head with mask_token_id {head.mask_token_id}", remedy)
+    if isinstance(head, SharedCacheHead):
+        _check_keys(target, head, remedy)
     layers = head.layer_ids(config.num_hidden_layers)
     if max(layers) > config.num_hidden_layers:
         rule = f"must read hidden states from 0 to the target's number of layers {config.num_hidden_layers}"
         raise ConfigError("assistant_model", rule, f"a head that reads {layers}", remedy)
     return layers
+
+
+def _check_keys(target: PreTrainedModel, head: SharedCacheHead, remedy: str) -> None:
+    """Raise unless the head can read the target's keys and values."""
+    if device_mesh(target) is not None:
+        raise UnsupportedModelError(
+            "A head that reads the target's keys and values needs all of them in one process, but "
+            f"{type(target).__name__} is shared between several. Use another spec_method."
+        )
+    wanted = head.key_heads
+    layers = last_own_layers(target)
+    found = heads_of_layers(target.config, {kind: layers[kind] for kind in wanted if kind in layers})
+    if found != wanted:
+        rule = f"must read the target's key/value heads and their sizes {found}"
+        raise ConfigError("assistant_model", rule, f"a head that reads {wanted}", remedy)
 
 
 def head_runner_of(call: Call, head: DraftHead) -> BaseHeadRunner:
@@ -80,6 +100,8 @@ def head_runner_of(call: Call, head: DraftHead) -> BaseHeadRunner:
     }
     if isinstance(head, BlockHead):
         return BlockRunner(head, prompts, embed, _output_head(call.model), room=longest - length, **common)
+    if isinstance(head, SharedCacheHead):
+        return SharedCacheRunner(head, prompts, embed, last_own_layers(call.model), **common)
     assert isinstance(head, PairHead)
     return HeadRunner(head, prompts, embed, room=longest - length, **common)
 

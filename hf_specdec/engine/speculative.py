@@ -27,6 +27,7 @@ from hf_specdec.engine.step import Batch, Limits
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.draft_runner import AnyDraftRunner, used_by
 from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner, Tier
+from hf_specdec.forward.shared_cache_runner import SharedCacheRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
 from hf_specdec.observer import SpecStep
@@ -72,6 +73,7 @@ def decode_speculatively(
     else:
         layers = _read_layers(draft_model)
         target = ModelRunner(*arguments, tier=tier, keep_cache=keep_cache, hidden_layers=layers, fixed=fixed)
+    _bind(draft_model, target)
     stats.tier, stats.method = target.tier, stats.method or type(sequences[0].drafter).__name__
     loop = SpecLoop(
         Batch(sequences, target, _limits(call, budget), used_by(rank_sync, draft_model)),
@@ -189,8 +191,15 @@ def queued_sequence_of(
         keep_cache=False,
         hidden_layers=_read_layers(draft_model),
     )
+    _bind(draft_model, target)
     longest = (call.generation_config.max_length or len(text)) + MAX_DRAFT
     return QueuedSequence(Batch([sequence], target, _limits(call, budget), used_by(rank_sync, draft_model)), longest)
+
+
+def _bind(draft_model: AnyDraftRunner | None, target: ModelRunner) -> None:
+    """Let drafts be made over the target's cache where they read it."""
+    if isinstance(draft_model, SharedCacheRunner):
+        draft_model.bind(target)
 
 
 def _read_layers(draft_model: AnyDraftRunner | None) -> tuple[int, ...]:

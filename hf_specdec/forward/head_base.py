@@ -128,6 +128,19 @@ class BaseHeadRunner(ABC):
     def _admit(self, other: Self, place: int | None) -> None:
         """As `admit`, of what the runner holds besides the texts."""
 
+    @staticmethod
+    def _next_nodes(known: int, tree: DraftTree | None) -> range:
+        """The nodes that can be computed after the first `known` ones: the root, or those whose parents are known.
+
+        They are the next ones, so that rows of logits stand in the order of the nodes.
+        """
+        if tree is None or known == 0:
+            return range(known, known if tree is None else 1)
+        end = known
+        while end < len(tree) and tree.parents[end] < known:
+            end += 1
+        return range(known, end)
+
     def _end_round(self) -> None:
         if self._has_ended:
             self._has_ended = False

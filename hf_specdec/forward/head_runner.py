@@ -96,15 +96,7 @@ class HeadRunner(BaseHeadRunner):
 
     def _wave(self, trees: Sequence[DraftTree | None]) -> list[range] | None:
         """For each row the nodes that can be computed now, those whose parents are; `None` where nothing is left."""
-        wave = []
-        for known, tree in zip(self._num_scored, trees, strict=True):
-            end = known
-            if tree is not None:
-                end = max(known, 1)
-                # a prefix, so that rows of logits stand in the order of the nodes
-                while known and end < len(tree) and tree.parents[end] < known:
-                    end += 1
-            wave.append(range(known, end))
+        wave = [self._next_nodes(known, tree) for known, tree in zip(self._num_scored, trees, strict=True)]
         return wave if any(wave) else None
 
     def _compute(self, wave: Sequence[range], trees: Sequence[DraftTree | None]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["BlockHead", "DraftHead", "PairHead"]
+__all__ = ["BlockHead", "DraftHead", "PairHead", "SharedCacheHead"]
 
 
 class DraftHead(nn.Module):
@@ -171,3 +171,42 @@ class BlockHead(DraftHead):
                 those of the cache, of the features and of the block, each token of the block sees.
             cache: a transformers cache; the C + N new keys and values are written to it.
         """
+
+
+class SharedCacheHead(DraftHead):
+    """A head that reads the target's keys and values, and the state of the token before; it has no cache of its own.
+
+    What it drafts stands at the position of the last token, and drafted tokens see the text alone.
+    """
+
+    @property
+    @abstractmethod
+    def windows(self) -> Mapping[str, int | None]:
+        """How far back the layers of each type see; `None` for all of the text."""
+
+    @property
+    @abstractmethod
+    def key_heads(self) -> Mapping[str, tuple[int, int]]:
+        """Key/value heads of the target and their size, by type of layer."""
+
+    @abstractmethod
+    def forward(
+        self,
+        embeddings: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        masks: Mapping[str, torch.Tensor],
+        keys: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states after Q tokens `(batch, Q, hidden_size)`, and what `logits` reads of them `(batch, Q, width)`.
+
+        Args:
+            embeddings, states: `(batch, Q, hidden_size)`.
+            positions: `(batch, Q)`.
+            masks: `(batch, 1, Q, K)` bool by type of layer: which of the target's K columns each token sees.
+            keys: the target's keys and values by type of layer, `(batch, heads, K, size)`.
+        """
+
+    @abstractmethod
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """`(N, vocab_size)` of outputs `(N, width)` that `forward` returned."""

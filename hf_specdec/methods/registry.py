@@ -13,6 +13,7 @@ from hf_specdec.methods.dflash.method import DFLASH
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.draft_model.method import DRAFT_MODEL
 from hf_specdec.methods.eagle3.method import EAGLE3
+from hf_specdec.methods.gemma4_assistant.network import gemma_assistant_head_of
 from hf_specdec.methods.lookahead.method import LOOKAHEAD
 from hf_specdec.methods.method import Method
 from hf_specdec.methods.mtp.method import MTP
@@ -47,7 +48,7 @@ def as_head(assistant: object) -> DraftHead | None:
     """The draft head that `assistant` is, be it one of ours or a transformers model; `None` of any other object."""
     if isinstance(assistant, DraftHead):
         return assistant
-    for method in METHODS.values():
-        if method.as_head is not None and (head := method.as_head(assistant)) is not None:
+    for wrap in (gemma_assistant_head_of, *[method.as_head for method in METHODS.values()]):
+        if wrap is not None and (head := wrap(assistant)) is not None:
             return head
     return None

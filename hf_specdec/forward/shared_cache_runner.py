@@ -1,0 +1,136 @@
+"""The side of one call of a head that reads the target's keys and values: one forward a level of all rows' trees.
+
+It keeps nothing of the text but its tokens and the target's last state; the target's cache follows the accepted path.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from hf_specdec.cache.spec_cache import SpecCache
+from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.head_base import BaseHeadRunner
+from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.methods.draft_head import SharedCacheHead
+from hf_specdec.tree import DraftTree
+
+__all__ = ["SharedCacheRunner"]
+
+
+class SharedCacheRunner(BaseHeadRunner):
+    """A head that reads the target's cache, with the texts of all rows.
+
+    Args:
+        embed: token ids to embeddings.
+        own_layers: the layer of the target's cache that layers of each type read.
+        prompts, hidden_layers, vocab_size, relative_cost, device: see `BaseHeadRunner`.
+    """
+
+    def __init__(
+        self,
+        head: SharedCacheHead,
+        prompts: Sequence[Sequence[int]],
+        embed: Callable[[torch.Tensor], torch.Tensor],
+        own_layers: Mapping[str, int],
+        *,
+        hidden_layers: Sequence[int],
+        vocab_size: int,
+        relative_cost: float,
+        device: torch.device,
+    ) -> None:
+        super().__init__(
+            head,
+            prompts,
+            hidden_layers=hidden_layers,
+            vocab_size=vocab_size,
+            relative_cost=relative_cost,
+            device=device,
+        )
+        self.head, self.embed, self.own_layers = head, embed, own_layers
+        self._target: ModelRunner | None = None
+        self._last: list[torch.Tensor | None] = [None] * len(self.texts)  # (hidden_size,) the target's, before the root
+        self._states: list[list[torch.Tensor]] = [[] for _ in self.texts]  # after each node of this round
+        self._outputs: list[list[torch.Tensor]] = [[] for _ in self.texts]
+
+    def bind(self, target: ModelRunner) -> None:
+        """Read the cache of this target, whose rows are this runner's."""
+        self._target = target
+
+    def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
+        """Take the target's states of the text's next tokens; the last of them is read."""
+        self._last[place] = states[0][-1].to(self.head.device, self.head.dtype)
+
+    def _score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+        while any(tree is not None and len(self._states[place]) < len(tree) for place, tree in enumerate(trees)):
+            self._compute(trees)
+        scored = []
+        for tree, outputs, known in zip(trees, self._outputs, self._num_scored, strict=True):
+            fresh = [] if tree is None else outputs[known : len(tree)]
+            scored.append(
+                self.head.logits(torch.stack(fresh)) if fresh else torch.zeros((0, self.vocab_size), device=self.device)
+            )
+        return scored
+
+    def _compute(self, trees: Sequence[DraftTree | None]) -> None:
+        """One forward of the nodes whose parents are computed; they see the text, and none of the others."""
+        waves = [self._next_nodes(len(known), tree) for known, tree in zip(self._states, trees, strict=True)]
+        width = max(map(len, waves))
+        tokens = torch.zeros((len(waves), width), dtype=torch.long)
+        positions = torch.zeros((len(waves), width), dtype=torch.long)
+        states = torch.zeros((len(waves), width, self.head.hidden_size), dtype=self.head.dtype, device=self.head.device)
+        for place, (nodes, tree) in enumerate(zip(waves, trees, strict=True)):
+            positions[place] = len(self.texts[place]) - 1
+            if tree is None:
+                continue
+            for column, node in enumerate(nodes):
+                tokens[place, column] = tree.tokens[node]
+                before = self._last[place] if node == 0 else self._states[place][tree.parents[node]]
+                assert before is not None
+                states[place, column] = before
+        keys, masks = self._keys(width)
+        embeddings = self.embed(tokens.to(self.device)).to(self.head.device, self.head.dtype)
+        computed, outputs = self.head(embeddings, states, positions.to(self.head.device), masks, keys)
+        for place, nodes in enumerate(waves):
+            self._states[place] += computed[place, : len(nodes)].unbind()
+            self._outputs[place] += outputs[place, : len(nodes)].unbind()
+
+    def _keys(self, width: int) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, torch.Tensor]]:
+        """The target's keys and values `(rows, heads, K, size)`, and those of each row's text `(rows, 1, width, K)`."""
+        assert self._target is not None
+        cache, target = self._target.cache.spec, self._target
+        if cache is None:
+            raise UnsupportedModelError("An assistant reads the target's keys and values, but its cache has none.")
+        ends = [target.num_cached_tokens(place) for place in range(len(self.texts))]
+        padding = [len(buffer) - len(text) for buffer, text in zip(target.texts, self.texts, strict=True)]
+        keys, masks = {}, {}
+        for kind, window in self.head.windows.items():
+            keys[kind], first = self._columns(cache, self.own_layers[kind], max(ends))
+            columns = first + torch.arange(keys[kind][0].shape[-2])
+            behind = torch.tensor(ends)[:, None] - 1 - columns  # (rows, K): 0 is the text's last cached token
+            seen = (behind >= 0) & (columns >= torch.tensor(padding)[:, None])
+            if window is not None:
+                seen &= behind <= window
+            masks[kind] = seen[:, None, None].expand(-1, 1, width, -1).to(self.head.device)
+        return keys, masks
+
+    def _columns(self, cache: SpecCache, number: int, end: int) -> tuple[tuple[torch.Tensor, torch.Tensor], int]:
+        """Keys and values of one layer up to the longest row's end, and the number of their first column."""
+        layer = cache.layers[number]
+        kept = slice(0, end - layer.offset)
+        keys, values = (
+            buffer[: len(self.texts), :, kept].to(self.head.device, self.head.dtype)
+            for buffer in (layer.keys, layer.values)
+        )
+        return (keys, values), layer.offset
+
+    def _renew_round(self) -> None:
+        self._states, self._outputs = [[] for _ in self.texts], [[] for _ in self.texts]
+
+    def _select(self, rows: Sequence[int]) -> None:
+        for name in ("_last", "_states", "_outputs"):
+            setattr(self, name, [getattr(self, name)[row] for row in rows])
+
+    def _admit(self, other: "SharedCacheRunner", place: int | None) -> None:
+        at = len(self.texts) if place is None else place
+        for name in ("_last", "_states", "_outputs"):
+            getattr(self, name)[at : at + 1] = getattr(other, name)

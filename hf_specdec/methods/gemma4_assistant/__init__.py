@@ -1,0 +1,1 @@
+"""Gemma 4's assistants, draft models that read the target's keys and values."""
