@@ -26,7 +26,7 @@ def built(root: Path, target: Path) -> Path | None:
         sorted(str(source) for source in (root / FOLDER).glob("*.c")),
         define_macros=[("Py_LIMITED_API", ABI)],
         # Python computes in steps of 64 bits: a fused multiply-add would round differently.
-        extra_compile_args=["-O2", "-std=c11", "-ffp-contract=off"] if unix else ["/std:c11"],
+        extra_compile_args=["-O3", "-std=c11", "-ffp-contract=off"] if unix else ["/std:c11"],
         libraries=["m"] if unix else [],
         py_limited_api=True,
         optional=True,

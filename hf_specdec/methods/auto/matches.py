@@ -106,7 +106,10 @@ def _by_follower(matches: list[Match], path: tuple[int, ...], end: int) -> Follo
     found: Followers = {}
     for match in matches:
         text, place, _ = match
-        token = path[place - end] if 0 <= end <= place else text[place]
+        if 0 <= end <= place:
+            token = path[place - end]
+        else:
+            token = text[place] if place < len(text) else -1
         if token >= 0:  # else the end of an earlier text
             if token in found:
                 found[token].append(match)

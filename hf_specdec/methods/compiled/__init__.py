@@ -6,10 +6,15 @@ arrays and with the same results, only slower; `core` is `None` then.
 
 import logging
 
+__all__ = ["core"]
+
+INTERFACE = 2  # of the C sources; a library built from others, as after an update of a checkout, is not used
+
 try:
     from hf_specdec.methods.compiled import _core as core
+
+    if core.INTERFACE != INTERFACE:
+        raise ImportError("it was built from other sources: install hf_specdec again")
 except ImportError as error:
     core = None  # type: ignore[assignment]
     logging.getLogger("hf_specdec").info("Drafts are made in Python, without the compiled core: %s", error)
-
-__all__ = ["core"]

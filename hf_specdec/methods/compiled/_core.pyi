@@ -1,14 +1,19 @@
-"""The compiled core: `link` and `places` of the n-gram index, `put_nodes` of recycled logits, and `auto`'s search."""
+"""The compiled core: `link` and `places` of the n-gram index, `put_nodes` of recycled logits, `top` of logits, and
+`auto`'s search.
+"""
 
 from array import array
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 _Ngrams = tuple[array[int], array[int], array[int], int]  # tokens, older, slots, orders
 _Table = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], int, int]
 _Learned = tuple[array[float], array[int], array[float], array[float], array[float], array[float]]
+
+INTERFACE: int
 
 def link(
     tokens: array[int], older: array[int], slots: array[int], num_orders: int, start: int, /
@@ -32,6 +37,9 @@ def put_nodes(
     evidence: npt.NDArray[Any],
     /,
 ) -> int: ...
+def top(
+    logits: npt.NDArray[Any], width: int, tokens: npt.NDArray[np.int64], values: npt.NDArray[np.float32], /
+) -> bool: ...
 
 class Search:
     def __init__(

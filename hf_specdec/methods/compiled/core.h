@@ -8,6 +8,9 @@
 #include <Python.h>
 #include <stdint.h>
 
+/* As in __init__.py: a library built from other sources is left alone. */
+#define INTERFACE 2
+
 /* An n-gram index: see hf_specdec/methods/ngram/hashing.py. */
 typedef struct {
     Py_buffer views[3];
@@ -40,6 +43,7 @@ int64_t table_find(const Table *table, int64_t key);
 PyObject *core_link(PyObject *module, PyObject *args);
 PyObject *core_places(PyObject *module, PyObject *args);
 PyObject *core_put_nodes(PyObject *module, PyObject *args);
+PyObject *core_top(PyObject *module, PyObject *args);
 extern PyType_Spec search_spec;
 
 /* The C numbers of a sequence of Python numbers, freed by the caller; NULL with an exception. */

@@ -26,18 +26,19 @@ static PyMethodDef functions[] = {
     {"link", core_link, METH_VARARGS, NULL},
     {"places", core_places, METH_VARARGS, NULL},
     {"put_nodes", core_put_nodes, METH_VARARGS, NULL},
+    {"top", core_top, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
-static int add_types(PyObject *module) {
+static int fill(PyObject *module) {
     PyObject *type = PyType_FromModuleAndSpec(module, &search_spec, NULL);
     if (type == NULL) return -1;
     int failed = PyModule_AddType(module, (PyTypeObject *)type);
     Py_DECREF(type);
-    return failed;
+    return failed || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0 ? -1 : 0;
 }
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_types}, {0, NULL}};
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, fill}, {0, NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_core", "The compiled core of auto and of the n-gram index.", 0, functions, slots, NULL, NULL, NULL,

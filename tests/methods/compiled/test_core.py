@@ -1,6 +1,8 @@
 """The compiled core against the same functions in Python: the same bytes in the same arrays, node for node."""
 
+import importlib.util
 import random
+import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,6 +20,7 @@ from hf_specdec.methods.auto.predictor import Predictor
 from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, RecycledLogits
 from hf_specdec.methods.auto.search import Found, search_of
 from hf_specdec.methods.ngram.index import NgramIndex
+from hf_specdec.methods.node_logits import _largest
 from tests.helpers.draft_tables import TableScorer, random_table
 
 OFTEN = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -138,6 +141,47 @@ def test_a_text_takes_few_bytes_a_token(core: Any) -> None:
     index = indexed(core, [random.Random(0).choices(range(500), k=40_000)])
     tokens, older, slots, _ = index.arrays
     assert sum(part.itemsize * len(part) for part in (tokens, older, slots)) < 60 * len(index)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("width", "count"), [(8, 8), (63, 1), (64, 8), (1_000, 8), (1_000, 40)])
+def test_the_largest_logits_are_those_of_a_stable_sort(core: Any, dtype: torch.dtype, width: int, count: int) -> None:
+    """Of equal logits, of which bf16 has many, the first token comes first."""
+    compiled.core = core
+    generator = torch.Generator().manual_seed(width + count)
+    logits = torch.randn((2, 5, width), generator=generator).to(dtype)
+    logits[0, 0, ::2] = -torch.inf
+    ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
+    if width // 2 >= count:
+        found = _largest(logits, count)
+        assert torch.equal(found[0], tokens[..., :count])
+        assert torch.equal(found[1], ordered[..., :count].float())
+    read = logits.view(torch.int16 if dtype == torch.bfloat16 else dtype).numpy()
+    room = np.empty((2, 5, count), dtype=np.int64), np.empty((2, 5, count), dtype=np.float32)
+    assert core.top(read, width, *room) == (width // 2 >= count)
+
+
+def test_rows_without_enough_numbers_are_left_to_torch(core: Any) -> None:
+    compiled.core = core
+    logits = torch.full((2, 100), float("-inf"))
+    logits[0, 7] = 1.0
+    tokens, values = _largest(logits, 3)
+    assert tokens[0, 0] == 7
+    assert values.tolist() == [[1.0, -np.inf, -np.inf], [-np.inf] * 3]
+    assert _largest(torch.full((1, 100), float("nan")), 3)[1].isnan().all()
+
+
+def test_a_core_of_other_sources_is_not_used(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert core.INTERFACE == compiled.INTERFACE
+    monkeypatch.setitem(sys.modules, "hf_specdec.methods.compiled._core", core)
+    monkeypatch.setattr(compiled, "_core", core, raising=False)
+    monkeypatch.setattr(core, "INTERFACE", 0)
+    source = importlib.util.find_spec("hf_specdec.methods.compiled")
+    assert source is not None
+    again = importlib.util.module_from_spec(source)
+    assert source.loader is not None
+    source.loader.exec_module(again)
+    assert again.core is None
 
 
 def test_arrays_that_do_not_fit_are_refused(core: Any) -> None:
