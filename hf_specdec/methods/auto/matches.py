@@ -106,10 +106,8 @@ def _by_follower(matches: list[Match], path: tuple[int, ...], end: int) -> Follo
     found: Followers = {}
     for match in matches:
         text, place, _ = match
-        if 0 <= end <= place:
-            token = path[place - end]
-        else:
-            token = text[place] if place < len(text) else -1
+        is_drafted = 0 <= end <= place
+        token = path[place - end] if is_drafted else text[place] if place < len(text) else -1
         if token >= 0:  # else the end of an earlier text
             if token in found:
                 found[token].append(match)

@@ -1,5 +1,5 @@
-"""The compiled core: `link` and `places` of the n-gram index, `put_nodes` of recycled logits, `top` of logits, and
-`auto`'s search.
+"""The compiled core: `link`, `move` and `places` of the n-gram index, `put_nodes` of recycled logits, `top` of logits,
+and `auto`'s search.
 """
 
 from array import array
@@ -18,6 +18,7 @@ INTERFACE: int
 def link(
     tokens: array[int], older: array[int], slots: array[int], num_orders: int, start: int, /
 ) -> tuple[int, list[int]]: ...
+def move(tokens: array[int], old: array[int], new: array[int], num_orders: int, /) -> None: ...
 def places(
     tokens: array[int],
     older: array[int],

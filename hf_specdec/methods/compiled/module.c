@@ -24,6 +24,7 @@ int32_t *numbers_of(PyObject *sequence, Py_ssize_t *count) {
 
 static PyMethodDef functions[] = {
     {"link", core_link, METH_VARARGS, NULL},
+    {"move", core_move, METH_VARARGS, NULL},
     {"places", core_places, METH_VARARGS, NULL},
     {"put_nodes", core_put_nodes, METH_VARARGS, NULL},
     {"top", core_top, METH_VARARGS, NULL},

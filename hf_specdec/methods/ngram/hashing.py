@@ -8,7 +8,7 @@ leaves the same bytes in the same arrays.
 from array import array
 from collections.abc import Sequence
 
-__all__ = ["grown", "link", "newest", "table"]
+__all__ = ["link", "move", "newest", "table", "table_for"]
 
 SEED, FACTOR, WORD = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 2**64 - 1
 
@@ -20,21 +20,28 @@ def table(num_slots: int) -> "array[int]":
     return empty
 
 
-def grown(old: "array[int]", tokens: "array[int]", num_orders: int, least: int) -> "array[int]":
-    """The same n-grams in a table of at least so many slots."""
-    new = table(1 << max(least - 1, 1).bit_length())
+def table_for(least: int) -> "array[int]":
+    """An empty table of at least so many slots."""
+    return table(1 << max(least - 1, 1).bit_length())
+
+
+def move(tokens: "array[int]", old: "array[int]", new: "array[int]", num_orders: int) -> None:
+    """Enter the n-grams of one table in an empty one that has room for them."""
+    last = len(new) - 1
     for slot in old:
         if slot:
             end, size = slot // num_orders, slot % num_orders + 1
-            new[_free(new, _hash(tokens[end - size : end]))] = slot
-    return new
+            place = _hash(tokens[end - size : end]) & last
+            while new[place]:
+                place = (place + 1) & last
+            new[place] = slot
 
 
 def newest(slots: "array[int]", tokens: "array[int]", num_orders: int, ngram: Sequence[int]) -> int:
     """The newest end of `ngram` in the text, 0 where it is not."""
     if not 0 < len(ngram) <= num_orders:
         return 0
-    return slots[_slot(slots, tokens, num_orders, array("i", ngram), _hash(ngram))] // num_orders
+    return _slot(slots, tokens, num_orders, array("i", ngram)) // num_orders
 
 
 def link(
@@ -46,13 +53,21 @@ def link(
         how many n-grams are new, and of the new pairs that begin and end with a token the second token of each, where
         that is no boundary (below 0).
     """
-    added, followers = 0, []
+    added, followers, last = 0, [], len(slots) - 1
     for end in range(start + 1, len(tokens) + 1):
         state = SEED
         for size in range(1, min(num_orders, end) + 1):
-            state = _mixed(state, tokens[end - size])
-            place = _slot(slots, tokens, num_orders, tokens[end - size : end], state)
-            known = slots[place] // num_orders
+            product = ((state ^ (tokens[end - size] & 0xFFFFFFFF)) * FACTOR) & WORD  # as `_hash`, a token at a time
+            state = product ^ product >> 32
+            place = state & last
+            known = 0
+            while slot := slots[place]:
+                if slot % num_orders == size - 1:
+                    before = slot // num_orders
+                    if tokens[before - size : before] == tokens[end - size : end]:
+                        known = before
+                        break
+                place = (place + 1) & last
             if not known:
                 added += 1
                 if size == 2 and tokens[end - 1] >= 0:
@@ -65,33 +80,19 @@ def link(
 def _hash(ngram: Sequence[int]) -> int:
     state = SEED
     for token in reversed(ngram):
-        state = _mixed(state, token)
+        product = ((state ^ (token & 0xFFFFFFFF)) * FACTOR) & WORD
+        state = product ^ product >> 32
     return state
 
 
-def _mixed(state: int, token: int) -> int:
-    """The hash of an n-gram with `token` in front of it."""
-    product = ((state ^ (token & 0xFFFFFFFF)) * FACTOR) & WORD
-    return product ^ product >> 32
-
-
-def _slot(slots: "array[int]", tokens: "array[int]", num_orders: int, ngram: "array[int]", state: int) -> int:
-    """Where `ngram` stands, or else the empty slot that it would take."""
+def _slot(slots: "array[int]", tokens: "array[int]", num_orders: int, ngram: "array[int]") -> int:
+    """What stands in the slot of `ngram`: 0 where the text does not have it."""
     size, last = len(ngram), len(slots) - 1
-    place = state & last
+    place = _hash(ngram) & last
     while slot := slots[place]:
         if slot % num_orders == size - 1:
             end = slot // num_orders
             if tokens[end - size : end] == ngram:
-                return place
+                return slot
         place = (place + 1) & last
-    return place
-
-
-def _free(slots: "array[int]", state: int) -> int:
-    """The first empty slot from where the hash points."""
-    last = len(slots) - 1
-    place = state & last
-    while slots[place]:
-        place = (place + 1) & last
-    return place
+    return 0

@@ -88,7 +88,10 @@ class NgramIndex:
         """Add tokens; the table has room for their n-grams."""
         most = self._num_ngrams + len(tokens) * self.num_orders
         if 3 * most > 2 * len(self._newest):
-            self._newest = hashing.grown(self._newest, self.tokens, self.num_orders, 3 * most // 2)
+            larger = hashing.table_for(3 * most // 2 + 1)
+            move = hashing.move if compiled.core is None else compiled.core.move
+            move(self.tokens, self._newest, larger, self.num_orders)
+            self._newest = larger
         start = len(self.tokens)
         self._older.frombytes(bytes(len(tokens) * self.num_orders * self._older.itemsize))
         self.tokens.extend(tokens)

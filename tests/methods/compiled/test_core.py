@@ -45,7 +45,7 @@ def indexed(core: Any, pieces: Sequence[Sequence[int]]) -> NgramIndex:
 
 
 @OFTEN
-@given(pieces=st.lists(st.lists(st.integers(-1, 4), max_size=40), max_size=6), ngram=TEXTS, limit=st.integers(0, 20))
+@given(pieces=st.lists(st.lists(st.integers(-1, 9), max_size=120), max_size=6), ngram=TEXTS, limit=st.integers(0, 20))
 def test_an_index_is_the_same_in_every_array(core: Any, pieces: list[list[int]], ngram: list[int], limit: int) -> None:
     ours, theirs = indexed(core, pieces), indexed(None, pieces)
     assert ours.arrays == theirs.arrays
@@ -191,6 +191,8 @@ def test_arrays_that_do_not_fit_are_refused(core: Any) -> None:
         core.places(tokens, older, array("i", [0] * 3), 4, (1,), 8)
     with pytest.raises(ValueError, match="a link for each token"):
         core.link(tokens, older[:5], slots, 4, 0)
+    with pytest.raises(ValueError, match="must be larger"):
+        core.move(tokens, slots, array("i", [0] * 64), 4)
     with pytest.raises(ValueError, match="start"):
         core.link(tokens, older, slots, 4, -1)
     with pytest.raises(TypeError):
