@@ -132,6 +132,7 @@ class _Job:
         self._seeds: dict[int, int] = {}  # of the prompts that are being sampled
         self._own_seeds: dict[int, int] = {}  # of those that bring one
         self._ready: list[ManyResult] = []
+        self._num_rows = 1  # that share a forward
 
     def run(self, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int) -> Iterator[ManyResult]:
         """Results as they finish."""
@@ -147,6 +148,7 @@ class _Job:
                     return
                 yield self._alone(index, prompt)
             return
+        self._num_rows = max_rows
         costs = costs_of(self.model, request, compat.input_device(self.model))
         batching = ContinuousBatching(
             max_rows=max_rows,
@@ -205,7 +207,7 @@ class _Job:
         call, request = prepared_call(self.model, {**self.kwargs, **inputs})
         if (reason := alone_reason(call)) is not None:
             return reason
-        draft_model, make_drafter = drafting(call, request, found)
+        draft_model, make_drafter = drafting(call, request, found, num_rows=self._num_rows)
         if draft_model is not None and not draft_model.reads_prompt:
             return "the draft model has no positions for all of its prompt"
         seed = self._seed_of(index, inputs)

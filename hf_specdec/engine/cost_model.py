@@ -27,6 +27,7 @@ from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.errors import ConfigError
 from hf_specdec.files import replacing
 from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.methods.base import TOKEN_COST
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["CostCurve", "StepCosts", "check_costs_file", "measure"]
@@ -34,8 +35,9 @@ __all__ = ["CostCurve", "StepCosts", "check_costs_file", "measure"]
 LEAST = 0.5  # of a ratio: noise makes no forward free
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 ORDER = (1, 8, 32, 2, 64, 4, 16, 12, 24, 48)  # first those that tell most
-SLOPES = {"cpu": 0.045}  # cost of one more token before anything is known, over a forward of one
+SLOPES = {"cpu": TOKEN_COST}  # cost of one more token before anything is known, over a forward of one
 SLOPE = 0.004  # on accelerators
+HALF_SLOPE = 0.015  # of weights in half precision on a CPU, which reading them bounds longer
 FORMAT = "hf_specdec costs 1"
 LARGEST_RATIO, LARGEST_SIZE = 1e6, 1 << 20  # that a file of costs may hold
 TOWARDS_NOW = 0.1  # share of a step's surprise that goes into the time of one token
@@ -198,9 +200,23 @@ class StepCosts:
                 curve.is_fixed, curve.seconds_of_one = True, 1.0
         return self._curves[rows]
 
+    def token_cost(self, num_rows: int, limit: int, dtype: torch.dtype) -> float:
+        """What a token more a row adds to a forward, at most `TOKEN_COST`: for drafts that no budget cuts.
+
+        Args:
+            limit: most tokens a row.
+            dtype: of the weights; it says what to assume before anything is known.
+        """
+        curve, slope = self.curve(num_rows), self._slope
+        if curve.is_known and not self.is_fixed:
+            return min(TOKEN_COST, curve.slope(limit))
+        if dtype.itemsize < torch.float32.itemsize:
+            slope = min(slope, HALF_SLOPE)
+        return min(TOKEN_COST, _for_rows(slope, num_rows))
+
     def _slope_of(self, rows: int) -> float:
         """What is assumed of so many rows, if a forward's time depends on its tokens alone."""
-        return self._slope * rows / (1.0 + self._slope * (rows - 1))
+        return _for_rows(self._slope, rows)
 
     def save(self, path: str | os.PathLike[str], facts: dict[str, Any] | None = None) -> None:
         """Write the measured curves as JSON, beside `facts` about where they come from."""
@@ -236,6 +252,11 @@ class StepCosts:
                 self.curve(int(rows)).set(ratios)
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
             raise ConfigError("costs", f"must be of format {FORMAT!r}", os.fspath(path), remedy) from error
+
+
+def _for_rows(slope: float, rows: int) -> float:
+    """The slope of so many rows, if a forward's time depends on its tokens alone."""
+    return slope * rows / (1.0 + slope * (rows - 1))
 
 
 def measure(

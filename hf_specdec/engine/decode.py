@@ -195,9 +195,13 @@ def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:
 
 
 def drafting(
-    call: Call, request: Request, found: Found, encoder_inputs: Any = None
+    call: Call, request: Request, found: Found, encoder_inputs: Any = None, *, num_rows: int | None = None
 ) -> tuple[AnyDraftRunner | None, Callable[[int, torch.Generator | None], Drafter]]:
-    """The call's draft model, if its method has one, and what makes the drafter of a row."""
+    """The call's draft model, if its method has one, and what makes the drafter of a row.
+
+    Args:
+        num_rows: rows that share a forward; by default the call's own.
+    """
     draft_model: AnyDraftRunner | None = None
     logits_processor, state = logits_processor_of(call), state_of(call.model)
     assistant = request.assistant_model
@@ -210,6 +214,9 @@ def drafting(
         draft_model = draft_model_of(call, assistant, tier=tier, encoder_inputs=encoder_inputs)
     takes_trees = found.capability.tier == "tree"
     is_sampled = bool(call.generation_config.do_sample)
+    is_fixed = torch.are_deterministic_algorithms_enabled()
+    costs = state.step_costs(call.model, call.input_ids.device, is_fixed=is_fixed)
+    token_cost = costs.token_cost(num_rows or len(call.input_ids), request.budget + 1, call.model.dtype)
 
     def make_drafter(row: int, generator: torch.Generator | None) -> Drafter:
         scorer = None if draft_model is None else draft_model.row(row)
@@ -221,6 +228,7 @@ def drafting(
                 generator=generator,
                 is_sampled=is_sampled,
                 takes_trees=takes_trees,
+                token_cost=token_cost,
             )
         )
 

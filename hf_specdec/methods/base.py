@@ -20,7 +20,9 @@ from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import DraftedNode
 from hf_specdec.tree import DraftTree
 
-__all__ = ["DraftCost", "Drafter"]
+__all__ = ["TOKEN_COST", "DraftCost", "Drafter"]
+
+TOKEN_COST = 0.045  # what a token more adds to a forward of one, where nothing is known: a CPU, fp32
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import TOKEN_COST, Drafter
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.draft_scorer import DraftScorer, LogitsProcessorFn
@@ -51,6 +51,7 @@ class DrafterContext:
         generator: the sequence's random generator; `None` is the global one.
         is_sampled: whether the call draws its tokens.
         takes_trees: whether the target verifies siblings.
+        token_cost: what a token more adds to a forward of the target, in forwards of one.
     """
 
     state: MethodState
@@ -59,6 +60,7 @@ class DrafterContext:
     generator: torch.Generator | None = None
     is_sampled: bool = False
     takes_trees: bool = True
+    token_cost: float = TOKEN_COST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

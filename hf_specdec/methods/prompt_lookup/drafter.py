@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import TOKEN_COST, Drafter
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.methods.ngram.pool import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
@@ -27,6 +27,7 @@ CHAIN_PLACES, TREE_PLACES = 8, 16  # occurrences of an n-gram looked at
 CHAIN_MATCH, TREE_MATCH = 16, 8  # tokens in front of a place compared
 SMOOTHING_COUNT = 6.0  # votes shared by the commonest tokens: a place matching m tokens has m * m votes
 POOL_WEIGHT = 0.1  # a place in an earlier text against one in this text
+DOUBT = 2.15  # a match of m tokens goes on with the chance m / (m + DOUBT): 0.3 for 1, 0.5 for 2, 0.8 for 8
 
 
 class PromptLookupDrafter(Drafter):
@@ -35,10 +36,13 @@ class PromptLookupDrafter(Drafter):
     Args:
         config: see `PromptLookupConfig`.
         pool: texts of earlier calls; the finished text is added to it.
+        token_cost: what a token more adds to the target's forward, in forwards of one.
     """
 
-    def __init__(self, config: PromptLookupConfig, pool: NgramPool | None = None) -> None:
-        self.config, self.pool = config, pool
+    def __init__(
+        self, config: PromptLookupConfig, pool: NgramPool | None = None, *, token_cost: float = TOKEN_COST
+    ) -> None:
+        self.config, self.pool, self.token_cost = config, pool, token_cost
         self.index = NgramIndex(config.max_matching_ngram_size)
         self._proposed: DraftTree | None = None  # the last draft, for observers
         self._origins: list[tuple[bool, float | None]] = []  # of its nodes: whether this text has it, and the votes
@@ -89,9 +93,10 @@ class PromptLookupDrafter(Drafter):
         if best is None:
             return []
         source, place = best
-        if self.config.draft_len_per_match is not None:
+        per_match = self.config.draft_len_per_match
+        if per_match is not None:
             matching = source.match_length(place, text, CHAIN_MATCH)
-            length = min(length, matching * self.config.draft_len_per_match)
+            length = min(length, self._length_that_pays(matching) if per_match == "auto" else matching * per_match)
         drafted: list[int] = []
         for position in range(place, place + length):
             if position < len(source):
@@ -105,6 +110,16 @@ class PromptLookupDrafter(Drafter):
             drafted.append(token)
         self._origins = [(source is self.index, None)] * len(drafted)
         return drafted
+
+    def _length_that_pays(self, matching: int) -> int:
+        """How many tokens after a match are likelier to be accepted than what each costs; a match that holds grows."""
+        length, probability = 0, 1.0
+        while length < self.config.max_draft_len:
+            probability *= (matching + length) / (matching + length + DOUBT)
+            if probability < self.token_cost:
+                break
+            length += 1
+        return length
 
     def _best_place(self, length: int) -> tuple[NgramIndex, int] | None:
         """Of the places of the longest n-gram that is found: full continuations, then long matches, then new ones."""

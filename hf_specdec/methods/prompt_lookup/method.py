@@ -18,7 +18,8 @@ def _shared_pool(state: MethodState, config: PromptLookupConfig) -> NgramPool:
 
 
 def _make(config: PromptLookupConfig, context: DrafterContext) -> Drafter:
-    return PromptLookupDrafter(config, _shared_pool(context.state, config) if config.pool == "shared" else None)
+    pool = _shared_pool(context.state, config) if config.pool == "shared" else None
+    return PromptLookupDrafter(config, pool, token_cost=context.token_cost)
 
 
 PROMPT_LOOKUP = Method(

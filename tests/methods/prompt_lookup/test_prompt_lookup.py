@@ -75,6 +75,20 @@ def test_a_short_match_is_followed_less_far(matching: int) -> None:
     assert drafted(text, max_draft_len=10, draft_len_per_match=None) == list(range(10))
 
 
+@pytest.mark.parametrize(
+    ("token_cost", "expected"), [(0.3, [1, 1, 2]), (0.045, [4, 8, 10]), (0.015, [8, 10, 10]), (0.0, [10, 10, 10])]
+)
+def test_a_match_is_followed_as_far_as_its_tokens_pay(token_cost: float, expected: list[int]) -> None:
+    """By the number of tokens that match; the longer, the surer that it goes on."""
+    lengths = []
+    for matching in (1, 2, 3):
+        end = list(range(100, 100 + matching))
+        drafter = PromptLookupDrafter(PromptLookupConfig(), token_cost=token_cost)
+        drafter.begin([50, *end, *range(20), 51, *end])
+        lengths.append(drafter.propose(10).num_draft_tokens)
+    assert lengths == expected
+
+
 @pytest.mark.parametrize("num_branches", [1, 4])
 def test_a_prompt_of_one_token_drafts_the_root_alone(num_branches: int) -> None:
     drafter = drafter_of([7], num_branches=num_branches)
