@@ -23,6 +23,7 @@ templates_path = ["_templates"]
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"
+nb_render_markdown_format = "gfm"  # outputs that are Markdown may hold tables
 suppress_warnings = ["myst.xref_missing_download"]
 
 autodoc_default_options = {"members": True, "show-inheritance": True}

@@ -43,7 +43,7 @@ def by_task(document: dict[str, Any]) -> Figure:
     axes.axhline(1, color="#c0392b", linewidth=0.8)
     labels = [textwrap.fill(task.replace("_", " "), 10, break_long_words=False) for task in tasks]
     axes.set(ylabel="speed, plain generate = 1", xticks=[number + 0.4 for number in range(len(tasks))])
-    axes.set_xticklabels(labels, fontsize=8)
+    axes.set_xticklabels(labels, fontsize=7)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
     axes.set_title(facts(document)[0], loc="left", fontsize=7, color="#666666")
