@@ -10,6 +10,7 @@ from hf_specdec import compat
 from hf_specdec.compat.gemma_assistant import heads_of_layers, last_own_layers
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.placement import read_devices
+from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
@@ -98,12 +99,14 @@ def head_runner_of(call: Call, head: DraftHead) -> BaseHeadRunner:
         "relative_cost": _relative_cost(call.model, head),
         "device": call.input_ids.device,
     }
-    if isinstance(head, BlockHead):
-        return BlockRunner(head, prompts, embed, _output_head(call.model), room=longest - length, **common)
     if isinstance(head, SharedCacheHead):
         return SharedCacheRunner(head, prompts, embed, last_own_layers(call.model), **common)
+    # embeddings and output head may be shared out, so that their forwards are collectives
+    common |= {"is_shared": not rank_sync_of(call.model).is_alone, "room": longest - length}
+    if isinstance(head, BlockHead):
+        return BlockRunner(head, prompts, embed, _output_head(call.model), **common)
     assert isinstance(head, PairHead)
-    return HeadRunner(head, prompts, embed, room=longest - length, **common)
+    return HeadRunner(head, prompts, embed, **common)
 
 
 def _output_head(target: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -92,6 +92,18 @@ def test_rows_of_a_padded_batch_write_what_plain_generation_writes(model: Any, s
     assert torch.equal(ours, expected)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_of_a_sampled_batch_are_those_of_the_loop_without_drafts(model: Any, shape: str) -> None:
+    """Each row has a random generator of its own, whose draws do not depend on what was drafted."""
+    head = random_head(model)
+    options: dict[str, Any] = {"attention_mask": MASK, "max_new_tokens": 14, "do_sample": True, "temperature": 0.8}
+    texts = []
+    for how in ({"spec_method": "plain"}, {"assistant_model": head, **always(SHAPES[shape])}):
+        torch.manual_seed(5)
+        texts.append(model.generate(BATCH, **options, **how))
+    assert torch.equal(texts[0], texts[1])
+
+
 def test_a_static_cache_works_with_a_head(model: Any) -> None:
     head = random_head(model)
     options: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "cache_implementation": "static"}
