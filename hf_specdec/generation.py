@@ -79,7 +79,8 @@ def decode(
 
 def _check_dropped(request: Request, config: GenerationConfig) -> None:
     """Refuse what transformers dropped on the way to `decode`, where that can be seen."""
-    if request.assistant_model is None and request.method is not None and request.method.needs_draft_model:
+    if request.lacks_draft_model:
+        assert request.method is not None
         rule = f'must be given with custom_generate and spec_method="{request.method.name}"'
         remedy = "transformers drops assistant_model: pass spec_assistant_model=..., or enable the model."
         raise ConfigError("spec_assistant_model", rule, None, remedy)
@@ -231,11 +232,11 @@ def generate_with(
             raise
         return _plainly(model, plain, request, kwargs, str(error))
     place_models(model, request.assistant_model, request.config, kwargs)
-    translates = kwargs.get("assistant_tokenizer") is not None
-    if (reason := transformers_reason(request, translates=translates)) is not None:
+    if (reason := transformers_reason(request)) is not None:
         return _by_transformers(model, plain, request, kwargs, reason)
     bind_stop_strings(model, kwargs)
-    unset(model, kwargs, "prompt_lookup_num_tokens")
+    for name in ("prompt_lookup_num_tokens", "assistant_early_exit"):
+        unset(model, kwargs, name)
     bound = kwargs["custom_generate"] = (bound_class or _BoundDecode)(request, kwargs.get("streamer"))
     if model.config.is_encoder_decoder:
         given = kwargs.get("inputs")
@@ -255,7 +256,8 @@ def _check(model: PreTrainedModel, request: Request, configs: list[GenerationCon
             "custom_generate", "must be unset with spec_method", custom, "Leave out one of the two for this call."
         )
     request.check_draft_model()
-    check_modes(settings_of(kwargs, configs), kwargs)
+    settings, taken = settings_of(kwargs, configs), request.config.transformers_arguments
+    check_modes(lambda name: None if name in taken else settings(name), kwargs)
     check_prompt(model, kwargs)
 
 
@@ -266,6 +268,8 @@ def _plainly(
     state_of(model).warn_once(f"{type(model).__name__} decodes without its default spec_method: {reason}")
     if request.assistant_model is not None:
         kwargs["assistant_model"] = request.assistant_model
+    if request.tokenizers is not None:
+        kwargs["assistant_tokenizer"] = request.tokenizers[1]
     if kwargs.get("custom_generate") is decode:
         del kwargs["custom_generate"]
     return plain(**kwargs)
@@ -276,6 +280,8 @@ def _by_transformers(
 ) -> Any:
     """transformers' assisted generation, with its arguments."""
     state_of(model).warn_once(f"{type(model).__name__}: {reason}")
+    if request.tokenizers is not None:
+        kwargs["assistant_tokenizer"] = request.tokenizers[1]
     output = plain(**kwargs, assistant_model=request.assistant_model)
     stats = SpecStats(method=request.name or "", tier="chain", plain_reason=reason)
     if not isinstance(output, torch.Tensor):

@@ -139,8 +139,7 @@ class _Job:
         request = self._request()
         rank_sync = rank_sync_of(self.model)
         found = state_of(self.model).findings.of(self.model, rank_sync=rank_sync)
-        translates = self.kwargs.get("assistant_tokenizer") is not None
-        if (reason := one_by_one_reason(self.model, request, found, translates=translates)) is not None:
+        if (reason := one_by_one_reason(self.model, request, found)) is not None:
             if max_rows > 1:
                 self._warn_once(f"decodes prompts one by one, whatever max_batch_size is: {reason}")
             for index, prompt in prompts:
@@ -165,7 +164,8 @@ class _Job:
     def _request(self) -> Request:
         """What is asked for, without any prompt."""
         configs = _configs(self.model, self.kwargs)
-        request = read_request(dict(self.kwargs), configs, state_of(self.model).defaults)
+        own = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
+        request = read_request({**own, **self.kwargs}, configs, state_of(self.model).defaults)
         if request is None:
             raise ConfigError("spec_method", "must be given", None, 'Use "plain" for no drafts.')
         return request

@@ -17,11 +17,13 @@ from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.method import DrafterContext, Method
 from hf_specdec.methods.registry import METHODS, as_head, config_arguments, resolve
+from hf_specdec.methods.translation import are_alike, check_tokenizers
 from hf_specdec.observer import SpecStep
 
 __all__ = ["Request", "own_arguments", "read_request"]
 
 Observer = Callable[[SpecStep], None]
+TRANSLATED = 2  # tokens of the target that one of a draft model's own vocabulary may become, on the mean
 DRAFT_BUDGET = 64  # for a drafter of the user's own, which has no configuration here
 
 
@@ -34,6 +36,7 @@ class Request:
         assistant_model: the draft model, for methods that take one.
         is_default (`bool`): whether the method comes from a generation configuration, not from the call itself. A
             default that cannot be honoured decodes plainly.
+        tokenizers: the target's and the draft model's, where they differ.
     """
 
     method: Method | None
@@ -43,26 +46,39 @@ class Request:
     observer: Observer | None = None
     assistant_model: Any = None
     is_default: bool = False
+    tokenizers: tuple[Any, Any] | None = None
 
     @property
     def name(self) -> str | None:
         """The method's name."""
         return None if self.method is None else self.method.name
 
+    @property
+    def lacks_draft_model(self) -> bool:
+        """Whether the method needs a draft model, and the call brings none and does not draft with the target."""
+        needs_one = self.method is not None and self.method.needs_draft_model
+        return needs_one and self.assistant_model is None and self.config.drafting_layers is None
+
     def check_draft_model(self) -> None:
-        """Raise where the method needs a draft model and the call brings none.
+        """Raise where the method needs a draft model and the call brings none, or two ways to draft.
 
         Raises:
-            ConfigError: `assistant_model` is missing.
+            ConfigError: `assistant_model` is missing, or comes with `exit_layer`.
         """
         method = self.method
         if method is not None and method.needs_draft_head and self.assistant_model is None:
             rule = f'must be given with spec_method="{method.name}"'
             remedy = "Pass hf_specdec.AutoDraftHead.from_pretrained(path) of a head for this model."
             raise ConfigError("assistant_model", rule, None, remedy)
-        if self.method is not None and self.method.needs_draft_model and self.assistant_model is None:
-            rule = f'must be given with spec_method="{self.method.name}"'
-            remedy = "Pass a smaller model of the same vocabulary, or hf_specdec.self_draft(model, layers=...)."
+        layers = self.config.drafting_layers
+        if layers is not None and self.assistant_model is not None:
+            remedy = "Give only one of the two."
+            raise ConfigError("exit_layer", "must be unset with an assistant_model", layers, remedy)
+        if self.lacks_draft_model:
+            assert method is not None
+            rule = f'must be given with spec_method="{method.name}"'
+            first_layers = 'spec_config={"exit_layer": ...} or hf_specdec.self_draft(model, layers=...)'
+            remedy = f"Pass a smaller model of the same vocabulary, or draft with the first layers: {first_layers}."
             raise ConfigError("assistant_model", rule, None, remedy)
 
 
@@ -112,15 +128,39 @@ def read_request(
     parsed = method.config_class.parse(config, field)
     if (reserved := defaults.get(method.name)) is not None:
         parsed.check_within(reserved, field)
+    assistant = _assistant_model(kwargs, method, parsed)
+    tokenizers = None if assistant is None else _tokenizers(kwargs, method, parsed)
     return Request(
         method=method,
         config=parsed,
-        budget=parsed.node_budget,
+        budget=parsed.node_budget * (1 if tokenizers is None else TRANSLATED),
         make_drafter=lambda context: method.make(parsed, context),
         observer=observer,
-        assistant_model=_assistant_model(kwargs, method, parsed),
+        assistant_model=assistant,
         is_default=is_default,
+        tokenizers=tokenizers,
     )
+
+
+def _tokenizers(kwargs: dict[str, Any], method: Method, config: SpecConfig) -> tuple[Any, Any] | None:
+    """The target's tokenizer and the draft model's, taken out of `kwargs`; `None` where the draft reads the target's.
+
+    Raises:
+        ConfigError: one is missing, or the method compares probabilities, which differ between vocabularies.
+    """
+    own = kwargs.pop("assistant_tokenizer", None)
+    if own is None:
+        return None
+    check_tokenizers(kwargs.get("tokenizer"), own)
+    if are_alike(kwargs["tokenizer"], own):
+        return None
+    if not method.translates:
+        rule, remedy = f"must be unset with spec_method={method.name!r}", 'Use spec_method="draft_model".'
+        raise ConfigError("assistant_tokenizer", rule, type(own).__name__, remedy)
+    if config.draws_drafts:
+        rule = "must be False with an assistant_tokenizer: probabilities of two vocabularies cannot be compared"
+        raise ConfigError("use_logits", rule, True, "Leave it out: drafts are compared by token.")
+    return kwargs["tokenizer"], own
 
 
 def _assistant_model(kwargs: dict[str, Any], method: Method, config: SpecConfig) -> Any:

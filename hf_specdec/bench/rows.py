@@ -183,7 +183,7 @@ def _method_row(name: str, method_name: str, value: Any, loaded: LoadedModel) ->
         raise ConfigError(name, "must have a draft head", None, "Time heads with generate; bench takes draft models.")
     if method.own_head is not None:
         _check_own_head(name, method, loaded)
-    if method.needs_draft_model or wants_draft:
+    if (method.needs_draft_model and config.drafting_layers is None) or wants_draft:
         how["assistant_model"] = draft = _draft_of(loaded, name)
         described |= {"assistant": loaded.assistant_name, "assistant_dtype": precision_of(draft)}
     _check_devices(name, config, loaded)

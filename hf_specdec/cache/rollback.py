@@ -11,7 +11,7 @@ from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.errors import UnsupportedModelError
 
-__all__ = ["RollbackCache", "rollback_cache"]
+__all__ = ["RollbackCache", "rollback_cache", "rollback_over"]
 
 
 class RollbackCache(Protocol):
@@ -80,6 +80,11 @@ def rollback_cache(
         raise UnsupportedModelError("the cache is not one of transformers' dynamic key/value caches")
     spec = None if inner is None else SpecCache.adopt(inner, reserve=reserve)
     return _AttentionRollback(cache, spec, lockstep) if spec is not None else _Unknown(cache)
+
+
+def rollback_over(spec: SpecCache, *, lockstep: bool = False) -> RollbackCache:
+    """To drive `spec` itself; nobody else looks at it."""
+    return _AttentionRollback(spec, spec, lockstep)
 
 
 class _AttentionRollback:

@@ -12,7 +12,7 @@ from hf_specdec.cache.spec_layer import RowReserve, SpecLayer, WriteIndex
 from hf_specdec.compat import Cache, DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from hf_specdec.transfer import to_device
 
-__all__ = ["SpecCache"]
+__all__ = ["Moves", "SpecCache"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,17 @@ class Moves:
                     source.append(start + column)
                     target.append(start + place)
         return cls(rows, source, target) if rows else None
+
+    @classmethod
+    def between(
+        cls, starts: Sequence[int], rows: Sequence[int], source: Sequence[int], target: Sequence[int]
+    ) -> "Moves | None":
+        """Of single columns, counted from their rows' starts; `None` where each stays where it is."""
+        if list(source) == list(target):
+            return None
+        first = [starts[row] for row in rows]
+        moved = [[at + column for at, column in zip(first, side, strict=True)] for side in (source, target)]
+        return cls(list(rows), *moved)
 
     def on(self, device: torch.device, offset: int) -> list[torch.Tensor]:
         """Rows, sources and targets on `device`, in buffers that begin at column `offset`."""
@@ -117,11 +128,11 @@ class SpecCache(Cache):
         if moves is None and written and written[0].lengths == self.lengths:
             return  # every column is kept where it is
         if moves is not None:
-            self._move(moves)
+            self.move(moves)
         for layer in written:
             layer.set_lengths(self.lengths)
 
-    def _move(self, moves: Moves) -> None:
+    def move(self, moves: Moves) -> None:
         """Move columns in all layers, those of a block at once."""
         blocks = {(id(block), layer.offset): block for layer in self._written for block in layer.buffers}
         indices: dict[tuple[torch.device, int], list[torch.Tensor]] = {}

@@ -79,6 +79,11 @@ class SpecLayer(CacheLayerMixin):
         self.lengths: tuple[int, ...] = ()
         self.length = 0  # of the longest row
 
+    def make_room(self, columns: int) -> None:
+        """Have at least as many columns."""
+        if columns > self.keys.shape[-2]:
+            self._grow(columns)
+
     def set_lengths(self, lengths: tuple[int, ...]) -> None:
         """Make `lengths` the rows' lengths; columns after them are free."""
         self.lengths = lengths

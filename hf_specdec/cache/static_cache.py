@@ -79,8 +79,7 @@ class StaticSpecLayer(SpecLayer):
 
     def seat(self, slots: StaticWriteIndex, capacity: int) -> None:
         """Write at `slots` from now on, into buffers of at least `capacity` columns."""
-        if capacity > self.keys.shape[-2]:
-            self._grow(capacity)
+        self.make_room(capacity)
         if slots is not self.slots:
             self.slots = slots
             mark_static_address(self.keys)

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.capabilities.probe import Capability, probe, untried
+from hf_specdec.capabilities.probe_exit import ExitFinding, probe_exit
 from hf_specdec.capabilities.probe_rows import probe_rows
 from hf_specdec.capabilities.reference import ProbeFailed
 from hf_specdec.compat.fingerprint import fingerprint
@@ -33,6 +34,7 @@ class Found:
     def __init__(self, capability: Capability, *, knows_rows: bool = False) -> None:
         self.capability = capability
         self._reasons: list[str | None] = [None] * knows_rows  # one entry once batches were tried
+        self._exits: dict[int, ExitFinding] = {}  # by the number of layers
         self._lock = threading.Lock()
 
     @property
@@ -57,6 +59,20 @@ class Found:
                     _raise_if_shared(error, rank_sync)
                     return f"several sequences at once could not be tried: {error}"
             return self._reasons[0]
+
+    def early_exit(self, model: PreTrainedModel, layers: int, *, rank_sync: RankSync | None = None) -> ExitFinding:
+        """Whether the model's first `layers` layers can draft for it; probed at the first such call."""
+        rank_sync = rank_sync or RankSync()
+        with self._lock:
+            if rank_sync.any(layers not in self._exits):
+                try:
+                    with _uncompiled():
+                        found = probe_exit(model, layers, "tree" if self.capability.tier == "tree" else "chain")
+                except ProbeFailed as error:
+                    _raise_if_shared(error, rank_sync)
+                    return ExitFinding(recomputed=f"it could not be tried: {error}")
+                self._exits[layers] = found
+            return self._exits[layers]
 
 
 class Findings:

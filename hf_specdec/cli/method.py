@@ -11,7 +11,7 @@ from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.method import Method
 from hf_specdec.methods.registry import METHODS, config_arguments, resolve
 
-__all__ = ["AUTO", "DEFAULT_METHOD", "check_draft_options", "describe_methods", "read_method"]
+__all__ = ["AUTO", "DEFAULT_METHOD", "check_draft_options", "describe_methods", "loads_draft", "read_method"]
 
 DRAFT_METHODS = [method.name for method in METHODS.values() if method.needs_assistant]
 WITH_DRAFT = [method.name for method in METHODS.values() if method.takes_draft_model or method.takes_draft_head]
@@ -59,15 +59,27 @@ def read_method(
     return method.name, config
 
 
+def loads_draft(method: str | None, config: SpecConfig | None, draft_model: str | None) -> bool:
+    """Whether there is a second model to load: one that is named, or the embedded one."""
+    drafts_itself = config is not None and config.drafting_layers is not None
+    return draft_model is not None or (method in DRAFT_METHODS and not drafts_itself)
+
+
 def check_draft_options(
-    method: str | None, *, model: str | None, draft_model: str | None, draft_dtype: str | None
+    method: str | None,
+    config: SpecConfig | None,
+    *,
+    model: str | None,
+    draft_model: str | None,
+    draft_dtype: str | None,
 ) -> None:
     """Raise where an option of the draft model comes with a method that has none, or a draft is missing.
 
     Raises:
         ConfigError: it does, or the target is the user's own and no draft is named.
     """
-    if method in DRAFT_METHODS and model is not None and draft_model is None:
+    needs_draft = loads_draft(method, config, None)
+    if needs_draft and model is not None and draft_model is None:
         rule = f"must be given with --model and --spec-method {method}"
         raise ConfigError("--draft-model", rule, None, "Name a smaller model of the same vocabulary.")
     if draft_model is not None and method not in WITH_DRAFT:
@@ -75,7 +87,7 @@ def check_draft_options(
         raise ConfigError(
             "--draft-model", f"must come with {wanted}", draft_model, "Other methods need no second model."
         )
-    if draft_dtype is not None and draft_model is None and method not in DRAFT_METHODS:
+    if draft_dtype is not None and draft_model is None and not needs_draft:
         rule = f"must come with --draft-model or --spec-method {DRAFT_METHODS[0]}"
         raise ConfigError("--draft-dtype", rule, draft_dtype, "Without a second model there is nothing to load.")
 

@@ -9,7 +9,7 @@ import typer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec.cli.inputs import load, load_draft, read_sampling, set_threads
-from hf_specdec.cli.method import DRAFT_METHODS, check_draft_options, describe_methods, read_method
+from hf_specdec.cli.method import check_draft_options, describe_methods, loads_draft, read_method
 from hf_specdec.cli.where import Where, read_where
 from hf_specdec.methods.config import SpecConfig
 
@@ -178,7 +178,7 @@ class MethodOptions:
             draft_model=self.draft_model,
             memory=memory,
         )
-        check_draft_options(method, model=path, draft_model=self.draft_model, draft_dtype=self.draft_dtype)
+        check_draft_options(method, config, model=path, draft_model=self.draft_model, draft_dtype=self.draft_dtype)
         return method, config
 
     def arguments(self, method: str | None, config: SpecConfig | None, dtype: str, target: Loaded) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class MethodOptions:
         if method is None:
             return {}
         how: dict[str, Any] = {"spec_method": method, "spec_config": config}
-        if method in DRAFT_METHODS or self.draft_model is not None:
+        if loads_draft(method, config, self.draft_model):
             beside = target.where.beside(target.model)
             precision = self.draft_dtype or dtype
             how["assistant_model"] = load_draft(self.draft_model, precision, config, beside, method=method)

@@ -1,9 +1,9 @@
-"""`hf-specdec train`: make an EAGLE-3 head for any target, from text that the target writes."""
+"""`hf-specdec train`: make an EAGLE-3 head or a draft model for any target, from text that the target writes."""
 
 import dataclasses
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -14,16 +14,22 @@ from hf_specdec.cli.prompts_file import FORMS, own_device, read_prompts
 from hf_specdec.cli.report import note, print_json, reports_errors, stdout_console
 from hf_specdec.cli.spread import spread
 from hf_specdec.errors import ConfigError
-from hf_specdec.training import HeadReport, HeadTraining, train_head
+from hf_specdec.training import DraftTraining, HeadReport, HeadTraining, train_draft, train_head
 
 __all__ = ["train"]
 
 DEFAULT = HeadTraining()
+Kind = Literal["head", "draft"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """How the head is trained."""
+    """How the draft is trained."""
+
+    kind: Annotated[
+        Kind,
+        typer.Option("--kind", help="An EAGLE-3 head on the target's hidden states, or a draft model of fewer layers."),
+    ] = "head"
 
     num_texts: Annotated[int, typer.Option("--num-texts", help="Texts that the target writes.")] = DEFAULT.num_texts
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of a prompt.")] = DEFAULT.prompt_tokens
@@ -42,13 +48,17 @@ class TrainingOptions:
         int | None,
         typer.Option("--draft-vocab-size", help="Tokens that the head can draft. Default: all, at most 32,000."),
     ] = None
+    draft_layers: Annotated[
+        int | None,
+        typer.Option("--draft-layers", help="Layers of a draft model. Default: a quarter of the target's."),
+    ] = None
     epochs: Annotated[float, typer.Option("--epochs", help="Most passes over the texts.")] = DEFAULT.epochs
     minutes: Annotated[float | None, typer.Option("--minutes", help="Most minutes of training. Default: no bound.")] = (
         None
     )
     batch_size: Annotated[int, typer.Option("--batch-size", help="Texts a step, of one process.")] = DEFAULT.batch_size
     rollout_steps: Annotated[
-        int, typer.Option("--rollout-steps", help="Draft steps of each position that are trained.")
+        int, typer.Option("--rollout-steps", help="Draft steps that are measured; a head is trained on them.")
     ] = DEFAULT.rollout_steps
     learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="Default: 0.4 / hidden_size.")] = None
     mixed_precision: Annotated[str, typer.Option("--mixed-precision", help="Of training: no, bf16, fp16.")] = (
@@ -56,18 +66,29 @@ class TrainingOptions:
     )
     seed: Annotated[int, typer.Option("--seed", help="Of everything that is drawn.")] = DEFAULT.seed
 
-    def read(self) -> HeadTraining:
+    def read(self) -> HeadTraining | DraftTraining:
         """The same, checked."""
-        options = dataclasses.asdict(self)
-        layers, new_tokens = options.pop("layers"), options.pop("max_new_tokens")
-        return HeadTraining(layer_ids=_layer_ids(layers), new_tokens=new_tokens, **options)
+        other: dict[str, int | str | None] = {"--draft-layers": self.draft_layers}
+        if self.kind == "draft":
+            other = {"--layers": self.layers, "--draft-vocab-size": self.draft_vocab_size}
+        for option, value in other.items():
+            if value is not None:
+                wanted = "draft" if self.kind == "head" else "head"
+                raise ConfigError(option, f"must come with --kind {wanted}", value, "Leave it out.")
+        values = dataclasses.asdict(self)
+        kind, layers, draft_layers = (values.pop(name) for name in ("kind", "layers", "draft_layers"))
+        new_tokens, draft_vocab_size = values.pop("max_new_tokens"), values.pop("draft_vocab_size")
+        if kind == "draft":
+            return DraftTraining(new_tokens=new_tokens, draft_layers=draft_layers, **values)
+        layer_ids = _layer_ids(layers)
+        return HeadTraining(new_tokens=new_tokens, layer_ids=layer_ids, draft_vocab_size=draft_vocab_size, **values)
 
 
 @reports_errors
 @spread
 def train(
     *,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the head; an interrupted training there goes on.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the draft; an interrupted training there goes on.")],
     model: options.ModelArgument = None,
     prompts: Annotated[
         list[Path] | None,
@@ -82,10 +103,11 @@ def train(
     loading: LoadOptions,
     json: options.Json = False,
 ) -> None:
-    """Train an EAGLE-3 draft head for any target, from text that the target writes.
+    """Train a draft for any target, from text that the target writes: an EAGLE-3 head, or a smaller model.
 
-    Training ends when held-out acceptance rises no more. The head is saved in the speculators format with a model card;
-    `accelerate launch -m hf_specdec train ...` shares the work between processes.
+    Training ends when held-out acceptance rises no more. A head is saved in the speculators format, a draft model as
+    transformers saves models, both with a model card. `accelerate launch -m hf_specdec train ...` shares the work
+    between processes.
     """
     config = training.read()
     texts = None if prompts is None else [text for path in prompts for text in _texts_of(path)]
@@ -94,7 +116,10 @@ def train(
     if device is not None and loading.device_map is None:
         target.to(device)
     _show_log()
-    report = train_head(target, loaded.tokenizer, texts, out, config)
+    if isinstance(config, HeadTraining):
+        report = train_head(target, loaded.tokenizer, texts, out, config)
+    else:
+        report = train_draft(target, loaded.tokenizer, texts, out, config)
     if json:
         print_json({"out": str(out), **dataclasses.asdict(report)})
     else:

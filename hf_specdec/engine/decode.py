@@ -19,7 +19,8 @@ from hf_specdec.engine.batch_rules import batch_fallback_reason
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost_facts import other_threads
 from hf_specdec.engine.cost_model import StepCosts
-from hf_specdec.engine.draft_pairing import draft_capability, draft_model_of, logits_processor_of
+from hf_specdec.engine.draft_pairing import draft_capability, draft_model_of, logits_processor_of, translations_of
+from hf_specdec.engine.exit_pairing import check_exit, exit_runner_of
 from hf_specdec.engine.first_call import first_call_of
 from hf_specdec.engine.head_pairing import head_runner_of, own_head_of
 from hf_specdec.engine.length_rules import exceeds_original_length, reason_against_length
@@ -34,6 +35,7 @@ from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import DrafterContext
 from hf_specdec.methods.registry import METHODS
+from hf_specdec.methods.translation import Translation
 from hf_specdec.request import Request
 from hf_specdec.stats import SpecStats
 
@@ -120,13 +122,9 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
     return batch_fallback_reason(call) or _batch_reason(call.model, found, _encoder_kwargs(call))
 
 
-def one_by_one_reason(model: PreTrainedModel, request: Request, found: Found, *, translates: bool) -> str | None:
-    """Why prompts of different lengths are decoded one by one, if they are.
-
-    Args:
-        translates: whether the draft model has a tokenizer of its own.
-    """
-    if (reason := transformers_reason(request, translates=translates)) is not None:
+def one_by_one_reason(model: PreTrainedModel, request: Request, found: Found) -> str | None:
+    """Why prompts of different lengths are decoded one by one, if they are."""
+    if (reason := transformers_reason(request)) is not None:
         return reason
     if request.config.engine == "assisted":
         return "transformers' assisted decoding takes one sequence"
@@ -167,12 +165,10 @@ def alone_reason(call: Call) -> str | None:
     return None
 
 
-def transformers_reason(request: Request, *, translates: bool) -> str | None:
+def transformers_reason(request: Request) -> str | None:
     """Why a draft model is left to transformers' own assisted decoding, if it is."""
     if request.assistant_model is None:
         return None
-    if translates:
-        return "the draft has a tokenizer of its own: transformers' universal assisted decoding translates its drafts"
     return "transformers' own assisted decoding was asked for" if request.config.engine == "assisted" else None
 
 
@@ -203,15 +199,22 @@ def drafting(
         num_rows: rows that share a forward; by default the call's own.
     """
     draft_model: AnyDraftRunner | None = None
+    translations: list[Translation] | None = None
     logits_processor, state = logits_processor_of(call), state_of(call.model)
     assistant = request.assistant_model
     if assistant is None:
         assistant = own_head_of(call.model, request.method, request.config)
-    if isinstance(assistant, DraftHead):
+    if (layers := request.config.drafting_layers) is not None:
+        draft_model = exit_runner_of(call, layers, found)
+    elif isinstance(assistant, DraftHead):
         draft_model = head_runner_of(call, assistant)
     elif assistant is not None:
-        tier = draft_capability(call.model, assistant).tier
-        draft_model = draft_model_of(call, assistant, tier=tier, encoder_inputs=encoder_inputs)
+        tier = draft_capability(call.model, assistant, translates=request.tokenizers is not None).tier
+        if request.tokenizers is not None:
+            translations = translations_of(call, *request.tokenizers)
+        draft_model = draft_model_of(
+            call, assistant, tier=tier, encoder_inputs=encoder_inputs, translations=translations
+        )
     takes_trees = found.capability.tier == "tree"
     is_sampled = bool(call.generation_config.do_sample)
     is_fixed = torch.are_deterministic_algorithms_enabled()
@@ -229,6 +232,7 @@ def drafting(
                 is_sampled=is_sampled,
                 takes_trees=takes_trees,
                 token_cost=token_cost,
+                translation=None if translations is None else translations[row],
             )
         )
 
@@ -250,7 +254,10 @@ def costs_of(model: PreTrainedModel, request: Request, device: torch.device) -> 
 
 def _reason_against_default(call: Call, request: Request, found: Found) -> str | None:
     """Why a method that was not asked for in the call itself cannot be honoured, or `None`."""
+    layers = request.config.drafting_layers
     try:
+        if layers is not None:
+            check_exit(call.model, layers)
         check_tier(call.model, request, found.capability)
         check_cache(call)
     except (ConfigError, UnsupportedModelError) as error:

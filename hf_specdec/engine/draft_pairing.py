@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,14 +18,18 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.draft_runner import DraftRunner
 from hf_specdec.forward.model_runner import Tier
+from hf_specdec.methods.translation import Translation
 
-__all__ = ["check_pair", "draft_capability", "draft_model_of", "logits_processor_of", "vocab_sizes"]
+__all__ = ["check_pair", "draft_capability", "draft_model_of", "logits_processor_of", "translations_of", "vocab_sizes"]
 
 MAX_PADDING = 1024  # ids by which vocabularies of one tokenizer differ, rounded up to a multiple for the hardware
 
 
-def check_pair(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+def check_pair(target: PreTrainedModel, draft: PreTrainedModel, *, translates: bool = False) -> None:
     """Refuse a draft model whose token ids cannot be the target's.
+
+    Args:
+        translates: whether the draft has a tokenizer of its own.
 
     Raises:
         ConfigError: the models are of different kinds, their vocabularies differ by more than padding, or the draft
@@ -44,15 +48,37 @@ def check_pair(target: PreTrainedModel, draft: PreTrainedModel) -> None:
             f"{type(draft).__name__} with a tp_plan",
             "Load the target with tp_plan too, or the draft without.",
         )
+    if translates:
+        _check_translated(draft)
+        return
     sizes = vocab_sizes(target, draft)
     if abs(sizes[0] - sizes[1]) > MAX_PADDING:
         raise ConfigError(
             "assistant_model",
             f"must share the target's tokenizer (the target has {sizes[0]} token ids, the draft {sizes[1]})",
             type(draft).__name__,
-            "Choose a draft of the same family, or pass tokenizer= and assistant_tokenizer= to have the drafts "
-            "translated by transformers' universal assisted decoding.",
+            "Choose a draft of the same family, or pass tokenizer= and assistant_tokenizer= to have its drafts "
+            "translated.",
         )
+
+
+def _check_translated(draft: PreTrainedModel) -> None:
+    """Refuse a draft with a tokenizer of its own that cannot be told a text by tokens of its own."""
+    name = type(draft).__name__
+    if draft.config.is_encoder_decoder:
+        rule = "must be a decoder-only model with an assistant_tokenizer"
+        raise ConfigError("assistant_model", rule, name, "Choose a draft with the target's tokenizer.")
+    if device_mesh(draft) is not None:
+        rule = "must be in one process with an assistant_tokenizer"
+        raise ConfigError("assistant_model", rule, f"{name} with a tp_plan", "Load the draft without it.")
+
+
+def translations_of(call: Call, tokenizer: Any, assistant_tokenizer: Any) -> list[Translation]:
+    """Each row's prompt in both vocabularies."""
+    found = [Translation(tokenizer, assistant_tokenizer) for _ in range(len(call.input_ids))]
+    for row, translation in enumerate(found):
+        translation.begin(call.prompt_of(row))
+    return found
 
 
 def vocab_sizes(*models: PreTrainedModel) -> list[int]:
@@ -60,14 +86,17 @@ def vocab_sizes(*models: PreTrainedModel) -> list[int]:
     return [compat.text_config(model.config).vocab_size for model in models]
 
 
-def draft_capability(target: PreTrainedModel, draft: PreTrainedModel) -> Capability:
+def draft_capability(target: PreTrainedModel, draft: PreTrainedModel, *, translates: bool = False) -> Capability:
     """How the draft can be driven, once it is clear that it goes together with the target.
+
+    Args:
+        translates: whether the draft has a tokenizer of its own.
 
     Raises:
         ConfigError: the models do not go together.
         UnsupportedModelError: the draft cannot roll back, so that it could not follow the text.
     """
-    check_pair(target, draft)
+    check_pair(target, draft, translates=translates)
     found = state_of(draft).findings.of(draft, rank_sync=rank_sync_of(draft)).capability
     if found.tier == "plain":
         raise UnsupportedModelError(
@@ -77,11 +106,19 @@ def draft_capability(target: PreTrainedModel, draft: PreTrainedModel) -> Capabil
     return found
 
 
-def draft_model_of(call: Call, draft: PreTrainedModel, *, tier: Tier, encoder_inputs: Any = None) -> DraftRunner:
+def draft_model_of(
+    call: Call,
+    draft: PreTrainedModel,
+    *,
+    tier: Tier,
+    encoder_inputs: Any = None,
+    translations: Sequence[Translation] | None = None,
+) -> DraftRunner:
     """The draft model with a cache of its own, ready to read the call's prompts.
 
     Args:
         encoder_inputs: of an encoder-decoder call: what the target's encoder has read.
+        translations: each row's prompt in the draft's vocabulary, where that is another one.
 
     Raises:
         ConfigError: the prompt is no text that the draft could read.
@@ -90,18 +127,27 @@ def draft_model_of(call: Call, draft: PreTrainedModel, *, tier: Tier, encoder_in
         raise ConfigError(
             "inputs_embeds", "must be unset with a draft model", "given", "Pass input_ids, which the draft reads too."
         )
-    ids = call.input_ids.to(compat.input_device(draft))
+    ids, mask = call.input_ids, call.model_kwargs.get("attention_mask")
     longest = call.generation_config.max_length or ids.shape[1] + 1024
-    return DraftRunner(
+    room = min(longest - ids.shape[1], 4096)
+    if translations is not None:
+        # The last fixed token is the first root, after the prompt; a text of one token has it twice.
+        ids, mask = _padded([translation.fixed[:-1] or translation.fixed for translation in translations])
+    ids = ids.to(compat.input_device(draft))
+    is_seq2seq = draft.config.is_encoder_decoder
+    runner = DraftRunner(
         draft,
         ids,
-        _encoded(call, draft, encoder_inputs) if draft.config.is_encoder_decoder else _decoder_kwargs(call, draft, ids),
+        _encoded(call, draft, encoder_inputs) if is_seq2seq else _decoder_kwargs(draft, ids, mask),
         tier=tier,
-        vocab_size=vocab_sizes(call.model)[0],
+        vocab_size=vocab_sizes(call.model if translations is None else draft)[0],
         relative_cost=_relative_cost(call.model, draft),
         device=call.input_ids.device,
-        room=min(longest - ids.shape[1], 4096),
+        room=room,
     )
+    for row, translation in enumerate(translations or ()):
+        runner.keep(row, translation.fixed[-1:])
+    return runner
 
 
 def _relative_cost(target: PreTrainedModel, draft: PreTrainedModel) -> float:
@@ -129,9 +175,16 @@ def logits_processor_of(call: Call) -> Callable[[torch.Tensor, torch.Tensor], to
     return lambda ids, row: cast("torch.Tensor", processors(ids, row))
 
 
-def _decoder_kwargs(call: Call, draft: PreTrainedModel, ids: torch.Tensor) -> dict[str, Any]:
+def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`(batch, longest)` ids, padded on the left, and their mask; `None` where nothing is padded."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    return ids, None if bool(mask.all()) else mask
+
+
+def _decoder_kwargs(draft: PreTrainedModel, ids: torch.Tensor, mask: Any) -> dict[str, Any]:
     kwargs: dict[str, Any] = {"use_cache": True, **compat.fresh_cache(draft)}
-    mask = call.model_kwargs.get("attention_mask")
     positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     if isinstance(mask, torch.Tensor) and mask.ndim == 2:
         kwargs["attention_mask"] = mask[:, -ids.shape[1] :].to(ids.device)

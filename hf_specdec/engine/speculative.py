@@ -26,6 +26,7 @@ from hf_specdec.engine.static_shapes import fixed_shapes
 from hf_specdec.engine.step import Batch, Limits
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.draft_runner import AnyDraftRunner, used_by
+from hf_specdec.forward.exit_runner import ExitRunner
 from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner, Tier
 from hf_specdec.forward.shared_cache_runner import SharedCacheRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -198,7 +199,7 @@ def queued_sequence_of(
 
 def _bind(draft_model: AnyDraftRunner | None, target: ModelRunner) -> None:
     """Let drafts be made over the target's cache where they read it."""
-    if isinstance(draft_model, SharedCacheRunner):
+    if isinstance(draft_model, SharedCacheRunner | ExitRunner):
         draft_model.bind(target)
 
 

@@ -161,7 +161,7 @@ class DraftRunner:
     def keep(self, place: int, accepted: Sequence[int]) -> None:
         """The text of one row goes on; note which scored nodes are part of it."""
         tree = self._trees[place]
-        self._paths[place] = [] if tree is None else _scored_path(tree, accepted[:-1])
+        self._paths[place] = [] if tree is None or not accepted else _scored_path(tree, accepted[:-1])
         for token in accepted:
             self.texts[place].append(token if token < self._own_vocab_size else 0)
         self._has_ended = True
@@ -247,6 +247,10 @@ class RowScorer:
         trees: list[DraftTree | None] = [None] * self.draft_model.num_rows
         trees[self.place] = tree
         return self.draft_model.score(trees)[self.place]
+
+    def room(self) -> int:
+        """See `DraftScorer.room`."""
+        return self.draft_model.room()
 
     def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """See `DraftScorer.keep`."""

@@ -4,6 +4,7 @@ The model is asked once what a forward of one token takes; after that only token
 Models whose class prepares its inputs itself are asked at every step.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.errors import UnsupportedModelError
@@ -89,6 +91,19 @@ class StepInputs:
         self._mask: torch.Tensor | None = None
         self._padding: torch.Tensor | None = None  # `(batch, P)` bool: which of the prompt's columns are seen
         self._knows_padding = False
+
+    def over(
+        self, model: PreTrainedModel, cache: SpecCache, masks: TreeMasks, adapter: TreeAdapter | None
+    ) -> "StepInputs":
+        """The same for another model over another cache that holds the same texts, until the next commit."""
+        own = copy.copy(self)
+        own.model, own.cache, own.attention_cache, own.masks, own.adapter = model, cache, cache, masks, adapter
+        own.template = {**self.template, self.cache_name: cache}
+        own.kwargs = {**self.kwargs, self.cache_name: cache}
+        for name in ("output_hidden_states", "output_attentions"):
+            own.template.pop(name, None)
+            own.kwargs.pop(name, None)
+        return own
 
     def of(self, columns: Sequence[TreeLayout], num_cached: Sequence[int]) -> dict[str, Any]:
         """Arguments for a forward of the rows' new columns.

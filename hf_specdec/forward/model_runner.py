@@ -13,12 +13,12 @@ from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import adapter_of, takes_positions
+from hf_specdec.forward.exit_rounds import EarlyExitRounds
 from hf_specdec.forward.inputs import StepInputs, rows_of
 from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
-from hf_specdec.methods.node_logits import NodeLogits, read_logits
-from hf_specdec.transfer import is_host
+from hf_specdec.methods.node_logits import NodeLogits, read_rows
 from hf_specdec.tree import DraftTree
 
 __all__ = ["ModelRunner", "Tier"]
@@ -43,6 +43,7 @@ class ModelRunner:
 
     Attributes:
         outputs: the model's output of the last forward.
+        early_exit: drafts of the model's first layers, where there are any.
         lockstep (`bool`): whether the rows' caches are kept equally long; rows that are ahead in their texts compute
             the same tokens again.
 
@@ -85,6 +86,7 @@ class ModelRunner:
         if self.hidden_layers and self.kwargs.get("output_hidden_states") is not True:
             self.kwargs["output_hidden_states"] = list(self.hidden_layers)
         self.outputs: Any = None
+        self.early_exit: EarlyExitRounds | None = None
         self._num_cached = [len(text) for text in self.texts]  # tokens of each text in the cache once the prompt is
         self._columns: list[TreeLayout] = []
         self._rows: list[slice] = []  # of the last forward's logits, those of each text's new nodes and extra tokens
@@ -136,6 +138,8 @@ class ModelRunner:
             For each row `(new nodes + extra tokens, vocab_size)`, the logits after each.
         """
         known = [0] * len(self.texts)
+        if self.early_exit is not None:
+            self.early_exit.complete(trees)
         if not self._columns and self._is_dropped_next():
             self._drop_cache()
         if self._columns and self.tier == "chain" and len(self.texts) > 1:
@@ -154,16 +158,10 @@ class ModelRunner:
     def node_logits(self, num_top: int | None) -> list[NodeLogits]:
         """The last forward's logits, for each row those that `forward` has returned, or of the prompt's last token.
 
-        Args:
-            num_top (`int | None`): what one transfer brings of them all from another device: the best token of each
-                node and its `num_top` best; `None` where nobody wants either.
+        `num_top` as of `read_rows`.
         """
-        rows = self._rows or [slice(-1, None)] * len(self.texts)
-        logits = self.outputs.logits
-        if num_top is None or is_host(logits.device):
-            return [NodeLogits(logits[row, new]) for row, new in enumerate(rows)]
-        read = read_logits(logits if self._rows else logits[:, -1:], num_top)  # (batch, C, 1 + 2 * num_top)
-        return [NodeLogits(logits[row, new], read[row, new]) for row, new in enumerate(rows)]
+        logits = self.outputs.logits if self._rows else self.outputs.logits[:, -1:]
+        return read_rows(logits, self._rows or [slice(None)] * len(self.texts), num_top)
 
     def _is_dropped_next(self) -> bool:
         """Whether plain generation's next forward, of one row, would compute the whole text anew."""
@@ -193,10 +191,14 @@ class ModelRunner:
         inputs = step_inputs.of(self._columns, self._num_cached)
         self.cache.checkpoint(self._columns[0].first_new)
         self._half_done = True
-        adapted = self.adapter.applied(step_inputs.tree) if self.adapter else contextlib.nullcontext()
+        rest = None if self.early_exit is None else self.early_exit.resume(self._columns)
+        model, adapter = rest or (self.model, self.adapter)
+        adapted = adapter.applied(step_inputs.tree) if adapter else contextlib.nullcontext()
         rotated = self.rotary.applied(step_inputs.lengths) if self.rotary else contextlib.nullcontext()
         with adapted, rotated:
-            self.outputs = self.model(**inputs, return_dict=True)
+            self.outputs = model(**inputs, return_dict=True)
+        if rest is not None and self.early_exit is not None:
+            self.early_exit.resumed(self._columns)
         self._half_done = False
 
     def _rewind(self, trees: Sequence[DraftTree | None]) -> tuple[list[DraftTree | None], list[int]]:
@@ -296,7 +298,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Give the caller's cache what plain generation would have left in it, also after an interrupted forward."""
-        if self._half_done or self._columns:
+        if self._half_done or self._columns or self.early_exit is not None:
             self.cache.rollback()
             self._columns = []
         if self.rotary is not None and self._inputs is not None:

@@ -61,6 +61,16 @@ class SpecConfig:
         return 0
 
     @property
+    def drafting_layers(self) -> int | None:
+        """Layers of the target that draft, where it does so by itself."""
+        return None
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether drafts are drawn, and accepted by the ratio of two models' probabilities, when sampling."""
+        return False
+
+    @property
     def fits_costs(self) -> bool:
         """Whether each step drafts as many tokens as pay, by what the target's forwards cost."""
         return False

@@ -49,6 +49,9 @@ class DraftScorer(Protocol):
         The root is the last token of the text. Each tree of a round begins with the nodes of the one before it.
         """
 
+    def room(self) -> int:
+        """How many tokens may be scored below the text's last one."""
+
     def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """End the round: the text goes on with `accepted`; what was computed for its tokens is kept.
 

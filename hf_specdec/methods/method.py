@@ -16,6 +16,7 @@ from hf_specdec.methods.base import TOKEN_COST, Drafter
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.draft_scorer import DraftScorer, LogitsProcessorFn
+from hf_specdec.methods.translation import Translation
 
 __all__ = ["DrafterContext", "Method", "MethodState"]
 
@@ -52,6 +53,7 @@ class DrafterContext:
         is_sampled: whether the call draws its tokens.
         takes_trees: whether the target verifies siblings.
         token_cost: what a token more adds to a forward of the target, in forwards of one.
+        translation: the sequence's text in the draft model's vocabulary, where that is another one.
     """
 
     state: MethodState
@@ -61,6 +63,7 @@ class DrafterContext:
     is_sampled: bool = False
     takes_trees: bool = True
     token_cost: float = TOKEN_COST
+    translation: Translation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,7 @@ class Method:
         takes_draft_head (`bool`): whether it uses one that is given.
         own_head: makes the head out of the target's own checkpoint, where the call brings none.
         as_head: makes a head of a transformers model that is one, and `None` of any other object.
+        translates (`bool`): whether its draft model may have a tokenizer of its own.
     """
 
     name: str
@@ -96,6 +100,7 @@ class Method:
     takes_draft_head: bool = False
     own_head: Callable[[PreTrainedModel], DraftHead] | None = None
     as_head: Callable[[object], DraftHead | None] | None = None
+    translates: bool = False
 
     @property
     def needs_assistant(self) -> bool:

@@ -18,7 +18,7 @@ import torch
 from hf_specdec.methods import compiled
 from hf_specdec.transfer import is_host
 
-__all__ = ["NodeLogits", "read_logits"]
+__all__ = ["NodeLogits", "read_logits", "read_rows"]
 
 Array = npt.NDArray[Any]
 ALL = slice(None)
@@ -74,6 +74,20 @@ class NodeLogits:
             return tokens.numpy(), log_probs.numpy()
         read = _to_host((tokens, log_probs))
         return read[:, :count].astype(np.int64), read[:, count:]
+
+
+def read_rows(logits: torch.Tensor, rows: Sequence[slice], num_top: int | None) -> list[NodeLogits]:
+    """Each sequence's part of a forward's logits, `(batch, C, vocab_size)`.
+
+    Args:
+        rows: which of the C are each sequence's.
+        num_top (`int | None`): what one transfer brings of them all from another device: the best token of each node
+            and its `num_top` best; `None` where nobody wants either.
+    """
+    if num_top is None or is_host(logits.device):
+        return [NodeLogits(logits[row, own]) for row, own in enumerate(rows)]
+    read = read_logits(logits, num_top)  # (batch, C, 1 + 2 * num_top)
+    return [NodeLogits(logits[row, own], read[row, own]) for row, own in enumerate(rows)]
 
 
 def read_logits(logits: torch.Tensor, num_top: int = 0) -> Array:

@@ -115,8 +115,9 @@ class RequestReader:
         except (ConfigError, TypeError) as error:
             raise RequestError(400, " ".join(str(error).split()), "invalid_value", "spec_method") from error
         is_head = isinstance(self.draft_model, DraftHead)
+        drafts_itself = config.drafting_layers is not None
         if (method.needs_draft_head and not (is_head and method.name in self.draft_model.methods)) or (
-            method.needs_draft_model and (is_head or self.draft_model is None)
+            method.needs_draft_model and (is_head or self.draft_model is None) and not drafts_itself
         ):
             kind = "head" if method.needs_draft_head else "model"
             message = f"the server has no draft {kind} for {method.name}"
@@ -124,7 +125,8 @@ class RequestReader:
         found = {"spec_method": method.name, "spec_config": config}
         if self.memory == "key" and api_key is not None:
             found["spec_method"] = method.remembering(self._memories.setdefault(api_key, MethodState()))
-        takes_draft = method.name in self.draft_model.methods if is_head else method.takes_draft_model
+        takes_model = method.takes_draft_model and not drafts_itself
+        takes_draft = method.name in self.draft_model.methods if is_head else takes_model
         return {**found, "assistant_model": self.draft_model} if takes_draft and self.draft_model is not None else found
 
     def _default_config(self, method: str) -> Any:

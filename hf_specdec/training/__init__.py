@@ -1,12 +1,13 @@
-"""Training draft heads of one's own: `train_head`, which `hf-specdec train` calls.
+"""Training drafts of one's own: `train_head` and `train_draft`, which `hf-specdec train` calls.
 
 from hf_specdec.training import HeadTraining, train_head
 report = train_head(target, tokenizer, prompts, "head", HeadTraining(num_texts=2000, minutes=20))
 report.measured[0].tokens_per_step
 """
 
-from hf_specdec.training.config import HeadTraining
+from hf_specdec.training.config import DraftTraining, HeadTraining
+from hf_specdec.training.draft_trainer import train_draft
 from hf_specdec.training.head_trainer import train_head
 from hf_specdec.training.report import HeadReport, Measured
 
-__all__ = ["HeadReport", "HeadTraining", "Measured", "train_head"]
+__all__ = ["DraftTraining", "HeadReport", "HeadTraining", "Measured", "train_draft", "train_head"]

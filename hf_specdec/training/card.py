@@ -1,28 +1,26 @@
-"""The model card of a trained head: data, steps and measured acceptance, held out."""
+"""The model card of a trained draft: data, steps and measured acceptance, held out."""
 
 from pathlib import Path
 
+from transformers import PreTrainedModel
+
 from hf_specdec.methods.eagle3.network import Eagle3Head
-from hf_specdec.training.config import HeadTraining
+from hf_specdec.training.config import DraftTraining, HeadTraining, Training
 from hf_specdec.training.report import HeadReport
 
-__all__ = ["write_card"]
+__all__ = ["write_draft_card", "write_head_card"]
 
 CARD = """---
-library_name: hf_specdec
-tags: [speculative-decoding, eagle3, speculators]
+library_name: {library}
+tags: [{tags}]
 {base_model}---
 
-# EAGLE-3 draft head for {target}
+# {title} for {target}
 
-Drafts tokens from the target's hidden states {layers}. {size:.2f} million parameters, {vocab} of the target's
-{full_vocab} tokens. The files are in the speculators format.
+{what}
 
 ```python
-import hf_specdec
-
-head = hf_specdec.AutoDraftHead.from_pretrained("path/to/this/folder")
-model.generate(**inputs, spec_method="eagle3", assistant_model=head)
+{use}
 ```
 
 ## Data
@@ -32,9 +30,7 @@ model.generate(**inputs, spec_method="eagle3", assistant_model=head)
 
 ## Training
 
-{steps} steps of {batch} texts ({minutes:.1f} minutes); the weights are those after step {best}. {rollout} draft steps
-of every position are trained (training-time test), each step's loss weighing {decay:g} of the one before; the labels
-are the target's distributions.
+{steps} steps of {batch} texts ({minutes:.1f} minutes); the weights are those after step {best}. {how}
 
 ## Held-out acceptance
 
@@ -45,30 +41,88 @@ text's next one, the first two are, and so on, and the tokens that a verify step
 |---|---|{rules}|---|
 {rows}
 """
+USE_HEAD = """import hf_specdec
+
+head = hf_specdec.AutoDraftHead.from_pretrained("path/to/this/folder")
+model.generate(**inputs, spec_method="eagle3", assistant_model=head)"""
+USE_DRAFT = """from transformers import AutoModelForCausalLM
+
+draft = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
+model.generate(**inputs, spec_method="draft_model", assistant_model=draft)"""
 
 
-def write_card(
+def write_head_card(
     folder: Path, report: HeadReport, config: HeadTraining, head: Eagle3Head, *, num_prompts: int | None
 ) -> None:
-    """Write `folder`/README.md.
+    """Write `folder`/README.md of a head.
 
     Args:
         num_prompts: prompts that were given; `None` where the target wrote from its first token on.
     """
     shape = head.config
+    size = sum(weight.numel() for weight in head.parameters()) / 1e6
+    layers = ", ".join(map(str, shape.layer_ids or ()))
+    fields = {
+        "library": "hf_specdec",
+        "tags": "speculative-decoding, eagle3, speculators",
+        "title": "EAGLE-3 draft head",
+        "what": f"Drafts tokens from the target's hidden states {layers}. {size:.2f} million parameters, "
+        f"{shape.draft_vocab_size:,} of the target's\n{shape.vocab_size:,} tokens. The files are in the speculators "
+        "format.",
+        "use": USE_HEAD,
+        "how": f"{config.rollout_steps} draft steps\nof every position are trained (training-time test), each step's "
+        f"loss weighing {config.step_decay:g} of the one before; the labels\nare the target's distributions.",
+    }
+    _write(folder, report, config, shape.target_name, " ".join(shape.target_architectures), num_prompts, fields)
+
+
+def write_draft_card(
+    folder: Path,
+    report: HeadReport,
+    config: DraftTraining,
+    draft: PreTrainedModel,
+    target: PreTrainedModel,
+    *,
+    num_prompts: int | None,
+) -> None:
+    """Write `folder`/README.md of a distilled draft model.
+
+    Args:
+        num_prompts: prompts that were given; `None` where the target wrote from its first token on.
+    """
+    layers = draft.config.get_text_config(decoder=True).num_hidden_layers
+    fields = {
+        "library": "transformers",
+        "tags": "speculative-decoding",
+        "title": "Draft model",
+        "what": f"A {type(draft).__name__} of {layers} layers and {draft.num_parameters() / 1e6:.2f} million parameters"
+        " with the target's tokenizer, distilled from it.",
+        "use": USE_DRAFT,
+        "how": "It began as\nthe target's first layers with its embeddings, norm and head; the labels are the target's "
+        "distributions.",
+    }
+    name = str(target.config.name_or_path) or None
+    _write(folder, report, config, name, type(target).__name__, num_prompts, fields)
+
+
+def _write(
+    folder: Path,
+    report: HeadReport,
+    config: Training,
+    target_name: str | None,
+    architecture: str,
+    num_prompts: int | None,
+    fields: dict[str, str],
+) -> None:
     rows = [
         f"| {m.temperature:g} | {m.num_positions} | {' | '.join(f'{rate:.3f}' for rate in m.rates)} | "
         f"{m.tokens_per_step:.2f} |"
         for m in report.measured
     ]
-    is_hub_name = shape.target_name is not None and not Path(shape.target_name).is_absolute()
+    is_hub_name = target_name is not None and not Path(target_name).is_absolute()
     text = CARD.format(
-        base_model=f"base_model: {shape.target_name}\n" if is_hub_name else "",
-        target=shape.target_name if is_hub_name else " ".join(shape.target_architectures),
-        layers=", ".join(map(str, shape.layer_ids or ())),
-        size=sum(weight.numel() for weight in head.parameters()) / 1e6,
-        vocab=f"{shape.draft_vocab_size:,}",
-        full_vocab=f"{shape.vocab_size:,}",
+        base_model=f"base_model: {target_name}\n" if is_hub_name else "",
+        target=target_name if is_hub_name else architecture,
         texts=f"{config.num_shards * config.texts_per_shard:,}",
         temperatures=" and ".join(f"{value:g}" for value in config.temperatures),
         new_tokens=config.new_tokens,
@@ -79,9 +133,9 @@ def write_card(
         minutes=report.minutes,
         best=f"{report.best_step:,}",
         rollout=config.rollout_steps,
-        decay=config.step_decay,
         columns=" | ".join(f"first {place + 1}" for place in range(config.rollout_steps)),
         rules="|".join(["---"] * config.rollout_steps),
         rows="\n".join(rows),
+        **fields,
     )
     (folder / "README.md").write_text(text, "utf-8")

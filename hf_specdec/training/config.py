@@ -1,16 +1,16 @@
-"""What `train_head` can be told."""
+"""What `train_head` and `train_draft` can be told."""
 
 from dataclasses import dataclass
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import check_at_least, check_positive
 
-__all__ = ["HeadTraining"]
+__all__ = ["DraftTraining", "HeadTraining", "Training"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadTraining:
-    """How an EAGLE-3 head is trained.
+class Training:
+    """How a draft is trained, of whatever kind, on texts that the target writes.
 
     Args:
         num_texts (`int`, *optional*, defaults to `4000`):
@@ -21,12 +21,6 @@ class HeadTraining:
             Tokens that the target writes after each prompt.
         temperatures (`tuple[float, ...]`, *optional*, defaults to `(0.0, 0.7)`):
             The shards' temperatures, in turn; 0 writes greedily.
-        layer_ids (`tuple[int, ...]`, *optional*):
-            Hidden states that the head reads, as `output_hidden_states` numbers them. `None` takes a low, a middle and
-            a high one.
-        draft_vocab_size (`int`, *optional*):
-            Tokens that the head can draft, the most frequent ones of the texts. `None` is all of the target's, at most
-            32,000.
         epochs (`float`, *optional*, defaults to `8.0`):
             Most passes over the texts.
         minutes (`float`, *optional*):
@@ -34,9 +28,7 @@ class HeadTraining:
         batch_size (`int`, *optional*, defaults to `8`):
             Texts a step, of one process.
         rollout_steps (`int`, *optional*, defaults to `4`):
-            Draft steps of each position that are trained (the paper's training-time test).
-        step_decay (`float`, *optional*, defaults to `0.8`):
-            Weight of a draft step's loss over that of the step before it.
+            Drafted tokens of the chains that acceptance is measured on.
         learning_rate (`float`, *optional*):
             Of AdamW, at its peak. `None` is 0.4 / hidden_size: 1e-4 at 4,096, the published heads' order of magnitude.
         held_out (`float`, *optional*, defaults to `0.05`):
@@ -57,13 +49,10 @@ class HeadTraining:
     prompt_tokens: int = 64
     new_tokens: int = 128
     temperatures: tuple[float, ...] = (0.0, 0.7)
-    layer_ids: tuple[int, ...] | None = None
-    draft_vocab_size: int | None = None
     epochs: float = 8.0
     minutes: float | None = None
     batch_size: int = 8
     rollout_steps: int = 4
-    step_decay: float = 0.8
     learning_rate: float | None = None
     held_out: float = 0.05
     patience: int = 4
@@ -101,3 +90,60 @@ class HeadTraining:
         cycle = len(self.temperatures)
         rounded = -(-wanted // cycle) * cycle
         return min(rounded, max(1, self.num_shards // 2))
+
+    @property
+    def of_texts(self) -> tuple[str, ...]:
+        """Names of the fields that the texts and the draft's shape depend on."""
+        return ("num_texts", "prompt_tokens", "new_tokens", "temperatures", "texts_per_shard", "held_out", "seed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTraining(Training):
+    """How an EAGLE-3 head is trained. So many `rollout_steps` of each position are trained (training-time test).
+
+    Args:
+        layer_ids (`tuple[int, ...]`, *optional*):
+            Hidden states that the head reads, as `output_hidden_states` numbers them. `None` takes a low, a middle and
+            a high one.
+        draft_vocab_size (`int`, *optional*):
+            Tokens that the head can draft, the most frequent ones of the texts. `None` is all of the target's, at most
+            32,000.
+        step_decay (`float`, *optional*, defaults to `0.8`):
+            Weight of a draft step's loss over that of the step before it.
+
+    The other fields are those of `Training`.
+    """
+
+    layer_ids: tuple[int, ...] | None = None
+    draft_vocab_size: int | None = None
+    step_decay: float = 0.8
+
+    @property
+    def of_texts(self) -> tuple[str, ...]:
+        """Names of the fields that the texts and the head's shape depend on."""
+        return (*Training.of_texts.fget(self), "draft_vocab_size")  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftTraining(Training):
+    """How a draft model is distilled.
+
+    Args:
+        draft_layers (`int`, *optional*):
+            Layers of the draft, which begins as the target's first ones with its embeddings, norm and head. `None`
+            takes a quarter of the target's.
+
+    The other fields are those of `Training`.
+    """
+
+    draft_layers: int | None = None
+
+    def __post_init__(self) -> None:
+        Training.__post_init__(self)
+        if self.draft_layers is not None:
+            check_positive("draft_layers", self.draft_layers, "A quarter of the target's layers is the default.")
+
+    @property
+    def of_texts(self) -> tuple[str, ...]:
+        """Names of the fields that the texts and the draft's shape depend on."""
+        return (*Training.of_texts.fget(self), "draft_layers")  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ __all__ = ["HeadReport", "Measured"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Acceptance of a head's chains on held-out texts of one temperature.
+    """Acceptance of a draft's chains on held-out texts of one temperature.
 
     Attributes:
         temperature (`float`): at which the target wrote the texts.
@@ -28,14 +28,14 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class HeadReport:
-    """One training.
+    """One training, of a head or of a draft model.
 
     Attributes:
         num_steps (`int`): steps trained.
         best_step (`int`): the step whose weights were kept.
         minutes (`float`): of training, the writing of texts and the measurements left out.
         measured (`tuple[Measured, ...]`): held-out acceptance of the kept weights, by temperature.
-        loss (`float`): mean of the last 50 steps, in nats, the draft steps' weighted sum.
+        loss (`float`): mean of the last 50 steps, in nats; of a head, the draft steps' weighted sum.
     """
 
     num_steps: int

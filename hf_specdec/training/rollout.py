@@ -6,46 +6,15 @@ for the target's choices, so what is counted on texts of its own is what a chain
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 from transformers import DynamicCache
 
 from hf_specdec.methods.eagle3.network import Eagle3Head
+from hf_specdec.training.batch import Batch, Outcome, ahead
 
-__all__ = ["Batch", "HeadRollout", "Outcome"]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Texts to train on; shapes as in `Shard`.
-
-    Attributes:
-        counted (`Tensor`): `(N, L)` bool: tokens that the target wrote, whose acceptance counts.
-    """
-
-    ids: torch.Tensor
-    features: torch.Tensor
-    top_ids: torch.Tensor
-    top_probabilities: torch.Tensor
-    real: torch.Tensor
-    counted: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Sums over the positions of a batch.
-
-    Attributes:
-        loss (`Tensor`): `()`, mean nats a position, the steps weighted.
-        accepted (`Tensor`): `(steps,)`: positions whose drafts up to this step were the text's tokens.
-        num_positions (`Tensor`): `()`: positions that could have been accepted.
-    """
-
-    loss: torch.Tensor
-    accepted: torch.Tensor
-    num_positions: torch.Tensor
+__all__ = ["HeadRollout"]
 
 
 class HeadRollout(nn.Module):
@@ -86,13 +55,13 @@ class HeadRollout(nn.Module):
         kept = batch.real[:, :-1]  # (N, length): what all steps so far have got right
         accepted, total, weight = [], None, 1.0
         for step in range(self.steps):
-            tokens = _ahead(embeddings, 1 + step, length)
+            tokens = ahead(embeddings, 1 + step, length)
             states = head(tokens, states, positions + step, mask, cache, key_positions=places)
             logits = head.logits(states).float()  # (N, length, draft_vocab_size): of token i + 2 + step
             loss = loss + weight * self._loss(logits, batch, 1 + step, length)
             chosen = head.target_ids[logits.argmax(-1)]
-            counts = _ahead(batch.counted & batch.real, 2 + step, length)
-            kept = kept & counts & (chosen == _ahead(batch.ids, 2 + step, length))
+            counts = ahead(batch.counted & batch.real, 2 + step, length)
+            kept = kept & counts & (chosen == ahead(batch.ids, 2 + step, length))
             # Every step is divided by the same positions: those with a token of the target's two places on.
             total = counts.sum() if total is None else total
             accepted.append(kept.sum())
@@ -102,20 +71,13 @@ class HeadRollout(nn.Module):
         assert total is not None
         return Outcome(loss, torch.stack(accepted), total)
 
-    def _loss(self, logits: torch.Tensor, batch: Batch, ahead: int, length: int) -> torch.Tensor:
+    def _loss(self, logits: torch.Tensor, batch: Batch, places_on: int, length: int) -> torch.Tensor:
         """Cross-entropy under the target's distribution over the tokens that the head can draft."""
-        ids, probabilities = _ahead(batch.top_ids, ahead, length), _ahead(batch.top_probabilities, ahead, length)
+        ids, probabilities = ahead(batch.top_ids, places_on, length), ahead(batch.top_probabilities, places_on, length)
         places = self.draft_ids[ids]  # (N, length, TOP)
         wanted = probabilities.float() * (places >= 0)
         total = wanted.sum(-1)
-        used = _ahead(batch.real, ahead, length) & batch.real[:, :-1] & (total > 0.0)
+        used = ahead(batch.real, places_on, length) & batch.real[:, :-1] & (total > 0.0)
         found = logits.gather(-1, places.clamp(min=0)) - logits.logsumexp(-1, keepdim=True)
         nats = -(wanted * found).sum(-1) / total.clamp(min=1e-6)
         return (nats * used).sum() / used.sum().clamp(min=1)
-
-
-def _ahead(values: torch.Tensor, places: int, length: int) -> torch.Tensor:
-    """`(N, length, ...)`: what stands `places` further on in `(N, L, ...)`; zeros behind the end."""
-    moved = values[:, places : places + length]
-    missing = length - moved.shape[1]
-    return torch.cat([moved, moved.new_zeros((len(moved), missing, *moved.shape[2:]))], dim=1) if missing else moved

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import compat
 from hf_specdec.errors import ConfigError
-from hf_specdec.training.config import HeadTraining
+from hf_specdec.training.config import Training
 
 __all__ = ["Shard", "prompt_ids", "read_shard", "shard_path", "shards", "write_shard"]
 
@@ -31,7 +31,7 @@ class Shard:
 
     Attributes:
         ids (`Tensor`): `(N, L)`, prompts and what the target wrote after them.
-        features (`Tensor`): `(N, L, num_features * hidden_size)` bf16.
+        features (`Tensor`): `(N, L, num_features * hidden_size)` bf16; no feature where a draft reads none.
         top_ids, top_probabilities (`Tensor`): `(N, L, TOP)`, the target's distribution after each token.
         real (`Tensor`): `(N, L)` bool, false on the padding at the front and behind a text's end.
         num_prompt_tokens (`int`): columns of the prompts.
@@ -47,7 +47,7 @@ class Shard:
     temperature: float
 
 
-def prompt_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: HeadTraining) -> list[list[int]]:
+def prompt_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: Training) -> list[list[int]]:
     """The prompts as token ids, each of at most `prompt_tokens`; longer ones are cut into several.
 
     Texts are taken in a seeded order until there are prompts for all that the target writes.
@@ -78,7 +78,7 @@ def write_shard(
     target: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     layer_ids: Sequence[int],
-    config: HeadTraining,
+    config: Training,
 ) -> None:
     """Let the target write one shard's texts; nothing where the file is there already."""
     path = shard_path(folder, index)
@@ -126,7 +126,7 @@ def _written(
     prompts: Sequence[Sequence[int]],
     layer_ids: Sequence[int],
     temperature: float,
-    config: HeadTraining,
+    config: Training,
     index: int,
 ) -> Shard:
     """The texts, and one forward over them."""
@@ -162,10 +162,11 @@ def _computed(
             input_ids=rows,
             attention_mask=seen.long(),
             position_ids=positions,
-            output_hidden_states=list(layer_ids),
+            output_hidden_states=list(layer_ids) or None,
             use_cache=False,
         )
-        features.append(torch.cat([outputs.hidden_states[i].cpu() for i in layer_ids], dim=-1).bfloat16())
+        states = [outputs.hidden_states[i].cpu().bfloat16() for i in layer_ids]
+        features.append(torch.cat(states, dim=-1) if states else torch.empty((*rows.shape, 0), dtype=torch.bfloat16))
         top = outputs.logits.float().softmax(-1).topk(min(TOP, outputs.logits.shape[-1]), dim=-1)
         values.append(top.values.cpu())
         indices.append(top.indices.cpu())

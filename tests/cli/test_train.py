@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdec import AutoDraftHead
 from tests.cli.conftest import Run
@@ -22,6 +23,17 @@ def test_train_makes_a_head_from_a_file_of_prompts(run: Run, tmp_path: Path) -> 
     assert "tokens per step" in result.stderr
     head = AutoDraftHead.from_pretrained(out)
     assert (head.config.hidden_size, head.config.draft_vocab_size, head.config.layer_ids) == (256, 512, (1, 3, 5))
+    assert "held-out" in (out / "README.md").read_text().lower()
+
+
+def test_train_distils_a_draft_model(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "draft"
+    result = run("train", "--kind", "draft", "--draft-layers", "1", "--out", str(out), *QUICK, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["num_steps"] == 8
+    draft = AutoModelForCausalLM.from_pretrained(out)
+    assert draft.config.num_hidden_layers == 1
+    assert len(AutoTokenizer.from_pretrained(out)) > 256
     assert "held-out" in (out / "README.md").read_text().lower()
 
 
@@ -45,6 +57,8 @@ def test_prompts_are_taken_from_text_files_and_folders(tmp_path: Path) -> None:
         (("--prompts", "/nowhere.txt"), "--prompts"),
         (("--num-texts", "3"), "num_texts"),
         (("--minutes", "0"), "minutes"),
+        (("--draft-layers", "2"), "--draft-layers"),
+        (("--kind", "draft", "--layers", "1,2"), "--layers"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(run: Run, tmp_path: Path, words: tuple[str, ...], field: str) -> None:

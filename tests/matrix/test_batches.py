@@ -13,6 +13,7 @@ import hf_specdec
 from tests.helpers.drafters import RandomTreeDrafter
 from tests.helpers.support import PROMPT, assert_same_cache, noisy_copy, plain, speculative
 from tests.helpers.zoo import FALLBACK, FAMILIES
+from tests.matrix.test_matrix import leaves_early
 
 NEW_TOKENS = 24
 PADDING = (0, 3, 7, 1)
@@ -27,6 +28,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "draft_model_tree": {
         "spec_method": "draft_model",
         "spec_config": {"num_branches": 3, "max_nodes": 9, "confidence_threshold": 0.0},
+    },
+    "early_exit_tree": {
+        "spec_method": "draft_model",
+        "spec_config": {"exit_layer": 2, "num_branches": 3, "max_nodes": 9, "confidence_threshold": 0.0},
     },
 }
 MODES: dict[str, dict[str, Any]] = {"greedy": {}, "penalty": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 4}}
@@ -49,7 +54,7 @@ class Batch:
         self.expected = plain(model, self.ids, **self.options, return_dict_in_generate=True)
 
     def run(self, method: dict[str, Any], **options: Any) -> Any:
-        if method["spec_method"] == "draft_model":
+        if method["spec_method"] == "draft_model" and "exit_layer" not in method["spec_config"]:
             method = {**method, "assistant_model": self.draft}
         return speculative(self.model, self.ids, **{**self.options, **options}, **method)
 
@@ -66,7 +71,10 @@ def batches(zoo: Callable[[str], Any]) -> Callable[[str, str], Batch]:
     return batch
 
 
-def skip_chains(family: str, method: str) -> bool:
+def skip_refused(family: str, method: str) -> bool:
+    """What a family refuses; the errors are `test_matrix.py`'s."""
+    if method.startswith("early_exit") and not leaves_early(family):
+        return True
     return method == "lookahead" and FAMILIES[family].tier == "chain"
 
 
@@ -76,7 +84,7 @@ def skip_chains(family: str, method: str) -> bool:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_row_is_plain_generates(batches: Callable[[str, str], Batch], family: str, method: str, mode: str) -> None:
     """Tokens and padding; once as a bare tensor, where finished rows leave the batch, once with the cache."""
-    if skip_chains(family, method):
+    if skip_refused(family, method):
         return
     batch = batches(family, mode)
     assert batch.run(METHODS[method]).tolist() == batch.expected.sequences.tolist()
@@ -102,7 +110,7 @@ def test_rows_end_at_different_places(batches: Callable[[str, str], Batch]) -> N
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sampled_row_is_its_prompt_alone(batches: Callable[[str, str], Batch], family: str, method: str) -> None:
     """Row r draws what plain `generate` of its prompt alone draws from seed r, whatever its neighbours are."""
-    if skip_chains(family, method):
+    if skip_refused(family, method):
         return
     batch = batches(family, "greedy")
     sampling = {"do_sample": True, "temperature": 0.8, "top_k": 20}
@@ -133,7 +141,7 @@ def test_the_seeds_of_a_batch_come_from_the_global_generator(batches: Callable[[
 @pytest.mark.parametrize("family", ["llama", "gemma3", "bloom", "t5"])
 @pytest.mark.parametrize("method", METHODS)
 def test_several_answers_to_each_prompt(batches: Callable[[str, str], Batch], family: str, method: str) -> None:
-    if skip_chains(family, method):
+    if skip_refused(family, method):
         return
     batch = batches(family, "greedy")
     output = batch.run(METHODS[method], num_return_sequences=3, do_sample=True, return_dict_in_generate=True)

@@ -12,8 +12,9 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrained
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.eagle3.checkpoint import load_head
-from hf_specdec.training import HeadReport, HeadTraining, head_trainer, train_head
-from hf_specdec.training.rollout import Batch, HeadRollout
+from hf_specdec.training import HeadReport, HeadTraining, loop, train_head
+from hf_specdec.training.batch import Batch
+from hf_specdec.training.rollout import HeadRollout
 from hf_specdec.training.texts import read_shard, shard_path
 
 TINY = HeadTraining(
@@ -113,7 +114,7 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
 
         return counted
 
-    for name, owner, limit in (("write_shard", head_trainer, 3), ("_learn", head_trainer._Training, 11)):
+    for name, owner, limit in (("write_shard", loop, 3), ("_learn", loop.TrainingLoop, 11)):
         calls = 0
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, dies_at(limit, getattr(owner, name)))

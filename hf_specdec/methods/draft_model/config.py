@@ -42,6 +42,10 @@ class DraftModelConfig(SpecConfig):
             The draft goes on after a token only if it gave that token at least this probability; `0.0` always drafts
             `draft_len` tokens. `None` or `"auto"` learns when going on pays, from how often tokens of such probability
             were accepted and from the two models' sizes. Alias: `assistant_confidence_threshold`.
+        exit_layer (`int`, *optional*):
+            Layers of the target that draft, with its own norm and head, where there is no `assistant_model`: at least 1
+            and fewer than it has. They share the target's keys and values, and the verify pass goes on from their
+            states. transformers' `assistant_early_exit` sets it too.
     """
 
     draft_len: int = 4
@@ -51,11 +55,13 @@ class DraftModelConfig(SpecConfig):
     num_branches: int = 1
     max_nodes: int | None = None
     confidence_threshold: float | None = None
+    exit_layer: int | None = None
 
     aliases: ClassVar[Mapping[str, str]] = {
         "max_draft_len": "draft_len",
         "num_assistant_tokens": "draft_len",
         "assistant_confidence_threshold": "confidence_threshold",
+        "assistant_early_exit": "exit_layer",
     }
     list_form: ClassVar[tuple[str, ...]] = (
         "draft_len",
@@ -67,6 +73,7 @@ class DraftModelConfig(SpecConfig):
         "target": "target_model_device_list",
         "draft": "draft_model_device_list",
     }
+    transformers_arguments: ClassVar[Mapping[str, str]] = {"assistant_early_exit": "exit_layer"}
 
     def __post_init__(self) -> None:
         SpecConfig.__post_init__(self)
@@ -80,6 +87,17 @@ class DraftModelConfig(SpecConfig):
         if self.max_nodes is not None:
             check_positive("max_nodes", self.max_nodes, "Use `None` for the default.", most=MAX_STEP_TOKENS)
         self._check_threshold(self.confidence_threshold)
+        if self.exit_layer is not None:
+            self._check_exit()
+
+    def _check_exit(self) -> None:
+        check_positive("exit_layer", self.exit_layer, "A quarter of the model's layers is a start.")
+        remedy = "Leave it out, or pass assistant_model=hf_specdec.self_draft(model, layers=...) instead."
+        if self.engine != "loop":
+            raise ConfigError("engine", 'must be "loop" with exit_layer', self.engine, remedy)
+        if self.draft_model_device_list is not None:
+            rule = "must be unset with exit_layer, which drafts where the target is"
+            raise ConfigError("draft_model_device_list", rule, self.draft_model_device_list, remedy)
 
     def _check_threshold(self, value: object) -> None:
         if isinstance(value, str) and value == "auto":
@@ -95,6 +113,16 @@ class DraftModelConfig(SpecConfig):
     def is_seed_exact(self) -> bool:
         """Whether sampling gives the text that the seed gives without speculation."""
         return self.engine == "loop" and not self.use_logits
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether drafts are drawn, and accepted by the ratio of two models' probabilities, when sampling."""
+        return self.use_logits
+
+    @property
+    def drafting_layers(self) -> int | None:
+        """Layers of the target that draft, where it does so by itself."""
+        return self.exit_layer
 
     @property
     def node_budget(self) -> int:

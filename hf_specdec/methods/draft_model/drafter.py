@@ -19,7 +19,7 @@ from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, LogitsProce
 from hf_specdec.observer import DraftedNode, Source
 from hf_specdec.tree import DraftTree, TreeBuilder
 
-__all__ = ["DraftModelDrafter"]
+__all__ = ["DraftModelDrafter", "observations"]
 
 WIDTH = 10  # nodes scored by one forward of the draft, at most
 RETRY = 16  # where drafting does not pay, every so many steps draft all the same, to notice a change
@@ -95,8 +95,8 @@ class DraftModelDrafter(RoundDrafter):
     def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
         """Count what was accepted, and let the draft follow the text."""
         if self._round is not None:
-            observations = _observations(tree, self._round, accepted)
-            self.counts.record(observations, num_forwards=self._round.num_forwards, num_tokens=len(accepted))
+            found = observations(tree, self._round, accepted)
+            self.counts.record(found, num_forwards=self._round.num_forwards, num_tokens=len(accepted))
             self._round = None
         self.scorer.keep(tree, accepted)
         self._text += accepted
@@ -209,7 +209,7 @@ class DraftModelDrafter(RoundDrafter):
         return torch.cat(processed)
 
 
-def _observations(tree: DraftTree, growth: Growth, accepted: Sequence[int]) -> list[tuple[int, float, bool]]:
+def observations(tree: DraftTree, growth: Growth, accepted: Sequence[int]) -> list[tuple[int, float, bool]]:
     """Rank, confidence and acceptance of the verified nodes whose parents were accepted.
 
     `tree` may be a part of what was grown; nodes are found by their tokens.

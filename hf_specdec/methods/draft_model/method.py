@@ -4,6 +4,7 @@ from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
+from hf_specdec.methods.draft_model.translated import TranslatedDrafter
 from hf_specdec.methods.method import DrafterContext, Method
 
 __all__ = ["DRAFT_MODEL"]
@@ -14,6 +15,9 @@ def _make(config: DraftModelConfig, context: DrafterContext) -> Drafter:
     assert scorer is not None
     # Drafts of another shape, or of a draft model of another size, are accepted more or less often.
     name = f"{DRAFT_MODEL.name}, {config.num_branches} branches, {scorer.relative_cost:.6f}"
+    if context.translation is not None:
+        memory = None if context.is_sampled else context.state.of(f"{name}, translated", AcceptanceCounts)
+        return TranslatedDrafter(config, scorer, context.translation, memory=memory)
     return DraftModelDrafter(
         config,
         scorer,
@@ -32,4 +36,5 @@ DRAFT_MODEL = Method(
     make=_make,
     needs_draft_model=True,
     takes_draft_model=True,
+    translates=True,
 )

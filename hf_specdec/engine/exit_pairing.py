@@ -1,0 +1,69 @@
+"""A target that drafts with its own first layers: whether it can, and their side of one call."""
+
+from transformers import PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.cache.spec_cache import SpecCache
+from hf_specdec.capabilities.findings import Found
+from hf_specdec.distributed.rank_sync import rank_sync_of
+from hf_specdec.engine.call import Call
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.forward.exit_runner import ExitRunner
+from hf_specdec.forward.layer_cut import layers_of, path_to_layers
+
+__all__ = ["check_exit", "exit_runner_of"]
+
+OWN_CACHE = "Pass assistant_model=hf_specdec.self_draft(model, layers=...), which keeps a cache of its own."
+SMALLER = "Pass a smaller model with the same tokenizer as assistant_model."
+
+
+def check_exit(model: PreTrainedModel, layers: int) -> None:
+    """Refuse a model that cannot be left after `layers` layers, as far as that can be seen without trying.
+
+    Raises:
+        ConfigError: it has an encoder, fewer layers, none that can be told from its other parts, or states beside keys
+            and values.
+    """
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        rule = f"must be unset for an encoder-decoder such as {name}"
+        raise ConfigError("exit_layer", rule, layers, "Pass a smaller encoder-decoder as assistant_model.")
+    try:
+        most = len(layers_of(model, path_to_layers(model))) - 1
+    except UnsupportedModelError as error:
+        what = str(error).split(", so that")[0]
+        raise ConfigError("exit_layer", f"must be unset where {what}", layers, SMALLER) from error
+    if layers > most:
+        rule = f"must be from 1 to {most}, one less than the layers of {name}"
+        raise ConfigError("exit_layer", rule, layers, "A quarter of the layers is a start.")
+    cache = compat.fresh_cache(model).get("past_key_values")
+    if cache is None or SpecCache.adopt(cache) is None:
+        rule = f"must be unset for {name}, whose cache holds more than keys and values"
+        raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
+
+
+def exit_runner_of(call: Call, layers: int, found: Found) -> ExitRunner:
+    """The target's first layers, ready to draft for the call.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    model = call.model
+    check_exit(model, layers)
+    finding = found.early_exit(model, layers, rank_sync=rank_sync_of(model))
+    if finding.refusal is not None:
+        rule = f"must be unset for {type(model).__name__}: after {layers} layers, {finding.refusal}"
+        raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
+    if finding.recomputed is not None:
+        what = f"verify passes compute the first {layers} layers again"
+        state_of(model).warn_once(f"{type(model).__name__}: {what}: {finding.recomputed}")
+    shows_layers = call.generation_config.output_hidden_states and call.generation_config.return_dict_in_generate
+    return ExitRunner(
+        model,
+        layers,
+        num_rows=len(call.input_ids),
+        takes_trees=found.capability.tier == "tree",
+        resumes=finding.recomputed is None and not shows_layers,
+        device=call.input_ids.device,
+    )

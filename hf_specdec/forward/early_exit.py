@@ -1,0 +1,98 @@
+"""A model in two parts that share its weights: its first layers with its own norm and head, and the layers after them.
+
+The first part drafts. What its last layer returned is what the second part goes on with, so that a verify pass does
+not compute it again. Knows nothing of trees and caches.
+"""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.layer_cut import cut_after, layers_of, path_to_layers, shallow_copy, with_modules
+
+__all__ = ["EarlyExit"]
+
+
+class EarlyExit:
+    """The two parts of one model, for one call.
+
+    Args:
+        layers (`int`): layers of the first part, at least 1 and fewer than the model has.
+
+    Attributes:
+        draft (`PreTrainedModel`): the first layers, the final norm and the head.
+        headless (`PreTrainedModel`): the same with logits of zeros.
+        rest (`PreTrainedModel`): the whole model, whose first layers return what `resume_from` was given.
+
+    Raises:
+        UnsupportedModelError: the model's layers cannot be told from its other parts.
+    """
+
+    def __init__(self, model: PreTrainedModel, layers: int) -> None:
+        path = path_to_layers(model)
+        own = list(layers_of(model, path))
+        self._output: Any = None  # of the first part's last layer
+        self._given: Any = None
+        first = torch.nn.ModuleList([*own[: layers - 1], self._watched(own[layers - 1])])
+        rest = torch.nn.ModuleList([*(self._skipped(layer) for layer in own[:layers]), *own[layers:]])
+        for part in (first, rest):
+            part.training = model.training
+        self.draft = cut_after(model, path, first)
+        self.headless = with_modules(self.draft, _without_head(self.draft))
+        self.rest = with_modules(model, {path: rest})
+
+    @property
+    def states(self) -> torch.Tensor:
+        """`(batch, Q, hidden_size)`: what the first layers made of the last forward's Q tokens.
+
+        Raises:
+            UnsupportedModelError: they return something else.
+        """
+        states = self._output[0] if isinstance(self._output, tuple) else self._output
+        if not isinstance(states, torch.Tensor) or states.ndim != 3:
+            raise UnsupportedModelError("its layers return no hidden states of three dimensions")
+        return states
+
+    def resume_from(self, states: torch.Tensor) -> None:
+        """Let `rest` go on with `(batch, Q, hidden_size)` states."""
+        self._given = (states, *self._output[1:]) if isinstance(self._output, tuple) else states
+
+    def _watched(self, layer: torch.nn.Module) -> torch.nn.Module:
+        """The layer, with an eye on what it returns."""
+        twin = shallow_copy(layer)
+        compute = twin.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            self._output = compute(*args, **kwargs)
+            return self._output
+
+        twin.forward = forward
+        return twin
+
+    def _skipped(self, layer: torch.nn.Module) -> torch.nn.Module:
+        """What stands for the layer where it has computed already: same class and attributes, nothing inside."""
+        twin = shallow_copy(layer)
+        twin._modules = {}  # noqa: SLF001 the copy's own
+        twin.forward = lambda *args, **kwargs: self._given
+        return twin
+
+
+class _NoHead(torch.nn.Module):
+    """Logits that nobody reads."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states.new_zeros((*states.shape[:-1], self.vocab_size))
+
+
+def _without_head(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    """What replaces the model's head, by its name; nothing where the model does not say which one it is."""
+    head = model.get_output_embeddings()
+    if head is None or not hasattr(head, "weight"):
+        return {}
+    return {name: _NoHead(len(head.weight)) for name, module in model.named_modules() if module is head}

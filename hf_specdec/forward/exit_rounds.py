@@ -1,0 +1,25 @@
+"""What a target asks of drafts that its own first layers make."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from transformers import PreTrainedModel
+
+from hf_specdec.forward.adapters import TreeAdapter
+from hf_specdec.forward.tree_layout import TreeLayout
+from hf_specdec.tree import DraftTree
+
+__all__ = ["EarlyExitRounds"]
+
+
+class EarlyExitRounds(Protocol):
+    """Drafts of a model's own first layers."""
+
+    def complete(self, trees: Sequence[DraftTree | None]) -> None:
+        """The model is about to compute these trees: end the round of drafts."""
+
+    def resume(self, columns: Sequence[TreeLayout]) -> tuple[PreTrainedModel, TreeAdapter | None] | None:
+        """What computes these columns from where the drafts left them; `None` for all of the model."""
+
+    def resumed(self, columns: Sequence[TreeLayout]) -> None:
+        """That has happened."""

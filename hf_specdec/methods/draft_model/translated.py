@@ -1,0 +1,100 @@
+"""Drafts of a model with a tokenizer of its own: grown in its vocabulary, verified in the target's.
+
+drafter = TranslatedDrafter(DraftModelConfig(draft_len=4), scorer, Translation(tokenizer, assistant_tokenizer))
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
+from hf_specdec.methods.draft_model.config import DraftModelConfig
+from hf_specdec.methods.draft_model.drafter import DraftModelDrafter, observations
+from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer
+from hf_specdec.methods.translation import Translation
+from hf_specdec.observer import DraftedNode
+from hf_specdec.tree import DraftTree, TreeBuilder
+
+__all__ = ["TranslatedDrafter"]
+
+
+class TranslatedDrafter(DraftModelDrafter):
+    """A `DraftModelDrafter` whose text is the draft's, and whose trees are the target's.
+
+    A tree of several branches also offers what each shorter draft is in the target's vocabulary: the end of a draft may
+    be the beginning of a longer token.
+
+    Args:
+        scorer: the draft, with the fixed tokens of `translation` as its text.
+        translation: this row's text in both vocabularies; it has begun.
+        memory: see `DraftModelDrafter`.
+    """
+
+    def __init__(
+        self,
+        config: DraftModelConfig,
+        scorer: DraftScorer,
+        translation: Translation,
+        *,
+        memory: AcceptanceCounts | None = None,
+    ) -> None:
+        super().__init__(config, scorer, memory=memory)
+        self.translation = translation
+        self._root = 0  # the target's
+        self._in_draft: DraftTree | None = None  # of the last round, in the draft's vocabulary
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Start a text of the target's tokens."""
+        super().begin(self.translation.fixed)
+        self._root = prompt_ids[-1]
+
+    def grow(self, budget: int) -> DraftRound:
+        """The draft's round after the text's tail, then its tree in the target's vocabulary."""
+        known = self.translation
+        needed = len(known.tail) + self.config.draft_len
+        self._text, self._in_draft = [*known.fixed, *known.tail], None
+        round_ = super().grow(budget if needed <= self.scorer.room() else 0)
+        num_known = 0
+        try:
+            wanted = next(round_)
+            while True:
+                rows = yield _after(known.fixed[-1], known.tail, wanted)
+                wanted, num_known = round_.send(rows[-(len(wanted) - num_known) :]), len(wanted)
+        except StopIteration as finished:
+            tree: DraftTree = finished.value
+        self._in_draft = tree
+        return self._translated(tree)
+
+    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+        """Count what was accepted, and let the draft follow the text."""
+        before = self._text if self._in_draft is not None else []
+        self._root = accepted[-1]
+        fixed = self.translation.extend(list(accepted))
+        now = [*self.translation.fixed, *self.translation.tail]
+        if self._round is not None and self._in_draft is not None and now[: len(before)] == before:
+            found = observations(self._in_draft, self._round, now[len(before) :])
+            self.counts.record(found, num_forwards=self._round.num_forwards, num_tokens=len(accepted))
+        self._round = None
+        self.scorer.keep(tree, fixed)
+
+    def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
+        """The draft model drafts everything; what the target's tokens are worth is not known one by one."""
+        return tuple(DraftedNode(self.source) for _ in tree.tokens[1:])
+
+    def _translated(self, tree: DraftTree) -> DraftTree:
+        builder = TreeBuilder(self._root)
+        paths = [tree.first_branch()]
+        if self.config.num_branches > 1:
+            paths += [[tree.tokens[place] for place in tree.path(node)[1:]] for node in range(1, len(tree))]
+        for path in paths:
+            builder.add_path(0, self.translation.drafted(path))
+        return builder.build()
+
+
+def _after(root: int, tail: Sequence[int], tree: DraftTree) -> DraftTree:
+    """The chain of `tail` below `root`, and below its last token what is below the root of `tree`."""
+    builder = TreeBuilder(root)
+    places = [builder.add_path(0, tail)]
+    for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
+        places.append(builder.add(places[parent], token))
+    return builder.build()

@@ -1,0 +1,45 @@
+"""Texts to train on, and what a draft of any kind makes of them."""
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Batch", "Outcome", "ahead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Texts to train on; shapes as in `Shard`.
+
+    Attributes:
+        counted (`Tensor`): `(N, L)` bool: tokens that the target wrote, whose acceptance counts.
+    """
+
+    ids: torch.Tensor
+    features: torch.Tensor
+    top_ids: torch.Tensor
+    top_probabilities: torch.Tensor
+    real: torch.Tensor
+    counted: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Sums over the positions of a batch.
+
+    Attributes:
+        loss (`Tensor`): `()`, mean nats a position, the steps weighted.
+        accepted (`Tensor`): `(steps,)`: positions whose drafts up to this step were the text's tokens.
+        num_positions (`Tensor`): `()`: positions that could have been accepted.
+    """
+
+    loss: torch.Tensor
+    accepted: torch.Tensor
+    num_positions: torch.Tensor
+
+
+def ahead(values: torch.Tensor, places: int, length: int) -> torch.Tensor:
+    """`(N, length, ...)`: what stands `places` further on in `(N, L, ...)`; zeros behind the end."""
+    moved = values[:, places : places + length]
+    missing = length - moved.shape[1]
+    return torch.cat([moved, moved.new_zeros((len(moved), missing, *moved.shape[2:]))], dim=1) if missing else moved

@@ -1,0 +1,301 @@
+"""The training of a draft of any kind: the target writes texts into shards, the draft learns from them.
+
+Killed at any moment, the same call goes on where it was. Runs in every process of an `accelerate launch`. Knows
+neither heads nor models: a rollout gives the loss of a batch and how many drafted tokens its texts accept.
+"""
+
+import dataclasses
+import json
+import logging
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_specdec import compat
+from hf_specdec.errors import ConfigError
+from hf_specdec.progress import with_bar
+from hf_specdec.training.batch import Batch
+from hf_specdec.training.config import Training
+from hf_specdec.training.report import HeadReport, Measured
+from hf_specdec.training.texts import Shard, prompt_ids, read_shard, shards, write_shard
+
+__all__ = ["TrainingLoop", "accelerator_for", "drawn_where_unprompted", "write_texts"]
+
+logger = logging.getLogger("hf_specdec")
+WARM_UP, LAST_RATE = 0.03, 0.02  # share of training; share of the peak at the end
+AnyTraining = TypeVar("AnyTraining", bound=Training)
+
+
+def accelerator_for(target: PreTrainedModel, config: Training) -> Accelerator:
+    """accelerate's view of the processes, on the target's kind of device."""
+    return Accelerator(mixed_precision=config.mixed_precision, cpu=compat.input_device(target).type == "cpu")
+
+
+def drawn_where_unprompted(config: AnyTraining, prompts: Sequence[str] | None) -> AnyTraining:
+    """Without prompts only drawn texts: greedily, the first token is followed by one text alone."""
+    if prompts is not None:
+        return config
+    drawn = tuple(temperature for temperature in config.temperatures if temperature > 0.0)
+    return dataclasses.replace(config, temperatures=drawn or (1.0,))
+
+
+def write_texts(
+    accelerator: Accelerator,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str] | None,
+    work: Path,
+    config: Training,
+    *,
+    layer_ids: Sequence[int] = (),
+    is_shown: bool,
+) -> None:
+    """Let the target write all shards into `work`; those that are there already stay.
+
+    Raises:
+        ConfigError: `work` holds texts of other settings.
+    """
+    if accelerator.is_main_process:
+        _begin(work, _settings(target, prompts, layer_ids, config))
+    accelerator.wait_for_everyone()
+    starts = [[_first_token(target)]] if prompts is None else prompt_ids(prompts, tokenizer, config)
+    mine = range(accelerator.process_index, config.num_shards, accelerator.num_processes)
+    for index in with_bar(mine, total=len(mine), label="writing texts", is_shown=is_shown):
+        write_shard(work, index, target, starts, layer_ids, config)
+    accelerator.wait_for_everyone()
+
+
+class TrainingLoop:
+    """The steps, their measurements and the state that is saved after each of these.
+
+    Args:
+        student: what is trained; `run` leaves it with its best weights.
+        rollout: a module of `(batch) -> Outcome` around it.
+        hidden_size (`int`): of the student; the learning rate goes by it where none is set.
+        work: folder of the shards and of the state.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        student: nn.Module,
+        rollout: nn.Module,
+        *,
+        hidden_size: int,
+        work: Path,
+        config: Training,
+    ) -> None:
+        self.accelerator, self.student, self.work, self.config = accelerator, student, work, config
+        rollout = rollout.to(accelerator.device)
+        rate = config.learning_rate or 0.4 / hidden_size
+        optimiser = torch.optim.AdamW(rollout.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
+        self.peak = rate
+        self.rollout, self.optimiser = accelerator.prepare(rollout, optimiser)
+        held_out = config.num_held_out_shards
+        self.held_out = range(held_out)
+        self.learned = range(held_out, config.num_shards)
+        per_epoch = len(self.learned) * config.texts_per_shard // (config.batch_size * accelerator.num_processes)
+        self.most_steps = max(1, int(per_epoch * config.epochs))
+        self.step, self.best_step, self.seconds, self.without_gain = 0, 0, 0.0, 0
+        self.best: list[Measured] = []
+        self.best_weights: dict[str, torch.Tensor] = {}
+        self.losses: list[float] = []
+
+    @property
+    def _state_file(self) -> Path:
+        return self.work / "state.pt"
+
+    def run(self, is_shown: bool) -> HeadReport:
+        """Train until the steps, the time or the gain is over; the student is left with its best weights."""
+        self._resume()
+        if not self.best:
+            self._measure()
+        steps = range(self.step, self.most_steps)
+        batches = self._batches()
+        for _ in with_bar(steps, total=self.most_steps, done=self.step, label="training", is_shown=is_shown):
+            if self._progress() >= 1.0 or self.without_gain >= self.config.patience:
+                break
+            began = time.perf_counter()
+            self._learn(next(batches))
+            self.step += 1
+            self.seconds += self._slowest(time.perf_counter() - began)
+            if self.step % self.config.eval_every == 0 or self._progress() >= 1.0:
+                self._measure()
+        self.student.load_state_dict(self.best_weights)
+        self.student.eval().requires_grad_(False)
+        return HeadReport(self.step, self.best_step, self.seconds / 60.0, tuple(self.best), self._mean_loss())
+
+    def _learn(self, batch: Batch) -> None:
+        """One step."""
+        self.rollout.train()
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.peak * _schedule(self._progress())
+        loss = self.rollout(batch).loss
+        self.accelerator.backward(loss)
+        self.accelerator.clip_grad_norm_(self.rollout.parameters(), 1.0)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.losses = [*self.losses[-49:], float(loss.detach())]
+
+    def _measure(self) -> None:
+        """Acceptance on the held-out texts; keep the weights if they are the best yet, and save everything."""
+        found = _measured(self.accelerator, self.rollout, self.work, self.held_out, self.config)
+        gained = not self.best or _mean_tokens(found) > _mean_tokens(self.best)
+        self.without_gain = 0 if gained else self.without_gain + 1
+        if gained:
+            self.best, self.best_step = found, self.step
+            self.best_weights = {
+                name: weight.detach().cpu().clone() for name, weight in self.student.state_dict().items()
+            }
+        shown = ", ".join(f"{m.tokens_per_step:.2f} at temperature {m.temperature:g}" for m in found)
+        line = "step %d of at most %d, %.1f minutes, loss %.3f: held-out tokens per step %s"
+        logger.info(line, self.step, self.most_steps, self.seconds / 60.0, self._mean_loss(), shown)
+        if self.accelerator.is_main_process:
+            self._save()
+
+    def _save(self) -> None:
+        state = {
+            "student": self.student.state_dict(),
+            "best_weights": self.best_weights,
+            "optimiser": self.optimiser.state_dict(),
+            "step": self.step,
+            "best_step": self.best_step,
+            "seconds": self.seconds,
+            "without_gain": self.without_gain,
+            "best": [dataclasses.asdict(found) for found in self.best],
+            "losses": self.losses,
+        }
+        partial = self._state_file.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(self._state_file)
+
+    def _resume(self) -> None:
+        if not self._state_file.exists():
+            return
+        state = torch.load(self._state_file, map_location=self.accelerator.device, weights_only=True)
+        self.student.load_state_dict(state["student"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.best_weights = state["best_weights"]
+        self.step, self.best_step, self.seconds = state["step"], state["best_step"], state["seconds"]
+        self.without_gain, self.losses = state["without_gain"], state["losses"]
+        self.best = [Measured(**found) for found in state["best"]]
+
+    def _batches(self) -> Iterator[Batch]:
+        """Batches without an end, beginning where training stands; the order depends on seed and epoch alone."""
+        accelerator, config = self.accelerator, self.config
+        per_shard = config.texts_per_shard // config.batch_size
+        mine = list(self.learned)[accelerator.process_index :: accelerator.num_processes]
+        mine = mine[: len(self.learned) // accelerator.num_processes] or list(self.learned)
+        per_epoch = max(1, len(mine) * per_shard)
+        epoch, skipped = divmod(self.step, per_epoch)
+        while True:
+            order = random.Random(f"{config.seed} {epoch}").sample(mine, len(mine))
+            for place, index in enumerate(order):
+                if (place + 1) * per_shard <= skipped:
+                    continue
+                shard = read_shard(self.work, index)
+                rows = torch.randperm(len(shard.ids), generator=torch.Generator().manual_seed(config.seed + epoch))
+                batches = [rows[i * config.batch_size : (i + 1) * config.batch_size] for i in range(per_shard)]
+                for chosen in batches[max(0, skipped - place * per_shard) :]:
+                    yield _batch(shard, chosen, accelerator.device)
+            epoch, skipped = epoch + 1, 0
+
+    def _progress(self) -> float:
+        """Share of the training that is over."""
+        shares = [self.step / self.most_steps]
+        if self.config.minutes is not None:
+            shares.append(self.seconds / (60.0 * self.config.minutes))
+        return max(shares)
+
+    def _slowest(self, seconds: float) -> float:
+        """The same number in every process, so that all end together."""
+        if self.accelerator.num_processes == 1:
+            return seconds
+        mine = torch.tensor([seconds], device=self.accelerator.device)
+        return float(self.accelerator.gather(mine).max())
+
+    def _mean_loss(self) -> float:
+        return sum(self.losses) / max(len(self.losses), 1)
+
+
+def _measured(
+    accelerator: Accelerator, rollout: Any, work: Path, indices: Sequence[int], config: Training
+) -> list[Measured]:
+    """Acceptance on the shards `indices`, by temperature."""
+    rollout.eval()
+    sums = {temperature: torch.zeros(config.rollout_steps + 1) for temperature in config.temperatures}
+    mine = [
+        index for place, index in enumerate(indices) if place % accelerator.num_processes == accelerator.process_index
+    ]
+    with torch.no_grad():
+        for shard in shards(work, mine):
+            for rows in torch.split(torch.arange(len(shard.ids)), config.batch_size):
+                outcome = rollout(_batch(shard, rows, accelerator.device))
+                counted = torch.cat([outcome.num_positions[None], outcome.accepted]).float().cpu()
+                sums[shard.temperature] += counted
+    found = []
+    for temperature, own in sums.items():
+        counted = accelerator.reduce(own.to(accelerator.device)).cpu()
+        if counted[0] > 0:
+            rates = tuple((counted[1:] / counted[0]).tolist())
+            found.append(Measured(temperature, int(counted[0]), rates))
+    return found
+
+
+def _batch(shard: Shard, rows: torch.Tensor, device: torch.device) -> Batch:
+    """Some texts of a shard."""
+    written = torch.zeros_like(shard.real)
+    written[:, shard.num_prompt_tokens :] = True
+    fields = (shard.ids, shard.features, shard.top_ids, shard.top_probabilities, shard.real, written)
+    return Batch(*[field[rows].to(device) for field in fields])
+
+
+def _mean_tokens(found: Sequence[Measured]) -> float:
+    return sum(measured.tokens_per_step for measured in found) / max(len(found), 1)
+
+
+def _schedule(progress: float) -> float:
+    """Linear warm-up, then a linear way down."""
+    return max(min(progress / WARM_UP, (1.0 - progress) / (1.0 - WARM_UP)), LAST_RATE)
+
+
+def _first_token(target: PreTrainedModel) -> int:
+    """What texts of the target's own begin with."""
+    token = target.generation_config.bos_token_id
+    if token is None:
+        raise ConfigError("prompts", "must be given for a model without bos_token_id", None, "Give a file of prompts.")
+    return int(token)
+
+
+def _settings(
+    target: PreTrainedModel, prompts: Sequence[str] | None, layer_ids: Sequence[int], config: Training
+) -> dict[str, Any]:
+    """What the texts and the draft's shape depend on: work of other settings is not gone on with."""
+    values = {name: getattr(config, name) for name in config.of_texts}
+    values |= {"temperatures": list(config.temperatures), "layer_ids": list(layer_ids)}
+    return values | {
+        "target": type(target).__name__,
+        "num_parameters": target.num_parameters(),
+        "prompts": None if prompts is None else len(prompts),
+    }
+
+
+def _begin(work: Path, settings: dict[str, Any]) -> None:
+    """Make the folder, or check that it belongs to these settings."""
+    work.mkdir(parents=True, exist_ok=True)
+    file = work / "settings.json"
+    if not file.exists():
+        file.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+        return
+    old = json.loads(file.read_text("utf-8"))
+    for name, value in settings.items():
+        if old.get(name) != value:
+            rule = f"must be {old.get(name)!r} to go on with the work in {str(work)!r}"
+            raise ConfigError(name, rule, value, "Use another folder, or delete that one.")

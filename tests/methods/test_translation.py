@@ -1,0 +1,165 @@
+"""One text in two vocabularies: whatever the text, both say the same characters, and what is fixed stays."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.translation import MOST_TAIL, Translation, are_alike, check_tokenizers
+from tests.helpers.tokenizers import byte_level, characters, marked
+
+SAMPLES = [
+    "the theme of them all is thin air",
+    "naïve café 日本語 über 🙂🙃 don't",
+    "  def f(x):\n\n\treturn x  # the end",
+] * 3
+PIECES = [
+    "the",
+    "th",
+    "e",
+    " ",
+    "  ",
+    "\n",
+    "\t",
+    "é",
+    "日",
+    "本",
+    "🙂",
+    "🏳️‍🌈",
+    "e\u0301",
+    "</s>",
+    "<s>",
+    "\x00",
+    "\ufffd",
+    "don't",
+]
+TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=24).map("".join)
+
+
+SMALL, LARGE, MARKED, LETTERS = byte_level(SAMPLES, 260), byte_level(SAMPLES, 330), marked(SAMPLES, 420), characters()
+PAIRS = {"bytes": (LARGE, SMALL), "larger": (SMALL, LARGE), "marked": (SMALL, MARKED), "of marked": (MARKED, LARGE)}
+
+
+def read(translation: Translation) -> str:
+    """What the draft has read, fixed and tail."""
+    ids = [token for token in (*translation.fixed, *translation.tail) if token not in (0, 1, 2)]
+    text: str = translation.draft.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    return text
+
+
+@pytest.mark.parametrize("name", ["bytes", "larger"])
+@settings(max_examples=60, deadline=None)
+@given(text=TEXTS, cut=st.integers(0, 40), step=st.integers(1, 5))
+def test_the_draft_reads_the_targets_text(name: str, text: str, cut: int, step: int) -> None:
+    """However the text grows, the draft has read every character that is complete; fixed tokens never change."""
+    target, draft = PAIRS[name]
+    ids = [token for token in target.encode("x" + text) if token > 1]
+    cut = min(cut, len(ids) - 1) + 1
+    translation = Translation(target, draft)
+    translation.begin(ids[:cut])
+    for start in range(cut, len(ids), step):
+        fixed = list(translation.fixed)
+        moved = translation.extend(ids[start : start + step])
+        assert translation.fixed == fixed + moved
+    whole = target.decode(ids, clean_up_tokenization_spaces=False)
+    assert whole.startswith(read(translation))
+    assert len(whole.encode()) - len(read(translation).encode()) <= 4 * 8
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@settings(max_examples=60, deadline=None)
+@given(text=TEXTS, cut=st.integers(1, 40), count=st.integers(0, 12))
+def test_drafts_are_the_drafts_characters(name: str, text: str, cut: int, count: int) -> None:
+    """The draft goes on with the rest of the text: what comes out continues the target's tokens to that text."""
+    target, draft = PAIRS[name]
+    ids = [token for token in target.encode("the " + text, add_special_tokens=False) if token > 2]
+    whole = target.decode(ids, clean_up_tokenization_spaces=False)
+    translation = Translation(target, draft)
+    translation.begin(ids[:cut])
+    known = [*translation.fixed, *translation.tail]
+    rest = draft.encode(whole, add_special_tokens=False)
+    rest = rest[len(known) :] if rest[: len(known)] == known else []
+    found = translation.drafted(rest[:count])
+    assert all(0 <= token < len(target) for token in found)
+    said = target.decode([*ids[:cut], *found], clean_up_tokenization_spaces=False).rstrip("\ufffd")
+    assert whole.startswith(said) or 0 in found or "\ufffd" in whole
+
+
+@settings(max_examples=60, deadline=None)
+@given(ids=st.lists(st.integers(0, len(SMALL) - 1), min_size=1, max_size=30), cut=st.integers(1, 30))
+def test_any_tokens_are_read(ids: list[int], cut: int) -> None:
+    """Special ones in the middle, halves of characters, bytes that are none: nothing raises, drafts are tokens."""
+    for draft in (LARGE, MARKED, LETTERS):
+        translation = Translation(SMALL, draft)
+        translation.begin(ids[:cut])
+        for token in ids[cut:]:
+            translation.extend([token])
+        assert translation.fixed
+        assert all(0 <= token < len(SMALL) for token in translation.drafted([3, 2, 1, 0]))
+
+
+def test_a_text_that_begins_within_a_character_begins_as_a_new_line() -> None:
+    """The draft needs something to read."""
+    first, *others = SMALL.encode("é")
+    translation = Translation(SMALL, LARGE)
+    translation.begin([first])
+    assert read(translation) == "\n"
+    translation.extend(others)
+    assert read(translation) == "\né"
+
+
+def test_a_character_waits_for_its_bytes() -> None:
+    first, *others = SMALL.encode("🙂")
+    assert others, "the tokenizer splits it"
+    translation = Translation(SMALL, LETTERS)
+    translation.begin([*SMALL.encode("ab"), first])
+    assert read(translation) == "ab"
+    translation.extend(others)
+    assert translation.draft.tokenizer.unk_token_id in translation.tail
+
+
+def test_a_draft_completes_a_character_that_the_target_has_begun() -> None:
+    """The target's token stays; drafted are those after it."""
+    first, *others = SMALL.encode("é")
+    translation = Translation(SMALL, LARGE)
+    translation.begin([*SMALL.encode("caf"), first])
+    assert translation.drafted(LARGE.encode("é x")) == [*others, *SMALL.encode(" x")]
+    assert translation.drafted(LARGE.encode("日")) == [], "another character"
+
+
+def test_a_token_that_ends_within_a_word_is_joined_with_what_follows() -> None:
+    """The draft has a token for all of "theme"; it never sees "the" and "me" for good."""
+    (theme,) = LARGE.encode(" theme")
+    translation = Translation(SMALL, LARGE)
+    translation.begin(SMALL.encode("a th"))
+    translation.extend(SMALL.encode("eme"))
+    assert [*translation.fixed, *translation.tail][-1] == theme
+
+
+def test_text_without_spaces_is_fixed_too() -> None:
+    translation = Translation(SMALL, LARGE)
+    translation.begin(SMALL.encode("日"))
+    for _ in range(30):
+        translation.extend(SMALL.encode("本語"))
+    assert len(translation.tail) <= MOST_TAIL + 8
+    assert read(translation) == "日" + 30 * "本語"
+
+
+def test_special_tokens_are_exchanged_by_their_role() -> None:
+    translation = Translation(SMALL, MARKED)
+    translation.begin([SMALL.bos_token_id, *SMALL.encode("the end"), SMALL.eos_token_id, *SMALL.encode("the")])
+    ids = [*translation.fixed, *translation.tail]
+    assert MARKED.eos_token_id in ids
+    end, *others = [SMALL.eos_token_id]
+    assert translation.drafted([*MARKED.encode("me", add_special_tokens=False)[-1:], MARKED.eos_token_id])[-1] == end
+    assert not others
+
+
+def test_what_is_no_tokenizer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`tokenizer` must be a tokenizer"):
+        check_tokenizers(None, SMALL)
+    with pytest.raises(ConfigError, match="`assistant_tokenizer` must be a tokenizer .*'str'"):
+        check_tokenizers(SMALL, "path")
+    check_tokenizers(SMALL, LARGE)
+    assert are_alike(SMALL, byte_level(SAMPLES, 260))
+    assert not are_alike(SMALL, LARGE)

@@ -1,0 +1,278 @@
+"""A model that drafts with its own first layers: the drafts of a model cut there, in the target's own cache."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import accelerate
+import peft
+import pytest
+import torch
+import transformers as tf
+
+import hf_specdec
+from hf_specdec import ConfigError
+from tests.helpers.support import PROMPT, assert_same_cache, plain
+from tests.helpers.zoo import FALLBACK, FAMILIES, build
+from tests.helpers.zoo_wide import varied
+
+OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
+CHAIN: dict[str, Any] = {"exit_layer": 2, "draft_len": 4, "confidence_threshold": 0.0}
+TREE: dict[str, Any] = {**CHAIN, "num_branches": 3, "max_nodes": 9}
+SHAPES = {"chain": CHAIN, "tree": TREE}
+BATCH = torch.stack([PROMPT[0], PROMPT[0].roll(3), PROMPT[0].roll(7)])
+MASK = torch.ones_like(BATCH)
+MASK[1, :4] = 0
+
+
+def exits(model: Any, ids: torch.Tensor = PROMPT, config: dict[str, Any] = CHAIN, **options: Any) -> Any:
+    return model.generate(
+        ids, spec_method="draft_model", spec_config=config, return_dict_in_generate=True, **{**OPTIONS, **options}
+    )
+
+
+def layers_of(model: Any) -> Any:
+    return model.model.layers
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("family", ["llama", "gemma3", "bloom", "deepseek_v3", "gpt_neo"])
+def test_it_drafts_what_a_model_of_the_first_layers_drafts(zoo: Callable[[str], Any], family: str, shape: str) -> None:
+    """Step for step, the trees of `self_draft`, which reads the text into a cache of its own."""
+    model, config = zoo(family), SHAPES[shape]
+    steps: list[Any] = []
+    ours = exits(model, config=config, spec_observer=steps.append)
+    trees, steps = [step.tree for step in steps], []
+    apart = {name: value for name, value in config.items() if name != "exit_layer"}
+    first = hf_specdec.self_draft(model, layers=2)
+    theirs = exits(model, config=apart, assistant_model=first, spec_observer=steps.append)
+    assert [tree.tokens for tree in trees] == [step.tree.tokens for step in steps]
+    assert [tree.parents for tree in trees] == [step.tree.parents for step in steps]
+    assert ours.sequences.tolist() == theirs.sequences.tolist() == plain(model, PROMPT, **OPTIONS).tolist()
+    assert ours.spec_stats.num_accepted_tokens > 0
+
+
+def test_nothing_is_computed_twice() -> None:
+    """After the prompt, the first layers compute each node once; those after them, in one forward a step."""
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    exits(model)  # the probes
+    computed: list[list[int]] = [[], [], []]
+    for index, layer in enumerate(layers_of(model)):
+        attention = layer.self_attn  # what stands for a layer that is skipped holds no modules
+        attention.register_forward_pre_hook(
+            lambda module, args, kwargs, index=index: computed[index].append(kwargs["hidden_states"].shape[1]),
+            with_kwargs=True,
+        )
+    exits(model, max_new_tokens=2)  # the probes of the hooked model
+    for layer in computed:
+        layer.clear()
+    steps: list[Any] = []
+    exits(model, spec_observer=steps.append)
+    sizes = [len(step.tree) for step in steps]
+    drafted = CHAIN["draft_len"]  # scored are the root and all but the last; at the end of a text, fewer are verified
+    most = sum(max(drafted, size) for size in sizes)
+    assert computed[0] == computed[1]
+    assert sum(sizes) <= sum(computed[0]) - PROMPT.shape[1] <= most < 2 * sum(sizes) - len(sizes)
+    assert max(computed[0][1:]) == 1, "node by node, no verify pass among them"
+    assert computed[2] == [PROMPT.shape[1], *sizes]
+
+
+def test_it_keeps_no_keys_of_its_own(zoo: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One buffer a layer of the target; the cache that comes out is plain `generate`'s."""
+    from hf_specdec.cache import spec_cache
+
+    model = zoo("llama")
+    exits(model, config=TREE)
+    made: list[int] = []
+    empty = spec_cache._empty
+    monkeypatch.setattr(spec_cache, "_empty", lambda *args: made.append(1) or empty(*args))
+    output = exits(model, config=TREE)
+    assert len(made) == 2 * len(layers_of(model)), "keys and values"
+    expected = plain(model, PROMPT, **OPTIONS, return_dict_in_generate=True)
+    assert_same_cache(output.past_key_values, expected.past_key_values)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_each_row_of_a_batch_is_plain_generates(zoo: Callable[[str], Any], shape: str, cache: str) -> None:
+    model = zoo("mistral")
+    options = {"attention_mask": MASK, "cache_implementation": cache}
+    free = plain(model, BATCH, **OPTIONS, **options)
+    options["eos_token_id"] = [int(free[0, -9]), int(free[1, -3])]
+    expected = plain(model, BATCH, **OPTIONS, **options)
+    output = exits(model, BATCH, SHAPES[shape], **options)
+    assert output.sequences.tolist() == expected.tolist()
+    assert output.spec_stats.num_accepted_tokens > 0
+    assert output.spec_stats.tier == "tree"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_chain_tier_batch_is_plain_generates(zoo: Callable[[str], Any], shape: str) -> None:
+    """Rows that are kept equally long have tokens to compute again: then the verify pass computes all layers."""
+    model = zoo("gpt_neo")
+    expected = plain(model, BATCH, **OPTIONS, attention_mask=MASK)
+    assert exits(model, BATCH, SHAPES[shape], attention_mask=MASK).sequences.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_seed_gives_plain_generates_text(model: Any, shape: str, seed: int) -> None:
+    options = {"do_sample": True, "temperature": 0.8}
+    torch.manual_seed(seed)
+    expected = plain(model, PROMPT, **{**OPTIONS, **options})
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    assert exits(model, config=SHAPES[shape], **options).sequences.tolist() == expected.tolist()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_many_prompts_share_a_batch(model: Any) -> None:
+    prompts = [PROMPT[0, : 8 + 3 * place].tolist() for place in range(5)]
+    config = {"spec_method": "draft_model", "spec_config": TREE}
+    for done in hf_specdec.generate_many(model, prompts, max_batch_size=3, **OPTIONS, **config):
+        assert done.error is None
+        expected = plain(model, torch.tensor([done.prompt]), **OPTIONS)
+        assert done.token_ids == expected[0, len(done.prompt) :].tolist()
+
+
+def test_a_prompt_of_embeddings_is_drafted_for(model: Any) -> None:
+    """The cache has read it; a draft model of its own could not."""
+    embeddings = model.get_input_embeddings()(PROMPT)
+    expected = plain(model, inputs_embeds=embeddings, **OPTIONS)
+    output = model.generate(inputs_embeds=embeddings, spec_method="draft_model", spec_config=CHAIN, **OPTIONS)
+    assert output.tolist() == expected.tolist()
+
+
+def test_hidden_states_are_those_of_all_layers(model: Any) -> None:
+    options = {"output_hidden_states": True, "return_dict_in_generate": True}
+    expected = plain(model, PROMPT, **OPTIONS, **options)
+    output = model.generate(PROMPT, spec_method="draft_model", spec_config=CHAIN, **OPTIONS, **options)
+    for ours, theirs in zip(output.hidden_states, expected.hidden_states, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.allclose(one, other, atol=1e-4)
+
+
+MADE: dict[str, Callable[[Any], Any]] = {
+    "copied": copy.deepcopy,
+    "dispatched": lambda model: hf_specdec.enable(
+        accelerate.dispatch_model(
+            hf_specdec.disable(copy.deepcopy(model)), device_map={"": "cpu"}, main_device="cpu", force_hooks=True
+        )
+    ),
+    "adapted": lambda model: hf_specdec.enable(
+        peft.get_peft_model(
+            hf_specdec.disable(copy.deepcopy(model)),
+            peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False),
+        )
+    ),
+    "compiled": lambda model: hf_specdec.enable(torch.compile(copy.deepcopy(model), backend="eager")),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("made", MADE)
+def test_it_works_on_models_that_were_copied_or_wrapped(model: Any, made: str) -> None:
+    target = MADE[made](model)
+    inner = hf_specdec.compat.generation_model(target)
+    expected = plain(inner, input_ids=PROMPT, **OPTIONS)
+    options = {**OPTIONS, "spec_method": "draft_model", "spec_config": TREE}
+    assert target.generate(input_ids=PROMPT, **options).tolist() == expected.tolist()
+
+
+def test_a_model_that_cannot_go_on_from_states_computes_them_again(caplog: pytest.LogCaptureFixture) -> None:
+    """X-MOD looks into each of its layers; said once."""
+    model = hf_specdec.enable(varied("xmod", "causal"))
+    config = {**TREE, "exit_layer": 1}
+    expected = plain(model, PROMPT, **OPTIONS)
+    for _ in range(2):
+        assert exits(model, config=config).sequences.tolist() == expected.tolist()
+    said = [record.getMessage() for record in caplog.records if "compute the first 1 layers again" in record.message]
+    assert len(said) == 1
+
+
+class _Fails(tf.LogitsProcessor):
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return scores
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_interrupt_leaves_the_callers_cache_usable(model: Any, shape: str) -> None:
+    cache = tf.DynamicCache(config=model.config)
+    with pytest.raises(KeyboardInterrupt):
+        exits(model, config=SHAPES[shape], past_key_values=cache, logits_processor=[_Fails(7)])
+    length = cache.get_seq_length()
+    whole = plain(model, PROMPT, **OPTIONS)
+    again = plain(model, whole[:, : length + 1], past_key_values=cache, max_new_tokens=5, do_sample=False)
+    assert again.tolist() == whole[:, : length + 6].tolist()
+
+
+def test_transformers_argument_sets_it(model: Any) -> None:
+    """Adding `spec_method` is enough; in a generation configuration too."""
+    expected = plain(model, PROMPT, **OPTIONS)
+    how = {"spec_method": "draft_model", "return_dict_in_generate": True}
+    output = model.generate(PROMPT, assistant_early_exit=2, **how, **OPTIONS)
+    assert output.sequences.tolist() == expected.tolist()
+    assert output.spec_stats.num_draft_tokens > 0
+    config = copy.deepcopy(model.generation_config)
+    config.update(assistant_early_exit=2, **OPTIONS)
+    output = model.generate(PROMPT, generation_config=config, **how)
+    assert output.sequences.tolist() == expected.tolist()
+    assert output.spec_stats.num_draft_tokens > 0
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "none": ({"exit_layer": 0}, "`exit_layer` must be a whole number of at least 1"),
+    "a share": ({"exit_layer": 0.5}, "`exit_layer` must be a whole number"),
+    "all": ({"exit_layer": 3}, "`exit_layer` must be from 1 to 2, one less than the layers of LlamaForCausalLM"),
+    "transformers' loop": ({"exit_layer": 1, "engine": "assisted"}, '`engine` must be "loop" with exit_layer'),
+    "a device": (
+        {"exit_layer": 1, "draft_model_device_list": ["cpu"]},
+        "`draft_model_device_list` must be unset with exit_layer",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused_with_field_and_remedy(model: Any, case: str) -> None:
+    config, message = REFUSED[case]
+    with pytest.raises(ConfigError, match=message) as error:
+        exits(model, config=config)
+    assert error.value.remedy
+
+
+def test_a_draft_model_beside_it_is_refused(model: Any) -> None:
+    first = hf_specdec.self_draft(model, layers=2)
+    with pytest.raises(ConfigError, match="`exit_layer` must be unset with an assistant_model, but is 2"):
+        exits(model, assistant_model=first)
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("t5", "encoder-decoder"),
+        ("lfm2", "whose cache holds more than keys and values"),
+        ("qwen3_next", "whose cache holds more than keys and values"),
+    ],
+)
+def test_a_model_that_cannot_be_left_early_is_refused(zoo: Callable[[str], Any], family: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"`exit_layer` must be unset .*{message}"):
+        exits(zoo(family))
+
+
+def test_a_model_whose_layers_cannot_be_found_is_refused() -> None:
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    model.config.num_hidden_layers = 2  # of three
+    with pytest.raises(ConfigError, match="must be unset where LlamaForCausalLM has no list of 2 layers"):
+        exits(model, config={**CHAIN, "exit_layer": 1})
+
+
+def test_a_model_that_decodes_plainly_says_so(zoo: Callable[[str], Any]) -> None:
+    family = next(iter(FALLBACK))
+    output = exits(zoo(family))
+    assert output.spec_stats.plain_reason is not None
