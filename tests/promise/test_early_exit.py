@@ -12,6 +12,7 @@ import transformers as tf
 
 import hf_specdec
 from hf_specdec import ConfigError
+from hf_specdec.cache.spec_cache import SpecLayer
 from tests.helpers.support import PROMPT, assert_same_cache, plain
 from tests.helpers.zoo import FALLBACK, FAMILIES, build
 from tests.helpers.zoo_wide import varied
@@ -78,16 +79,19 @@ def test_nothing_is_computed_twice() -> None:
 
 
 def test_it_keeps_no_keys_of_its_own(zoo: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One buffer a layer of the target; the cache that comes out is plain `generate`'s."""
-    from hf_specdec.cache import spec_cache
-
+    """One pair of buffers for each layer of the target; the cache that comes out is plain `generate`'s."""
     model = zoo("llama")
     exits(model, config=TREE)
-    made: list[int] = []
-    empty = spec_cache._empty
-    monkeypatch.setattr(spec_cache, "_empty", lambda *args: made.append(1) or empty(*args))
+    made: list[Any] = []
+    allocate = SpecLayer._allocate
+
+    def counted(layer: SpecLayer, *shapes: Any) -> None:
+        made.append(layer)
+        allocate(layer, *shapes)
+
+    monkeypatch.setattr(SpecLayer, "_allocate", counted)
     output = exits(model, config=TREE)
-    assert len(made) == 2 * len(layers_of(model)), "keys and values"
+    assert len(made) == len(layers_of(model))
     expected = plain(model, PROMPT, **OPTIONS, return_dict_in_generate=True)
     assert_same_cache(output.past_key_values, expected.past_key_values)
 
