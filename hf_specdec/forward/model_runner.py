@@ -156,10 +156,7 @@ class ModelRunner:
         return [self.outputs.logits[row, new] for row, new in enumerate(self._rows)]
 
     def node_logits(self, num_top: int | None) -> list[NodeLogits]:
-        """The last forward's logits, for each row those that `forward` has returned, or of the prompt's last token.
-
-        `num_top` as of `read_rows`.
-        """
+        """What `forward` has returned for each row, or the prompt's last logits; `num_top` as of `read_rows`."""
         logits = self.outputs.logits if self._rows else self.outputs.logits[:, -1:]
         return read_rows(logits, self._rows or [slice(None)] * len(self.texts), num_top)
 
