@@ -157,8 +157,8 @@ MUTANTS = (
     Mutant(
         "a call's pool serves the next call",
         "methods/prompt_lookup/method.py",
-        ' if config.pool == "shared" else None)',
-        ")",
+        ' if config.pool == "shared" else None\n',
+        "\n",
     ),
     Mutant(
         "rows share their seed", "engine/speculative.py", "manual_seed(seed) for seed", "manual_seed(first) for _ in"

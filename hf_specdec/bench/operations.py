@@ -2,11 +2,6 @@
 
 Every operation outside the model's forward is a launch on a GPU, every read a stop. On a CPU the same calls are
 counted; they are the same on a GPU but for what `hf_specdec.transfer.is_host` decides.
-
-    counter = OperationCounter(model)
-    with counter:
-        model.generate(**inputs, spec_method="auto", spec_observer=counter.end_step)
-    counter.steps       # a StepOperations for each step
 """
 
 from collections.abc import Callable

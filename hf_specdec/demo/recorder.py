@@ -1,9 +1,4 @@
-"""Watches one call of `generate` and records it: a streamer for the times, an observer for the steps.
-
-recorder = Recorder(tokenizer, prompt_ids, stop)
-model.generate(**inputs, **recorder.arguments(observes=True), spec_method="auto")
-lane = recorder.lane("auto", "Auto")
-"""
+"""Watches one call of `generate` and records it: a streamer for the times, an observer for the steps."""
 
 import threading
 import time

@@ -1,9 +1,4 @@
-"""Runs races: one at a time, each lane alone, so that the times are those of the methods.
-
-racer = Racer(model, tokenizer, draft)
-running = racer.start(settings, memories={}, stop=Stop(seconds=60))
-race = running.result()
-"""
+"""Runs races: one at a time, each lane alone, so that the times are those of the methods."""
 
 import copy
 import logging

@@ -1,9 +1,4 @@
-"""Who races and who waits, so that a visitor can stop what is theirs. Knows sessions by their names alone.
-
-visitors = Visitors(seconds=60)
-with visitors.racing("a session") as stop: ...
-visitors.stop("a session")
-"""
+"""Who races and who waits, so that a visitor can stop what is theirs. Knows sessions by their names alone."""
 
 import contextlib
 import threading

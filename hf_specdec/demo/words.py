@@ -1,9 +1,4 @@
-"""Tokens as text: each alone, and each as what it adds to a text.
-
-words = Words(tokenizer, prompt_ids)
-words.pieces(token_ids)    # "".join of them is the text
-words.word(42)
-"""
+"""Tokens as text: each alone, and each as what it adds to a text."""
 
 from collections.abc import Iterable, Sequence
 

@@ -8,11 +8,6 @@ gains its time, steps verify one token, as plain decoding does; where drafting i
 are paused, and tried again ever more rarely.
 
 What forwards of unknown sizes cost is found out by steps of these sizes, a few of them where many tokens are to come.
-
-    budget = Budget(costs, max_nodes=64)
-    cost = budget.draft_cost(num_rows, num_live, tokens_left=200)    # for the drafters
-    trees = budget.cut(trees, num_live)
-    budget.record(trees, num_live, num_tokens=3, seconds=0.04, draft_seconds=0.001)
 """
 
 import math

@@ -1,8 +1,4 @@
-"""Which model, device and setting measured costs belong to, and whether saved ones fit.
-
-costs.save("costs.json", facts_of(model, device))
-check_facts(costs.facts, model, device, "costs.json")
-"""
+"""Which model, device and setting measured costs belong to, and whether saved ones fit."""
 
 from collections.abc import Mapping
 from typing import Any

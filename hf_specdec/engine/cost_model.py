@@ -2,12 +2,6 @@
 
 Decoding teaches it, by the time of each step; `measure` times forwards for a file. Knows nothing of drafts or of what
 they gain. Safe to share between threads: a lost correction is made up for by the next.
-
-    costs = StepCosts.of_device(torch.device("cpu"))
-    curve = costs.curve(num_rows=1)
-    measure(target, curve, roots=[7])
-    curve.ratio(8)
-    curve.observe(num_columns=8, seconds=0.031)
 """
 
 import itertools

@@ -246,9 +246,9 @@ def costs_of(model: PreTrainedModel, request: Request, device: torch.device) -> 
     path = request.config.costs_file
     state = state_of(model)
     costs = state.step_costs(model, device, path, is_fixed=request.config.is_deterministic)
-    doubt = other_threads(costs.facts, device)
-    if doubt is not None:
-        state.warn_once(f"{type(model).__name__}: {doubt}")
+    warning = other_threads(costs.facts, device)
+    if warning is not None:
+        state.warn_once(f"{type(model).__name__}: {warning}")
     return costs
 
 

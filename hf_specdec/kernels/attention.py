@@ -2,9 +2,6 @@
 
 What a model asks of its attention beyond scaled scores and a mask (soft-capping, sinks) only its own function knows.
 What the kernel cannot do goes to torch's, and the reason is said once.
-
-    AttentionInterface.register("xformers", KernelAttention("xformers", kernel))
-    AttentionMaskInterface.register("xformers", kernel_mask)
 """
 
 import inspect

@@ -4,8 +4,6 @@ A kernel has one key/value head for each query head. Grouped queries are therefo
 (B, g*M, Hkv, D), so that no key or value is copied. Where all queries see the beginning of the text, that part is
 computed without a mask, the rest with a small one, and the two are merged by their log-sum-exp, which is exact. Knows
 torch only.
-
-    output = attend(kernel, query, key, value, mask, scale)     # (B, M, Hq, Dv)
 """
 
 from typing import Protocol

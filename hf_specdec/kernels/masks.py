@@ -1,10 +1,6 @@
 """What kernels make of a mask, kept on the mask: all layers of a forward share one, so the work is done once for all.
 
 It lives as long as the mask tensor and is forgotten when the mask is changed in place. Knows nothing about kernels.
-
-    mark_open(mask, columns=500)            # every query sees the first 500 columns
-    open_columns(mask)                      # 500
-    bias = prepared(mask, "additive", lambda: additive(mask, torch.bfloat16))
 """
 
 from collections.abc import Callable, Hashable

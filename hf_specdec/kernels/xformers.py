@@ -1,8 +1,4 @@
-"""xformers' memory-efficient attention as a kernel. The only room that imports xformers, at its first use.
-
-kernel = XformersKernel()
-kernel.reason_against(query, key, value)        # None on a GPU it was made for
-"""
+"""xformers' memory-efficient attention as a kernel. The only room that imports xformers, at its first use."""
 
 import importlib.util
 import logging

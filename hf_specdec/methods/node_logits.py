@@ -2,10 +2,6 @@
 
 On an accelerator every read waits for all that was launched before, so one read brings what the verification and the
 drafter want, for all sequences of a batch. On a CPU reading costs nothing, and rows are looked at when somebody asks.
-
-    read = NodeLogits(logits)                       # (C, vocab_size), a CPU's
-    read.best(slice(0, 3))                          # the token that each of the first three rows leads to
-    tokens, log_probs = read.top(8, slice(0, 3))    # (3, 8) each
 """
 
 from collections.abc import Sequence

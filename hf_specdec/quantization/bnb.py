@@ -1,8 +1,4 @@
-"""int8 and nf4 weights through bitsandbytes: its import, its configurations, and what it gets wrong on CPUs.
-
-model = AutoModelForCausalLM.from_pretrained(path, quantization_config=bnb_config("nf4"), dtype=torch.bfloat16)
-prepare(model)
-"""
+"""int8 and nf4 weights through bitsandbytes: its import, its configurations, and what it gets wrong on CPUs."""
 
 import builtins
 import importlib
@@ -181,11 +177,11 @@ class _Int8CastsOnce(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.said = False
+        self.has_warned = False
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to let a record through."""
         if not str(record.msg).startswith(INT8_CASTS):
             return True
-        first, self.said = not self.said, True
+        first, self.has_warned = not self.has_warned, True
         return first

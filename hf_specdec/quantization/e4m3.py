@@ -2,9 +2,6 @@
 
 e4m3 has a sign, four bits of exponent and three of mantissa; bfloat16 has a sign, eight and seven. Moved four bits to
 the left with the sign kept in front, a code is the bfloat16 number 2^-120 times its value. Knows nothing about modules.
-
-    codes, scale = quantize_rows(weight)    # (out, in) float8_e4m3fn, (out, 1) float32
-    widen(codes) * scale                    # about `weight`
 """
 
 import torch

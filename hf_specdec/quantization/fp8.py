@@ -2,8 +2,6 @@
 
 What is saved is the compressed-tensors format with one scale a row (`float-quantized`, strategy `channel`), which other
 tools read; a loader that does not know it refuses, and never takes the codes for weights.
-
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, quantization_config=fp8_config())
 """
 
 from collections.abc import Mapping

@@ -2,9 +2,6 @@
 
 On GPUs that multiply FP8 numbers, activations are rounded to FP8 with one scale a token and multiplied row by row;
 elsewhere the weights are widened to bfloat16 a piece at a time, and activations stay as they are.
-
-    layer = Fp8Linear(in_features, out_features, bias=False, dtype=torch.bfloat16)
-    layer.weight, layer.weight_scale    # (out, in) float8_e4m3fn, (out, 1) float32
 """
 
 from collections.abc import Callable

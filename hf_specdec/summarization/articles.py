@@ -1,9 +1,4 @@
-"""Articles with reference summaries: the set that ships with the package, a `.jsonl` file, or a data set.
-
-articles = read_articles(None)                        # twelve short articles written for this project
-articles = read_articles(Path("articles.jsonl.gz"))   # lines with "article" and "highlights" (or "summary")
-articles = load_articles("abisee/cnn_dailymail:3.0.0:test", limit=20)
-"""
+"""Articles with reference summaries: the set that ships with the package, a `.jsonl` file, or a data set."""
 
 import json
 from collections.abc import Iterable, Mapping

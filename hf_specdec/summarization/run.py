@@ -1,8 +1,4 @@
-"""Summaries of the same articles by several ways to generate, in turn. Knows nothing about ROUGE or printing.
-
-way = {"spec_method": "prompt_lookup"}
-written = summarize_all(Summarizer(model, tokenizer), articles, {"plain": {}, "prompt_lookup": way})
-"""
+"""Summaries of the same articles by several ways to generate, in turn. Knows nothing about ROUGE or printing."""
 
 import copy
 import time

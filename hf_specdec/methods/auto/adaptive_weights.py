@@ -1,10 +1,6 @@
 """What `auto` learned about its sources: weights of the blend, how far it is right, what drafts and windows add.
 
 Knows nothing of texts. Safe to share between threads.
-
-    weights = AdaptiveWeights()
-    kind = AdaptiveWeights.kind(longest_match=2, longest_key=3, is_drafted=False)
-    weights.mixer.probabilities(kind, evidence)
 """
 
 from dataclasses import dataclass, field

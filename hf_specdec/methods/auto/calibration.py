@@ -1,10 +1,6 @@
 """How often tokens drafted with a probability p were accepted: corrects p by what happened.
 
 Knows nothing about where a probability comes from. Safe to share between threads.
-
-    calibration = Calibration()
-    calibration.record([(0.31, True), (0.12, False)])
-    calibration.corrected(0.3)
 """
 
 import threading

@@ -5,8 +5,6 @@ not decided here: nodes come in the order of their worth, with their probabiliti
 A draft model is asked where the nodes that it adds are worth its forward, judged by what its forwards added before; so
 is lookahead's window added, where it is worth its columns.
 Knows neither clocks nor models.
-
-    drafter = AutoDrafter(AutoSpecConfig(), SpecMemory())
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,10 +3,6 @@
 A *match* is a place and how many tokens in front of it agree with the context. When the context grows by a token, the
 matches that hold this token move on by one, and only where few are left a short one is looked up anew. So a node of a
 tree costs a walk over its parent's matches, whatever the length of the text. Knows nothing about models or trees.
-
-    matches = Matches.of_text(index, pool)
-    matches.own_votes()       # what followed in this text
-    matches.after(token)      # the matches of the same context with `token` after it
 """
 
 from collections.abc import Sequence

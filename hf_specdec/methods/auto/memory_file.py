@@ -1,11 +1,6 @@
 """The file of a `SpecMemory`: safetensors, with its bounds as metadata.
 
 Every tensor is checked before it is believed: a damaged file is an error, never a memory that drafts nonsense.
-
-    file = MemoryFile.of_bounds(1_000_000, 262_144)
-    file.put_texts(pool)
-    file.write("memory.safetensors")
-    MemoryFile.read("memory.safetensors").fill_texts(pool)
 """
 
 import contextlib

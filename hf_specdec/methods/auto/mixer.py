@@ -4,10 +4,6 @@ A candidate has one number from each source, its *evidence*: the log odds that t
 where the source says nothing. Its probability is the logistic function of the weighted sum. Weights are kept apart for
 kinds of context. Each token of the text moves them down the gradient of the log loss (logistic mixing, as in PAQ:
 http://mattmahoney.net/dc/dce.html#Section_432). Safe to share between threads. Knows nothing about sources.
-
-    mixer = Mixer([(-7.0, 0.5, 0.3)])                                        # one kind: a bias and two sources
-    mixer.probabilities(0, [(9.0, 4.0), (0.0, 6.0)])
-    mixer.learn(0, [(0, ([11], [9.0])), (1, ([11, 12], [4.0, 6.0]))], right=12)
 """
 
 import math

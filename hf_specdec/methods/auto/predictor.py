@@ -5,11 +5,6 @@ target's recycled logits after the last three, two and one tokens; where there a
 what lookahead's window found; and what a draft model says, where it has been asked. A `Mixer` blends them, a
 `Calibration` corrects what it says by what was accepted. Both learn from every token of the text, drafted or not, so it
 takes no trials to find out that a text cannot be drafted.
-
-    predictor = Predictor(memory, is_sampled=False)
-    prediction = predictor.predict(predictor.text_of(index))
-    prediction.tokens, prediction.probabilities
-    predictor.learn(prediction, token, drafted=[])
 """
 
 import math

@@ -7,10 +7,6 @@ no better than the newest alone.
 
 A table of fixed size in arrays: a key has four places that it can stand in, and takes the one not written to for the
 longest time. Safe to share between threads: a reader that meets a writer gets an entry of another key at worst.
-
-    recycled = RecycledLogits(max_entries=262_144)
-    recycled.put((5, 6, 7), best_tokens(NodeLogits(logits))[0])    # under (7,), (6, 7) and (5, 6, 7)
-    recycled.get(key_of((6, 7)))
 """
 
 import threading

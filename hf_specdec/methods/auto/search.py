@@ -2,11 +2,6 @@
 
 Nodes are numbered as they are first drafted; the root is 0. `Search` is the literal form in Python. `CompiledSearch`
 finds the same nodes with the same probabilities in the compiled core. Knows neither clocks nor models.
-
-    search = search_of(predictor, index)
-    found = search.likeliest(budget=32, floor=1e-3)
-    found.tokens, found.parents, found.probabilities
-    search.learn(0, token, drafted=[6, 7])        # the text went on with `token`
 """
 
 import heapq

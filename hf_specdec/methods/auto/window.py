@@ -3,11 +3,6 @@
 What the target says after the window's columns is kept as its logits after verified nodes are, but apart: a prediction
 about a text that may never come to be. How many tokens such predictions add is learned while one is there; where it
 does not pay, one is tried for a while, ever so often, to notice a change. Knows neither clocks nor models.
-
-    window = AutoWindow(size=5, ngram_size=4, experience=memory.greedy)
-    extra = window.beside(text, min_gain=0.01)    # for the forward, or `None`
-    window.observe(tree, logits)
-    window.found.get(key_of((6, 7)))
 """
 
 import random

@@ -3,10 +3,6 @@
 A drafted token is known by its rank among its siblings and by the probability that the draft gave it. Counted is
 whether the target took it, given that it took everything before it. Old counts fade, so memory is bounded and a new
 kind of text is noticed. Knows no clocks: the same counts give the same estimates. Safe to share between threads.
-
-    counts = AcceptanceCounts()
-    counts.record([(0, 0.93, True), (0, 0.41, False)], num_forwards=2, num_tokens=2)
-    counts.rate(0, 0.9)      # probability that a first child of confidence 0.9 is accepted
 """
 
 import bisect

@@ -2,10 +2,6 @@
 
 A candidate's value is the estimated probability that the target accepts it and all before it. Knows neither models
 nor when to stop.
-
-    growth = Growth(root_token)
-    rows = yield growth.request([growth.root])                          # (1, vocab_size)
-    children = likeliest_children([growth.root], rows, 4, counts)
 """
 
 from collections.abc import Iterable, Sequence

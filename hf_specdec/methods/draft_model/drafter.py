@@ -4,8 +4,6 @@ Each forward of the draft scores the most promising nodes at once; its best toke
 forward is spent only where the tokens it may add are worth it, by counted acceptances and the two models' sizes.
 Sources: https://arxiv.org/abs/2211.17192 (speculative decoding), https://arxiv.org/abs/2406.16858 (EAGLE-2: expand the
 most probable nodes, then rerank), https://arxiv.org/abs/2406.17276 (OPT-Tree). Knows the draft as a `DraftScorer` only.
-
-    drafter = DraftModelDrafter(DraftModelConfig(draft_len=4), scorer)
 """
 
 from collections.abc import Sequence

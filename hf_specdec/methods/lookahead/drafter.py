@@ -3,8 +3,6 @@
 The target computes the window beside the draft, in the same forward, so no second model is needed.
 Source: https://arxiv.org/abs/2402.02057. Unlike the paper's program, candidates share their prefixes, and a step that
 accepts a whole n-gram keeps the token after it.
-
-    drafter = LookaheadDrafter(LookaheadConfig(window_size=7, ngram_size=5, verification_set_size=7))
 """
 
 import random

@@ -1,10 +1,6 @@
 """The pool of lookahead: n-grams by their first token, a bounded number a token, the least recently used out first.
 
 Knows nothing about windows, trees or models.
-
-    pool = TailPool(ngram_size=3, max_tails=7, max_keys=16_384)
-    pool.add((5, 6, 7))
-    pool.tails(5)             # [(6, 7)]
 """
 
 from collections import OrderedDict

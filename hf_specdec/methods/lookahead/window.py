@@ -3,11 +3,6 @@
 W columns by N - 1 levels. Level l, column i stands l + i positions after the root, the text's last token, which is
 itself level 0, column 0. Read upwards, a column is a piece of text: level l + 1 holds what the target said comes after
 level l. Knows nothing about pools, drafts or models.
-
-    window = JacobiWindow(width=7, num_levels=4, source=prompt_ids, generator=random.Random(0))
-    window.set_root(token)
-    extra = window.extra()                # what the forward computes beside the root; `None` if there is nothing
-    ngrams = window.observe(next_tokens)  # next_tokens: what the target said comes after the last level
 """
 
 import functools

@@ -2,10 +2,6 @@
 
 A *place* is a position in the text after an earlier occurrence of an n-gram: what stands there followed it then.
 Knows nothing about drafts or models.
-
-    index = NgramIndex(max_ngram_size=2)
-    index.extend([5, 6, 7, 5, 6])
-    index.places([5, 6], limit=8)      # [2]: token 7 followed 5, 6
 """
 
 from array import array

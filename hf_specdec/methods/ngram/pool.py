@@ -2,10 +2,6 @@
 
 Two generations of an `NgramIndex`: texts go into the young one; when it is full it becomes the old one, and the old
 one's texts are forgotten. So adding a token stays O(1) and nothing is ever re-indexed. Safe to share between threads.
-
-    pool = NgramPool(max_tokens=1_000_000)
-    pool.add([5, 6, 7, 8])
-    pool.search([5, 6], limit=8)      # [(index, 2)]: token 7 followed 5, 6
 """
 
 import threading

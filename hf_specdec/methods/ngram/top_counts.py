@@ -1,11 +1,6 @@
 """Counts of tokens with the largest few kept in order, at a bounded cost per change.
 
 Knows nothing about n-grams or models.
-
-    counts = TopCounts(size=2)
-    for token in (7, 8, 7, 9):
-        counts.add(token)
-    counts.shares()                   # {7: 2 / 6, 8: 1 / 6}
 """
 
 __all__ = ["TopCounts"]

@@ -5,8 +5,6 @@ short match is followed less far.
 A tree asks at every node where its last tokens stood before and lets those places vote for the next token; nodes are
 added best first, by the product of the votes along their path.
 Source: https://github.com/apoorvumang/prompt-lookup-decoding; names and defaults of TensorRT-LLM's NGram.
-
-    drafter = PromptLookupDrafter(PromptLookupConfig(max_draft_len=10))
 """
 
 import heapq

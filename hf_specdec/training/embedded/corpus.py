@@ -1,9 +1,6 @@
 """The corpus of the embedded pair: the CPython standard library's source, split by file, and its tokenizer.
 
 Knows nothing about models. ``TokenStream`` serves random windows of one long token array.
-
-    files = split_files(stdlib_files())
-    tokenizer = train_tokenizer(files.train)
 """
 
 import hashlib
