@@ -147,6 +147,13 @@ def test_auto_takes_a_head_as_one_more_source(model: Any) -> None:
     assert torch.equal(ours, expected)
 
 
+def observed(model: Any, head: Any, max_new_tokens: int, config: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The text, and what an observer saw of each step."""
+    steps: list[Any] = []
+    how = {"max_new_tokens": max_new_tokens, "do_sample": False, "spec_observer": steps.append, **always(config)}
+    return model.generate(PROMPT, assistant_model=head, **how), steps
+
+
 class Fed:
     """A head that notes what it was fed."""
 
@@ -169,15 +176,7 @@ def test_the_heads_cache_is_never_rebuilt(model: Any) -> None:
     """Every token of the text is fed once with the target's state, and every level of the tree by one forward."""
     head = random_head(model)
     fed = Fed(head)
-    steps: list[Any] = []
-    out = model.generate(
-        PROMPT,
-        max_new_tokens=20,
-        do_sample=False,
-        assistant_model=head,
-        spec_observer=steps.append,
-        **always({"num_branches": 2, "draft_len": 3, "max_nodes": 6}),
-    )
+    out, steps = observed(model, head, 20, {"num_branches": 2, "draft_len": 3, "max_nodes": 6})
     assert fed.fused <= out.shape[1] - 1
     assert len(fed.columns) <= 3 * len(steps)
     assert max(fed.columns[1:]) <= 10
@@ -186,15 +185,7 @@ def test_the_heads_cache_is_never_rebuilt(model: Any) -> None:
 def test_drafts_are_those_of_a_head_that_is_run_from_scratch(model: Any) -> None:
     """Each step's chain is what the network drafts over the whole text, its cache and states made anew."""
     head = random_head(model)
-    steps: list[Any] = []
-    out = model.generate(
-        PROMPT,
-        max_new_tokens=16,
-        do_sample=False,
-        assistant_model=head,
-        spec_observer=steps.append,
-        **always({"num_branches": 1, "draft_len": 3}),
-    )
+    out, steps = observed(model, head, 16, {"num_branches": 1, "draft_len": 3})
     with torch.no_grad():
         hidden = model(out, output_hidden_states=True).hidden_states
         features = torch.cat([hidden[layer] for layer in head.config.layer_ids], dim=-1)
