@@ -10,10 +10,12 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.bench.widen import check_widening, widen
+from hf_specdec.bench.widen import check_widening, widen, widen_head
 from hf_specdec.distributed.placement import read_devices
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.loading import load_tokenizer
+from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.eagle3.network import Eagle3Head
 from hf_specdec.quantization.precision import DTYPES, PRECISIONS
 
 __all__ = ["EMBEDDED", "LoadedModel", "check_models", "load_model", "pick_device"]
@@ -29,6 +31,7 @@ class LoadedModel:
     Attributes:
         name (`str`): the model's own, whatever its size.
         assistant (`PreTrainedModel | None`): the draft model, for `draft_model` and transformers' assisted generation.
+        head (`DraftHead | None`): for the methods that draft with a head.
         facts (`dict[str, Any]`): more about it for the document, such as what widening changed.
     """
 
@@ -37,6 +40,7 @@ class LoadedModel:
     name: str
     assistant: PreTrainedModel | None = None
     assistant_name: str | None = None
+    head: DraftHead | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -53,6 +57,7 @@ def load_model(
     device: str | torch.device | None = None,
     assistant: str | None = None,
     assistant_dtype: str | None = None,
+    head: str | None = None,
     widen_to: tuple[int, int] | None = None,
     attn_implementation: str | None = None,
 ) -> LoadedModel:
@@ -64,6 +69,7 @@ def load_model(
         device: where it runs; by default the accelerator, or the CPU where there is none.
         assistant: folder or hub name of a draft model with the same vocabulary.
         assistant_dtype: the draft model's precision; the model's by default.
+        head: folder or hub name of a draft head for the model; an EAGLE-3 head is widened with it.
         widen_to: hidden size and number of layers that the model is widened to, its function unchanged.
         attn_implementation: the model's attention; transformers' choice by default.
 
@@ -93,8 +99,18 @@ def load_model(
         name=EMBEDDED if path is None else path,
         assistant=None if helper is None else helper.to(where).eval(),
         assistant_name=EMBEDDED_DRAFT if path is None and assistant is None else assistant,
+        head=None if head is None else _head(head, folder, model).to(where),
         facts=facts,
     )
+
+
+def _head(path: str, folder: str, model: PreTrainedModel) -> DraftHead:
+    """The head, as wide as the model if that has been widened."""
+    head = hf_specdec.AutoDraftHead.from_pretrained(path)
+    original = AutoConfig.from_pretrained(folder).get_text_config()
+    if model.config.get_text_config().hidden_size == original.hidden_size or not isinstance(head, Eagle3Head):
+        return head
+    return widen_head(head, hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision="fp32"), model)
 
 
 def _set_attention(model: Any, name: str) -> None:

@@ -9,7 +9,8 @@ Knows nothing about timing or statistics. Rows come from names:
     row('prompt_lookup={"num_branches": 4}')    the same with a configuration
     row("prompt_lookup:num_branches=4,pool=shared")     another way to write one
     row("token_recycling")                  a method that only the benchmark knows, for comparison
-    row("draft_model=[4]", loaded)         drafts with the model's assistant
+    row("eagle3", loaded)                   drafts with the model's head
+    row("draft_model=[4]", loaded)          drafts with the model's assistant
     row("auto+draft_model", loaded)        auto with the model's assistant, which "auto" goes without
     row("my_module:MyDrafter")              a Drafter or a transformers CandidateGenerator of your own
 """
@@ -38,10 +39,11 @@ from hf_specdec.bench.naming import (
 )
 from hf_specdec.distributed.placement import is_placed, read_devices
 from hf_specdec.engine.draft_pairing import draft_capability
-from hf_specdec.engine.head_pairing import own_head_of
+from hf_specdec.engine.head_pairing import check_head, own_head_of
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError, unknown_name
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import Method
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.quantization.report import precision_of
@@ -180,7 +182,8 @@ def _method_row(name: str, method_name: str, value: Any, loaded: LoadedModel) ->
     described = json.loads(json.dumps(dataclasses.asdict(config), default=str))
     how: dict[str, Any] = {"spec_method": method if is_comparison(method) else method.name, "spec_config": config}
     if method.needs_draft_head:
-        raise ConfigError(name, "must have a draft head", None, "Time heads with generate; bench takes draft models.")
+        how["assistant_model"] = head = _head_of(loaded, name, method)
+        described |= {"head": head.name_or_path, "head_dtype": str(head.dtype).removeprefix("torch.")}
     if method.own_head is not None:
         _check_own_head(name, method, loaded)
     if (method.needs_draft_model and config.drafting_layers is None) or wants_draft:
@@ -201,6 +204,17 @@ def _check_own_head(name: str, method: Method, loaded: LoadedModel) -> None:
         raise ConfigError(
             name, "must have a checkpoint with such layers", loaded.model.name_or_path, str(error)
         ) from error
+
+
+def _head_of(loaded: LoadedModel, name: str, method: Method) -> DraftHead:
+    """The model's draft head, if the method drafts with it."""
+    if loaded.head is None:
+        raise ConfigError(name, "must have a draft head", None, "Name one with --head.")
+    if method.name not in loaded.head.methods:
+        kinds = " or ".join(loaded.head.methods)
+        raise ConfigError(name, f"must have a head of its own kind, not one for {kinds}", loaded.head.name_or_path, "")
+    check_head(loaded.model, loaded.head)
+    return loaded.head
 
 
 def _draft_of(loaded: LoadedModel, name: str) -> Any:

@@ -40,6 +40,9 @@ class ModelsOptions:
             "embedded draft, for the embedded target.",
         ),
     ] = None
+    head: Annotated[
+        str | None, typer.Option("--head", help="Folder or hub name of a draft head, for rows such as eagle3.")
+    ] = None
     widen: Annotated[
         list[str] | None,
         typer.Option(
@@ -110,6 +113,7 @@ class ModelsOptions:
             device=where,
             assistant=self.draft_model,
             assistant_dtype=self.draft_dtype,
+            head=self.head,
             widen_to=size,
             attn_implementation=self.attn_implementation,
         )

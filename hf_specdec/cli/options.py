@@ -21,6 +21,8 @@ DraftModelPath = Annotated[
     str | None,
     typer.Option(
         "--draft-model",
+        "--assistant-model",
+        "--head",
         help="Folder or hub name of a smaller model of the same vocabulary, or of a draft head. Default: the embedded "
         "draft or head, for the embedded target.",
     ),

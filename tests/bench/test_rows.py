@@ -14,6 +14,7 @@ from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.registry import METHODS
 from tests.bench.conftest import tiny_llama
+from tests.helpers.heads import random_head
 
 
 def test_every_method_has_a_row(loaded: LoadedModel) -> None:
@@ -33,6 +34,19 @@ def test_default_stands_for_all_of_them(loaded: LoadedModel) -> None:
 def helped(loaded: LoadedModel) -> LoadedModel:
     """The loaded with a draft model."""
     return dataclasses.replace(loaded, assistant=tiny_llama(len(loaded.tokenizer)), assistant_name="tiny draft")
+
+
+def test_a_head_brings_the_row_of_its_method(loaded: LoadedModel) -> None:
+    head = random_head(loaded.model)
+    with_head = dataclasses.replace(loaded, head=head)
+    rows, left_out = default_rows(with_head)
+    assert "eagle3" in [row.name for row in rows]
+    assert "eagle3" not in left_out
+    assert row("eagle3:num_branches=1", with_head).arguments(None)["assistant_model"] is head
+    with pytest.raises(ConfigError, match="must have a draft head.*--head"):
+        row("eagle3", loaded)
+    with pytest.raises(ConfigError, match="not one for eagle3 or auto"):
+        row("dflash", with_head)
 
 
 def test_a_draft_model_brings_its_rows(helped: LoadedModel) -> None:
