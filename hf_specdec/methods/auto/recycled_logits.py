@@ -224,11 +224,20 @@ def _keys_of_nodes(tokens: Sequence[int], parents: Sequence[int], before: Sequen
 def likeliest(logits: NodeLogits, rows: slice | list[int] = ALL) -> tuple[Rows, Rows]:
     """`(C, NUM_KEPT)` tokens and the evidence for each, of these rows."""
     tokens, log_probs = logits.top(NUM_KEPT, rows)
-    evidence, count = log_odds(np.exp(log_probs)), tokens.shape[1]
+    evidence, count = _evidence(log_probs), tokens.shape[1]
     if count == NUM_KEPT:
         return tokens, evidence
     widths = ((0, 0), (0, NUM_KEPT - count))
     return np.pad(tokens, widths, constant_values=NOTHING), np.pad(evidence, widths)
+
+
+def _evidence(log_probs: Rows) -> Rows:
+    """`log_odds` of log probabilities, computed in 64 bits, as fp32."""
+    if compiled.core is None:
+        return log_odds(np.exp(log_probs.astype(np.float64))).astype(np.float32)
+    evidence = np.array(log_probs, dtype=np.float32, order="C")
+    compiled.core.log_odds(evidence)
+    return evidence
 
 
 def best_tokens(logits: NodeLogits, rows: slice | list[int] = ALL) -> Sequence[Entry]:

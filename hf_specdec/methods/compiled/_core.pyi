@@ -1,5 +1,5 @@
-"""The compiled core: `link`, `move` and `places` of the n-gram index, `put_nodes` of recycled logits, `top` of logits,
-and `auto`'s search.
+"""The compiled core: `link`, `move` and `places` of the n-gram index, `put_nodes` and `log_odds` of recycled
+logits, `top` of logits, and `auto`'s search.
 """
 
 from array import array
@@ -38,6 +38,7 @@ def put_nodes(
     evidence: npt.NDArray[Any],
     /,
 ) -> int: ...
+def log_odds(log_probs: npt.NDArray[np.float32], /) -> None: ...
 def top(
     logits: npt.NDArray[Any], width: int, tokens: npt.NDArray[np.int64], values: npt.NDArray[np.float32], /
 ) -> bool: ...

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* As in __init__.py: a library built from other sources is left alone. */
-#define INTERFACE 3
+#define INTERFACE 4
 
 /* An n-gram index: see hf_specdec/methods/ngram/hashing.py. */
 typedef struct {
@@ -41,6 +41,7 @@ void table_release(Table *table);
 int64_t table_find(const Table *table, int64_t key);
 
 PyObject *core_link(PyObject *module, PyObject *args);
+PyObject *core_log_odds(PyObject *module, PyObject *log_probs);
 PyObject *core_move(PyObject *module, PyObject *args);
 PyObject *core_places(PyObject *module, PyObject *args);
 PyObject *core_put_nodes(PyObject *module, PyObject *args);

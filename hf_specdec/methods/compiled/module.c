@@ -24,6 +24,7 @@ int32_t *numbers_of(PyObject *sequence, Py_ssize_t *count) {
 
 static PyMethodDef functions[] = {
     {"link", core_link, METH_VARARGS, NULL},
+    {"log_odds", core_log_odds, METH_O, NULL},
     {"move", core_move, METH_VARARGS, NULL},
     {"places", core_places, METH_VARARGS, NULL},
     {"put_nodes", core_put_nodes, METH_VARARGS, NULL},

@@ -1,7 +1,11 @@
 /* The table of recycled logits: see hf_specdec/methods/auto/recycled_logits.py. */
 
 #include "core.h"
+#include <math.h>
 #include <string.h>
+
+#define FLOOR 7.0
+#define LEAST_SHARE 1e-6
 
 int table_acquire(Table *table, PyObject *arrays) {
     PyObject *parts[4];
@@ -136,4 +140,19 @@ one_row:
 no_rows:
     table_release(&table);
     return result;
+}
+
+PyObject *core_log_odds(PyObject *Py_UNUSED(module), PyObject *argument) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(argument, &view, PyBUF_WRITABLE) < 0) return NULL;
+    float *value = view.buf;
+    for (Py_ssize_t left = view.len / 4; left > 0; left--, value++) {
+        double share = exp((double)*value), odds;
+        if (share < LEAST_SHARE) share = LEAST_SHARE;
+        if (share > 1.0 - LEAST_SHARE) share = 1.0 - LEAST_SHARE;
+        odds = log(share / (1.0 - share)) + FLOOR;
+        *value = (float)(odds > 0.0 ? odds : 0.0);
+    }
+    PyBuffer_Release(&view);
+    Py_RETURN_NONE;
 }

@@ -17,7 +17,7 @@ from hf_specdec import AutoSpecConfig, SpecMemory
 from hf_specdec.methods import compiled
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.predictor import Predictor
-from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, RecycledLogits
+from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, RecycledLogits, _evidence
 from hf_specdec.methods.auto.search import Found, search_of
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.methods.node_logits import _largest
@@ -159,6 +159,18 @@ def test_the_largest_logits_are_those_of_a_stable_sort(core: Any, dtype: torch.d
     read = logits.view(torch.int16 if dtype == torch.bfloat16 else dtype).numpy()
     room = np.empty((2, 5, count), dtype=np.int64), np.empty((2, 5, count), dtype=np.float32)
     assert core.top(read, width, *room) == (width // 2 >= count)
+
+
+@OFTEN
+@given(values=st.lists(st.floats(-10_000.0, 0.0, width=32), min_size=1, max_size=30))
+def test_evidence_of_log_probabilities_is_the_same(core: Any, values: list[float]) -> None:
+    log_probs = np.array(values, dtype=np.float32)
+    found = []
+    for which in (core, None):
+        compiled.core = which
+        found.append(_evidence(log_probs))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6, atol=1e-6)
+    assert np.array_equal(log_probs, np.array(values, dtype=np.float32))
 
 
 def test_rows_without_enough_numbers_are_left_to_torch(core: Any) -> None:
