@@ -22,9 +22,12 @@ class HeadConfig(DraftModelConfig):
         needs_file (`bool`): whether the head has a folder of its own.
     """
 
-    aliases: ClassVar[Mapping[str, str]] = DraftModelConfig.aliases
+    aliases: ClassVar[Mapping[str, str]] = {
+        name: field for name, field in DraftModelConfig.aliases.items() if field != "exit_layer"
+    }
     list_form: ClassVar[tuple[str, ...]] = ()
     device_fields: ClassVar[Mapping[str, str]] = DraftModelConfig.device_fields
+    transformers_arguments: ClassVar[Mapping[str, str]] = {}
     vllm_method: ClassVar[str | None] = None
     needs_file: ClassVar[bool] = True
 
@@ -33,6 +36,9 @@ class HeadConfig(DraftModelConfig):
         if self.engine != "loop":
             rule, remedy = 'must be "loop" with a draft head', "Leave it out: transformers' loop drafts without it."
             raise ConfigError("engine", rule, self.engine, remedy)
+        if self.exit_layer is not None:
+            remedy = 'Use spec_method="draft_model" to draft with the target\'s first layers.'
+            raise ConfigError("exit_layer", "must be unset with a draft head", self.exit_layer, remedy)
 
     @property
     def node_budget(self) -> int:
