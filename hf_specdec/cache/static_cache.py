@@ -24,11 +24,12 @@ class FixedShapes:
     """The shapes of a call over a static cache.
 
     Attributes:
-        width (`int`): tokens of each row in every forward after the prompt.
+        widths (`tuple[int, ...]`): tokens of each row in a forward after the prompt, ascending: each forward has the
+            least of them that holds what it computes.
         capacity (`int`): columns of the key/value buffers.
     """
 
-    width: int
+    widths: tuple[int, ...]
     capacity: int
 
 
@@ -101,8 +102,7 @@ class StaticSpecCache(SpecCache):
 
     def __init__(self, layers: list[Any], *, reserve: int) -> None:
         super().__init__(layers, reserve=reserve)
-        self._width = 0
-        self._slots: dict[torch.device, StaticWriteIndex] = {}
+        self._slots: dict[tuple[int, torch.device], StaticWriteIndex] = {}  # by width
 
     @classmethod
     def of(cls, cache: StaticCache, *, capacity: int) -> "StaticSpecCache | None":
@@ -128,24 +128,28 @@ class StaticSpecCache(SpecCache):
             layers.append(spec)
         return cls(layers, reserve=capacity)
 
+    @property
+    def capacity(self) -> int:
+        """Columns of the buffers; the prompt has been read."""
+        return max((int(layer.keys.shape[-2]) for layer in self._written), default=0)
+
     def place(self, width: int, *, written: int = 0) -> None:
         """Set where the next forward writes its `width` columns: after each row's text and `written` columns more.
 
-        Shapes stay what they are unless `width` changes or the buffers are too small.
+        Shapes follow from `width` alone unless the buffers are too small.
         """
         layers = [layer for layer in self._written if isinstance(layer, StaticSpecLayer)]
-        if width != self._width:
-            self._width, self._slots = width, {}
         columns = torch.from_numpy(np.array(self.lengths)[:, None] + np.arange(written, written + width))
         longest = max(self.lengths)
         for layer in layers:
-            device = layer.keys.device
-            if device not in self._slots:
-                self._slots[device] = StaticWriteIndex(len(self.lengths), width, device)
-            layer.seat(self._slots[device], longest + written + width)
-        for slots in self._slots.values():
-            slots.columns.copy_(columns)
-            slots.length.fill_(longest + written)
+            where = (width, layer.keys.device)
+            if where not in self._slots:
+                self._slots[where] = StaticWriteIndex(len(self.lengths), *where)
+            layer.seat(self._slots[where], longest + written + width)
+        for (slots_width, _), slots in self._slots.items():
+            if slots_width == width:
+                slots.columns.copy_(columns)
+                slots.length.fill_(longest + written)
 
     def export(self, cache: Cache) -> None:
         """Put the text's columns where plain generation would have left them, as far as all rows have them."""

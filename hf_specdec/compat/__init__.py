@@ -34,6 +34,7 @@ from hf_specdec.compat.caches import (
     is_users_own,
     replaced_attributes,
 )
+from hf_specdec.compat.compiling import compile_settings, compiled, mark_step_begin
 from hf_specdec.compat.devices import (
     execution_device,
     input_device,
@@ -108,6 +109,8 @@ __all__ = [
     "cached_length",
     "can_crop",
     "can_reorder",
+    "compile_settings",
+    "compiled",
     "counts_unpadded",
     "dropped_settings",
     "execution_device",
@@ -127,6 +130,7 @@ __all__ = [
     "knows_windows",
     "leave_own_settings",
     "mark_static_address",
+    "mark_step_begin",
     "mask_config",
     "mask_function_of",
     "masks_for_forward",

@@ -42,10 +42,11 @@ class Budget:
     Args:
         costs: of the target; kept on the model, corrected by this call's steps.
         max_nodes: most drafted tokens a row.
+        widths: sizes that forwards have, ascending, where they have few: each is as wide as the least that holds it.
     """
 
-    def __init__(self, costs: StepCosts, *, max_nodes: int) -> None:
-        self.costs, self.max_nodes = costs, max_nodes
+    def __init__(self, costs: StepCosts, *, max_nodes: int, widths: Sequence[int] = ()) -> None:
+        self.costs, self.max_nodes, self.widths = costs, max_nodes, widths
         self._tokens = self._cost = FIRST_STEPS  # a row's tokens, and the time they took in steps of one token
         self._seconds_of_node = 0.0
         self._num_plain = self._num_steps = 0
@@ -117,7 +118,7 @@ class Budget:
             seconds: of the step without drafting.
             draft_seconds: of drafting.
         """
-        widest = max(tree.num_columns for tree in trees)
+        widest = self._width_of(max(tree.num_columns for tree in trees))
         curve = self.costs.curve(len(trees))
         self._num_steps += 1
         if self.costs.is_fixed:
@@ -136,6 +137,10 @@ class Budget:
         else:
             gain = self._expected / num_live - self.rate * draft_seconds / curve.seconds_of_one
             self._pause_or_go_on(gain, max(num_live**-0.5, LEAST_CREDIT))
+
+    def _width_of(self, num_columns: int) -> int:
+        """How many columns a forward of `num_columns` computes."""
+        return next((width for width in self.widths if width >= num_columns), num_columns)
 
     def _size_to_explore(self, curve: CostCurve, tokens_left: int, drafting: float) -> int:
         """A size that nobody knows the cost of and that the tokens still to come can afford; 0 for none."""
@@ -177,11 +182,11 @@ class Budget:
             largest = max(largest, min(len(tree), self.max_nodes + 1))
         time_value = self.rate * num_live  # tokens that come about in the time of one forward
         extra = max(tree.num_columns - len(tree) for tree in trees)  # drafters weigh these themselves
-        alone = time_value * curve.ratio(1 + extra)
+        alone = time_value * curve.ratio(self._width_of(1 + extra))
         best, best_value, value = 1, 0.0, 0.0
         for size in range(2, largest + 1):
             value += gains[size]
-            gain = value - time_value * curve.ratio(size + extra) + alone
+            gain = value - time_value * curve.ratio(self._width_of(size + extra)) + alone
             if gain > best_value:
                 best, best_value = size, gain
         return best, best_value

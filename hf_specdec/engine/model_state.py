@@ -17,6 +17,7 @@ from hf_specdec.capabilities.findings import Findings
 from hf_specdec.compat import attention_implementation
 from hf_specdec.engine.cost_facts import check_facts
 from hf_specdec.engine.cost_model import StepCosts
+from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import MethodState
@@ -24,6 +25,7 @@ from hf_specdec.methods.method import MethodState
 __all__ = ["ATTRIBUTE", "ModelState", "remembering", "state_of"]
 
 ATTRIBUTE = "_hf_specdec"
+NOT_COPIED = ("lock", "compiled")
 logger = logging.getLogger("hf_specdec")
 
 
@@ -38,6 +40,7 @@ class ModelState:
     costs: dict[tuple[Any, ...], StepCosts] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
     keeps_settings: bool = False  # whether `enable` had to make the generation configuration keep them
+    compiled: dict[str, CompiledForward] = field(default_factory=dict, repr=False, compare=False)
     lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def step_costs(
@@ -60,6 +63,14 @@ class ModelState:
                 self.costs[key] = costs
             return self.costs[key]
 
+    def compiled_forward(self, model: PreTrainedModel, settings: dict[str, Any]) -> CompiledForward:
+        """What runs the model as it is now compiled with these settings; graphs are not copied with the model."""
+        key = repr((attention_implementation(model.config), str(model.dtype), sorted(settings.items(), key=str)))
+        with self.lock:
+            if key not in self.compiled:
+                self.compiled[key] = CompiledForward(model, settings)
+            return self.compiled[key]
+
     def warn_once(self, message: str) -> None:
         """Log a warning that this model has not given yet."""
         with self.lock:
@@ -69,12 +80,12 @@ class ModelState:
         logger.warning(message)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__ if name != "lock"}
+        return {name: getattr(self, name) for name in self.__slots__ if name not in NOT_COPIED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
-        self.lock = threading.Lock()
+        self.lock, self.compiled = threading.Lock(), {}
 
 
 def state_of(model: PreTrainedModel) -> ModelState:

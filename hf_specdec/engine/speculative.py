@@ -20,9 +20,10 @@ from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.continuous_batching import QueuedSequence
 from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.engine.loop import SpecLoop
+from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling import Sampler, StopCheck
 from hf_specdec.engine.sequence import SequenceState
-from hf_specdec.engine.static_shapes import fixed_shapes
+from hf_specdec.engine.static_shapes import compiled_forward, fixed_shapes
 from hf_specdec.engine.step import Batch, Limits
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.draft_runner import AnyDraftRunner, used_by
@@ -67,25 +68,33 @@ def decode_speculatively(
     rank_sync = rank_sync or RankSync()
     sequences = _sequences(call, texts, make_drafter, stats, rank_sync)
     fixed = fixed_shapes(call, [sequence.drafter for sequence in sequences], budget)
+    compiled = None if decide is not None else compiled_forward(call, fixed)
+    compiled_before = 0.0 if compiled is None else compiled.seconds
     arguments = (model, call.input_ids, config, call.model_kwargs, texts)
     target: ModelRunner
     if decide is not None:
         target = TrialRunner(*arguments, keep_cache=keep_cache, decide=decide)
     else:
         layers = _read_layers(draft_model)
-        target = ModelRunner(*arguments, tier=tier, keep_cache=keep_cache, hidden_layers=layers, fixed=fixed)
+        target = ModelRunner(
+            *arguments, tier=tier, keep_cache=keep_cache, hidden_layers=layers, fixed=fixed, compiled=compiled
+        )
     _bind(draft_model, target)
     stats.tier, stats.method = target.tier, stats.method or type(sequences[0].drafter).__name__
     loop = SpecLoop(
         Batch(sequences, target, _limits(call, budget), used_by(rank_sync, draft_model)),
         stats,
-        budget=budget_of(model, budget, costs),
+        budget=budget_of(model, budget, costs, widths=() if fixed is None else fixed.widths),
         streamer=call.streamer,
         observer=observer,
         keep_hidden_states=bool(config.return_dict_in_generate and config.output_hidden_states),
         rank_sync=rank_sync,
     )
     loop.run()
+    if compiled is not None:
+        stats.num_graphs, stats.compile_seconds = len(compiled.shapes), compiled.seconds - compiled_before
+        if compiled.reason is not None:
+            state_of(model).warn_once(f"{type(model).__name__} is not compiled: {compiled.reason}")
     if config.do_sample:
         rank_sync.share_random_state()
     if call.streamer is not None:
@@ -122,11 +131,13 @@ def _limits(call: Call, budget: int) -> Limits:
     )
 
 
-def budget_of(model: PreTrainedModel, most: int, costs: StepCosts | None) -> Budget | None:
+def budget_of(
+    model: PreTrainedModel, most: int, costs: StepCosts | None, *, widths: Sequence[int] = ()
+) -> Budget | None:
     """The budget of calls that draft at most `most` tokens a step; none without costs."""
     if costs is None:
         return None
-    return Budget(costs, max_nodes=most)
+    return Budget(costs, max_nodes=most, widths=widths)
 
 
 def _texts(call: Call) -> list[TokenBuffer]:

@@ -6,13 +6,16 @@ from typing import Any
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.engine.call import Call
+from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.adapters import takes_positions
+from hf_specdec.forward.compiled_forward import CompiledForward
+from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.methods.base import Drafter
 
-__all__ = ["check_cache", "fixed_shapes", "reason_against_static"]
+__all__ = ["check_cache", "compiled_forward", "fixed_shapes", "reason_against_static"]
 
-GRAIN = 64  # capacities are multiples of it, so that calls of about the same length share theirs
+GRAIN = 64  # the smallest capacity, and what capacities are multiples of
 
 
 def reason_against_static(call: Call, tier: str, engine: str) -> str | None:
@@ -65,7 +68,38 @@ def fixed_shapes(call: Call, drafters: Iterable[Drafter], budget: int) -> FixedS
         return None
     width = 1 + budget + max(drafter.max_extra_tokens for drafter in drafters)
     columns = max(_columns_of(call), cache.get_max_length()) + width
-    return FixedShapes(width, -(-columns // GRAIN) * GRAIN)
+    # A forward that the caller compiled counts its shapes together, and torch gives up after a few.
+    widths = (width,) if compat.is_compiled(call.model) else widths_up_to(width)
+    return FixedShapes(widths, capacity_for(columns))
+
+
+def widths_up_to(largest: int) -> tuple[int, ...]:
+    """Powers of two below `largest`, and `largest`: the widths that forwards are compiled for."""
+    return (*(1 << power for power in range((largest - 1).bit_length())), largest)
+
+
+def capacity_for(columns: int) -> int:
+    """At least `columns`, an eighth more at most beyond `GRAIN`: calls of about the same length share their graphs."""
+    grain = max(GRAIN, 1 << max(columns.bit_length() - 4, 0))
+    return -(-columns // grain) * grain
+
+
+def compiled_forward(call: Call, fixed: FixedShapes | None) -> CompiledForward | None:
+    """What runs a call's forwards compiled, where plain generate would compile its own; `None` where it would not.
+
+    A model whose forward the caller has compiled is left as it is.
+    """
+    model = call.model
+    if fixed is None or compat.is_compiled(model):
+        return None
+    settings = compat.compile_settings(model, call.generation_config, call.model_kwargs)
+    if settings is None:
+        return None
+    if rotary_of(model) is not None:
+        reason = "its rotary frequencies follow the text's length, which a compiled forward hides"
+        state_of(model).warn_once(f"{type(model).__name__} is not compiled: {reason}")
+        return None
+    return state_of(model).compiled_forward(model, settings)
 
 
 def _cache_of(call: Call) -> Any:

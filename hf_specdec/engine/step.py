@@ -266,7 +266,7 @@ class StepRunner:
                 sequence.stats.record_step(tree.num_draft_tokens, result.num_accepted)
                 if tree.probabilities is not None:
                     sequence.stats.record_predictions(tree.predictions(result.path, result.tokens))
-        if self.budget is not None:
+        if self.budget is not None and not batch.target.has_compiled:  # its seconds say nothing of other steps
             self.budget.record(
                 trees,
                 num_live,

@@ -13,6 +13,7 @@ from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import adapter_of, takes_positions
+from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.exit_rounds import EarlyExitRounds
 from hf_specdec.forward.inputs import StepInputs, rows_of
 from hf_specdec.forward.rotary import rotary_of
@@ -40,10 +41,12 @@ class ModelRunner:
         keep_cache: whether anybody will look at the cache in `model_kwargs` afterwards.
         hidden_layers: whose hidden states are kept of every forward; k is `hidden_states[k]` in transformers' numbers.
         fixed: the shapes of all forwards after the prompt, where that cache is a static one.
+        compiled: runs these forwards; `None` runs them as they are written.
 
     Attributes:
         outputs: the model's output of the last forward.
         early_exit: drafts of the model's first layers, where there are any.
+        has_compiled (`bool`): whether the last forward was the first of its shape, and compiled.
         lockstep (`bool`): whether the rows' caches are kept equally long; rows that are ahead in their texts compute
             the same tokens again.
 
@@ -63,6 +66,7 @@ class ModelRunner:
         keep_cache: bool = True,
         hidden_layers: Sequence[int] = (),
         fixed: FixedShapes | None = None,
+        compiled: CompiledForward | None = None,
     ) -> None:
         self.hidden_layers = tuple(hidden_layers)
         self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
@@ -76,7 +80,9 @@ class ModelRunner:
         self.lockstep = len(texts) > 1 and (tier != "tree" or compat.has_own_input_preparation(model))
         original = model_kwargs.get(compat.cache_name(model_kwargs))
         self.cache = rollback_cache(original, reserve=reserve, lockstep=self.lockstep, fixed=fixed)
-        self._width = 0 if fixed is None else fixed.width
+        self._widths = () if fixed is None else fixed.widths
+        self.compiled, self.has_compiled = compiled, False
+        self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
         self.rotary = rotary_of(model)
         self._drop_length = cache_drop_length(model)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
@@ -147,7 +153,7 @@ class ModelRunner:
         if not self._columns:
             if len(self.texts) > 1 and not self.cache.keeps_beginnings:
                 self._feed_common()
-            if self._width and not self.lockstep:
+            if self._widths and not self.lockstep:
                 self._feed_ahead(trees)
             self._columns = [TreeLayout(self._pending(row)) for row in range(len(self.texts))]
         self._compute(trees)
@@ -158,7 +164,8 @@ class ModelRunner:
     def node_logits(self, num_top: int | None) -> list[NodeLogits]:
         """What `forward` has returned for each row, or the prompt's last logits; `num_top` as of `read_rows`."""
         logits = self.outputs.logits if self._rows else self.outputs.logits[:, -1:]
-        return read_rows(logits, self._rows or [slice(None)] * len(self.texts), num_top)
+        best = self._best if self._rows else None
+        return read_rows(logits, self._rows or [slice(None)] * len(self.texts), num_top, best=best)
 
     def _is_dropped_next(self) -> bool:
         """Whether plain generation's next forward, of one row, would compute the whole text anew."""
@@ -178,11 +185,10 @@ class ModelRunner:
         """The forward itself, in the columns that are there."""
         for columns, tree in zip(self._columns, trees, strict=True):
             columns.write(tree)
-        widest = max(self._width, *(len(columns.new_tokens) for columns in self._columns))
+        widest = self._width_of(max(len(columns.new_tokens) for columns in self._columns))
         for columns in self._columns:
             columns.pad(widest)
         if isinstance(self.cache.spec, StaticSpecCache):
-            self._width = widest  # grows for good with a drafter that exceeds what it announced
             self.cache.spec.place(widest, written=self._columns[0].first_new)
         step_inputs = self.step_inputs()
         inputs = step_inputs.of(self._columns, self._num_cached)
@@ -193,10 +199,29 @@ class ModelRunner:
         adapted = adapter.applied(step_inputs.tree) if adapter else contextlib.nullcontext()
         rotated = self.rotary.applied(step_inputs.lengths) if self.rotary else contextlib.nullcontext()
         with adapted, rotated:
-            self.outputs = model(**inputs, return_dict=True)
+            self.outputs, self._best = self._run(model, inputs, widest)
         if rest is not None and self.early_exit is not None:
             self.early_exit.resumed(self._columns)
         self._half_done = False
+
+    def _width_of(self, num_columns: int) -> int:
+        """How many columns a forward of `num_columns` computes."""
+        if not self._widths:
+            return num_columns
+        if self.early_exit is not None:  # has computed the first layers of as many
+            return max(self._widths[-1], num_columns)
+        if num_columns > self._widths[-1]:  # grows for good with a drafter that exceeds what it announced
+            self._widths = (*self._widths, num_columns)
+        return next(width for width in self._widths if width >= num_columns)
+
+    def _run(self, model: Any, inputs: dict[str, Any], width: int) -> tuple[Any, torch.Tensor | None]:
+        """The model's output, compiled where that is wanted, and then the best token of each column."""
+        if self.compiled is None or model is not self.model or not isinstance(self.cache.spec, StaticSpecCache):
+            return model(**inputs, return_dict=True), None
+        num_graphs = len(self.compiled.shapes)
+        found = self.compiled((len(self.texts), width, self.cache.spec.capacity), inputs)
+        self.has_compiled = len(self.compiled.shapes) > num_graphs
+        return found
 
     def _rewind(self, trees: Sequence[DraftTree | None]) -> tuple[list[DraftTree | None], list[int]]:
         """Forget the uncommitted columns, to compute whole trees again.
@@ -226,7 +251,8 @@ class ModelRunner:
             return tuple(states)
         columns = self._columns[row]
         column = columns.node_columns[node] - columns.first_new
-        return tuple(layer[row : row + 1, column : column + 1] for layer in states)
+        found = tuple(layer[row : row + 1, column : column + 1] for layer in states)
+        return found if self.compiled is None else tuple(layer.clone() for layer in found)  # CUDA graphs write over it
 
     def node_states(self, row: int) -> tuple[torch.Tensor, ...]:
         """Of the nodes that the last forward computed, `(C, hidden_size)` for each of `hidden_layers`."""
@@ -286,7 +312,7 @@ class ModelRunner:
 
     def catch_up(self, length: int) -> None:
         """Feed what the cache lacks of the texts' first `length` - 1 tokens."""
-        step = self._width or length
+        step = max(self._widths, default=length)
         for start in range(min(self._num_cached), length - 1, step):
             end = min(start + step, length - 1)
             uncached = [text.tokens[cached:end] for text, cached in zip(self.texts, self._num_cached, strict=True)]
@@ -337,9 +363,9 @@ class ModelRunner:
 
     def _feed_ahead(self, trees: Sequence[DraftTree | None]) -> None:
         """Feed pending tokens in forwards of their own where they would not fit beside a row's tree."""
-        sizes = [tree.num_columns if tree is not None else 0 for tree in trees]
-        while any(0 < self._num_uncached(row) > self._width - size for row, size in enumerate(sizes)):
-            self._feed([self._pending(row)[: self._width] for row in range(len(self.texts))])
+        sizes, most = [tree.num_columns if tree is not None else 0 for tree in trees], self._widths[-1]
+        while any(0 < self._num_uncached(row) > most - size for row, size in enumerate(sizes)):
+            self._feed([self._pending(row)[:most] for row in range(len(self.texts))])
 
     def _feed(self, tokens: Sequence[Sequence[int]]) -> None:
         """Make tokens that follow the cached ones part of the cache; an empty list leaves its row as it is."""

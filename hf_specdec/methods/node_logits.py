@@ -72,26 +72,34 @@ class NodeLogits:
         return read[:, :count].astype(np.int64), read[:, count:]
 
 
-def read_rows(logits: torch.Tensor, rows: Sequence[slice], num_top: int | None) -> list[NodeLogits]:
+def read_rows(
+    logits: torch.Tensor, rows: Sequence[slice], num_top: int | None, *, best: torch.Tensor | None = None
+) -> list[NodeLogits]:
     """Each sequence's part of a forward's logits, `(batch, C, vocab_size)`.
 
     Args:
         rows: which of the C are each sequence's.
         num_top (`int | None`): what one transfer brings of them all from another device: the best token of each node
             and its `num_top` best; `None` where nobody wants either.
+        best: `(batch, C)`: the best tokens, where they are known.
     """
-    if num_top is None or is_host(logits.device):
+    if is_host(logits.device):
+        num_top = None if best is None else 0
+    if num_top is None:
         return [NodeLogits(logits[row, own]) for row, own in enumerate(rows)]
-    read = read_logits(logits, num_top)  # (batch, C, 1 + 2 * num_top)
+    read = read_logits(logits, num_top, best=best)  # (batch, C, 1 + 2 * num_top)
     return [NodeLogits(logits[row, own], read[row, own]) for row, own in enumerate(rows)]
 
 
-def read_logits(logits: torch.Tensor, num_top: int = 0) -> Array:
+def read_logits(logits: torch.Tensor, num_top: int = 0, *, best: torch.Tensor | None = None) -> Array:
     """`(..., 1 + 2 * num_top)` fp32 of `(..., vocab_size)` logits, as `NodeLogits` takes it; one transfer.
 
     Token ids are exact: fp32 holds every integer up to 16,777,216.
+
+    Args:
+        best: `(...)`: the best tokens, where they are known.
     """
-    best = logits.argmax(dim=-1, keepdim=True)
+    best = logits.argmax(dim=-1, keepdim=True) if best is None else best[..., None]
     if not num_top:
         found: Array = best.cpu().numpy()
         return found

@@ -146,7 +146,7 @@ def test_a_text_that_is_far_ahead_is_fed_in_forwards_of_the_same_width(model: An
     cache, reference = (StaticCache(model.config, max_cache_len=LONGEST) for _ in range(2))
     kwargs = {"past_key_values": cache, "position_ids": torch.arange(PROMPT.shape[1])[None], "use_cache": True}
     text, widths = TokenBuffer(PROMPT, room=16), []
-    config, fixed = GenerationConfig(max_length=LONGEST), FixedShapes(width=4, capacity=LONGEST)
+    config, fixed = GenerationConfig(max_length=LONGEST), FixedShapes(widths=(4,), capacity=LONGEST)
     target = ModelRunner(model, PROMPT, config, kwargs, [text], tier="tree", fixed=fixed)
     expected = plain(model, PROMPT, past_key_values=reference, max_new_tokens=11, do_sample=False)[0].tolist()
     with torch.no_grad():

@@ -1,0 +1,147 @@
+"""Over a static cache steps are compiled as plain generate's are: few graphs for all lengths, the same tokens."""
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import CompileConfig
+
+import hf_specdec
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.static_shapes import capacity_for, widths_up_to
+from tests.helpers.support import PROMPT, plain, speculative
+from tests.helpers.zoo import FAMILIES, build
+
+STATIC: dict[str, Any] = {"cache_implementation": "static", "do_sample": False}
+METHODS: dict[str, dict[str, Any]] = {
+    "prompt_lookup": {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 6, "num_branches": 2}},
+    "lookahead": {"spec_method": "lookahead", "spec_config": {"window_size": 3, "ngram_size": 3}},
+    "auto": {"spec_method": "auto", "spec_config": {"num_nodes": 6}},
+}
+
+
+def on_cpu(backend: Any, **settings: Any) -> CompileConfig:
+    """Compile here too: plain generate has the same switch."""
+    config = CompileConfig(backend=backend, **settings)
+    config._compile_all_devices = True
+    return config
+
+
+@pytest.fixture
+def graphs() -> Iterator[list[Any]]:
+    """One entry for each graph that the counting backend is given."""
+    torch._dynamo.reset()
+    yield []
+    torch._dynamo.reset()
+
+
+def counting(graphs: list[Any]) -> Callable[..., Any]:
+    def count(module: torch.fx.GraphModule, inputs: Any, **_: Any) -> Callable[..., Any]:
+        graphs.append(inputs)
+        return module.forward
+
+    return count
+
+
+@pytest.fixture
+def model() -> Any:
+    return hf_specdec.enable(build(FAMILIES["llama"]))
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("method", METHODS)
+def test_few_graphs_serve_texts_of_any_length(model: Any, graphs: list[Any], method: str, batch: int) -> None:
+    """As many as there are widths, at most; a second round of other lengths compiles nothing."""
+    config = on_cpu(counting(graphs))
+    numbers, seconds = [], []
+    for length, new in ((20, 30), (9, 24), (12, 33), (20, 30), (5, 40)):
+        ids = PROMPT[:, :length].repeat(batch, 1)
+        options = {"max_new_tokens": new, **STATIC}
+        expected = plain(model, ids, **options, disable_compile=True)
+        output = speculative(
+            model, ids, **options, compile_config=config, return_dict_in_generate=True, **METHODS[method]
+        )
+        assert output.sequences.tolist() == expected.tolist()
+        stats = output.spec_stats
+        assert stats.num_graphs == len(graphs) <= len(widths_up_to(7 + 8))
+        numbers.append(len(graphs))
+        seconds.append(stats.compile_seconds)
+    assert numbers[0] > 1
+    assert seconds[0] > 0.0
+    known = next(place for place, number in enumerate(numbers) if number == numbers[-1])
+    assert all(spent == 0.0 for spent in seconds[known + 1 :])
+
+
+def test_sampled_tokens_are_plain_generates(model: Any, graphs: list[Any]) -> None:
+    options = STATIC | {"max_new_tokens": 24, "do_sample": True, "top_k": 20}
+    torch.manual_seed(3)
+    expected = plain(model, PROMPT, **options, disable_compile=True)
+    torch.manual_seed(3)
+    config = on_cpu(counting(graphs))
+    assert speculative(model, PROMPT, **options, compile_config=config, **METHODS["auto"]).equal(expected)
+    assert graphs
+
+
+@pytest.mark.parametrize("settings", [{"disable_compile": True}, {"compile_config": None}], ids=str)
+def test_nothing_is_compiled_where_plain_generate_would_not(
+    model: Any, graphs: list[Any], settings: dict[str, Any]
+) -> None:
+    options = {"compile_config": on_cpu(counting(graphs))} | settings
+    output = speculative(
+        model, PROMPT, max_new_tokens=8, **STATIC, **options, return_dict_in_generate=True, **METHODS["lookahead"]
+    )
+    assert graphs == []
+    assert (output.spec_stats.num_graphs, output.spec_stats.compile_seconds) == (0, 0.0)
+
+
+def test_a_model_that_cannot_be_compiled_runs_as_it_is_and_says_why_once(
+    model: Any, graphs: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(module: torch.fx.GraphModule, inputs: Any, **_: Any) -> Any:
+        graphs.append(inputs)
+        raise NotImplementedError("no such card")
+
+    expected = plain(model, PROMPT, max_new_tokens=12, **STATIC)
+    with caplog.at_level(logging.WARNING, logger="hf_specdec"):
+        for _ in range(2):
+            options = {"max_new_tokens": 12, **STATIC, "compile_config": on_cpu(broken)}
+            assert speculative(model, PROMPT, **options, **METHODS["prompt_lookup"]).equal(expected)
+    said = [record.message for record in caplog.records if "is not compiled" in record.message]
+    assert len(said) == 1
+    assert "no such card" in said[0]
+
+
+def test_graphs_are_not_copied_with_the_model(model: Any, graphs: list[Any]) -> None:
+    config = on_cpu(counting(graphs))
+    speculative(model, PROMPT, max_new_tokens=8, **STATIC, compile_config=config, **METHODS["prompt_lookup"])
+    assert state_of(model).compiled
+    assert state_of(copy.deepcopy(model)).compiled == {}
+
+
+def test_widths_are_powers_of_two_up_to_the_largest() -> None:
+    assert widths_up_to(1) == (1,)
+    assert widths_up_to(11) == (1, 2, 4, 8, 11)
+    assert widths_up_to(64) == (1, 2, 4, 8, 16, 32, 64)
+    assert widths_up_to(65) == (1, 2, 4, 8, 16, 32, 64, 65)
+
+
+def test_capacities_are_few_and_an_eighth_too_large_at_most() -> None:
+    lengths = range(512, 16_385)
+    capacities = [capacity_for(length) for length in lengths]
+    assert all(length <= capacity <= length * 1.13 + 64 for length, capacity in zip(lengths, capacities, strict=True))
+    assert len(set(capacities)) <= 50
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+def test_inductors_forward_gives_the_same_tokens(model: Any) -> None:
+    expected = plain(model, PROMPT, max_new_tokens=16, **STATIC)
+    options = {"max_new_tokens": 16, **STATIC, "compile_config": on_cpu("inductor", mode="default")}
+    output = speculative(model, PROMPT, **options, return_dict_in_generate=True, **METHODS["prompt_lookup"])
+    assert output.sequences.equal(expected)
+    assert output.spec_stats.num_graphs > 0
+    assert output.spec_stats.compile_seconds > 0.0
