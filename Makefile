@@ -3,6 +3,7 @@
 # make test-all      every cell of every test that needs no GPU: an hour
 # make test-oldest   the promise on the lowest versions that pyproject.toml allows, in an environment of its own
 # make mutants       break the engine on purpose, one fault at a time, and see which faults the tests catch
+# make gpu           what needs a GPU: its tests, a step's costs, the 1B and 7B shapes; SHAPES=tiny tries it on a CPU
 # make docs          write the pages that are generated
 #
 # The first use builds .venv. torch comes first because its wheel decides between CPU and GPU:
@@ -17,6 +18,8 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 OLDEST ?= .venv-oldest
 WORKERS ?= 2
+SHAPES ?= 1B 7B
+GPU ?= gpu.json
 BIN := $(VENV)/bin
 DEMO ?= --max-new-tokens 96 --dtype fp32
 # A file's tests stay in one process, so that its models are built once.
@@ -27,7 +30,7 @@ export OMP_NUM_THREADS ?= 1
 # Everything here runs offline; a look-up at the hub would only wait.
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-all test-oldest lint types unit docs mutants clean
+.PHONY: demo test test-all test-oldest lint types unit docs mutants gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hf-specdec generate --spec-method prompt_lookup $(DEMO) </dev/null
@@ -52,6 +55,9 @@ test-all: lint types
 # uv takes the lowest version of each direct dependency. torch 2.10 comes from PyPI, on Linux with CUDA (3 GB).
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/pytest --quiet --numprocesses $(WORKERS) --dist loadfile tests/promise tests/matrix tests/capabilities
+
+gpu: $(VENV)/.installed
+	$(BIN)/python -m hf_specdec.bench.gpu $(SHAPES:%=--shape %) --tests tests/gpu --output $(GPU)
 
 mutants: $(VENV)/.installed
 	$(BIN)/python -m tests.mutants

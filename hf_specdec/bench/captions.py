@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from hf_specdec.bench.document import COST, DRAFTING, MANY, PRECISIONS, REPLAY, SPEEDS, flagged
+from hf_specdec.bench.document import COST, DRAFTING, GPU, MANY, PRECISIONS, REPLAY, SPEEDS, STEPS, flagged
 from hf_specdec.bench.rows import REFERENCE
 
 __all__ = ["NOT_EQUAL", "Panel", "facts", "has_several", "mode_titles", "notes", "panels"]
@@ -129,6 +129,17 @@ def _model_facts(entry: Mapping[str, Any], with_label: bool, with_dtype: bool) -
     return lines
 
 
+def _gpu_notes(document: Document) -> list[str]:
+    lines = [f"Copy bandwidth of the device: {document['copy_bandwidth'] / 1e9:.0f} GB/s."]
+    if document["tests"] is not None:
+        lines.append(f"Tests: {document['tests']['summary']}")
+    lines += [
+        f"{entry['shape']}: plain decoding at one token reads its weights at {entry['bandwidth_share']:.0%} of it."
+        for entry in document["shapes"]
+    ]
+    return lines
+
+
 _NOTES: dict[str, Callable[[Document], list[str]]] = {
     SPEEDS: _speeds_notes,
     COST: lambda _: ["Median of the ratios to one token in the same round; in brackets the 95 % bootstrap interval."],
@@ -137,6 +148,11 @@ _NOTES: dict[str, Callable[[Document], list[str]]] = {
         "Over plain batches: their seconds over those of generate_many. Equal: prompts with their tokens."
     ],
     PRECISIONS: _precisions_notes,
+    GPU: _gpu_notes,
+    STEPS: lambda _: [
+        "Means a step: torch operations outside the target's forward, views apart, and reads of a tensor by the host.",
+        "Time: of the thread on a CPU, between two events on CUDA, where launches are the profiler's.",
+    ],
     DRAFTING: lambda _: [
         "Median seconds of drafting and observing, one thread. Context: tokens made up by Zipf's law."
     ],

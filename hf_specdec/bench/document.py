@@ -33,10 +33,12 @@ __all__ = [
     "COST",
     "DRAFTING",
     "FORMAT",
+    "GPU",
     "MANY",
     "PRECISIONS",
     "REPLAY",
     "SPEEDS",
+    "STEPS",
     "Flag",
     "check_against",
     "check_continues",
@@ -49,7 +51,7 @@ __all__ = [
 
 FORMAT = 3
 SPEEDS, COST, REPLAY = "speeds", "cost", "replay"
-MANY, PRECISIONS, DRAFTING = "many", "precisions", "drafting"
+MANY, PRECISIONS, DRAFTING, STEPS, GPU = "many", "precisions", "drafting", "steps", "gpu"
 EXACT_DTYPES = ("float32", "float64")
 
 Document = dict[str, Any]

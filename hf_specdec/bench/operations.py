@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 __all__ = ["OperationCounter", "StepOperations"]
 
+Counts = tuple[int, int, int, int]
 READERS = {torch.Tensor.cpu, torch.Tensor.tolist}  # what reads without `_local_scalar_dense`, as `item()` does
 VIEWS = frozenset(
     "alias detach diagonal expand lift_fresh permute select slice split squeeze transpose unbind unsqueeze view".split()
@@ -47,8 +48,10 @@ class OperationCounter:
         self.model = model
         self.steps: list[StepOperations] = []
         self._outside = self._views = self._inside = self._reads = self._depth = 0
+        self._ended: Counts = (0, 0, 0, 0)
         self._modes: tuple[Any, ...] = ()
         self._hooks: list[Any] = []
+        self._marks: list[Counts] = []  # what was counted before each forward
 
     def __enter__(self) -> "OperationCounter":
         """Start counting."""
@@ -71,15 +74,23 @@ class OperationCounter:
 
     def end_step(self, step: Any) -> None:
         """A `spec_observer`: what was counted since the last one is a step's."""
-        self.end(len(step.accepted))
+        now = self._counts()
+        self.steps.append(StepOperations(*_difference(now, self._ended), len(step.accepted)))
+        self._ended = now
 
-    def end(self, num_tokens: int = 1) -> None:
-        """What was counted since the last end is a step's."""
-        counts = (self._outside, self._views, self._inside, self._reads)
-        self.steps.append(StepOperations(*counts, num_tokens))
-        self._outside = self._views = self._inside = self._reads = 0
+    def between_forwards(self) -> list[StepOperations]:
+        """What was counted from each forward's beginning to the next one's; for plain generation, too."""
+        return [
+            StepOperations(*_difference(later, earlier), 0)
+            for earlier, later in zip(self._marks, self._marks[1:], strict=False)
+        ]
+
+    def _counts(self) -> Counts:
+        return self._outside, self._views, self._inside, self._reads
 
     def _enter_forward(self, change: int) -> None:
+        if self._depth == 0:
+            self._marks.append(self._counts())
         self._depth += change
 
     def _count(self, name: str) -> None:
@@ -93,6 +104,11 @@ class OperationCounter:
 
     def _count_read(self) -> None:
         self._reads += not self._depth
+
+
+def _difference(later: Counts, earlier: Counts) -> Counts:
+    outside, views, inside, reads = (after - before for after, before in zip(later, earlier, strict=True))
+    return outside, views, inside, reads
 
 
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -5,13 +5,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_specdec.bench.captions import NOT_EQUAL, Panel, facts, has_several, mode_titles, notes, panels
-from hf_specdec.bench.document import COST, DRAFTING, MANY, PRECISIONS, REPLAY, SPEEDS, flagged
+from hf_specdec.bench.document import COST, DRAFTING, GPU, MANY, PRECISIONS, REPLAY, SPEEDS, STEPS, flagged
 from hf_specdec.bench.rows import REFERENCE
 from hf_specdec.bench.statistics import OVERALL
 
 __all__ = ["Table", "markdown", "tables"]
 
 Document = dict[str, Any]
+AUTO_COLUMNS = {
+    "nodes": "{num_nodes}",
+    "draft": "{draft_ms:.2f} ms",
+    "observe": "{observe_ms:.2f} ms",
+    "read logits": "{reduce_ms:.2f} ms",
+    "tokens a step": "{tokens_per_step:.3f}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +217,49 @@ def _drafting_tables(document: Document) -> list[Table]:
         "a step": "{seconds:.1f} us",
         "transformers": "{transformers_seconds:.1f} us",
     }
-    nodes = {
-        "nodes": "{num_nodes}",
-        "draft": "{draft_ms:.2f} ms",
-        "observe": "{observe_ms:.2f} ms",
-        "read logits": "{reduce_ms:.2f} ms",
-        "tokens a step": "{tokens_per_step:.3f}",
+    return [_listed("prompt_lookup", context, lengths), _listed("auto", AUTO_COLUMNS, document["auto"])]
+
+
+def _step_costs_tables(document: Document) -> list[Table]:
+    steps = {
+        "a step of": "{name}",
+        "outside the forward": "{outside:.1f}",
+        "views": "{views:.1f}",
+        "inside": "{inside:.0f}",
+        "reads": "{reads:.1f}",
+        "tokens": "{tokens_per_step:.2f}",
+        "time": "{step_ms:.2f} ms",
     }
-    return [_listed("prompt_lookup", context, lengths), _listed("auto", nodes, document["auto"])]
+    if any(row["launches"] is not None for row in document["steps"]):
+        steps |= {"launches": "{launches:.0f}", "graphs": "{graph_launches:.1f}"}
+    return [_listed("operations", steps, document["steps"]), _listed("auto", AUTO_COLUMNS, document["auto"])]
+
+
+def _gpu_tables(document: Document) -> list[Table]:
+    found = []
+    for entry in document["shapes"]:
+        columns = {
+            "row": "{name}",
+            "batch": "{batch}",
+            "context": "{context}",
+            "tokens/s": "{tokens_per_second:.1f}",
+            "over plain": "{over_plain:.2f}",
+            "tokens a step": "{length}",
+            "first call": "{first_call_seconds:.1f} s",
+            "graphs": "{graphs}",
+            "equal": "{same}",
+        }
+        rows = [
+            {
+                **row,
+                "length": "-" if row["mean_acceptance_length"] is None else f"{row['mean_acceptance_length']:.2f}",
+                "graphs": "-" if row["num_graphs"] is None else row["num_graphs"],
+                "same": "yes" if row["equal"] else "no",
+            }
+            for row in entry["rows"]
+        ]
+        found += [_listed(entry["shape"], columns, rows), *_step_costs_tables(entry["steps"])]
+    return found
 
 
 def _listed(title: str, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> Table:
@@ -267,4 +309,6 @@ _TABLES: dict[str, Callable[[Document], list[Table]]] = {
     MANY: _many_tables,
     PRECISIONS: _precisions_tables,
     DRAFTING: _drafting_tables,
+    STEPS: _step_costs_tables,
+    GPU: _gpu_tables,
 }

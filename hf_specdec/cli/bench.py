@@ -22,6 +22,7 @@ from hf_specdec.bench.replay import read_records
 from hf_specdec.bench.replay_rows import replay_rows
 from hf_specdec.bench.rows import DEFAULT
 from hf_specdec.bench.run import Bench
+from hf_specdec.bench.steps import measure_steps
 from hf_specdec.cli.bench_models import ModelsOptions
 from hf_specdec.cli.bench_options import KindOptions, OutputOptions, PromptOptions, RunOptions
 from hf_specdec.cli.bench_output import progress_bar, show
@@ -136,6 +137,10 @@ def _drafting(asked: _Asked) -> Document:
     return measure_drafting(asked.models.load_one(), asked.prompts.load(), context_lengths=lengths)
 
 
+def _steps(asked: _Asked) -> Document:
+    return measure_steps(asked.models.load_one(), asked.prompts.load())
+
+
 def _show(asked: _Asked) -> Document:
     assert asked.kind.show is not None
     document = read_document(asked.kind.show)
@@ -179,5 +184,6 @@ MEASURED: dict[str, Callable[[_Asked], Document]] = {
     "many": _many,
     "precisions": _precisions,
     "drafting": _drafting,
+    "steps": _steps,
     "show": _show,
 }

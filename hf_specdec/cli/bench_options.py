@@ -139,6 +139,10 @@ class KindOptions:
     drafting: Annotated[
         bool, typer.Option("--drafting", help="Measure what drafting costs a step on the host, instead.")
     ] = False
+    steps: Annotated[
+        bool,
+        typer.Option("--steps", help="Measure what a step costs beside the forward: operations, reads, drafting."),
+    ] = False
     show: Annotated[Path | None, typer.Option("--show", help="Measure nothing; print or plot this document.")] = None
 
     @property
@@ -148,7 +152,7 @@ class KindOptions:
         Raises:
             ConfigError: two are.
         """
-        names = ("cost", "replay", "many", "precisions", "drafting", "show")
+        names = ("cost", "replay", "many", "precisions", "drafting", "steps", "show")
         asked = [name for name in names if getattr(self, name)]
         if len(asked) > 1:
             rule = f"must be left out with --{asked[0]}"

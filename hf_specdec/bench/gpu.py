@@ -1,0 +1,223 @@
+"""Everything that waits for a GPU, by one command: tests, what a step costs, and the 1B and 7B shapes.
+
+    python -m hf_specdec.bench.gpu --output gpu.json --tests tests/gpu
+    python -m hf_specdec.bench.gpu --output tiny.json --shape tiny       # tries the same on a CPU
+
+The embedded target is widened to each shape, so text and acceptance are real and the cost is that of the shape. Writes
+one JSON document, and its tables as Markdown beside it.
+"""
+
+import gc
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from hf_specdec.bench.conversation import encode
+from hf_specdec.bench.document import GPU, check_document_file, write_document
+from hf_specdec.bench.header import model_facts, new_document
+from hf_specdec.bench.loaded_model import LoadedModel, load_model, pick_device
+from hf_specdec.bench.prompts import Prompt, default_prompts, spread
+from hf_specdec.bench.steps import measure_steps
+from hf_specdec.bench.tables import markdown
+from hf_specdec.errors import unknown_name
+
+__all__ = ["SHAPES", "Shape", "measure_gpu"]
+
+COPIED_BYTES, NUM_COPIES = 1 << 30, 20
+STATIC = {"cache_implementation": "static"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A size of the embedded target and what is measured at it.
+
+    Attributes:
+        size (`tuple[int, int] | None`): hidden size and layers; `None` leaves the model as it is.
+        dtype (`str`): precision of the target and its draft.
+        batches, contexts (`tuple[int, ...]`): rows of a batch, and tokens of their prompts.
+        max_new_tokens (`int`): tokens written in each call.
+    """
+
+    size: tuple[int, int] | None
+    dtype: str = "bf16"
+    batches: tuple[int, ...] = (1, 8)
+    contexts: tuple[int, ...] = (512, 8192)
+    max_new_tokens: int = 128
+
+
+SHAPES: Mapping[str, Shape] = {
+    "1B": Shape((2048, 22)),
+    "7B": Shape((4096, 32)),
+    "tiny": Shape(None, dtype="fp32", batches=(1, 2), contexts=(32,), max_new_tokens=8),
+}
+
+
+def measure_gpu(
+    names: Sequence[str], *, device: str | None = None, tests: Path | None = None, num_prompts: int = 12
+) -> dict[str, Any]:
+    """A document of kind "gpu".
+
+    Args:
+        names: of `SHAPES`.
+        tests: a folder whose tests marked `gpu` are run first; they are left out by default.
+        num_prompts: default prompts by which steps are measured.
+    """
+    for name in names:
+        if name not in SHAPES:
+            raise unknown_name("shape", name, SHAPES)
+    where, prompts = pick_device(device), spread(default_prompts(), num_prompts)
+    outcome = None if tests is None else run_tests(tests)
+    bandwidth = _copy_bandwidth(where)
+    entries, facts = [], []
+    for name in names:
+        shape = SHAPES[name]
+        loaded = load_model(dtype=shape.dtype, widen_to=shape.size, device=where)
+        longest = max(shape.contexts) + shape.max_new_tokens + 256
+        for model in (loaded.model, loaded.assistant):
+            if model is not None:  # the text beyond is worse, its cost the same
+                model.config.max_position_embeddings = max(model.config.max_position_embeddings, longest)
+        facts.append(model_facts(loaded))
+        rows = _rows(loaded, shape, prompts)
+        steps = measure_steps(loaded, prompts, max_new_tokens=min(shape.max_new_tokens, 64))
+        share = _bandwidth_share(loaded, rows, bandwidth)
+        entries.append({"shape": name, "rows": rows, "bandwidth_share": share, "steps": steps})
+        del loaded
+        gc.collect()
+        if where.type == "cuda":
+            torch.cuda.empty_cache()
+    fields = {"tests": outcome, "copy_bandwidth": bandwidth, "shapes": entries}
+    return new_document(GPU, where, settings={"shapes": list(names)}, models=facts, **fields)
+
+
+def _methods(loaded: LoadedModel, batch: int) -> dict[str, dict[str, Any]]:
+    """Arguments of `generate` by the row's name; transformers' assisted generation takes one sequence."""
+    draft = loaded.assistant
+    rows: dict[str, dict[str, Any]] = {
+        "plain, eager": {"spec_method": None},
+        "plain, static cache": {"spec_method": None} | STATIC,
+    }
+    if batch == 1:
+        rows["transformers' prompt lookup"] = {"spec_method": None, "prompt_lookup_num_tokens": 10}
+        if draft is not None:
+            rows["transformers' assistant"] = {"spec_method": None, "assistant_model": draft}
+    ours: dict[str, dict[str, Any]] = {name: {"spec_method": name} for name in ("prompt_lookup", "lookahead", "auto")}
+    ours["auto"]["spec_config"] = {"pool": "request"}  # the call is made twice: it must not be remembered
+    if draft is not None:
+        ours["draft_model"] = {"spec_method": "draft_model", "assistant_model": draft}
+    return rows | ours | {f"{name}, static cache": arguments | STATIC for name, arguments in ours.items()}
+
+
+def _rows(loaded: LoadedModel, shape: Shape, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
+    """Tokens a second of each way to generate, at each batch size and context."""
+    rows = []
+    text = [token for prompt in prompts for token in encode(loaded, prompt)["input_ids"][0].tolist()]
+    for batch in shape.batches:
+        for context in shape.contexts:
+            inputs = _inputs(text, batch, context, loaded.model.device)
+            plain: list[list[int]] | None = None
+            for name, arguments in _methods(loaded, batch).items():
+                row, tokens = _row(loaded, inputs, shape.max_new_tokens, arguments)
+                plain = plain or tokens
+                rows.append({"batch": batch, "context": context, "name": name, **row, "equal": tokens == plain})
+            first = next(row for row in rows if (row["batch"], row["context"]) == (batch, context))
+            for row in rows:
+                if (row["batch"], row["context"]) == (batch, context):
+                    row["over_plain"] = row["tokens_per_second"] / first["tokens_per_second"]
+    return rows
+
+
+def _inputs(text: Sequence[int], batch: int, context: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """`(batch, context)` ids: the prompts' tokens in a circle, each row from another place."""
+    step = max(len(text) // batch, 1)
+    rows = [[text[(row * step + place) % len(text)] for place in range(context)] for row in range(batch)]
+    ids = torch.tensor(rows, device=device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _row(
+    loaded: LoadedModel, inputs: Mapping[str, torch.Tensor], max_new_tokens: int, arguments: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[list[int]]]:
+    """Seconds of the second of two equal calls, the first of which compiles and allocates; and its tokens."""
+    model: Any = loaded.model
+    options = {**inputs, "max_new_tokens": max_new_tokens, "do_sample": False, "eos_token_id": None}
+    options |= {"pad_token_id": 0, "return_dict_in_generate": True, **arguments}
+    start = time.perf_counter()
+    model.generate(**options)
+    _wait(model.device)
+    first = time.perf_counter()
+    output = model.generate(**options)
+    _wait(model.device)
+    seconds = time.perf_counter() - first
+    stats = getattr(output, "spec_stats", None)
+    tokens: list[list[int]] = output.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+    row = {
+        "tokens_per_second": sum(map(len, tokens)) / seconds,
+        "first_call_seconds": first - start,
+        "mean_acceptance_length": None if stats is None else stats.mean_acceptance_length,
+        "num_graphs": None if stats is None else stats.num_graphs,
+        "compile_seconds": None if stats is None else stats.compile_seconds,
+        "plain_reason": None if stats is None else stats.plain_reason,
+    }
+    return row, tokens
+
+
+def _bandwidth_share(loaded: LoadedModel, rows: Sequence[Mapping[str, Any]], bandwidth: float) -> float:
+    """Of the copy bandwidth, what reading the weights once a token takes: the fastest plain row of one sequence."""
+    size: int = sum(parameter.numel() * parameter.element_size() for parameter in loaded.model.parameters())
+    plain = [row for row in rows if row["batch"] == 1 and row["name"].startswith("plain")]
+    return size * max(float(row["tokens_per_second"]) for row in plain) / bandwidth
+
+
+def _copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second that a copy on the device reads and writes."""
+    size = COPIED_BYTES if device.type == "cuda" else COPIED_BYTES >> 5
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    _wait(device)
+    start = time.perf_counter()
+    for _ in range(NUM_COPIES):
+        target.copy_(source)
+    _wait(device)
+    return 2 * size * NUM_COPIES / (time.perf_counter() - start)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def run_tests(folder: Path) -> dict[str, Any]:
+    """The outcome of the folder's tests marked `gpu`, in a process of their own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stdout.strip().splitlines()
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return {"exit_code": done.returncode, "summary": lines[-1] if lines else done.stderr[-500:], "failed": failed}
+
+
+def main(
+    output: Annotated[Path, typer.Option("--output", help="The JSON document; its tables go beside it, as .md.")],
+    shape: Annotated[list[str] | None, typer.Option("--shape", help="Of 1B, 7B and tiny. Default: 1B and 7B.")] = None,
+    tests: Annotated[Path | None, typer.Option("--tests", help="Also run this folder's tests marked gpu.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Default: the accelerator, or the CPU.")] = None,
+    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="By which steps are measured.")] = 12,
+) -> None:
+    """Measure, and write one document."""
+    check_document_file("output", output)
+    document = measure_gpu(shape or ["1B", "7B"], device=device, tests=tests, num_prompts=num_prompts)
+    write_document(document, output)
+    output.with_suffix(".md").write_text(markdown(document))
+    if document["tests"] is not None and document["tests"]["exit_code"]:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

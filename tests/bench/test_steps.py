@@ -1,0 +1,67 @@
+"""What a step costs, and the document of everything that waits for a GPU, tried on a CPU with a tiny shape."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_specdec.bench import gpu
+from hf_specdec.bench.document import read_document, write_document
+from hf_specdec.bench.loaded_model import load_model
+from hf_specdec.bench.prompts import default_prompts, spread
+from hf_specdec.bench.steps import measure_steps
+from hf_specdec.bench.tables import markdown, tables
+from hf_specdec.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return measure_steps(load_model(device="cpu"), spread(default_prompts(), 2), max_new_tokens=24, num_counted=1)
+
+
+def test_a_row_for_each_way_says_what_its_steps_ask(document: dict[str, Any]) -> None:
+    rows = {row["name"]: row for row in document["steps"]}
+    plain, auto = rows["plain"], rows["auto, 32 nodes"]
+    assert plain["reads"] == 1.0
+    assert plain["tokens_per_step"] == 1.0
+    assert plain["outside"] > auto["outside"] > 0
+    assert auto["reads"] == 0.0, "on a CPU nothing is transferred"
+    assert all(row["inside"] > 100 and row["step_ms"] > 0.0 for row in rows.values())
+    assert all(row["launches"] is None for row in rows.values())
+    assert [point["num_nodes"] for point in document["auto"]] == [8, 16, 32, 64]
+
+
+def test_its_tables_have_a_line_for_each_row(document: dict[str, Any]) -> None:
+    operations, auto = tables(document)
+    assert [row[0] for row in operations.rows] == [row["name"] for row in document["steps"]]
+    assert len(auto.rows) == 4
+
+
+def test_the_tiny_shape_goes_the_way_of_the_large_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = gpu.Shape(None, dtype="fp32", batches=(1, 2), contexts=(24,), max_new_tokens=6)
+    monkeypatch.setattr(gpu, "SHAPES", {"tiny": shape})
+    document = gpu.measure_gpu(["tiny"], device="cpu", num_prompts=1)
+    write_document(document, tmp_path / "gpu.json")
+    again = read_document(tmp_path / "gpu.json")
+    (entry,) = again["shapes"]
+    assert all(row["equal"] for row in entry["rows"]), "in fp32 every way gives plain generate's tokens"
+    assert all(row["tokens_per_second"] > 0.0 for row in entry["rows"])
+    ours = [row for row in entry["rows"] if row["plain_reason"] is None and row["mean_acceptance_length"] is not None]
+    assert {(row["name"], row["batch"]) for row in ours} >= {("auto, static cache", 2), ("draft_model", 1)}
+    assert 0.0 < entry["bandwidth_share"] < 1.0
+    assert "transformers' assistant" in markdown(again)
+
+
+def test_the_outcome_of_tests_is_part_of_the_document(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\npytestmark = pytest.mark.gpu\ndef test_a(): pass\ndef test_b(): assert False\n"
+    )
+    outcome = gpu.run_tests(tmp_path)
+    assert outcome["exit_code"] == 1
+    assert "1 failed, 1 passed" in outcome["summary"]
+    assert len(outcome["failed"]) == 1
+
+
+def test_an_unknown_shape_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tiny"):
+        gpu.measure_gpu(["tini"], device="cpu")
