@@ -266,7 +266,8 @@ class StepRunner:
                 sequence.stats.record_step(tree.num_draft_tokens, result.num_accepted)
                 if tree.probabilities is not None:
                     sequence.stats.record_predictions(tree.predictions(result.path, result.tokens))
-        if self.budget is not None and not batch.target.has_compiled:  # its seconds say nothing of other steps
+        compiled = batch.target.compiled
+        if self.budget is not None and not (compiled and compiled.has_compiled):  # which says nothing of other steps
             self.budget.record(
                 trees,
                 num_live,

@@ -27,6 +27,7 @@ class CompiledForward:
     Attributes:
         shapes: what was compiled: `(batch, width, columns)` of each graph.
         seconds (`float`): of the first forward of each shape, which compiles.
+        has_compiled (`bool`): whether the last forward was the first of its shape, and compiled.
         reason (`str | None`): why forwards run as they are written, once that was found out.
     """
 
@@ -35,6 +36,7 @@ class CompiledForward:
         self.shapes: set[tuple[int, ...]] = set()
         self.seconds = 0.0
         self.reason: str | None = None
+        self.has_compiled = False
         self._steps: dict[int, Step] = {}  # by width: each has graphs of its own
 
     def __call__(self, shape: tuple[int, ...], inputs: Mapping[str, Any]) -> tuple[Any, torch.Tensor | None]:
@@ -43,6 +45,7 @@ class CompiledForward:
         Args:
             shape: `(batch, width, columns)`: what a graph is made for.
         """
+        self.has_compiled = False
         if self.reason is not None:
             return self.model(**inputs, return_dict=True), None
         if shape in self.shapes:
@@ -55,6 +58,7 @@ class CompiledForward:
             self.reason = " ".join([type(error).__name__, *str(error).split("\n")[:2]])
             return outputs, None
         self.shapes.add(shape)
+        self.has_compiled = True
         self.seconds += time.perf_counter() - start
         return found
 

@@ -200,7 +200,8 @@ class ExitRunner:
         own.model, own.adapter, own.early_exit = self.parts.draft, self._adapters[0], None
         own.cache = rollback_over(self._first.cache, lockstep=target.lockstep)
         inputs = target.step_inputs().over(own.model, self._first.cache, self._masks, own.adapter)
-        own._inputs, own._columns, own._width = inputs, [], 0  # noqa: SLF001 a copy that nobody else has
+        own._inputs, own._columns, own._widths = inputs, [], ()  # noqa: SLF001 a copy that nobody else has
+        own.compiled = None
         return own
 
     def _compute(self, drafting: ModelRunner, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:

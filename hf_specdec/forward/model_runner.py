@@ -15,6 +15,7 @@ from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import adapter_of, takes_positions
 from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.exit_rounds import EarlyExitRounds
+from hf_specdec.forward.hidden_states import HiddenStates
 from hf_specdec.forward.inputs import StepInputs, rows_of
 from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -30,7 +31,7 @@ MAX_UNCACHED = 8  # tokens that a row may have to compute again and still draft
 MAX_DRAFT = 64  # columns that the last step may write beyond the text's end without growing the cache
 
 
-class ModelRunner:
+class ModelRunner(HiddenStates):
     """One call's model.
 
     Args:
@@ -46,7 +47,6 @@ class ModelRunner:
     Attributes:
         outputs: the model's output of the last forward.
         early_exit: drafts of the model's first layers, where there are any.
-        has_compiled (`bool`): whether the last forward was the first of its shape, and compiled.
         lockstep (`bool`): whether the rows' caches are kept equally long; rows that are ahead in their texts compute
             the same tokens again.
 
@@ -81,7 +81,7 @@ class ModelRunner:
         original = model_kwargs.get(compat.cache_name(model_kwargs))
         self.cache = rollback_cache(original, reserve=reserve, lockstep=self.lockstep, fixed=fixed)
         self._widths = () if fixed is None else fixed.widths
-        self.compiled, self.has_compiled = compiled, False
+        self.compiled = compiled
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
         self.rotary = rotary_of(model)
         self._drop_length = cache_drop_length(model)
@@ -199,29 +199,23 @@ class ModelRunner:
         adapted = adapter.applied(step_inputs.tree) if adapter else contextlib.nullcontext()
         rotated = self.rotary.applied(step_inputs.lengths) if self.rotary else contextlib.nullcontext()
         with adapted, rotated:
-            self.outputs, self._best = self._run(model, inputs, widest)
+            if self.compiled is None or model is not self.model:
+                self.outputs, self._best = model(**inputs, return_dict=True), None
+            else:
+                assert isinstance(self.cache.spec, StaticSpecCache)
+                shape = (len(self.texts), widest, self.cache.spec.capacity)
+                self.outputs, self._best = self.compiled(shape, inputs)
         if rest is not None and self.early_exit is not None:
             self.early_exit.resumed(self._columns)
         self._half_done = False
 
     def _width_of(self, num_columns: int) -> int:
-        """How many columns a forward of `num_columns` computes."""
-        if not self._widths:
-            return num_columns
-        if self.early_exit is not None:  # has computed the first layers of as many
-            return max(self._widths[-1], num_columns)
-        if num_columns > self._widths[-1]:  # grows for good with a drafter that exceeds what it announced
+        """How many columns a forward of `num_columns` computes; grows for good beyond what drafters announced."""
+        if self._widths and num_columns > self._widths[-1]:
             self._widths = (*self._widths, num_columns)
-        return next(width for width in self._widths if width >= num_columns)
-
-    def _run(self, model: Any, inputs: dict[str, Any], width: int) -> tuple[Any, torch.Tensor | None]:
-        """The model's output, compiled where that is wanted, and then the best token of each column."""
-        if self.compiled is None or model is not self.model or not isinstance(self.cache.spec, StaticSpecCache):
-            return model(**inputs, return_dict=True), None
-        num_graphs = len(self.compiled.shapes)
-        found = self.compiled((len(self.texts), width, self.cache.spec.capacity), inputs)
-        self.has_compiled = len(self.compiled.shapes) > num_graphs
-        return found
+        if self.early_exit is not None:  # its rounds have one width
+            return max(*self._widths[-1:], num_columns)
+        return next((width for width in self._widths if width >= num_columns), num_columns)
 
     def _rewind(self, trees: Sequence[DraftTree | None]) -> tuple[list[DraftTree | None], list[int]]:
         """Forget the uncommitted columns, to compute whole trees again.
@@ -243,30 +237,6 @@ class ModelRunner:
         kept = self.cache.commit(wanted, len(self._columns[0]))
         self._num_cached = [cached + count for cached, count in zip(self._num_cached, kept, strict=True)]
         self._columns = []
-
-    def hidden_states(self, row: int, node: int | None) -> tuple[torch.Tensor, ...]:
-        """Of one node of the last forward, `(1, 1, hidden_size)` a layer; of the whole prompt without a `node`."""
-        states = self._states()
-        if node is None:
-            return tuple(states)
-        columns = self._columns[row]
-        column = columns.node_columns[node] - columns.first_new
-        found = tuple(layer[row : row + 1, column : column + 1] for layer in states)
-        return found if self.compiled is None else tuple(layer.clone() for layer in found)  # CUDA graphs write over it
-
-    def node_states(self, row: int) -> tuple[torch.Tensor, ...]:
-        """Of the nodes that the last forward computed, `(C, hidden_size)` for each of `hidden_layers`."""
-        new = self._columns[row].new_rows
-        return tuple(self._states()[layer][row, new] for layer in self.hidden_layers)
-
-    def prompt_states(self, row: int) -> tuple[torch.Tensor, ...]:
-        """Of the tokens that the prompt's forward computed, padding among them, as `node_states`."""
-        return tuple(self._states()[layer][row] for layer in self.hidden_layers)
-
-    def _states(self) -> Sequence[torch.Tensor]:
-        """`(batch, columns, hidden_size)` for each layer that was asked for."""
-        states: Sequence[torch.Tensor] = self.outputs.get("decoder_hidden_states") or self.outputs.hidden_states
-        return states
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""

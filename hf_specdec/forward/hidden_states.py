@@ -1,0 +1,44 @@
+"""The hidden states that a runner's last forward has computed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hf_specdec.forward.compiled_forward import CompiledForward
+from hf_specdec.forward.tree_layout import TreeLayout
+
+__all__ = ["HiddenStates"]
+
+
+class HiddenStates:
+    """What `ModelRunner` says of them."""
+
+    outputs: Any
+    hidden_layers: tuple[int, ...]
+    compiled: CompiledForward | None
+    _columns: list[TreeLayout]
+
+    def hidden_states(self, row: int, node: int | None) -> tuple[torch.Tensor, ...]:
+        """Of one node of the last forward, `(1, 1, hidden_size)` a layer; of the whole prompt without a `node`."""
+        states = self._states()
+        if node is None:
+            return tuple(states)
+        columns = self._columns[row]
+        column = columns.node_columns[node] - columns.first_new
+        found = tuple(layer[row : row + 1, column : column + 1] for layer in states)
+        return found if self.compiled is None else tuple(layer.clone() for layer in found)  # CUDA graphs write over it
+
+    def node_states(self, row: int) -> tuple[torch.Tensor, ...]:
+        """Of the nodes that the last forward computed, `(C, hidden_size)` for each of `hidden_layers`."""
+        new = self._columns[row].new_rows
+        return tuple(self._states()[layer][row, new] for layer in self.hidden_layers)
+
+    def prompt_states(self, row: int) -> tuple[torch.Tensor, ...]:
+        """Of the tokens that the prompt's forward computed, padding among them, as `node_states`."""
+        return tuple(self._states()[layer][row] for layer in self.hidden_layers)
+
+    def _states(self) -> Sequence[torch.Tensor]:
+        """`(batch, columns, hidden_size)` for each layer that was asked for."""
+        states: Sequence[torch.Tensor] = self.outputs.get("decoder_hidden_states") or self.outputs.hidden_states
+        return states
