@@ -49,8 +49,8 @@ def can_be_tried(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
         not model.config.is_encoder_decoder
         and type(cache) is compat.DynamicCache
         and not cache.offloading
-        and not cache.get_seq_length()
         and all(type(layer) is compat.DynamicLayer for layer in cache.layers)
+        and not cache.get_seq_length()  # which caches without attention layers do not have
         and not any(isinstance(v, torch.Tensor) and name not in KNOWN_ARGUMENTS for name, v in model_kwargs.items())
         and not compat.has_own_input_preparation(model)
         and not compat.is_compiled(model)
