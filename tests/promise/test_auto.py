@@ -72,7 +72,7 @@ def test_the_call_that_learns_the_costs_gives_plain_generates_tokens(name: str) 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "kept" not in name and "mamba2" not in name])
 def test_lookahead_s_window_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget.Budget, "_pause_or_go_on", lambda self, gain: None)
+    monkeypatch.setattr(budget.Budget, "_pause_or_go_on", lambda self, gain, least: None)
     family, how = CASES[name]
     memory = hf_specdec.SpecMemory()
     memory.greedy.window_gain = memory.sampled.window_gain = 1e9  # whatever it costs
@@ -155,7 +155,7 @@ def test_costs_from_a_file_are_known_from_the_first_step(tmp_path: Path) -> None
     reference = generate(model, plain).sequences
     ours = generate(model, spec_method="auto", auto_config={"costs": path})
     assert ours.sequences.tolist() == reference.tolist()
-    assert len(learned(model)[0]) > 6
+    assert max(map(len, learned(model))) > 6
 
 
 @pytest.mark.parametrize(
