@@ -40,7 +40,7 @@ def load_mtp(target: PreTrainedModel, path: str | None = None) -> MtpModel:
         UnsupportedModelError: transformers knows no MTP layers of such a model.
         CheckpointError: they are not there.
     """
-    name, own = type(target).__name__, target.config.name_or_path
+    name, own, dtype = type(target).__name__, target.config.name_or_path, target.config.dtype
     if not num_mtp_layers(target.config) or not target._keys_to_ignore_on_load_unexpected:
         raise UnsupportedModelError(
             f"{name} must be a model whose MTP layers transformers knows, and its configuration must announce some "
@@ -52,6 +52,7 @@ def load_mtp(target: PreTrainedModel, path: str | None = None) -> MtpModel:
         )
     try:
         target.config.name_or_path = own if path is None else path
+        target.config.dtype = target.dtype  # the loader wants one; a saved model's configuration names it by a string
         loaded: MtpModel = MtpModel.from_pretrained(target, device_map={"": target.device})
     except (OSError, RuntimeError, ValueError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
@@ -60,7 +61,7 @@ def load_mtp(target: PreTrainedModel, path: str | None = None) -> MtpModel:
             f"{lines[0]} {REMEDY}"
         ) from error
     finally:
-        target.config.name_or_path = own
+        target.config.name_or_path, target.config.dtype = own, dtype
     return loaded.eval().requires_grad_(False)
 
 
