@@ -22,7 +22,7 @@ SHIPPED += [
     "hf_specdec/cli/generate.py",
     "hf_specdec/bench/default_prompts/edit/add_logging.txt",
 ]
-MAX_MODEL_BYTES = 15_000_000
+MAX_MODEL_BYTES = 17_000_000
 CORE = "hf_specdec/methods/compiled/_core.abi3.so"
 
 
