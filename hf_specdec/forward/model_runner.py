@@ -214,7 +214,7 @@ class ModelRunner(HiddenStates):
         if self._widths and num_columns > self._widths[-1]:
             self._widths = (*self._widths, num_columns)
         if self.early_exit is not None:  # its rounds have one width
-            return max(*self._widths[-1:], num_columns)
+            return max((num_columns, *self._widths[-1:]))
         return next((width for width in self._widths if width >= num_columns), num_columns)
 
     def _rewind(self, trees: Sequence[DraftTree | None]) -> tuple[list[DraftTree | None], list[int]]:
