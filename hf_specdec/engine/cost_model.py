@@ -194,16 +194,15 @@ class StepCosts:
                 curve.is_fixed, curve.seconds_of_one = True, 1.0
         return self._curves[rows]
 
-    def token_cost(self, num_rows: int, limit: int, dtype: torch.dtype) -> float:
-        """What a token more a row adds to a forward, at most `TOKEN_COST`: for drafts that no budget cuts.
+    def token_cost(self, num_rows: int, dtype: torch.dtype) -> float:
+        """What a token more a row is assumed to add to a forward, at most `TOKEN_COST`: for drafts that no budget cuts.
+
+        What steps teach is left out: it follows the clock, and the same call drafts the same.
 
         Args:
-            limit: most tokens a row.
-            dtype: of the weights; it says what to assume before anything is known.
+            dtype: of the weights.
         """
-        curve, slope = self.curve(num_rows), self._slope
-        if curve.is_known and not self.is_fixed:
-            return min(TOKEN_COST, curve.slope(limit))
+        slope = self._slope
         if dtype.itemsize < torch.float32.itemsize:
             slope = min(slope, HALF_SLOPE)
         return min(TOKEN_COST, _for_rows(slope, num_rows))

@@ -219,7 +219,7 @@ def drafting(
     is_sampled = bool(call.generation_config.do_sample)
     is_fixed = torch.are_deterministic_algorithms_enabled()
     costs = state.step_costs(call.model, call.input_ids.device, is_fixed=is_fixed)
-    token_cost = costs.token_cost(num_rows or len(call.input_ids), request.budget + 1, call.model.dtype)
+    token_cost = costs.token_cost(num_rows or len(call.input_ids), call.model.dtype)
 
     def make_drafter(row: int, generator: torch.Generator | None) -> Drafter:
         scorer = None if draft_model is None else draft_model.row(row)

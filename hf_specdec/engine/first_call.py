@@ -64,6 +64,7 @@ def first_call_of(call: Call, request: Request, stats: SpecStats) -> FirstCall |
         or shows_states
         or request.config.engine != "loop"
         or reads_states
+        or request.config.is_deterministic  # the second call would draft from the first token on
         or request.config.drafting_layers is not None
         or not rank_sync_of(call.model).is_alone
     ):

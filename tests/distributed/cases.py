@@ -93,7 +93,7 @@ class Guessing(CheckedDrafter):
         self.text += accepted
 
     def grow(self, builder: TreeBuilder, budget: int) -> None:
-        for _ in range(self.random.randrange(12)):
+        for _ in range(min(self.random.randrange(12), budget)):
             builder.add(self.random.randrange(len(builder)), self.random.randrange(128))
 
 

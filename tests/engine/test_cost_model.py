@@ -248,13 +248,11 @@ def test_a_single_token_that_takes_longer_makes_the_other_sizes_cheaper_by_compa
     assert 0.9 * before < curve.ratio(8) < before
 
 
-def test_a_token_costs_what_is_known_of_it_and_never_more_than_in_fp32() -> None:
+def test_a_token_is_assumed_to_cost_never_more_than_in_fp32_whatever_the_clock_says() -> None:
     costs = StepCosts.of_device(torch.device("cpu"))
-    wide, half = (costs.token_cost(1, 11, dtype) for dtype in (torch.float32, torch.bfloat16))
+    wide, half = (costs.token_cost(1, dtype) for dtype in (torch.float32, torch.bfloat16))
     assert half < wide == TOKEN_COST
-    assert costs.token_cost(8, 11, torch.bfloat16) == TOKEN_COST, "eight rows share one token's time"
+    assert costs.token_cost(8, torch.bfloat16) == TOKEN_COST, "eight rows share one token's time"
     costs.curve(1).set({1: 1.0, 8: 1.07})
-    assert costs.token_cost(1, 8, torch.float32) == pytest.approx(0.01)
-    costs.curve(1).set({1: 1.0, 8: 8.0})
-    assert costs.token_cost(1, 8, torch.float32) == TOKEN_COST
-    assert StepCosts.of_device(torch.device("cuda")).token_cost(1, 11, torch.float32) < half
+    assert costs.token_cost(1, torch.float32) == TOKEN_COST
+    assert StepCosts.of_device(torch.device("cuda")).token_cost(1, torch.float32) < half

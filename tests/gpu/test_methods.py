@@ -9,7 +9,7 @@ import torch
 import hf_specdec
 from tests.helpers.support import plain
 from tests.helpers.zoo import FAMILIES
-from tests.matrix.test_batches import METHODS, Batch, skip_chains
+from tests.matrix.test_batches import METHODS, Batch, skip_refused
 from tests.matrix.test_many import PROMPTS
 
 pytestmark = [
@@ -38,7 +38,7 @@ class CudaBatch(Batch):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_row_is_plain_generates(zoo: Any, family: str, method: str) -> None:
     """Left-padded rows that accept different numbers of tokens and end at different places."""
-    if skip_chains(family, method):
+    if skip_refused(family, method):
         return
     batch = CudaBatch(zoo(family), "greedy")
     output = batch.run(METHODS[method], return_dict_in_generate=True)

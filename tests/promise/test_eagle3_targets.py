@@ -113,7 +113,7 @@ def test_generate_on_the_command_line_takes_a_head(run: Any, tmp_path: Path) -> 
 
 
 def test_the_command_line_asks_for_the_head_that_is_missing(run: Any) -> None:  # noqa: F811
-    result = run("generate", "x", "--spec-method", "eagle3", "--max-new-tokens", "4")
+    result = run("generate", "x", "--model", embedded.path("draft"), "--spec-method", "eagle3", "--max-new-tokens", "4")
     assert result.exit_code == 2
     assert "error:" in result.stderr
     assert "head" in result.stderr

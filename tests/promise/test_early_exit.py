@@ -38,9 +38,9 @@ def layers_of(model: Any) -> Any:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("family", ["llama", "gemma3", "bloom", "deepseek_v3", "gpt_neo"])
-def test_it_drafts_what_a_model_of_the_first_layers_drafts(zoo: Callable[[str], Any], family: str, shape: str) -> None:
+def test_it_drafts_what_a_model_of_the_first_layers_drafts(family: str, shape: str) -> None:
     """Step for step, the trees of `self_draft`, which reads the text into a cache of its own."""
-    model, config = zoo(family), SHAPES[shape]
+    model, config = hf_specdec.enable(build(FAMILIES[family])), SHAPES[shape]
     steps: list[Any] = []
     ours = exits(model, config=config, spec_observer=steps.append)
     trees, steps = [step.tree for step in steps], []

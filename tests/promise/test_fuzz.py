@@ -130,7 +130,7 @@ RUNNABLE = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", RUNNABLE)
 @SELDOM
 @given(data=st.data())
 def test_a_configuration_that_is_accepted_gives_plain_generations_text(model: Any, method: str, data: Any) -> None:
