@@ -81,7 +81,10 @@ def check_draft_options(
     needs_draft = loads_draft(method, config, None)
     if needs_draft and model is not None and draft_model is None:
         rule = f"must be given with --model and --spec-method {method}"
-        raise ConfigError("--draft-model", rule, None, "Name a smaller model of the same vocabulary.")
+        kind = (
+            "draft head for this model" if resolve(method).needs_draft_head else "smaller model of the same vocabulary"
+        )
+        raise ConfigError("--draft-model", rule, None, f"Name a {kind}.")
     if draft_model is not None and method not in WITH_DRAFT:
         wanted = " or ".join(f"--spec-method {name}" for name in WITH_DRAFT)
         raise ConfigError(
