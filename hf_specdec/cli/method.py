@@ -81,9 +81,8 @@ def check_draft_options(
     needs_draft = loads_draft(method, config, None)
     if needs_draft and model is not None and draft_model is None:
         rule = f"must be given with --model and --spec-method {method}"
-        kind = (
-            "draft head for this model" if resolve(method).needs_draft_head else "smaller model of the same vocabulary"
-        )
+        is_head = method is not None and resolve(method).needs_draft_head
+        kind = "draft head for this model" if is_head else "smaller model of the same vocabulary"
         raise ConfigError("--draft-model", rule, None, f"Name a {kind}.")
     if draft_model is not None and method not in WITH_DRAFT:
         wanted = " or ".join(f"--spec-method {name}" for name in WITH_DRAFT)

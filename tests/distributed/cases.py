@@ -13,7 +13,7 @@ from tests.helpers.batches import MASK, PADDED
 from tests.helpers.drafters import CheckedDrafter
 from tests.helpers.support import PROMPT
 
-__all__ = ["CASES", "GRID", "ODD", "arguments", "seed_of"]
+__all__ = ["GRID", "ODD", "arguments", "seed_of"]
 
 METHODS: dict[str, dict[str, Any]] = {
     "prompt_lookup": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 3}},
@@ -125,7 +125,6 @@ ODD: dict[str, Callable[[int], dict[str, Any]]] = {
     "logits that differ": lambda rank: {"hook": (lambda module, args, out: out.flip(-1)) if rank else None},
     "all is well again": lambda rank: {},
 }
-CASES: list[Any] = [*GRID, *ODD]
 
 
 def seed_of(rank: int) -> int:

@@ -1,4 +1,4 @@
-"""One process of a tensor-parallel model: does every case and writes what came of it. Started by torchrun.
+"""One process of a tensor-parallel model: does each case of FOLDER/cases.json, writes what came of it. For torchrun.
 
 python -m torch.distributed.run --nproc-per-node 2 -m tests.distributed.worker FOLDER
 """
@@ -16,7 +16,7 @@ import transformers as tf
 
 import hf_specdec
 from hf_specdec.engine.model_state import state_of
-from tests.distributed.cases import CASES, arguments, seed_of
+from tests.distributed.cases import arguments, seed_of
 from tests.helpers.support import PROMPT
 
 
@@ -34,7 +34,8 @@ def main(folder: Path) -> None:
     model("llama")
     rank = dist.get_rank()
     results = {}
-    for case in CASES:
+    cases = json.loads((folder / "cases.json").read_text())
+    for case in [case if isinstance(case, str) else tuple(case) for case in cases]:
         family = "llama" if isinstance(case, str) else case[0]
         draft = "none" if isinstance(case, str) else case[-1]
         kwargs = arguments(case, rank)

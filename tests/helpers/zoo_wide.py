@@ -18,7 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tests.helpers.support import PROMPT
 from tests.helpers.zoo_wide_overrides import OVERRIDES
 
-__all__ = ["KINDS", "NEW_TOKENS", "all_models", "inputs", "shrunk", "varied"]
+__all__ = ["KINDS", "NEW_TOKENS", "all_models", "inputs", "kinds_of", "shrunk", "varied"]
 
 VOCAB_SIZE, POSITIONS, NEW_TOKENS = 128, 512, 24
 VARIED = 8  # different tokens that make a text worth comparing
@@ -62,6 +62,13 @@ def all_models() -> list[tuple[str, str]]:
         for config, model in mapping.items():
             found.setdefault(str(model), (config.model_type, kind))
     return list(found.values())
+
+
+def kinds_of(model_type: str) -> list[str]:
+    """The kinds of `all_models` for one model type; no class is loaded for them."""
+    names = {kind: mapping._model_mapping.get(model_type) for kind, mapping in KINDS.items()}
+    first = {str(name): kind for kind, name in reversed(names.items()) if name is not None}
+    return [kind for kind in KINDS if kind in first.values()]
 
 
 def shrunk(model_type: str) -> Any:
