@@ -115,6 +115,7 @@ def test_a_second_turn_follows_the_reference_s_answer(loaded: LoadedModel, monke
     assert answers <= {text.removeprefix("import os\n\n\n").removesuffix("\n\nimport sys\n") for text in seen}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("after", [1, 5, 9, 17])
 def test_an_interrupted_run_continues_to_the_same_records(
     loaded: LoadedModel, measured: dict[str, Any], entry: dict[str, Any], after: int

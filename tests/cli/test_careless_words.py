@@ -88,6 +88,7 @@ def process(*words: str, redirect: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", "-c", f"{line} {redirect}"], capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.wide
 def test_a_closed_stdout_is_said_and_nothing_is_computed() -> None:
     done = process(*SHORT, redirect=">&-")
     assert done.returncode == 2
@@ -101,6 +102,7 @@ def test_a_full_stdout_is_an_error() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.wide
 def test_a_closed_stdin_gives_no_prompt() -> None:
     done = process("generate", "-", redirect="<&-")
     assert done.returncode == 2
@@ -115,6 +117,7 @@ def test_a_prompt_on_stdin_that_is_no_text_is_an_error() -> None:
     assert b"error: `PROMPT` must be UTF-8 text on stdin" in done.stderr
 
 
+@pytest.mark.wide
 def test_the_bench_imports_nothing_of_the_current_folder_that_was_not_named(tmp_path: Path) -> None:
     """A file with the name of a library lies there; it is not run, and a class of the folder is, if a row names it."""
     (tmp_path / "soundfile.py").write_text("raise SystemExit('was run')")

@@ -60,7 +60,7 @@ def is_of_grid(item: pytest.Item) -> TypeGuard[pytest.Function]:
     )
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize(("family", "method", "batch", "sampled", "place"), GRID)
 def test_two_processes_give_one_process_s_text(
     family: str, method: str, batch: int, sampled: bool, place: str, results: Results, alone: Any

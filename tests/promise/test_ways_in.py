@@ -176,6 +176,7 @@ def test_a_compiled_model_speculates(fresh: Any, expected: list[list[int]], orde
     assert model.generate(PROMPT, **CALL).tolist() == expected
 
 
+@pytest.mark.wide
 def test_a_model_compiled_in_place_speculates(fresh: Any, expected: list[list[int]]) -> None:
     hf_specdec.enable(fresh).compile(backend="eager")
     call = {"max_new_tokens": 5, "do_sample": False}
