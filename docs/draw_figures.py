@@ -24,7 +24,9 @@ SOURCES = {
     "recycled_logits": "recycled logits",
     "window": "window",
     "draft_model": "draft model",
-    "head": "head",
+    "eagle3": "EAGLE-3 head",
+    "mtp": "MTP layers",
+    "dflash": "DFlash model",
 }
 PROMPT = """class Stack:
     def push(self, item):

@@ -14,7 +14,7 @@ from hf_specdec.tree import DraftTree
 
 __all__ = ["DraftedNode", "Source", "SourceVote", "SpecStep"]
 
-Source = Literal["text", "earlier_texts", "recycled_logits", "window", "draft_model", "head"]
+Source = Literal["text", "earlier_texts", "recycled_logits", "window", "draft_model", "eagle3", "mtp", "dflash"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class DraftedNode:
     """Where one drafted node came from.
 
     Attributes:
-        source (`str`): `"text"`, `"earlier_texts"`, `"recycled_logits"`, `"window"`, `"draft_model"` or `"head"`; of a
-            blend, the source that added most.
+        source (`str`): `"text"`, `"earlier_texts"`, `"recycled_logits"`, `"window"`, `"draft_model"`, or the head's
+            method: `"eagle3"`, `"mtp"` or `"dflash"`; of a blend, the source that added most.
         probability (`float | None`): that the target accepts the node and all before it, as its drafter estimated;
             `None` where it estimates nothing.
         votes (`tuple[SourceVote, ...]`): what each source of a blend said of it.

@@ -72,6 +72,17 @@ def test_the_sources_are_those_of_the_method(
     assert {node.source for step in steps for node in step.nodes} == expected
 
 
+def test_a_head_is_called_by_its_method(target: Any, tokenizer: Any) -> None:
+    """Where it drafts alone, and in auto's votes."""
+    head = hf_specdec.AutoDraftHead.from_pretrained(embedded.path("head"), dtype=torch.float32)
+    alone = steps_of(target, tokenizer, spec_method="eagle3", assistant_model=head)
+    assert {node.source for step in alone for node in step.nodes} == {"eagle3"}
+    blended = steps_of(target, tokenizer, **METHODS["auto"], assistant_model=head)
+    said = {vote.source for step in blended for node in step.nodes for vote in node.votes}
+    assert "eagle3" in said
+    assert "draft_model" not in said
+
+
 def test_a_window_is_the_only_source_where_lookahead_keeps_no_text(target: Any, tokenizer: Any) -> None:
     steps = steps_of(target, tokenizer, spec_method="lookahead", spec_config={"fill_from_prompt": False})
     assert {node.source for step in steps for node in step.nodes} == {"window"}

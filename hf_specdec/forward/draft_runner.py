@@ -19,6 +19,7 @@ from hf_specdec.forward.model_runner import ModelRunner, Tier
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.draft_scorer import DraftRound, RoundDrafter
+from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree
 
 __all__ = ["AnyDraftRunner", "DraftRunner", "RowScorer", "propose_together", "used_by"]
@@ -31,6 +32,7 @@ class AnyDraftRunner(Protocol):
         hidden_layers: hidden states of the target that it reads; none for a model of its own.
         reads_prompt (`bool`): whether it has positions for the prompt; where not, nothing is ever scored.
         is_shared (`bool`): whether its forwards are collectives of several processes.
+        source (`str`): what `spec_observer` is told of where its drafts come from.
     """
 
     vocab_size: int
@@ -39,6 +41,7 @@ class AnyDraftRunner(Protocol):
     reads_prompt: bool
     is_shared: bool
     rank_sync: RankSync
+    source: Source
 
     @property
     def takes_trees(self) -> bool:
@@ -88,6 +91,8 @@ class DraftRunner:
         is_shared (`bool`): whether its forwards are collectives of several processes.
         rank_sync (`RankSync`): of these processes.
     """
+
+    source: Source = "draft_model"
 
     def __init__(
         self,
@@ -238,6 +243,7 @@ class RowScorer:
         self.vocab_size = draft_model.vocab_size
         self.takes_trees = draft_model.takes_trees
         self.relative_cost = draft_model.relative_cost
+        self.source = draft_model.source
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """The draft model has the call's prompt already, padding included."""

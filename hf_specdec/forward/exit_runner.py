@@ -26,6 +26,7 @@ from hf_specdec.forward.early_exit import EarlyExit
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.forward.tree_mask import TreeMasks
+from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["ExitRunner"]
@@ -62,6 +63,7 @@ class ExitRunner:
     """
 
     reads_prompt = True
+    source: Source = "draft_model"
     hidden_layers: tuple[int, ...] = ()
 
     def __init__(

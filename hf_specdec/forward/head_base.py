@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self
+from typing import Self, cast
 
 import torch
 
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.draft_runner import RowScorer
 from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree
 
 __all__ = ["BaseHeadRunner"]
@@ -46,6 +47,7 @@ class BaseHeadRunner(ABC):
         self.hidden_layers = tuple(hidden_layers)
         self.vocab_size, self.relative_cost, self.device = vocab_size, relative_cost, device
         self.is_shared, self.rank_sync = is_shared, RankSync()
+        self.source = cast("Source", head.methods[0])
         self.texts = [list(prompt) for prompt in prompts]
         self._scorers: list[RowScorer | None] = [None] * len(self.texts)
         self._target_ids = None if head.target_ids is None else head.target_ids.to(device)

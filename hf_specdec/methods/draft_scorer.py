@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from hf_specdec.methods.base import Drafter
+from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree
 
 __all__ = ["BlockDraftScorer", "DraftRound", "DraftScorer", "LogitsProcessorFn", "RoundDrafter", "run"]
@@ -34,11 +35,13 @@ class DraftScorer(Protocol):
         vocab_size (`int`): width of the logits.
         takes_trees (`bool`): whether it scores siblings; a chain is always possible.
         relative_cost (`float`): what its forward costs over one of the target, roughly.
+        source (`str`): what `spec_observer` is told of where its drafts come from.
     """
 
     vocab_size: int
     takes_trees: bool
     relative_cost: float
+    source: Source
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Start a text."""

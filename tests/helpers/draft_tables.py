@@ -36,7 +36,7 @@ class TableScorer:
         self, table: Table, *, vocab_size: int = 6, takes_trees: bool = True, relative_cost: float = 0.0
     ) -> None:
         self.table, self.vocab_size = table, vocab_size
-        self.takes_trees, self.relative_cost = takes_trees, relative_cost
+        self.takes_trees, self.relative_cost, self.source = takes_trees, relative_cost, "draft_model"
         self.text: list[int] = []
         self.requests: list[DraftTree] = []  # of this round
 

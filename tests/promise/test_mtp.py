@@ -212,7 +212,7 @@ def test_auto_takes_the_layers_as_one_more_source(mellum: tuple[Any, MtpModel]) 
         spec_observer=lambda step: sources.update(node.source for node in step.nodes),
     )
     assert torch.equal(ours, expected)
-    assert "draft_model" in sources
+    assert "mtp" in sources
 
 
 def test_generate_many_keeps_every_text(pair: tuple[Any, MtpModel]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 __all__ = ["SOURCE_NAMES", "draw_legend", "source_class", "source_letter"]
 
+HEADS = ("eagle3", "mtp", "dflash")  # a race has one of them, and they share a sign
 SOURCE_NAMES = {
     "target": "the target's own",
     "text": "this text",
@@ -11,10 +12,19 @@ SOURCE_NAMES = {
     "recycled_logits": "recycled logits",
     "window": "window",
     "draft_model": "draft model",
-    "head": "head",
+    "eagle3": "EAGLE-3 head",
+    "mtp": "MTP layers",
+    "dflash": "DFlash model",
     "draft": "drafted",
 }
-LETTERS = {"text": "T", "earlier_texts": "E", "recycled_logits": "R", "window": "W", "draft_model": "D", "head": "H"}
+LETTERS = {
+    "text": "T",
+    "earlier_texts": "E",
+    "recycled_logits": "R",
+    "window": "W",
+    "draft_model": "D",
+    **dict.fromkeys(HEADS, "H"),
+}
 MEANINGS = {
     "target": "chosen by the model itself, not drafted",
     "text": "copied from where it stood before in this text",
@@ -22,14 +32,17 @@ MEANINGS = {
     "recycled_logits": "what the model thought likely after these tokens before",
     "window": "found by lookahead's window of guesses",
     "draft_model": "written by the smaller model",
-    "head": "written by a head on the model's hidden states",
+    "eagle3": "written by a head on the model's hidden states",
+    "mtp": "written by the model's own layers for several tokens",
+    "dflash": "written by a model that fills in a block of tokens",
     "draft": "drafted",
 }
 
 
 def source_class(source: str) -> str:
     """The class that gives a source its colour and its line."""
-    return f"hs-s-{source}" if source in SOURCE_NAMES else "hs-s-draft"
+    sign = "head" if source in HEADS else source
+    return f"hs-s-{sign}" if source in SOURCE_NAMES else "hs-s-draft"
 
 
 def source_letter(source: str) -> str:

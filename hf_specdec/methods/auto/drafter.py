@@ -135,7 +135,11 @@ class AutoDrafter(RoundDrafter):
         """An empty text beside what `memory` knows."""
         config, self.memory = self.config, memory
         self.predictor = Predictor(
-            memory, is_sampled=self.is_sampled, uses_texts=self.remembers, uses_recycled=config.use_recycled
+            memory,
+            is_sampled=self.is_sampled,
+            uses_texts=self.remembers,
+            uses_recycled=config.use_recycled,
+            draft_source="draft_model" if self.scorer is None else self.scorer.source,
         )
         self.index = NgramIndex(MAX_NGRAM)
         self.window = None

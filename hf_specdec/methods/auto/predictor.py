@@ -27,7 +27,7 @@ from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.observer import Source, SourceVote
 
-__all__ = ["Context", "Prediction", "Predictor", "votes_for"]
+__all__ = ["Context", "Prediction", "Predictor"]
 
 NUM_COMMON = 16  # commonest tokens looked at
 PRIOR_COUNT = 4.0  # accepted tokens as which an unknown text counts
@@ -37,12 +37,11 @@ SMOOTHING_COUNT = 4.0  # votes that stand for tokens never seen after the contex
 OWN, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
 COMMON, DRAFT, FOUND = range(RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 3)
 NUM_SOURCES = FOUND + 1
-SOURCE_NAMES: Mapping[int, Source] = {
+SOURCE_NAMES: Mapping[int, Source] = {  # but for the draft's, which a call brings
     OWN: "text",
     POOLED: "earlier_texts",
     **{RECYCLED + place: "recycled_logits" for place in range(MAX_KEY)},
     COMMON: "text",
-    DRAFT: "draft_model",
     FOUND: "window",
 }
 
@@ -96,17 +95,6 @@ class Prediction(NamedTuple):
         return self.probabilities[self.tokens.index(token)] if token in self.tokens else 0.0
 
 
-def votes_for(token: int, sources: Sequence[tuple[int, Entry]], weights: Sequence[float]) -> tuple[SourceVote, ...]:
-    """What each source that knows `token` said of it, the one that added most first."""
-    votes = []
-    for place, (tokens, evidence) in sources:
-        if token in tokens:
-            value = evidence[tokens.index(token)]
-            probability = 1.0 / (1.0 + math.exp(FLOOR - value))
-            votes.append(SourceVote(SOURCE_NAMES[place], probability, weights[place] * value))
-    return tuple(sorted(votes, key=lambda vote: -vote.weight))
-
-
 class Predictor:
     """Predicts and learns for one text.
 
@@ -114,6 +102,7 @@ class Predictor:
         memory: recycled logits and what was learned about the sources, this text's alone or shared.
         is_sampled: whether tokens are drawn: other weights, since unlikely tokens come true more often.
         uses_texts, uses_recycled: whether earlier texts and recycled logits take part.
+        draft_source: what the draft is called in votes.
 
     Attributes:
         found: what lookahead's window found for this text, if there is one.
@@ -122,9 +111,16 @@ class Predictor:
     found: RecycledLogits | None = None
 
     def __init__(
-        self, memory: SpecMemory, *, is_sampled: bool, uses_texts: bool = True, uses_recycled: bool = True
+        self,
+        memory: SpecMemory,
+        *,
+        is_sampled: bool,
+        uses_texts: bool = True,
+        uses_recycled: bool = True,
+        draft_source: Source = "draft_model",
     ) -> None:
         self.memory, self.uses_recycled = memory, uses_recycled
+        self.source_names = {**SOURCE_NAMES, DRAFT: draft_source}
         self.pool = memory.pool if uses_texts else None
         self.experience: AdaptiveWeights = memory.experience(is_sampled)
         self._common: Entry = ([], [])
@@ -182,6 +178,18 @@ class Predictor:
         if total > 1.0:
             probabilities = [probability / total for probability in probabilities]
         return Prediction(context, drafted, list(sums), raw, probabilities, kind, sources, weights)
+
+    def votes(
+        self, token: int, sources: Sequence[tuple[int, Entry]], weights: Sequence[float]
+    ) -> tuple[SourceVote, ...]:
+        """What each source that knows `token` said of it, the one that added most first."""
+        votes = []
+        for place, (tokens, evidence) in sources:
+            if token in tokens:
+                value = evidence[tokens.index(token)]
+                probability = 1.0 / (1.0 + math.exp(FLOOR - value))
+                votes.append(SourceVote(self.source_names[place], probability, weights[place] * value))
+        return tuple(sorted(votes, key=lambda vote: -vote.weight))
 
     def learn(self, prediction: Prediction, token: int, drafted: Sequence[int]) -> None:
         """The token after the context was `token`; `drafted` are the candidates that were verified there."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hf_specdec.methods import compiled
 from hf_specdec.methods.auto.calibration import MOST
-from hf_specdec.methods.auto.predictor import Context, Prediction, Predictor, votes_for
+from hf_specdec.methods.auto.predictor import Context, Prediction, Predictor
 from hf_specdec.methods.auto.recycled_logits import Entry
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.observer import SourceVote
@@ -136,7 +136,7 @@ class Search:
     def votes(self, node: int, token: int) -> tuple[SourceVote, ...]:
         """What each source that knows `token` said of it after `node`, the one that added most first."""
         prediction = self._predicted(self._nodes[node])
-        return votes_for(token, prediction.sources, prediction.weights)
+        return self._predictor.votes(token, prediction.sources, prediction.weights)
 
     def share(self, node: int, token: int, *, uses_found: bool = True) -> float:
         """The probability of `token` after `node`, 0 where it is no candidate; without `uses_found` as if there were
@@ -196,6 +196,7 @@ class CompiledSearch:
 
     def __init__(self, predictor: Predictor, index: NgramIndex, *, takes_trees: bool = True) -> None:
         assert compiled.core is not None
+        self._predictor = predictor
         common, evidence = predictor.common_of(index)
         young, old, recycled, found, learned = predictor.arrays
         self._search = compiled.core.Search(
@@ -212,7 +213,7 @@ class CompiledSearch:
     def votes(self, node: int, token: int) -> tuple[SourceVote, ...]:
         """See `Search.votes`."""
         said, weights = self._search.said(node)
-        return votes_for(token, [(place, (tokens, evidence)) for place, tokens, evidence in said], weights)
+        return self._predictor.votes(token, [(place, (tokens, evidence)) for place, tokens, evidence in said], weights)
 
     def share(self, node: int, token: int, *, uses_found: bool = True) -> float:
         """See `Search.share`."""

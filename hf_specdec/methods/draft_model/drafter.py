@@ -14,7 +14,7 @@ from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.candidates import Candidate, Growth, depth_first, draw_children, likeliest_children
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, LogitsProcessorFn, RoundDrafter
-from hf_specdec.observer import DraftedNode, Source
+from hf_specdec.observer import DraftedNode
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["DraftModelDrafter", "observations"]
@@ -38,7 +38,6 @@ class DraftModelDrafter(RoundDrafter):
         memory: acceptances counted in earlier greedy calls. Not used when sampling: acceptance depends on the
             logits processors, and where children are drawn the text depends on the drafts, so that the same seed has
             to give the same drafts.
-        source: what `spec_observer` is told of where the nodes come from.
     """
 
     def __init__(
@@ -49,12 +48,10 @@ class DraftModelDrafter(RoundDrafter):
         logits_processor: LogitsProcessorFn | None = None,
         generator: torch.Generator | None = None,
         memory: AcceptanceCounts | None = None,
-        source: Source = "draft_model",
     ) -> None:
         super().__init__(scorer)
         self.scorer: DraftScorer = scorer
         self.config, self.logits_processor, self.generator = config, logits_processor, generator
-        self.source = source
         self.draws = config.use_logits and logits_processor is not None
         self.is_deterministic = not self.draws
         self.counts = memory if memory is not None and logits_processor is None else AcceptanceCounts()
@@ -106,7 +103,7 @@ class DraftModelDrafter(RoundDrafter):
         grown, described = [self._described.root] if self._described is not None else [], []
         for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
             grown.append(grown[parent].children[token])
-            described.append(DraftedNode(self.source, grown[-1].value))
+            described.append(DraftedNode(self.scorer.source, grown[-1].value))
         return tuple(described)
 
     def _grow_best_first(self, growth: Growth, budget: int) -> DraftRound:

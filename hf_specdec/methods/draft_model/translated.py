@@ -79,7 +79,7 @@ class TranslatedDrafter(DraftModelDrafter):
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
         """The draft model drafts everything; what the target's tokens are worth is not known one by one."""
-        return tuple(DraftedNode(self.source) for _ in tree.tokens[1:])
+        return tuple(DraftedNode(self.scorer.source) for _ in tree.tokens[1:])
 
     def _translated(self, tree: DraftTree) -> DraftTree:
         builder = TreeBuilder(self._root)

@@ -23,5 +23,4 @@ def head_drafter(name: str, config: HeadConfig, context: DrafterContext) -> Draf
         logits_processor=context.logits_processor,
         generator=context.generator,
         memory=context.state.of(key, AcceptanceCounts),
-        source="head",
     )
