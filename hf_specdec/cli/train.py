@@ -14,6 +14,7 @@ from hf_specdec.cli.prompts_file import FORMS, own_device, read_prompts
 from hf_specdec.cli.report import note, print_json, reports_errors, stdout_console
 from hf_specdec.cli.spread import spread
 from hf_specdec.errors import ConfigError
+from hf_specdec.methods.eagle3.checkpoint import load_head
 from hf_specdec.training import DraftTraining, HeadReport, HeadTraining, train_draft, train_head
 
 __all__ = ["train"]
@@ -32,10 +33,17 @@ class TrainingOptions:
     ] = "head"
 
     num_texts: Annotated[int, typer.Option("--num-texts", help="Texts that the target writes.")] = DEFAULT.num_texts
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of a prompt.")] = DEFAULT.prompt_tokens
+    prompt_tokens: Annotated[
+        str,
+        typer.Option("--prompt-tokens", help='Tokens of a prompt; of several lengths, "64,512", files take turns.'),
+    ] = str(DEFAULT.prompt_tokens)
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", help="Tokens that the target writes after each prompt.")
     ] = DEFAULT.new_tokens
+    head: Annotated[
+        Path | None,
+        typer.Option("--head", help="Folder of an EAGLE-3 head to train on. Default: a new head."),
+    ] = None
     layers: Annotated[
         str | None,
         typer.Option(
@@ -70,18 +78,21 @@ class TrainingOptions:
         """The same, checked."""
         other: dict[str, int | str | None] = {"--draft-layers": self.draft_layers}
         if self.kind == "draft":
-            other = {"--layers": self.layers, "--draft-vocab-size": self.draft_vocab_size}
+            head = None if self.head is None else str(self.head)
+            other = {"--head": head, "--layers": self.layers, "--draft-vocab-size": self.draft_vocab_size}
         for option, value in other.items():
             if value is not None:
                 wanted = "draft" if self.kind == "head" else "head"
                 raise ConfigError(option, f"must come with --kind {wanted}", value, "Leave it out.")
         values = dataclasses.asdict(self)
-        kind, layers, draft_layers = (values.pop(name) for name in ("kind", "layers", "draft_layers"))
-        new_tokens, draft_vocab_size = values.pop("max_new_tokens"), values.pop("draft_vocab_size")
-        if kind == "draft":
-            return DraftTraining(new_tokens=new_tokens, draft_layers=draft_layers, **values)
-        layer_ids = _layer_ids(layers)
-        return HeadTraining(new_tokens=new_tokens, layer_ids=layer_ids, draft_vocab_size=draft_vocab_size, **values)
+        for name in ("kind", "head", "layers", "draft_layers", "draft_vocab_size"):
+            values.pop(name)
+        values["new_tokens"] = values.pop("max_new_tokens")
+        values["prompt_tokens"] = _numbers("--prompt-tokens", self.prompt_tokens, "Write 64, or 64,512.")
+        if self.kind == "draft":
+            return DraftTraining(draft_layers=self.draft_layers, **values)
+        layer_ids = None if self.layers is None else _numbers("--layers", self.layers, "Write 2,16,29.")
+        return HeadTraining(layer_ids=layer_ids, draft_vocab_size=self.draft_vocab_size, **values)
 
 
 @reports_errors
@@ -117,7 +128,8 @@ def train(
         target.to(device)
     _show_log()
     if isinstance(config, HeadTraining):
-        report = train_head(target, loaded.tokenizer, texts, out, config)
+        head = None if training.head is None else load_head(training.head)
+        report = train_head(target, loaded.tokenizer, texts, out, config, head=head)
     else:
         report = train_draft(target, loaded.tokenizer, texts, out, config)
     if json:
@@ -127,13 +139,11 @@ def train(
     note(f"wrote {out}", "dim")
 
 
-def _layer_ids(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
+def _numbers(option: str, text: str, remedy: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError("--layers", "must be whole numbers with commas between", text, "Write 2,16,29.") from None
+        raise ConfigError(option, "must be whole numbers with commas between", text, remedy) from None
 
 
 def _texts_of(path: Path) -> list[str]:

@@ -15,8 +15,9 @@ class Training:
     Args:
         num_texts (`int`, *optional*, defaults to `4000`):
             Texts that the target writes; prompts are used again where there are fewer.
-        prompt_tokens (`int`, *optional*, defaults to `64`):
-            Tokens of a prompt; longer prompts and text files are cut into pieces of this length.
+        prompt_tokens (`int` or `tuple[int, ...]`, *optional*, defaults to `64`):
+            Tokens of a prompt; longer prompts and text files are cut into pieces of this length. Of several lengths
+            each shard takes the next: a draft drafts best at lengths that it has seen.
         new_tokens (`int`, *optional*, defaults to `128`):
             Tokens that the target writes after each prompt.
         temperatures (`tuple[float, ...]`, *optional*, defaults to `(0.0, 0.7)`):
@@ -46,7 +47,7 @@ class Training:
     """
 
     num_texts: int = 4000
-    prompt_tokens: int = 64
+    prompt_tokens: int | tuple[int, ...] = 64
     new_tokens: int = 128
     temperatures: tuple[float, ...] = (0.0, 0.7)
     epochs: float = 8.0
@@ -62,8 +63,12 @@ class Training:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "new_tokens", "batch_size", "rollout_steps", "eval_every", "texts_per_shard"):
+        for name in ("new_tokens", "batch_size", "rollout_steps", "eval_every", "texts_per_shard"):
             check_positive(name, getattr(self, name), "Leave it out for the default.")
+        if not self.prompt_lengths:
+            raise ConfigError("prompt_tokens", "must hold one length at least", self.prompt_tokens, "Use 64.")
+        for length in self.prompt_lengths:
+            check_positive("prompt_tokens", length, "Leave it out for the default.")
         check_at_least("patience", self.patience, 1, "Use a large number to never stop early.")
         check_at_least("num_texts", self.num_texts, 2 * self.texts_per_shard, "One shard at least is held out.")
         if not self.temperatures or min(self.temperatures) < 0.0:
@@ -79,15 +84,28 @@ class Training:
             raise ConfigError("mixed_precision", rule, self.mixed_precision, remedy)
 
     @property
+    def prompt_lengths(self) -> tuple[int, ...]:
+        """`prompt_tokens`, as a tuple where it is one number too."""
+        return self.prompt_tokens if isinstance(self.prompt_tokens, tuple) else (self.prompt_tokens,)
+
+    def temperature_of(self, shard: int) -> float:
+        """At which the texts of a shard are written."""
+        return self.temperatures[shard % len(self.temperatures)]
+
+    def prompt_length_of(self, shard: int) -> int:
+        """Tokens of a shard's prompts; every length meets every temperature."""
+        return self.prompt_lengths[shard // len(self.temperatures) % len(self.prompt_lengths)]
+
+    @property
     def num_shards(self) -> int:
         """Files of texts."""
         return -(-self.num_texts // self.texts_per_shard)
 
     @property
     def num_held_out_shards(self) -> int:
-        """The first shards, a multiple of the temperatures where there are enough, so that all are measured."""
+        """The first shards; where there are enough, so many that every temperature and length is measured alike."""
         wanted = max(1, round(self.num_shards * self.held_out))
-        cycle = len(self.temperatures)
+        cycle = len(self.temperatures) * len(self.prompt_lengths)
         rounded = -(-wanted // cycle) * cycle
         return min(rounded, max(1, self.num_shards // 2))
 

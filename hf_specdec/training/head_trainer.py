@@ -12,7 +12,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import compat
+from hf_specdec.engine.head_pairing import check_head
+from hf_specdec.errors import ConfigError
 from hf_specdec.methods.eagle3.checkpoint import save_head
+from hf_specdec.methods.eagle3.network import Eagle3Head
 from hf_specdec.training.card import write_head_card
 from hf_specdec.training.config import HeadTraining
 from hf_specdec.training.loop import TrainingLoop, accelerator_for, drawn_where_unprompted, write_texts
@@ -31,6 +34,7 @@ def train_head(
     out: str | os.PathLike[str],
     config: HeadTraining | None = None,
     *,
+    head: Eagle3Head | None = None,
     show_progress: bool = True,
 ) -> HeadReport:
     """Train an EAGLE-3 head for `target` and save it, with a model card, to `out`.
@@ -42,20 +46,25 @@ def train_head(
         out: folder of the head. Texts, hidden states and the state of training lie in `out`/work, which may be deleted
             afterwards.
         config: see `HeadTraining`.
+        head: a head of this target to begin with; the layers that it reads and the tokens that it drafts stay. `None`
+            begins with a new one.
         show_progress: whether bars are shown where stderr is a terminal.
 
     Raises:
-        ConfigError: a setting does not fit, or `out` holds work of other settings.
+        ConfigError: a setting does not fit, `head` is for another target, or `out` holds work of other settings.
     """
     config = drawn_where_unprompted(config or HeadTraining(), prompts)
     accelerator, work = accelerator_for(target, config), Path(out) / "work"
     is_shown = show_progress and accelerator.is_main_process
-    layer_ids = chosen_layers(target, config.layer_ids)
+    layer_ids = chosen_layers(target, config.layer_ids) if head is None else _layers_of(head, target, config)
     write_texts(accelerator, target, tokenizer, prompts, work, config, layer_ids=layer_ids, is_shown=is_shown)
-    counts = _token_counts(work, config, compat.text_config(target.config).vocab_size)
     torch.manual_seed(config.seed)
-    head = new_head(target, layer_ids, counts, config.draft_vocab_size)
-    rollout = HeadRollout(head, target.get_input_embeddings(), steps=config.rollout_steps, decay=config.step_decay)
+    if head is None:
+        counts = _token_counts(work, config, compat.text_config(target.config).vocab_size)
+        head = new_head(target, layer_ids, counts, config.draft_vocab_size)
+    head.float().train().requires_grad_(True)
+    embed = head.embed_tokens or target.get_input_embeddings()
+    rollout = HeadRollout(head, embed, steps=config.rollout_steps, decay=config.step_decay)
     loop = TrainingLoop(accelerator, head, rollout, hidden_size=head.config.hidden_size, work=work, config=config)
     report = loop.run(is_shown)
     if accelerator.is_main_process:
@@ -63,6 +72,19 @@ def train_head(
         write_head_card(Path(out), report, config, head, num_prompts=None if prompts is None else len(prompts))
     accelerator.wait_for_everyone()
     return report
+
+
+def _layers_of(head: Eagle3Head, target: PreTrainedModel, config: HeadTraining) -> tuple[int, ...]:
+    """The hidden states that a given head reads.
+
+    Raises:
+        ConfigError: it is for another target, or a setting would change its shape.
+    """
+    for name in ("layer_ids", "draft_vocab_size"):
+        value = getattr(config, name)
+        if value is not None:
+            raise ConfigError(name, "must be None where a head is trained on", value, "A new head can have any shape.")
+    return check_head(target, head)
 
 
 def _token_counts(work: Path, config: HeadTraining, vocab_size: int) -> torch.Tensor:

@@ -65,10 +65,13 @@ def write_texts(
     if accelerator.is_main_process:
         _begin(work, _settings(target, prompts, layer_ids, config))
     accelerator.wait_for_everyone()
-    starts = [[_first_token(target)]] if prompts is None else prompt_ids(prompts, tokenizer, config)
+    starts = {
+        length: [[_first_token(target)]] if prompts is None else prompt_ids(prompts, tokenizer, length, config)
+        for length in config.prompt_lengths
+    }
     mine = range(accelerator.process_index, config.num_shards, accelerator.num_processes)
     for index in with_bar(mine, total=len(mine), label="writing texts", is_shown=is_shown):
-        write_shard(work, index, target, starts, layer_ids, config)
+        write_shard(work, index, target, starts[config.prompt_length_of(index)], layer_ids, config)
     accelerator.wait_for_everyone()
 
 
@@ -279,8 +282,9 @@ def _settings(
 ) -> dict[str, Any]:
     """What the texts and the draft's shape depend on: work of other settings is not gone on with."""
     values = {name: getattr(config, name) for name in config.of_texts}
-    values |= {"temperatures": list(config.temperatures), "layer_ids": list(layer_ids)}
+    values |= {"prompt_tokens": list(config.prompt_lengths), "temperatures": list(config.temperatures)}
     return values | {
+        "layer_ids": list(layer_ids),
         "target": type(target).__name__,
         "num_parameters": target.num_parameters(),
         "prompts": None if prompts is None else len(prompts),

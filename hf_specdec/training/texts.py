@@ -47,8 +47,10 @@ class Shard:
     temperature: float
 
 
-def prompt_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: Training) -> list[list[int]]:
-    """The prompts as token ids, each of at most `prompt_tokens`; longer ones are cut into several.
+def prompt_ids(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, config: Training
+) -> list[list[int]]:
+    """The prompts as token ids, each of at most `length`; longer ones are cut into several.
 
     Texts are taken in a seeded order until there are prompts for all that the target writes.
 
@@ -60,8 +62,8 @@ def prompt_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, config:
         if len(pieces) >= 2 * config.num_texts:
             break
         ids = tokenizer(text, verbose=False)["input_ids"]
-        starts = range(0, max(len(ids) - config.prompt_tokens // 2, 1), config.prompt_tokens)
-        pieces += [ids[start : start + config.prompt_tokens] for start in starts if ids]
+        starts = range(0, max(len(ids) - length // 2, 1), length)
+        pieces += [ids[start : start + length] for start in starts if ids]
     if not pieces:
         raise ConfigError("prompts", "must hold at least one token", list(texts)[:3], "Give longer prompts.")
     return pieces
@@ -90,7 +92,7 @@ def write_shard(
         chosen = torch.arange(config.texts_per_shard) + index * config.texts_per_shard
         order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(config.seed))
         chosen = order[chosen % len(prompts)]
-    temperature = config.temperatures[index % len(config.temperatures)]
+    temperature = config.temperature_of(index)
     shard = _written(target, [prompts[int(place)] for place in chosen], layer_ids, temperature, config, index)
     tensors = {
         "ids": shard.ids.int(),

@@ -1,5 +1,6 @@
 """Training a head: it learns, goes on after a kill as if there had been none, and is saved with what was measured."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -63,7 +64,9 @@ def target() -> LlamaForCausalLM:
 def train(target: LlamaForCausalLM) -> Callable[..., Any]:
     prompts = [" ".join(str((start * step) % 37 + 2) for step in range(1, 9)) for start in range(1, 40)]
     tokenizer: Any = WordNumbers()
-    return lambda out, config=TINY, prompts=prompts: train_head(target, tokenizer, prompts, out, config)
+    return lambda out, config=TINY, prompts=prompts, **kwargs: train_head(
+        target, tokenizer, prompts, out, config, **kwargs
+    )
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +146,35 @@ def test_training_stops_when_acceptance_rises_no_more(train: Callable[..., Any],
     assert (report.num_steps, report.best_step) == (4, 0)
 
 
+def test_a_trained_head_is_trained_on(
+    train: Callable[..., Any], trained: tuple[Path, HeadReport], tmp_path: Path
+) -> None:
+    """It begins with what it has learned, and goes on with that."""
+    folder, first = trained
+    config = dataclasses.replace(TINY, epochs=1.0, eval_every=100, learning_rate=1e-3)
+    report = train(tmp_path / "still", dataclasses.replace(config, learning_rate=1e-12), head=load_head(folder))
+    assert (report.best_step, report.measured) == (0, first.measured)
+    later = train(tmp_path / "more", config, head=load_head(folder))
+    assert later.loss < first.loss
+
+
+def test_the_shape_of_a_head_that_is_trained_on_stays(
+    train: Callable[..., Any], trained: tuple[Path, HeadReport], tmp_path: Path
+) -> None:
+    config = dataclasses.replace(TINY, layer_ids=(1, 2, 3))
+    with pytest.raises(ConfigError, match="`layer_ids` must be None where a head is trained on"):
+        train(tmp_path, config, head=load_head(trained[0]))
+
+
+def test_several_prompt_lengths_take_turns_at_each_temperature(train: Callable[..., Any], tmp_path: Path) -> None:
+    config = dataclasses.replace(TINY, prompt_tokens=(2, 6), epochs=0.1)
+    train(tmp_path, config)
+    written = [read_shard(tmp_path / "work", index) for index in range(config.num_shards)]
+    assert [(shard.temperature, shard.num_prompt_tokens) for shard in written] == [
+        (0.0, 2), (0.7, 2), (0.0, 6), (0.7, 6), (0.0, 2), (0.7, 2)
+    ]  # fmt: skip
+
+
 def test_work_of_other_settings_is_not_gone_on_with(train: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "settings.json").write_text(json.dumps({"num_texts": 3}))
@@ -187,7 +219,15 @@ def test_hidden_states_and_distributions_on_disk_are_the_targets(
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("num_texts", 10), ("temperatures", ()), ("held_out", 0.9), ("minutes", 0.0), ("mixed_precision", "fp8")],
+    [
+        ("num_texts", 10),
+        ("prompt_tokens", ()),
+        ("prompt_tokens", (64, 0)),
+        ("temperatures", ()),
+        ("held_out", 0.9),
+        ("minutes", 0.0),
+        ("mixed_precision", "fp8"),
+    ],
 )
 def test_settings_out_of_range_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=field):
@@ -237,9 +277,9 @@ def test_the_tokenizer_of_a_real_model_makes_prompts_of_its_texts() -> None:
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(embedded.path("target"))
     text = "import os\n" * 40
-    pieces = prompt_ids([text, ""], tokenizer, HeadTraining(prompt_tokens=16))
+    pieces = prompt_ids([text, ""], tokenizer, 16, HeadTraining())
     assert all(1 <= len(piece) <= 16 for piece in pieces)
     together = [token for piece in pieces for token in piece]
     assert together == tokenizer(text)["input_ids"][: len(together)]
     with pytest.raises(ConfigError, match="prompts"):
-        prompt_ids(["", ""], tokenizer, HeadTraining())
+        prompt_ids(["", ""], tokenizer, 16, HeadTraining())
