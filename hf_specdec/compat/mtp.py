@@ -74,14 +74,10 @@ def mtp_logits(mtp: MtpModel, states: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def use_mask_attention(mtp: MtpModel) -> str:
-    """Let the layers use an attention that takes any mask, torch's instead of a kernel, and name it.
+def use_mask_attention(mtp: MtpModel) -> None:
+    """Let the layers use an attention that takes any mask, torch's instead of a kernel.
 
     Their configuration is a copy of the target's.
     """
-    used = attention_implementation(mtp.config)
-    if used not in MASKED:
-        used = "sdpa"
-        set_attention_implementation(mtp.config, used)
-    assert used is not None
-    return used
+    if attention_implementation(mtp.config) not in MASKED:
+        set_attention_implementation(mtp.config, "sdpa")

@@ -15,7 +15,7 @@ from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.block_runner import BlockRunner
-from hf_specdec.forward.head_base import BaseHeadRunner
+from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall
 from hf_specdec.forward.head_runner import HeadRunner
 from hf_specdec.forward.shared_cache_runner import SharedCacheRunner
 from hf_specdec.methods.config import SpecConfig
@@ -77,7 +77,7 @@ def _check_keys(target: PreTrainedModel, head: SharedCacheHead, remedy: str) -> 
         raise ConfigError("assistant_model", rule, f"a head that reads {wanted}", remedy)
 
 
-def head_runner_of(call: Call, head: DraftHead) -> BaseHeadRunner:
+def head_runner_of(call: Call, head: DraftHead) -> BaseHeadRunner[Any]:
     """The head with a cache of its own, for the call's prompts.
 
     Raises:
@@ -93,20 +93,23 @@ def head_runner_of(call: Call, head: DraftHead) -> BaseHeadRunner:
     embed = call.model.get_input_embeddings()
     if head.skips_embedding_norm:
         embed = compat.bare_embeddings(embed)
-    common: dict[str, Any] = {
-        "hidden_layers": layers,
-        "vocab_size": compat.text_config(call.model.config).vocab_size,
-        "relative_cost": _relative_cost(call.model, head),
-        "device": call.input_ids.device,
-    }
+    about = HeadCall(
+        prompts=prompts,
+        embed=embed,
+        hidden_layers=layers,
+        vocab_size=compat.text_config(call.model.config).vocab_size,
+        relative_cost=_relative_cost(call.model, head),
+        device=call.input_ids.device,
+        # embeddings and output head may be shared out, so that their forwards are collectives
+        is_shared=not rank_sync_of(call.model).is_alone,
+        room=longest - length,
+    )
     if isinstance(head, SharedCacheHead):
-        return SharedCacheRunner(head, prompts, embed, last_own_layers(call.model), **common)
-    # embeddings and output head may be shared out, so that their forwards are collectives
-    common |= {"is_shared": not rank_sync_of(call.model).is_alone, "room": longest - length}
+        return SharedCacheRunner(head, about, last_own_layers(call.model))
     if isinstance(head, BlockHead):
-        return BlockRunner(head, prompts, embed, _output_head(call.model), **common)
+        return BlockRunner(head, about, _output_head(call.model))
     assert isinstance(head, PairHead)
-    return HeadRunner(head, prompts, embed, **common)
+    return HeadRunner(head, about)
 
 
 def _output_head(target: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -9,16 +9,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hf_specdec.cache.spec_cache import SpecCache
-from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.forward.draft_runner import RowScorer
-from hf_specdec.forward.head_base import BaseHeadRunner
+from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall, head_cache
 from hf_specdec.methods.draft_head import BlockHead
 from hf_specdec.tree import DraftTree
 
 __all__ = ["BlockRunner", "BlockScorer"]
-
-RESERVE = 1024  # cache columns allocated at once behind the prompt, at most
 
 
 class BlockScorer(RowScorer):
@@ -34,53 +30,23 @@ class BlockScorer(RowScorer):
         self.max_draft_len = runner.head.block_size - 1
 
 
-class BlockRunner(BaseHeadRunner):
+class BlockRunner(BaseHeadRunner[BlockHead]):
     """A head that drafts blocks, with the texts of all rows.
 
     Args:
-        embed: token ids to embeddings.
         project: states of the head to the target's logits.
-        prompts, hidden_layers, vocab_size, relative_cost, device, is_shared: see `BaseHeadRunner`.
-        room (`int`): tokens that the texts may get.
     """
 
-    def __init__(
-        self,
-        head: BlockHead,
-        prompts: Sequence[Sequence[int]],
-        embed: Callable[[torch.Tensor], torch.Tensor],
-        project: Callable[[torch.Tensor], torch.Tensor],
-        *,
-        hidden_layers: Sequence[int],
-        vocab_size: int,
-        relative_cost: float,
-        device: torch.device,
-        is_shared: bool = False,
-        room: int = RESERVE,
-    ) -> None:
-        super().__init__(
-            head,
-            prompts,
-            hidden_layers=hidden_layers,
-            vocab_size=vocab_size,
-            relative_cost=relative_cost,
-            device=device,
-            is_shared=is_shared,
-        )
-        self.head, self.embed, self.project = head, embed, project
-        self._firsts = [0] * len(self.texts)  # position of each row's first state
-        self._features: list[list[torch.Tensor]] = [[] for _ in self.texts]  # those that the cache lacks
-        self._blocks: list[torch.Tensor | None] = [None] * len(self.texts)  # (block_size - 1, vocab_size) of this round
-        shapes = head.cache_shapes()
-        reserve = max(map(len, prompts), default=0) + min(room, RESERVE) + head.block_size
-        self._cache = SpecCache([SpecLayer(reserve=reserve) for _ in shapes], reserve=reserve)
-        for number, (heads, key_dim, value_dim) in shapes.items():
-            keys, values = (
-                torch.empty((len(self.texts), heads, 0, dim), dtype=head.dtype, device=head.device)
-                for dim in (key_dim, value_dim)
-            )
-            self._cache.layers[number].lazy_initialization(keys, values)
-        self._cache.sync()
+    per_row = ("_firsts", "_unread", "_blocks")
+
+    def __init__(self, head: BlockHead, call: HeadCall, project: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(head, call)
+        self.project = project
+        self._firsts = [0] * self.num_rows  # position of each row's first state
+        self._unread: list[list[torch.Tensor]] = [[] for _ in self.texts]  # features that the cache lacks
+        self._blocks: list[torch.Tensor | None] = [None] * self.num_rows  # (block_size - 1, vocab_size) of this round
+        reserve = call.reserve + head.block_size
+        self._cache = head_cache(head, head.cache_shapes(), num_rows=self.num_rows, reserve=reserve)
 
     def row(self, index: int) -> BlockScorer:
         """The head as the drafter of row `index` sees it."""
@@ -90,11 +56,10 @@ class BlockRunner(BaseHeadRunner):
 
     def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
         """See `BaseHeadRunner.read`."""
-        features = torch.cat([layer.to(self.head.device, self.head.dtype) for layer in states], dim=-1)
-        if not self._cache.lengths[place] and not self._features[place]:
-            features = features[-len(self.texts[place]) :]
+        features = self._features(place, states)
+        if not self._cache.lengths[place] and not self._unread[place]:
             self._firsts[place] = len(self.texts[place]) - len(features)
-        self._features[place].append(features)
+        self._unread[place].append(features)
 
     def _score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         wanted = [tree is not None and block is None for tree, block in zip(trees, self._blocks, strict=True)]
@@ -104,7 +69,7 @@ class BlockRunner(BaseHeadRunner):
         for tree, block, known in zip(trees, self._blocks, self._num_scored, strict=True):
             depths = () if tree is None else tree.depths[known:]
             if block is None or not depths:
-                scored.append(torch.zeros((0, self.vocab_size), device=self.device))
+                scored.append(self._no_logits())
                 continue
             flat = block.new_zeros((1, block.shape[1]))  # beyond the block any token is as likely as any other
             rows = torch.cat([block, flat])
@@ -116,7 +81,7 @@ class BlockRunner(BaseHeadRunner):
         head, size = self.head, self.head.block_size
         contexts = [
             torch.cat(features) if want and features else None
-            for want, features in zip(wanted, self._features, strict=True)
+            for want, features in zip(wanted, self._unread, strict=True)
         ]
         counts = [0 if context is None else len(context) for context in contexts]
         width = max(max(counts), 1)
@@ -134,7 +99,7 @@ class BlockRunner(BaseHeadRunner):
             positions[place, width:] = torch.arange(last, last + size)
         mask = self._mask(starts, torch.tensor(counts), width)
         states = head(
-            self.embed(tokens.to(self.device)).to(head.device, head.dtype),
+            self._embeddings(tokens),
             features,
             positions.to(head.device),
             mask.to(head.device),
@@ -145,7 +110,7 @@ class BlockRunner(BaseHeadRunner):
         self._cache.commit([range(count) for count in counts])
         for place, want in enumerate(wanted):
             if want:
-                self._features[place] = []
+                self._unread[place] = []
                 self._blocks[place] = logits[place]
                 if (scorer := self._scorers[place]) is not None:
                     scorer.relative_cost = 0.0
@@ -177,11 +142,6 @@ class BlockRunner(BaseHeadRunner):
 
     def _select(self, rows: Sequence[int]) -> None:
         self._cache.select(rows)
-        for name in ("_firsts", "_features", "_blocks"):
-            setattr(self, name, [getattr(self, name)[row] for row in rows])
 
     def _admit(self, other: "BlockRunner", place: int | None) -> None:
         self._cache.admit(other._cache, place)  # noqa: SLF001 another of the same class
-        at = len(self.texts) if place is None else place
-        for name in ("_firsts", "_features", "_blocks"):
-            getattr(self, name)[at : at + 1] = getattr(other, name)

@@ -1,56 +1,94 @@
 """What the runners of all draft heads share: each row's text, its scorer, and logits over the target's tokens."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Self, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic, Self, TypeVar, cast
 
 import torch
 
+from hf_specdec.cache.spec_cache import SpecCache
+from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.draft_runner import RowScorer
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree
 
-__all__ = ["BaseHeadRunner"]
+__all__ = ["BaseHeadRunner", "HeadCall", "head_cache"]
+
+RESERVE = 1024  # cache columns allocated at once behind the prompt, at most
+
+Head = TypeVar("Head", bound=DraftHead)
 
 
-class BaseHeadRunner(ABC):
-    """A draft head with the texts of all rows; the same to drafters and the engine as a `DraftRunner`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadCall:
+    """What a head needs to know of one call.
 
-    Args:
+    Attributes:
         prompts: each row's prompt, without padding.
+        embed: token ids to embeddings, for heads that have none of their own.
         hidden_layers: the hidden states of the target that the head reads.
         vocab_size (`int`): of the target's logits.
         relative_cost (`float`): a forward of the head over one of the target, roughly.
-        device: where the logits go.
-        is_shared (`bool`): whether its forwards are collectives of several processes.
+        device: where token ids are read, and where logits go.
+        is_shared (`bool`): whether the head's forwards are collectives of several processes.
+        room (`int`): tokens that the texts may get.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    embed: Callable[[torch.Tensor], torch.Tensor]
+    hidden_layers: tuple[int, ...]
+    vocab_size: int
+    relative_cost: float
+    device: torch.device
+    is_shared: bool = False
+    room: int = RESERVE
+
+    @property
+    def reserve(self) -> int:
+        """Cache columns to begin with."""
+        return max(map(len, self.prompts), default=0) + min(self.room, RESERVE)
+
+
+def head_cache(
+    head: DraftHead, shapes: Mapping[int, tuple[int, int, int]], *, num_rows: int, reserve: int
+) -> SpecCache:
+    """An empty cache for layers of a head.
+
+    Args:
+        shapes: key/value heads, key size and value size of each layer, by its number.
+        reserve: columns to allocate at once.
+    """
+    cache = SpecCache([SpecLayer(reserve=reserve) for _ in range(max(shapes) + 1)], reserve=reserve)
+    for number, (heads, *dims) in shapes.items():
+        keys, values = (torch.empty((num_rows, heads, 0, dim), dtype=head.dtype, device=head.device) for dim in dims)
+        cache.layers[number].lazy_initialization(keys, values)
+    cache.sync()
+    return cache
+
+
+class BaseHeadRunner(ABC, Generic[Head]):
+    """A draft head with the texts of all rows; the same to drafters and the engine as a `DraftRunner`.
 
     Attributes:
         texts (`list[list[int]]`): the rows' tokens, without padding.
+        per_row (`tuple[str, ...]`): a subclass's attributes that have an item for each row.
     """
 
     takes_trees = True
     reads_prompt = True
+    per_row: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(
-        self,
-        head: DraftHead,
-        prompts: Sequence[Sequence[int]],
-        *,
-        hidden_layers: Sequence[int],
-        vocab_size: int,
-        relative_cost: float,
-        device: torch.device,
-        is_shared: bool = False,
-    ) -> None:
-        self.hidden_layers = tuple(hidden_layers)
-        self.vocab_size, self.relative_cost, self.device = vocab_size, relative_cost, device
-        self.is_shared, self.rank_sync = is_shared, RankSync()
+    def __init__(self, head: Head, call: HeadCall) -> None:
+        self.head, self._embed, self.hidden_layers = head, call.embed, call.hidden_layers
+        self.vocab_size, self.relative_cost, self.device = call.vocab_size, call.relative_cost, call.device
+        self.is_shared, self.rank_sync = call.is_shared, RankSync()
         self.source = cast("Source", head.methods[0])
-        self.texts = [list(prompt) for prompt in prompts]
+        self.texts = [list(prompt) for prompt in call.prompts]
         self._scorers: list[RowScorer | None] = [None] * len(self.texts)
-        self._target_ids = None if head.target_ids is None else head.target_ids.to(device)
+        self._target_ids = None if head.target_ids is None else head.target_ids.to(call.device)
         self._num_scored = [0] * len(self.texts)  # nodes of each row's tree in this round
         self._has_ended = False
 
@@ -89,8 +127,8 @@ class BaseHeadRunner(ABC):
         """Go on with these rows of those left."""
         self._end_round()
         self._select(rows)
-        self.texts = [self.texts[row] for row in rows]
-        self._scorers = [self._scorers[row] for row in rows]
+        for name in ("texts", "_scorers", *self.per_row):
+            setattr(self, name, [getattr(self, name)[row] for row in rows])
         self._renew_scorers()
 
     def pause(self, places: Sequence[int], *, ahead: int) -> None:
@@ -103,8 +141,8 @@ class BaseHeadRunner(ABC):
         other._end_round()
         self._admit(other, place)
         at = len(self.texts) if place is None else place
-        self.texts[at : at + 1] = other.texts
-        self._scorers[at : at + 1] = other._scorers
+        for name in ("texts", "_scorers", *self.per_row):
+            getattr(self, name)[at : at + 1] = getattr(other, name)
         self._renew_scorers()
 
     @abstractmethod
@@ -122,13 +160,27 @@ class BaseHeadRunner(ABC):
     def _renew_round(self) -> None:
         """A round has ended: keep what it computed of the text, forget its tree."""
 
-    @abstractmethod
     def _select(self, rows: Sequence[int]) -> None:
-        """As `select`, of what the runner holds besides the texts."""
+        """As `select`, of caches."""
+        return
 
-    @abstractmethod
     def _admit(self, other: Self, place: int | None) -> None:
-        """As `admit`, of what the runner holds besides the texts."""
+        """As `admit`, of caches."""
+        return
+
+    def _embeddings(self, tokens: torch.Tensor) -> torch.Tensor:
+        """`(..., hidden_size)` of token ids, as the head reads them."""
+        own = self.head.embed_tokens
+        found = self._embed(tokens.to(self.device)) if own is None else own(tokens.to(self.head.device))
+        return cast("torch.Tensor", found).to(self.head.device, self.head.dtype)
+
+    def _features(self, place: int, states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """`(n, num_features * target_hidden_size)` of the text's next tokens, as the head reads them."""
+        joined = torch.cat([layer.to(self.head.device, self.head.dtype) for layer in states], dim=-1)
+        return joined[-len(self.texts[place]) :]
+
+    def _no_logits(self) -> torch.Tensor:
+        return torch.zeros((0, self.vocab_size), device=self.device)
 
     @staticmethod
     def _next_nodes(known: int, tree: DraftTree | None) -> range:

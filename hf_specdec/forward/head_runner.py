@@ -4,11 +4,11 @@ Each step feeds the pairs of the tokens that were accepted, with the target's ow
 columns, which were computed from the head's. A head of several stages computes each level of a tree with another one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from hf_specdec.forward.head_base import BaseHeadRunner
+from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall
 from hf_specdec.forward.head_stage import HeadStage, Wanted
 from hf_specdec.methods.draft_head import PairHead
 from hf_specdec.tree import DraftTree
@@ -16,60 +16,23 @@ from hf_specdec.tree import DraftTree
 __all__ = ["HeadRunner"]
 
 CHUNK = 512  # pairs of a prompt that are fed at once
-RESERVE = 1024  # cache columns allocated at once behind the prompt, at most
 
 
-class HeadRunner(BaseHeadRunner):
-    """A head that reads pairs, with the texts of all rows.
+class HeadRunner(BaseHeadRunner[PairHead]):
+    """A head that reads pairs, with the texts of all rows."""
 
-    Args:
-        prompts: each row's prompt, without padding.
-        embed: token ids to embeddings, where the head has none of its own.
-        hidden_layers, vocab_size, relative_cost, device, is_shared: see `BaseHeadRunner`.
-        room (`int`): tokens that the texts may get.
-    """
-
-    def __init__(
-        self,
-        head: PairHead,
-        prompts: Sequence[Sequence[int]],
-        embed: Callable[[torch.Tensor], torch.Tensor],
-        *,
-        hidden_layers: Sequence[int],
-        vocab_size: int,
-        relative_cost: float,
-        device: torch.device,
-        is_shared: bool = False,
-        room: int = RESERVE,
-    ) -> None:
-        super().__init__(
-            head,
-            prompts,
-            hidden_layers=hidden_layers,
-            vocab_size=vocab_size,
-            relative_cost=relative_cost,
-            device=device,
-            is_shared=is_shared,
-        )
-        self.head = head
-        own = head.embed_tokens
-
-        def embeddings(tokens: torch.Tensor) -> torch.Tensor:
-            return embed(tokens.to(device)) if own is None else own(tokens.to(head.device))
-
-        reserve = max(map(len, prompts), default=0) + min(room, RESERVE)
+    def __init__(self, head: PairHead, call: HeadCall) -> None:
+        super().__init__(head, call)
         following: HeadStage | None = None
         self._stages: list[HeadStage] = []
         for index in reversed(range(head.num_stages)):
-            following = HeadStage(head, index, self.texts, embeddings, reserve=reserve, following=following)
+            following = HeadStage(head, index, self.texts, self._embeddings, reserve=call.reserve, following=following)
             self._stages.insert(0, following)
 
     def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
         """See `BaseHeadRunner.read`."""
-        features = torch.cat([layer.to(self.head.device, self.head.dtype) for layer in states], dim=-1)
-        text, first = self.texts[place], self._stages[0].rows[place]
-        features = features[-len(text) :]
-        first.read(features, len(text) - len(features))
+        features = self._features(place, states)
+        self._stages[0].rows[place].read(features, len(self.texts[place]) - len(features))
 
     def _score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         known = list(self._num_scored)

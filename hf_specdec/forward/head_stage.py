@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hf_specdec.cache.spec_cache import SpecCache
-from hf_specdec.cache.spec_layer import SpecLayer
+from hf_specdec.forward.head_base import head_cache
 from hf_specdec.methods.draft_head import PairHead
 from hf_specdec.tree import DraftTree
 
@@ -88,7 +87,7 @@ class HeadStage:
     Args:
         index: which stage of the head.
         texts: the rows' tokens.
-        embed: token ids to embeddings.
+        embed: token ids to embeddings, in the dtype and on the device of the head.
         reserve: columns to allocate at once.
         following: the stage that reads what this one computes for the text.
     """
@@ -105,15 +104,7 @@ class HeadStage:
     ) -> None:
         self.head, self.index, self.embed, self.following = head, index, embed, following
         self.rows = [StageRow(text) for text in texts]
-        shapes = head.cache_shapes(index)
-        self._cache = SpecCache([SpecLayer(reserve=reserve) for _ in range(max(shapes) + 1)], reserve=reserve)
-        for number, (heads, key_dim, value_dim) in shapes.items():
-            keys, values = (
-                torch.empty((len(texts), heads, 0, dim), dtype=head.dtype, device=head.device)
-                for dim in (key_dim, value_dim)
-            )
-            self._cache.layers[number].lazy_initialization(keys, values)
-        self._cache.sync()
+        self._cache = head_cache(head, head.cache_shapes(index), num_rows=len(texts), reserve=reserve)
         self._width = 0  # columns that this round has written
         self._renew()
 
@@ -245,7 +236,7 @@ class HeadStage:
         head, width = self.head, tokens.shape[1]
         positions = torch.tensor([row.positions[-width:] for row in self.rows]).clamp(min=0)
         computed: torch.Tensor = head(
-            self.embed(tokens).to(head.device, head.dtype),
+            self.embed(tokens),
             states,
             positions.to(head.device),
             mask.to(head.device),

@@ -3,13 +3,13 @@
 It keeps nothing of the text but its tokens and the target's last state; the target's cache follows the accepted path.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.head_base import BaseHeadRunner
+from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.methods.draft_head import SharedCacheHead
 from hf_specdec.tree import DraftTree
@@ -17,38 +17,20 @@ from hf_specdec.tree import DraftTree
 __all__ = ["SharedCacheRunner"]
 
 
-class SharedCacheRunner(BaseHeadRunner):
+class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
     """A head that reads the target's cache, with the texts of all rows.
 
     Args:
-        embed: token ids to embeddings.
         own_layers: the layer of the target's cache that layers of each type read.
-        prompts, hidden_layers, vocab_size, relative_cost, device: see `BaseHeadRunner`.
     """
 
-    def __init__(
-        self,
-        head: SharedCacheHead,
-        prompts: Sequence[Sequence[int]],
-        embed: Callable[[torch.Tensor], torch.Tensor],
-        own_layers: Mapping[str, int],
-        *,
-        hidden_layers: Sequence[int],
-        vocab_size: int,
-        relative_cost: float,
-        device: torch.device,
-    ) -> None:
-        super().__init__(
-            head,
-            prompts,
-            hidden_layers=hidden_layers,
-            vocab_size=vocab_size,
-            relative_cost=relative_cost,
-            device=device,
-        )
-        self.head, self.embed, self.own_layers = head, embed, own_layers
+    per_row = ("_last", "_states", "_outputs")
+
+    def __init__(self, head: SharedCacheHead, call: HeadCall, own_layers: Mapping[str, int]) -> None:
+        super().__init__(head, call)
+        self.own_layers = own_layers
         self._target: ModelRunner | None = None
-        self._last: list[torch.Tensor | None] = [None] * len(self.texts)  # (hidden_size,) the target's, before the root
+        self._last: list[torch.Tensor | None] = [None] * self.num_rows  # (hidden_size,) the target's, before the root
         self._states: list[list[torch.Tensor]] = [[] for _ in self.texts]  # after each node of this round
         self._outputs: list[list[torch.Tensor]] = [[] for _ in self.texts]
 
@@ -66,9 +48,7 @@ class SharedCacheRunner(BaseHeadRunner):
         scored = []
         for tree, outputs, known in zip(trees, self._outputs, self._num_scored, strict=True):
             fresh = [] if tree is None else outputs[known : len(tree)]
-            scored.append(
-                self.head.logits(torch.stack(fresh)) if fresh else torch.zeros((0, self.vocab_size), device=self.device)
-            )
+            scored.append(self.head.logits(torch.stack(fresh)) if fresh else self._no_logits())
         return scored
 
     def _compute(self, trees: Sequence[DraftTree | None]) -> None:
@@ -88,8 +68,7 @@ class SharedCacheRunner(BaseHeadRunner):
                 assert before is not None
                 states[place, column] = before
         keys, masks = self._keys(width)
-        embeddings = self.embed(tokens.to(self.device)).to(self.head.device, self.head.dtype)
-        computed, outputs = self.head(embeddings, states, positions.to(self.head.device), masks, keys)
+        computed, outputs = self.head(self._embeddings(tokens), states, positions.to(self.head.device), masks, keys)
         for place, nodes in enumerate(waves):
             self._states[place] += computed[place, : len(nodes)].unbind()
             self._outputs[place] += outputs[place, : len(nodes)].unbind()
@@ -125,12 +104,3 @@ class SharedCacheRunner(BaseHeadRunner):
 
     def _renew_round(self) -> None:
         self._states, self._outputs = [[] for _ in self.texts], [[] for _ in self.texts]
-
-    def _select(self, rows: Sequence[int]) -> None:
-        for name in ("_last", "_states", "_outputs"):
-            setattr(self, name, [getattr(self, name)[row] for row in rows])
-
-    def _admit(self, other: "SharedCacheRunner", place: int | None) -> None:
-        at = len(self.texts) if place is None else place
-        for name in ("_last", "_states", "_outputs"):
-            getattr(self, name)[at : at + 1] = getattr(other, name)

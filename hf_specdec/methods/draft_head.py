@@ -59,14 +59,14 @@ class DraftHead(nn.Module):
         return None
 
     @property
-    @abstractmethod
     def device(self) -> torch.device:
         """Where the weights are."""
+        return next(self.parameters()).device
 
     @property
-    @abstractmethod
     def dtype(self) -> torch.dtype:
         """Of the weights."""
+        return next(self.parameters()).dtype
 
     @abstractmethod
     def layer_ids(self, num_layers: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """`spec_method="eagle3"`: the text of plain `generate` with any head, and a cache that follows the accepted path."""
 
 import copy
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import pytest
@@ -10,46 +10,15 @@ from transformers import DynamicCache, GenerationMixin
 
 import hf_specdec
 from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.forward.head_base import HeadCall
 from hf_specdec.forward.head_runner import HeadRunner
-from tests.helpers.heads import QWEN3, random_head
+from tests.helpers.head_cases import SHAPES, Zoo
+from tests.helpers.head_cases import always as always_by
+from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, VOCAB_SIZE
 
-Zoo = Callable[[str], Any]
-HEADS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen3": {"layer_class": QWEN3},
-    "reduced vocabulary": {"draft_vocab_size": 64},
-    "norms": {"fc_norm": True, "norm_output": True, "norm_before_residual": True},
-    "two layers": {"num_hidden_layers": 2},
-    "sliding": {"layer_class": QWEN3, "sliding_window": 6},
-}
-SHAPES = {"chain": {"num_branches": 1, "draft_len": 5}, "tree": {"num_branches": 3, "draft_len": 4, "max_nodes": 9}}
-BATCH = torch.tensor([[0, 0, 5, 6, 7, 8], [9, 10, 11, 12, 13, 14], [0, 0, 0, 0, 21, 22]])
-MASK = (BATCH != 0).long()
-
-
-def always(config: dict[str, Any]) -> dict[str, Any]:
-    """Drafts at every step, whatever was accepted before."""
-    return {"spec_method": "eagle3", "spec_config": {"confidence_threshold": 0.0, **config}}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", HEADS)
-def test_any_head_writes_what_plain_generation_writes(model: Any, kind: str, shape: str) -> None:
-    head = random_head(model, **HEADS[kind])
-    expected = plain(model, PROMPT, max_new_tokens=20, do_sample=False)
-    ours = model.generate(
-        PROMPT,
-        max_new_tokens=20,
-        do_sample=False,
-        return_dict_in_generate=True,
-        assistant_model=head,
-        **always(SHAPES[shape]),
-    )
-    assert torch.equal(ours.sequences, expected)
-    assert ours.spec_stats.num_draft_tokens > 0
-    assert ours.spec_stats.method == "eagle3"
+always = functools.partial(always_by, "eagle3")
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("t5", "bart", "whisper", "marian")])
@@ -66,52 +35,6 @@ def test_any_decoder_writes_what_plain_generation_writes(zoo: Zoo, family: str) 
     assert torch.equal(ours, expected)
 
 
-def test_a_seed_gives_the_text_that_it_gives_without_a_head(model: Any) -> None:
-    head = random_head(model)
-    for seed in range(4):
-        torch.manual_seed(seed)
-        expected = plain(model, PROMPT, max_new_tokens=16, do_sample=True, temperature=0.9)
-        torch.manual_seed(seed)
-        ours = model.generate(
-            PROMPT,
-            max_new_tokens=16,
-            do_sample=True,
-            temperature=0.9,
-            assistant_model=head,
-            **always(SHAPES["tree"]),
-        )
-        assert torch.equal(ours, expected)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_rows_of_a_padded_batch_write_what_plain_generation_writes(model: Any, shape: str) -> None:
-    head = random_head(model)
-    options: dict[str, Any] = {"attention_mask": MASK, "max_new_tokens": 14, "do_sample": False}
-    expected = plain(model, BATCH, **options)
-    ours = model.generate(BATCH, **options, assistant_model=head, **always(SHAPES[shape]))
-    assert torch.equal(ours, expected)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_rows_of_a_sampled_batch_are_those_of_the_loop_without_drafts(model: Any, shape: str) -> None:
-    """Each row has a random generator of its own, whose draws do not depend on what was drafted."""
-    head = random_head(model)
-    options: dict[str, Any] = {"attention_mask": MASK, "max_new_tokens": 14, "do_sample": True, "temperature": 0.8}
-    texts = []
-    for how in ({"spec_method": "plain"}, {"assistant_model": head, **always(SHAPES[shape])}):
-        torch.manual_seed(5)
-        texts.append(model.generate(BATCH, **options, **how))
-    assert torch.equal(texts[0], texts[1])
-
-
-def test_a_static_cache_works_with_a_head(model: Any) -> None:
-    head = random_head(model)
-    options: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "cache_implementation": "static"}
-    options["disable_compile"] = True
-    expected = plain(model, PROMPT, **options)
-    assert torch.equal(model.generate(PROMPT, **options, assistant_model=head, **always(SHAPES["tree"])), expected)
-
-
 def test_a_conversation_goes_on_with_a_cache_from_plain_generation(model: Any) -> None:
     """The head reads what the second call computes; the first call's hidden states are gone."""
     head = random_head(model)
@@ -123,28 +46,6 @@ def test_a_conversation_goes_on_with_a_cache_from_plain_generation(model: Any) -
         longer = torch.cat([first, PROMPT[:, :7]], dim=1)
         turns.append(generate(longer, max_new_tokens=12, do_sample=False, past_key_values=cache, **how))
     assert torch.equal(turns[0], turns[1])
-
-
-def test_generate_many_keeps_every_text(model: Any) -> None:
-    head = random_head(model)
-    prompts = [PROMPT[0, start : start + length] for start, length in ((0, 9), (3, 14), (8, 5), (1, 20), (5, 7))]
-    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
-    expected = [plain(model, prompt[None], **options)[0, len(prompt) :].tolist() for prompt in prompts]
-    found = hf_specdec.generate_many(
-        model, prompts, max_batch_size=2, assistant_model=head, **options, **always(SHAPES["tree"])
-    )
-    ours = {result.index: result.token_ids for result in found}
-    assert [ours[index] for index in range(len(prompts))] == expected
-
-
-def test_auto_takes_a_head_as_one_more_source(model: Any) -> None:
-    head = random_head(model)
-    expected = plain(model, PROMPT, max_new_tokens=24, do_sample=False)
-    config = {"num_nodes": 8, "pool": "request"}
-    ours = model.generate(
-        PROMPT, max_new_tokens=24, do_sample=False, spec_method="auto", spec_config=config, assistant_model=head
-    )
-    assert torch.equal(ours, expected)
 
 
 def observed(model: Any, head: Any, max_new_tokens: int, config: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -317,15 +218,15 @@ def test_rows_of_a_head_take_the_places_of_one_another(model: Any) -> None:
     head = random_head(model)
 
     def runner(prompts: list[list[int]]) -> HeadRunner:
-        made = HeadRunner(
-            head,
-            prompts,
-            model.get_input_embeddings(),
+        call = HeadCall(
+            prompts=prompts,
+            embed=model.get_input_embeddings(),
             hidden_layers=(1, 2, 3),
             vocab_size=VOCAB_SIZE,
             relative_cost=0.1,
             device=torch.device("cpu"),
         )
+        made = HeadRunner(head, call)
         generator = torch.Generator().manual_seed(len(prompts[0]))
         for place, prompt in enumerate(prompts):
             made.read(place, [torch.randn(len(prompt), 48, generator=generator) for _ in range(3)])

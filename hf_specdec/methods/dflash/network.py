@@ -5,17 +5,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.compat import attention_implementation
-from hf_specdec.errors import ConfigError
 from hf_specdec.methods.draft_head import BlockHead
+from hf_specdec.methods.heads.wrapped import WrappedHead
 
 __all__ = ["DFlashHead", "dflash_head_of", "is_dflash_config"]
 
 FIELDS = ("block_size", "mask_token_id", "target_layer_ids")  # of the configuration of a DFlash model
-MASKED = ("sdpa", "eager")
 
 
-class DFlashHead(BlockHead):
+class DFlashHead(WrappedHead, BlockHead):
     """A DFlash model; embeddings and output head are the target's.
 
     Args:
@@ -29,46 +27,13 @@ class DFlashHead(BlockHead):
     skips_embedding_norm = True
 
     def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.embed_tokens = None
-        self.model, self.config, self.name_or_path = model, model.config, model.config.name_or_path
-        attention = attention_implementation(model.config)
-        if attention not in MASKED:
-            rule = f"must be {' or '.join(MASKED)} for a draft head, whose rows see masks"
-            raise ConfigError("attn_implementation", rule, attention, "Load the head without it.")
-        self._is_additive = attention == "eager"
+        super().__init__(model.config)
+        self.model = model
 
     @property
     def vocab_size(self) -> None:
         """Its tokens are those of the target's output head."""
         return
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the states, and of the embeddings that it reads."""
-        return int(self.config.hidden_size)
-
-    @property
-    def target_hidden_size(self) -> int:
-        """Width of the target's hidden states."""
-        return self.hidden_size
-
-    @property
-    def num_layers(self) -> int:
-        """Decoder layers that one forward computes."""
-        return int(self.config.num_hidden_layers)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        device: torch.device = self.model.device
-        return device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the weights."""
-        dtype: torch.dtype = self.model.dtype
-        return dtype
 
     @property
     def block_size(self) -> int:
@@ -106,16 +71,10 @@ class DFlashHead(BlockHead):
     ) -> torch.Tensor:
         """See `BlockHead.forward`."""
         masks = {"full_attention": mask, "sliding_attention": sliding_mask}
-        if self._is_additive:
-            least = torch.finfo(embeddings.dtype).min
-            masks = {
-                kind: torch.zeros_like(seen, dtype=embeddings.dtype).masked_fill(~seen, least)
-                for kind, seen in masks.items()
-            }
         states: torch.Tensor = self.model(
             noise_embeds=embeddings,
             context_hidden_states=features,
-            attention_mask=masks,
+            attention_mask={kind: self._mask(seen, embeddings.dtype) for kind, seen in masks.items()},
             position_ids=positions,
             past_key_values=cache,
         ).last_hidden_state

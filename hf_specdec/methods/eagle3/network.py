@@ -85,16 +85,6 @@ class Eagle3Head(PairHead):
         return default_layer_ids(num_layers) if self.config.layer_ids is None else self.config.layer_ids
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.fc.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the weights."""
-        return self.fc.weight.dtype
-
-    @property
     def target_ids(self) -> torch.Tensor:
         """`(draft_vocab_size,)`: the target's id of each draft id."""
         own = torch.arange(self.config.draft_vocab_size, device=self.device)

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from hf_specdec.compat import text_config
 from hf_specdec.compat.mtp import MtpModel, load_mtp, mtp_logits, use_mask_attention
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.methods.draft_head import PairHead
+from hf_specdec.methods.heads.wrapped import WrappedHead
 
 __all__ = ["MtpHead"]
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-class MtpHead(PairHead):
+class MtpHead(WrappedHead, PairHead):
     """The MTP layers of one target.
 
     Args:
@@ -33,7 +33,8 @@ class MtpHead(PairHead):
     skips_embedding_norm = True
 
     def __init__(self, mtp: MtpModel) -> None:
-        super().__init__()
+        use_mask_attention(mtp)
+        super().__init__(mtp.config)
         self._mtp = (mtp,)  # a tuple: what it shares with the target is no part of this module
         config = mtp.config
         kinds = getattr(config, "layer_types", None) or [FULL] * len(mtp.layers)
@@ -43,12 +44,10 @@ class MtpHead(PairHead):
                 f"MTP layers must be of full or sliding attention to follow the accepted path, but some are "
                 f"{others[0]}. transformers' own use_mtp=True drafts with them."
             )
-        self.embed_tokens = None
         self.layers = mtp.layers
         self.norm = mtp.shared_post_norm if mtp.use_shared_post_norm else None
         self.rotary_emb = copy.deepcopy(mtp.rotary_emb)  # some follow the length of their text
-        self.num_stages, self.name_or_path = len(mtp.layers), config.name_or_path
-        self._kinds, self._is_additive = tuple(kinds), use_mask_attention(mtp) == "eager"
+        self.num_stages, self._kinds = len(mtp.layers), tuple(kinds)
         self._window = getattr(config, "sliding_window", None) if SLIDING in kinds else None
         self._shapes: dict[int, tuple[int, int, int]] = {}
 
@@ -56,22 +55,6 @@ class MtpHead(PairHead):
     def of_checkpoint(cls, target: PreTrainedModel, path: str | None = None) -> "MtpHead":
         """The MTP layers of a target's checkpoint; see `load_mtp`."""
         return cls(load_mtp(target, path))
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens of the target that it was made for."""
-        return int(text_config(self._mtp[0].config).vocab_size)
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the states, and of the embeddings that it reads."""
-        size: int = self._mtp[0].config.hidden_size
-        return size
-
-    @property
-    def target_hidden_size(self) -> int:
-        """Width of the target's hidden states."""
-        return self.hidden_size
 
     @property
     def num_layers(self) -> int:
@@ -85,25 +68,9 @@ class MtpHead(PairHead):
         return sum(int(weight.numel()) for module in modules for weight in module.parameters())
 
     @property
-    def device(self) -> torch.device:
-        """Where the layers are."""
-        device: torch.device = next(self.layers.parameters()).device
-        return device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of what is computed."""
-        dtype: torch.dtype = self.layers[0].enorm.weight.dtype
-        return dtype
-
-    @property
     def has_window(self) -> bool:
         """Whether a layer slides."""
         return self._window is not None
-
-    def layer_ids(self, num_layers: int) -> tuple[int, ...]:
-        """The last hidden state."""
-        return (num_layers,)
 
     def cache_shapes(self, stage: int) -> dict[int, tuple[int, int, int]]:
         """Of the stage's one layer, found by computing a token with it."""
@@ -135,8 +102,6 @@ class MtpHead(PairHead):
         kind = self._kinds[stage]
         if kind == SLIDING and self._window is not None and key_positions is not None:
             mask = mask & (positions[:, None, :, None] - key_positions[:, None, None, :] < self._window)
-        if self._is_additive:
-            mask = torch.zeros_like(mask, dtype=states.dtype).masked_fill(~mask, torch.finfo(states.dtype).min)
         by_kind = {"layer_type": kind} if self._mtp[0].has_per_layer_rope else {}
         rotary = None
         if self.rotary_emb is not None:
@@ -145,7 +110,7 @@ class MtpHead(PairHead):
             embeddings,
             states,
             position_embeddings=rotary,
-            attention_mask=mask,
+            attention_mask=self._mask(mask, states.dtype),
             position_ids=positions,
             past_key_values=cache,
         )
