@@ -28,7 +28,13 @@ from hf_specdec.methods.gemma4_assistant.network import GemmaAssistantHead
 from hf_specdec.methods.mtp.network import MtpHead
 from hf_specdec.quantization.bnb import prepare
 from hf_specdec.quantization.fp8 import check_offloading
-from hf_specdec.quantization.precision import PRECISIONS, checkpoint_config, dtype_after_widening, loading_arguments
+from hf_specdec.quantization.precision import (
+    DTYPES,
+    PRECISIONS,
+    checkpoint_config,
+    dtype_after_widening,
+    loading_arguments,
+)
 from hf_specdec.quantization.report import FIXED_TEXT, LoadedWeights, loaded_weights, logit_error, precision_of
 
 __all__ = [
@@ -219,13 +225,15 @@ def load_draft(path: str | os.PathLike[str], *, precision: str | None = None, **
     the target.
 
     Args:
-        precision (`str`, *optional*): of a draft model, see `AutoModelForCausalLM.from_pretrained`, as are `kwargs`.
+        precision (`str`, *optional*): see `AutoModelForCausalLM.from_pretrained`, as for `kwargs`, which are a draft
+            model's alone. A head is not quantised: precisions other than fp32, bf16 and fp16 leave it as its file is.
 
     Raises:
         CheckpointError: it is missing or damaged.
     """
     if is_draft_head(path):
-        return AutoDraftHead.from_pretrained(path)
+        dtype = DTYPES.get(precision or "auto")
+        return AutoDraftHead.from_pretrained(path, dtype=dtype if isinstance(dtype, torch.dtype) else None)
     return AutoModelForCausalLM.from_pretrained(path, precision=precision, **kwargs)
 
 

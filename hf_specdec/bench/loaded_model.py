@@ -15,7 +15,6 @@ from hf_specdec.distributed.placement import read_devices
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.loading import load_tokenizer
 from hf_specdec.methods.draft_head import DraftHead
-from hf_specdec.methods.eagle3.network import Eagle3Head
 from hf_specdec.quantization.precision import DTYPES, PRECISIONS
 
 __all__ = ["EMBEDDED", "LoadedModel", "check_models", "load_model", "pick_device"]
@@ -64,18 +63,19 @@ def load_model(
     """Load a model for measuring.
 
     Args:
-        path: folder or hub name; `None` is the embedded target, with the embedded draft as its assistant.
+        path: folder or hub name; `None` is the embedded target, with the embedded draft and head.
         dtype: a precision as `from_pretrained` takes it; fp32 for the embedded target and `"auto"` otherwise.
         device: where it runs; by default the accelerator, or the CPU where there is none.
         assistant: folder or hub name of a draft model with the same vocabulary.
         assistant_dtype: the draft model's precision; the model's by default.
-        head: folder or hub name of a draft head for the model; an EAGLE-3 head is widened with it.
+        head: folder or hub name of a draft head for the model, loaded in the model's dtype and widened with it.
         widen_to: hidden size and number of layers that the model is widened to, its function unchanged.
         attn_implementation: the model's attention; transformers' choice by default.
 
     Raises:
         CheckpointError: a folder is missing or incomplete.
-        ConfigError: an unknown precision or device, a model that cannot be widened, or an attention that is not here.
+        ConfigError: an unknown precision or device, a size that cannot be, or an attention that is not here.
+        UnsupportedModelError: the model or the head cannot be widened.
     """
     precision = dtype or ("fp32" if path is None else "auto")
     own_precision = assistant_dtype or precision
@@ -85,11 +85,19 @@ def load_model(
     where = pick_device(device)
     folder = embedded.path("target") if path is None else path
     draft = embedded.path("draft") if path is None and assistant is None else assistant
+    head_folder = embedded.path("head") if path is None and head is None else head
     facts: dict[str, Any] = {}
+    drafting: DraftHead | None = None
     if widen_to is None:
         model = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision)
+        if head_folder is not None:
+            drafting = hf_specdec.AutoDraftHead.from_pretrained(head_folder, dtype=model.dtype)
     else:
-        model, facts["widening"] = _widened(folder, precision, widen_to)
+        original = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision="fp32")
+        model, facts["widening"] = _widened(original, folder, precision, widen_to)
+        if head_folder is not None:
+            drafting = widen_head(hf_specdec.AutoDraftHead.from_pretrained(head_folder).float(), original, model)
+            drafting.to(model.dtype)
     if attn_implementation is not None:
         _set_attention(model, attn_implementation)
     helper = None if draft is None else hf_specdec.AutoModelForCausalLM.from_pretrained(draft, precision=own_precision)
@@ -99,18 +107,9 @@ def load_model(
         name=EMBEDDED if path is None else path,
         assistant=None if helper is None else helper.to(where).eval(),
         assistant_name=EMBEDDED_DRAFT if path is None and assistant is None else assistant,
-        head=None if head is None else _head(head, folder, model).to(where),
+        head=None if drafting is None else drafting.to(where),
         facts=facts,
     )
-
-
-def _head(path: str, folder: str, model: PreTrainedModel) -> DraftHead:
-    """The head, as wide as the model if that has been widened."""
-    head = hf_specdec.AutoDraftHead.from_pretrained(path)
-    original = AutoConfig.from_pretrained(folder).get_text_config()
-    if model.config.get_text_config().hidden_size == original.hidden_size or not isinstance(head, Eagle3Head):
-        return head
-    return widen_head(head, hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision="fp32"), model)
 
 
 def _set_attention(model: Any, name: str) -> None:
@@ -120,9 +119,10 @@ def _set_attention(model: Any, name: str) -> None:
         raise ConfigError("attn_implementation", "must be an attention that is here", name, f"{error}.") from error
 
 
-def _widened(folder: str, precision: str, size: tuple[int, int]) -> tuple[Any, dict[str, Any]]:
+def _widened(
+    original: PreTrainedModel, folder: str, precision: str, size: tuple[int, int]
+) -> tuple[Any, dict[str, Any]]:
     """The model at its new size, widened and checked in fp32 and then brought to its precision."""
-    original = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision="fp32")
     model = widen(original, hidden_size=size[0], num_layers=size[1])
     difference = check_widening(original, model)
     facts = {"hidden_size": size[0], "num_layers": size[1], "largest_logit_difference": difference}

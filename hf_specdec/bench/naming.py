@@ -20,13 +20,13 @@ __all__ = [
     "is_import",
     "is_method",
     "method_called",
+    "split_companion",
     "split_config",
-    "split_draft",
 ]
 
 COMPARISONS: Mapping[str, Method] = MappingProxyType({TOKEN_RECYCLING.name: TOKEN_RECYCLING})
 KEYS = re.compile(r"([\w+]+):(.*)", re.DOTALL)
-WITH_DRAFT = "+draft_model"
+COMPANIONS = ("draft_model", "head")  # what a row may have beside what the method has of its own
 
 
 def is_comparison(method: Method) -> bool:
@@ -36,8 +36,8 @@ def is_comparison(method: Method) -> bool:
 
 def is_method(name: str) -> bool:
     """Whether the row `name` is a method, with or without a configuration."""
-    head, _ = split_draft(re.split("[:=]", name, maxsplit=1)[0])
-    return any(head in (method.name, *method.aliases) for method in (*METHODS.values(), *COMPARISONS.values()))
+    method_name, _ = split_companion(re.split("[:=]", name, maxsplit=1)[0])
+    return any(method_name in (method.name, *method.aliases) for method in (*METHODS.values(), *COMPARISONS.values()))
 
 
 def method_called(name: str) -> Method:
@@ -49,9 +49,10 @@ def method_called(name: str) -> Method:
     return COMPARISONS.get(name) or resolve(name)
 
 
-def split_draft(name: str) -> tuple[str, bool]:
-    """A method's name, and whether it is to have a draft model beside what it has of its own."""
-    return name.removesuffix(WITH_DRAFT), name.endswith(WITH_DRAFT)
+def split_companion(name: str) -> tuple[str, str | None]:
+    """A method's name, and what it is to have beside what it has of its own: `"draft_model"`, `"head"` or nothing."""
+    method, _, companion = name.partition("+")
+    return (method, companion) if companion in COMPANIONS else (name, None)
 
 
 def split_config(name: str) -> tuple[str, Any]:

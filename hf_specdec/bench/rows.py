@@ -12,6 +12,7 @@ Knows nothing about timing or statistics. Rows come from names:
     row("eagle3", loaded)                   drafts with the model's head
     row("draft_model=[4]", loaded)          drafts with the model's assistant
     row("auto+draft_model", loaded)        auto with the model's assistant, which "auto" goes without
+    row("auto+head", loaded)                auto with the model's head
     row("my_module:MyDrafter")              a Drafter or a transformers CandidateGenerator of your own
 """
 
@@ -34,8 +35,8 @@ from hf_specdec.bench.naming import (
     is_import,
     is_method,
     method_called,
+    split_companion,
     split_config,
-    split_draft,
 )
 from hf_specdec.distributed.placement import is_placed, read_devices
 from hf_specdec.engine.draft_pairing import draft_capability
@@ -174,19 +175,20 @@ def row(name: str, loaded: LoadedModel) -> Row:
 
 
 def _method_row(name: str, method_name: str, value: Any, loaded: LoadedModel) -> Row:
-    method_name, wants_draft = split_draft(method_name)
+    method_name, companion = split_companion(method_name)
     method = method_called(method_name)
-    if wants_draft and not method.takes_draft_model:
-        raise ConfigError("row", "must be a method that takes a draft model", name, f"Write {method_name}.")
+    takes = {None: True, "draft_model": method.takes_draft_model, "head": method.takes_draft_head}
+    if not takes[companion]:
+        raise ConfigError("row", f"must be a method that takes a {companion}", name, f"Write {method_name}.")
     config = method.config_class.parse(value, name)
     described = json.loads(json.dumps(dataclasses.asdict(config), default=str))
     how: dict[str, Any] = {"spec_method": method if is_comparison(method) else method.name, "spec_config": config}
-    if method.needs_draft_head:
+    if method.needs_draft_head or companion == "head":
         how["assistant_model"] = head = _head_of(loaded, name, method)
         described |= {"head": head.name_or_path, "head_dtype": str(head.dtype).removeprefix("torch.")}
     if method.own_head is not None:
         _check_own_head(name, method, loaded)
-    if (method.needs_draft_model and config.drafting_layers is None) or wants_draft:
+    if (method.needs_draft_model and config.drafting_layers is None) or companion == "draft_model":
         how["assistant_model"] = draft = _draft_of(loaded, name)
         described |= {"assistant": loaded.assistant_name, "assistant_dtype": precision_of(draft)}
     _check_devices(name, config, loaded)
@@ -209,7 +211,7 @@ def _check_own_head(name: str, method: Method, loaded: LoadedModel) -> None:
 def _head_of(loaded: LoadedModel, name: str, method: Method) -> DraftHead:
     """The model's draft head, if the method drafts with it."""
     if loaded.head is None:
-        raise ConfigError(name, "must have a draft head", None, "Name one with --head.")
+        raise ConfigError(name, "must have a draft head", None, "Name one with --head, or measure the embedded target.")
     if method.name not in loaded.head.methods:
         kinds = " or ".join(loaded.head.methods)
         raise ConfigError(name, f"must have a head of its own kind, not one for {kinds}", loaded.head.name_or_path, "")

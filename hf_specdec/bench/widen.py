@@ -27,6 +27,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.eagle3.network import Eagle3Head
 
 __all__ = ["check_widening", "read_size", "widen", "widen_head"]
@@ -75,12 +76,17 @@ def widen(model: PreTrainedModel, *, hidden_size: int, num_layers: int) -> PreTr
     return large
 
 
-def widen_head(head: Eagle3Head, original: PreTrainedModel, widened: PreTrainedModel) -> Eagle3Head:
+def widen_head(head: DraftHead, original: PreTrainedModel, widened: PreTrainedModel) -> Eagle3Head:
     """A head as wide as `widened` that drafts what `head` drafts for `original`.
 
     Raises:
-        UnsupportedModelError: the head's states are not as wide as its target's.
+        UnsupportedModelError: it is no EAGLE-3 head, or its states are not as wide as its target's.
     """
+    if not isinstance(head, Eagle3Head):
+        raise UnsupportedModelError(
+            f"`widen_head` needs an EAGLE-3 head, but {head.name_or_path!r} is a {type(head).__name__}. "
+            "Measure it at its own size."
+        )
     width, wide = int(original.config.hidden_size), int(widened.config.hidden_size)
     if (head.hidden_size, head.target_hidden_size) != (width, width):
         raise UnsupportedModelError(

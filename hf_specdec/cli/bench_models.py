@@ -41,7 +41,12 @@ class ModelsOptions:
         ),
     ] = None
     head: Annotated[
-        str | None, typer.Option("--head", help="Folder or hub name of a draft head, for rows such as eagle3.")
+        str | None,
+        typer.Option(
+            "--head",
+            help="Draft head of the rows eagle3, dflash and auto+head, widened with its model. Default: the embedded "
+            "head, for the embedded target.",
+        ),
     ] = None
     widen: Annotated[
         list[str] | None,

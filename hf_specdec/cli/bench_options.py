@@ -78,8 +78,8 @@ class RunOptions:
         typer.Option(
             "--row",
             help=f"What to measure beside generate: a method ({', '.join(METHODS)}), a method with its configuration "
-            f"(prompt_lookup:num_branches=4), auto+draft_model, token_recycling, transformers:prompt_lookup, "
-            f"transformers:assistant, module:Class, or default for all there are. Repeat for more. Default: default.",
+            "(prompt_lookup:num_branches=4), auto+draft_model, auto+head, token_recycling, transformers:prompt_lookup, "
+            "transformers:assistant, module:Class, or default for all there are. Repeat for more. Default: default.",
         ),
     ] = None
     against: Annotated[

@@ -8,7 +8,7 @@ import typer
 from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec.bench.widen import check_widening, read_size, widen
+from hf_specdec.bench.widen import check_widening, read_size, widen, widen_head
 from hf_specdec.cli import options
 from hf_specdec.cli.inputs import load_draft
 from hf_specdec.cli.options import LoadOptions
@@ -17,6 +17,7 @@ from hf_specdec.cli.spread import spread
 from hf_specdec.demo.runner import Racer
 from hf_specdec.demo.settings import Limits
 from hf_specdec.errors import MissingExtraError
+from hf_specdec.methods.draft_head import DraftHead
 
 __all__ = ["demo"]
 
@@ -76,7 +77,8 @@ def demo(
     if model is None or draft_model is not None:
         draft = load_draft(draft_model, draft_dtype or dtype, None, loaded.where.beside(target))
     if widen_to is not None:
-        target = _widened(target, widen_to)
+        large = _widened(target, widen_to)
+        draft, target = widen_head(draft, target, large) if isinstance(draft, DraftHead) else draft, large
     limits = Limits(
         max_new_tokens=max_new_tokens,
         max_prompt_tokens=max_prompt_tokens,

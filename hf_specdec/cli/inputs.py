@@ -8,12 +8,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 import hf_specdec
-from hf_specdec import embedded
+from hf_specdec import embedded, loading
 from hf_specdec.cli.where import Where
 from hf_specdec.distributed.placement import place
 from hf_specdec.errors import ConfigError, MissingExtraError
 from hf_specdec.files import lone_surrogate
-from hf_specdec.loading import is_draft_head, load_tokenizer
+from hf_specdec.loading import load_tokenizer
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.registry import resolve
 
@@ -133,12 +133,7 @@ def load_draft(
     """
     own = "head" if method is not None and resolve(method).needs_draft_head else "draft"
     path = draft_model if draft_model is not None else embedded.path(own)
-    if is_draft_head(path):
-        return hf_specdec.AutoDraftHead.from_pretrained(path)
-    model: PreTrainedModel = hf_specdec.AutoModelForCausalLM.from_pretrained(
-        path, precision=dtype, **_listed(config, "draft", device)
-    )
-    return model
+    return loading.load_draft(path, precision=dtype, **_listed(config, "draft", device))
 
 
 def _listed(config: SpecConfig | None, role: str, device: torch.device | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from hf_specdec.demo.draw.steps import draw_step
 from hf_specdec.demo.gallery import GALLERY, Example
 from hf_specdec.demo.record import Lane, Race
 from hf_specdec.demo.runner import Memories, Racer, Running
-from hf_specdec.demo.settings import KNOBS, METHOD_LABELS, Settings
+from hf_specdec.demo.settings import KNOBS, Settings
 from hf_specdec.demo.visitors import Visitors
 from hf_specdec.errors import SpecError
 
@@ -72,7 +72,7 @@ class Page:
         with gr.Row(elem_id="gallery"):
             self.examples = [(example, gr.Button(example.name, size="sm")) for example in GALLERY]
         self.shows = gr.HTML(draw_notice(GALLERY[0].shows))
-        choices = [(METHOD_LABELS[name], name) for name in self.racer.methods]
+        choices = [(label, name) for name, label in self.racer.methods.items()]
         self.methods = gr.CheckboxGroup(
             choices, value=["auto"], label="Against plain generate", info="One to three methods.", elem_id="methods"
         )
@@ -89,7 +89,7 @@ class Page:
             for method in dict.fromkeys(knob.method for knob in KNOBS):
                 if method not in self.racer.methods:
                     continue
-                gr.HTML(draw_notice(METHOD_LABELS[method], is_heading=True))
+                gr.HTML(draw_notice(self.racer.methods[method], is_heading=True))
                 with gr.Row():
                     for knob in KNOBS:
                         if knob.method == method:

@@ -18,6 +18,7 @@ from hf_specdec.demo.recorder import Recorder, Stop
 from hf_specdec.demo.settings import METHOD_LABELS, WITH_DRAFT, Limits, Settings
 from hf_specdec.engine.model_state import remembering
 from hf_specdec.errors import ConfigError, SpecError
+from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import MethodState
 from hf_specdec.quantization.report import num_parameters, precision_of
 
@@ -65,7 +66,7 @@ class Racer:
     Args:
         model: an enabled model.
         tokenizer: its tokenizer.
-        draft: a draft model, for the methods that take one.
+        draft: a draft model or head, for the methods that take one.
         limits: what one race may use.
     """
 
@@ -73,7 +74,7 @@ class Racer:
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        draft: PreTrainedModel | None = None,
+        draft: PreTrainedModel | DraftHead | None = None,
         *,
         limits: Limits | None = None,
     ) -> None:
@@ -99,9 +100,13 @@ class Racer:
         return facts
 
     @property
-    def methods(self) -> list[str]:
-        """Methods that can race here."""
-        return [name for name in METHOD_LABELS if self.draft is not None or name not in WITH_DRAFT]
+    def methods(self) -> dict[str, str]:
+        """Methods that can race here, and what they are called."""
+        left_out = WITH_DRAFT if self.draft is None else ()
+        kind = "raft head" if isinstance(self.draft, DraftHead) else "raft model"
+        return {
+            name: label.replace("raft model", kind) for name, label in METHOD_LABELS.items() if name not in left_out
+        }
 
     def warm_up(self) -> None:
         """Let every method try the model once, so that no visitor waits for a probe or for measuring costs."""
@@ -109,7 +114,7 @@ class Racer:
         def run() -> None:
             inputs = self._encode(WARM_UP_PROMPT)
             for method in (PLAIN, *self.methods):
-                settings = Settings(prompt=WARM_UP_PROMPT, methods=(self.methods[0],), max_new_tokens=WARM_UP_TOKENS)
+                settings = Settings(prompt=WARM_UP_PROMPT, max_new_tokens=WARM_UP_TOKENS)
                 try:
                     self._lane(inputs, settings, method, MethodState(), Stop(self.limits.max_seconds), None)
                 except SpecError as error:
@@ -169,7 +174,7 @@ class Racer:
         running: Running | None,
     ) -> Lane:
         """One call of `generate`, watched."""
-        label = METHOD_LABELS.get(method, PLAIN_LABEL)
+        label = self.methods.get(method, PLAIN_LABEL)
         recorder = Recorder(self.tokenizer, inputs["input_ids"][0].tolist(), stop)
         if running is not None:
             running.label, running.recorder = label, recorder
@@ -178,7 +183,10 @@ class Racer:
             options["temperature"] = settings.temperature
             torch.manual_seed(settings.seed)
         if method != PLAIN:
-            options |= {"spec_method": method.partition("+")[0], "spec_config": settings.config_of(method)}
+            name = method.partition("+")[0]
+            if name in WITH_DRAFT and isinstance(self.draft, DraftHead):
+                name = self.draft.methods[0]
+            options |= {"spec_method": name, "spec_config": settings.config_of(method)}
         if method in WITH_DRAFT:
             options["assistant_model"] = self.draft
         with remembering(self.model, memory), torch.inference_mode():

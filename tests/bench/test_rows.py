@@ -43,6 +43,8 @@ def test_a_head_brings_the_row_of_its_method(loaded: LoadedModel) -> None:
     assert "eagle3" in [row.name for row in rows]
     assert "eagle3" not in left_out
     assert row("eagle3:num_branches=1", with_head).arguments(None)["assistant_model"] is head
+    assert row("auto+head:num_nodes=6", with_head).arguments(None)["assistant_model"] is head
+    assert "assistant_model" not in row("auto", with_head).arguments(None)
     with pytest.raises(ConfigError, match="must have a draft head.*--head"):
         row("eagle3", loaded)
     with pytest.raises(ConfigError, match="not one for eagle3 or auto"):
@@ -149,7 +151,9 @@ def test_a_class_of_the_user_s_own_is_a_row(loaded: LoadedModel) -> None:
         ("transformers:magic", "must be one of"),
         ("draft_model", "--draft-model"),
         ("auto+draft_model", "--draft-model"),
-        ("prompt_lookup+draft_model", "takes a draft model"),
+        ("prompt_lookup+draft_model", "takes a draft_model"),
+        ("lookahead+head", "takes a head"),
+        ("auto+head", "--head"),
         ("unheard_of+draft_model", "unheard_of"),
         ("lookahead=[7,5]", "must have 3 entries"),
         ("prompt_lookup:max_draft=1", "max_draft_len"),

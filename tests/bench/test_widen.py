@@ -1,5 +1,6 @@
 """Widening changes a model's size and nothing else."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,9 +8,13 @@ import torch
 import transformers as tf
 
 import hf_specdec
+from hf_specdec.bench.loaded_model import load_model
 from hf_specdec.bench.widen import check_widening, read_size, widen, widen_head
 from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.methods.dflash.network import DFlashHead
+from hf_specdec.methods.eagle3.checkpoint import save_head
 from tests.bench.conftest import tiny_llama
+from tests.helpers.dflash import random_dflash
 from tests.helpers.heads import QWEN3, random_head
 from tests.helpers.zoo import FAMILIES, build
 
@@ -89,6 +94,21 @@ def test_a_size_is_read_as_hidden_x_layers() -> None:
             read_size(text)
 
 
+def trees_of(target: Any, head: Any) -> list[Any]:
+    """What the head drafts, step by step."""
+    trees: list[Any] = []
+    target.generate(
+        IDS,
+        max_new_tokens=12,
+        do_sample=False,
+        spec_method="eagle3",
+        assistant_model=head,
+        spec_config={"num_branches": 3, "max_draft_len": 3, "confidence_threshold": 0.0},
+        spec_observer=lambda step: trees.append(step.tree),
+    )
+    return trees
+
+
 @pytest.mark.parametrize(
     "flags",
     [{}, {"norm_before_fc": True}, {"fc_norm": True}, {"layer_class": QWEN3, "draft_vocab_size": 100}],
@@ -102,21 +122,30 @@ def test_a_widened_head_drafts_the_same(flags: dict[str, Any], layer_ids: tuple[
     wide = widen_head(head, model, large)
     assert wide.fc.weight.shape == (64, 128)
     assert sum(p.numel() for p in wide.parameters()) > 2 * sum(p.numel() for p in head.parameters())
-    drafts: list[list[Any]] = []
-    for target, own in ((model, head), (large, wide)):
-        trees: list[Any] = []
-        target.generate(
-            IDS,
-            max_new_tokens=12,
-            do_sample=False,
-            spec_method="eagle3",
-            assistant_model=own,
-            spec_config={"num_branches": 3, "max_draft_len": 3, "confidence_threshold": 0.0},
-            spec_observer=lambda step, trees=trees: trees.append(step.tree),
-        )
-        drafts.append(trees)
-    assert drafts[0] == drafts[1]
-    assert any(drafts[0])
+    drafted = [trees_of(target, own) for target, own in ((model, head), (large, wide))]
+    assert drafted[0] == drafted[1]
+    assert any(drafted[0])
+
+
+@pytest.mark.parametrize("size", [(32, 4), (64, 3)], ids=["deeper", "wider"])
+def test_a_loaded_model_is_widened_with_its_head(size: tuple[int, int], tokenizer: Any, tmp_path: Path) -> None:
+    """Also where the head's file leaves it to the number of layers which states are read."""
+    model = hf_specdec.enable(tiny_llama(len(tokenizer), num_hidden_layers=3))
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    save_head(random_head(model, layer_ids=None), tmp_path / "head")
+    drafted = []
+    for widen_to in (None, size):
+        loaded = load_model(str(tmp_path / "model"), dtype="fp32", head=str(tmp_path / "head"), widen_to=widen_to)
+        drafted.append(trees_of(loaded.model, loaded.head))
+    assert drafted[0] == drafted[1]
+    assert any(drafted[0])
+
+
+def test_a_head_of_another_kind_is_not_widened() -> None:
+    model = tiny_llama(200)
+    with pytest.raises(UnsupportedModelError, match="EAGLE-3 head, but .* is a DFlashHead"):
+        widen_head(DFlashHead(random_dflash(model)), model, widen(model, hidden_size=64, num_layers=2))
 
 
 def test_a_head_of_another_width_is_not_widened() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import hf_specdec
 from hf_specdec.demo.gallery import GALLERY
 from hf_specdec.demo.record import Race
 from hf_specdec.demo.recorder import Recorder, Stop
@@ -18,6 +19,7 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from hf_specdec.observer import SpecStep
+from tests.demo.conftest import LIMITS, load
 
 
 def run(racer: Racer, memories: Memories | None = None, stop: Stop | None = None, **settings: Any) -> Race:
@@ -82,6 +84,17 @@ def test_the_clock_leaves_out_what_observing_takes(racer: Racer, monkeypatch: py
     lane = race.lanes[1]
     assert wall > len(lane.steps) * 0.05
     assert lane.seconds + race.plain.seconds < wall - (len(lane.steps) - 1) * 0.05
+
+
+def test_a_head_races_as_a_draft_model_does(tokenizer: Any) -> None:
+    head = hf_specdec.AutoDraftHead.from_pretrained(hf_specdec.embedded.path("head"), dtype=torch.float32)
+    racer = Racer(load("target"), tokenizer, head, limits=LIMITS)
+    assert racer.methods["auto+draft_model"] == "Auto + draft head"
+    race = run(racer, methods=("draft_model", "auto+draft_model"), values={"auto.num_nodes": 12})
+    for lane in race.lanes[1:]:
+        assert lane.token_ids == race.plain.token_ids
+        assert "head" in lane.label
+    assert {node.source for step in race.lanes[1].steps for node in step.nodes[1:]} <= {"eagle3", "target"}
 
 
 @pytest.fixture
@@ -182,7 +195,7 @@ def test_races_run_one_at_a_time(racer: Racer) -> None:
 
 def test_every_method_of_the_page_runs(racer: Racer) -> None:
     racer.warm_up()
-    assert racer.methods == list(METHOD_LABELS)
+    assert racer.methods == METHOD_LABELS
     assert racer.facts["parameters"] > 1e6
 
 

@@ -110,6 +110,7 @@ def test_generate_on_the_command_line_takes_a_head(run: Any, tmp_path: Path) -> 
         found.append(json.loads(result.stdout))
     assert found[0]["token_ids"] == found[1]["token_ids"] == found[2]["token_ids"]
     assert found[1]["spec_method"] == "eagle3"
+    assert found[1]["draft"]["dtype"] == "float32"
 
 
 def test_the_command_line_asks_for_the_head_that_is_missing(run: Any) -> None:  # noqa: F811
