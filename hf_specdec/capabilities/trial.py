@@ -1,10 +1,11 @@
 """What a model can do, found out by the first tokens of a call: decoded plainly, then tried as trees.
 
 A probe computes texts of its own, as many forwards as a short call has tokens. Here the reference is what the call
-decodes anyway, token by token over the model's own cache. After a few tokens the same ones are computed as a tree amid
-wrong ones, kept as a draft's accepted tokens are, and followed by a chain: two forwards. Only where all logits agree
-does the call verify drafts from then on; where they do not, or where rounding hides what a wrong mask would do, the
-probe decides.
+decodes anyway, token by token over the model's own cache. After a few tokens the next step computes the same ones once
+more, as a tree amid wrong ones with the step's own token at its end; some of them are kept as a draft's accepted tokens
+are, and the step after it computes the others as a chain. So each forward of the trial is a wider step of the call.
+Only where all logits agree does the call verify drafts from then on; where they do not, or where rounding hides what a
+wrong mask would do, the probe decides.
 """
 
 import contextlib
@@ -17,6 +18,8 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.capabilities.reference import (
     EXACT,
+    MOST_INEXACT,
+    NOISE_FACTOR,
     Mismatch,
     allowed_error,
     compare,
@@ -34,8 +37,9 @@ from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["SHORTEST_CALL", "TrialRunner", "can_be_tried"]
 
-NUM_REFERENCES = 5  # tokens after the first whose plain logits are compared with
+NUM_REFERENCES = 4  # tokens whose plain logits are compared with
 SHORTEST_CALL = 32  # new tokens of a call in which so many are decoded plainly; shorter ones leave it to the probe
+AFTER_WRONG = 3  # a node of the trial's tree
 KNOWN_ARGUMENTS = ("attention_mask", "position_ids")
 
 
@@ -80,7 +84,12 @@ class TrialRunner(ModelRunner):
         self._own = self.kwargs[self._name] = self.cache.handed_out
         self._own_kwargs: dict[str, Any] = {}
         self._first_kwargs: dict[str, Any] = {}  # as they were after the prompt
-        self._logits: list[torch.Tensor] = []  # (batch, vocab_size) after each of the first tokens
+        self._references: list[torch.Tensor] = []  # (batch, vocab_size) after each of the first tokens
+        self._tolerance, self._noise, self._error = EXACT, 0.0, 0.0
+        self._left = [self._try_tree, self._try_chain]  # forwards of the trial
+        if not rounds_exactly(self.model):
+            self._left.insert(0, self._try_split)
+        self._kept: list[list[int]] | None = None  # nodes of the trial's tree that its step keeps
 
     def prefill(self) -> Any:
         """The prompt's forward over the model's own cache, whose content is then taken over as another's would be."""
@@ -90,42 +99,30 @@ class TrialRunner(ModelRunner):
         return outputs
 
     def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
-        """The roots' logits, as plain generation computes them; once trees may be verified, all nodes'."""
+        """The roots' logits, as plain generation computes them or as a trial does; after it, all nodes'."""
+        self.tells_costs = self._is_decided or len(self._references) < NUM_REFERENCES
+        if not self.tells_costs:
+            try:
+                return self._left.pop(0)(trees)
+            except Exception:  # noqa: BLE001 whatever it was, the probe decides
+                self._finish(None)
         if not self._is_plain:
             return super().forward(trees)
-        ids = torch.cat([text.ids() for text in self.texts])
-        inputs = self.model.prepare_inputs_for_generation(ids, next_sequence_length=1, **self._own_kwargs)
-        self.outputs = self.model(**inputs, return_dict=True)
-        self._own_kwargs = compat.updated_kwargs(self.model, self.outputs, self._own_kwargs)
-        logits = self.outputs.logits[:, -1:]  # (batch, 1, vocab_size)
+        self._decode_plainly(len(self.texts[0]))
+        logits: torch.Tensor = self.outputs.logits[:, -1:]  # (batch, 1, vocab_size)
         if not self._is_decided:
-            self._logits.append(logits[:, 0].float())
+            self._references.append(logits[:, 0].float())
         return list(logits)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the accepted nodes; a plain forward has written its one token already."""
-        if self._is_plain:
-            self._num_cached = [self._own.get_seq_length()] * len(self.texts)
-        else:
+        if self._kept is not None:
+            super().commit(self._kept)
+            self._kept = None
+        elif self._columns:
             super().commit(paths)
-
-    def before_step(self) -> None:
-        """Try the model once there is enough to compare with."""
-        if self._is_decided or len(self._logits) < NUM_REFERENCES:
-            return
-        self._is_decided = True
-        try:
-            error: float | None = self._try(torch.stack(self._logits, dim=1))
-        except Exception:  # noqa: BLE001 whatever it was, the probe decides
-            error = None
-        self._logits.clear()
-        self._is_plain = not self._decide(error)
-        if error is None or self._is_plain:
-            self._go_back()
-        if not self._is_plain:
-            self._own_kwargs, self._first_kwargs = {}, {}
-            for layer in self._own.layers:  # its content is in the other cache, and is put back in the end
-                layer.keys, layer.values = (states[..., :0, :].clone() for states in (layer.keys, layer.values))
+        else:
+            self._num_cached = [self._own.get_seq_length()] * len(self.texts)
 
     def drafts_now(self, row: int) -> bool:
         """Whether tokens may be drafted: not before the model was tried."""
@@ -141,8 +138,10 @@ class TrialRunner(ModelRunner):
         return ()
 
     def catch_up(self, length: int) -> None:
-        """Feed what the cache lacks; plain forwards leave nothing out."""
-        if not self._is_plain:
+        """Feed what the cache lacks."""
+        if self._is_plain:
+            self._decode_plainly(length - 1)
+        else:
             super().catch_up(length)
 
     def close(self) -> None:
@@ -150,63 +149,91 @@ class TrialRunner(ModelRunner):
         if not self._is_plain:
             super().close()
 
-    def _try(self, wanted: torch.Tensor) -> float:
-        """The largest error of a tree over the first tokens, and of a chain after a commit.
+    def _decode_plainly(self, length: int) -> None:
+        """Feed the model's own cache, token by token, until it holds `length` tokens."""
+        ids = torch.cat([text.ids() for text in self.texts])
+        for end in range(self._own.get_seq_length() + 1, length + 1):
+            inputs = self.model.prepare_inputs_for_generation(ids[:, :end], next_sequence_length=1, **self._own_kwargs)
+            self.outputs = self.model(**inputs, return_dict=True)
+            self._own_kwargs = compat.updated_kwargs(self.model, self.outputs, self._own_kwargs)
 
-        Args:
-            wanted: `(batch, NUM_REFERENCES, vocab_size)`, the logits after each of the first tokens.
+    def _try_tree(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+        """The roots' logits, by a forward of the text since the prompt, as a tree amid wrong tokens.
 
         Raises:
-            Mismatch: the logits differ by more than rounding explains.
+            Mismatch: logits differ from the references by more than rounding explains.
         """
-        length = self.input_ids.shape[1]
-        tokens = [text.tokens[length : length + NUM_REFERENCES] for text in self.texts]
-        tolerance = EXACT if rounds_exactly(self.model) else self._tolerance(wanted)
+        length, texts = self.input_ids.shape[1], self.texts
+        wanted = torch.stack(self._references, dim=1)  # (batch, NUM_REFERENCES, vocab_size)
         self._start_at(self._first_kwargs, length)
-        texts = self.texts
+        drafted = [_amid_wrong_ones(text.tokens[length:], self._wrong) for text in texts]
+        self.texts = _beginnings(texts, [length + 1] * len(texts))
         try:
-            self.texts = _beginnings(texts, [length + 1] * len(texts))
-            trees = [_amid_wrong_ones(row, self._wrong) for row in tokens]
-            rows = super().forward([tree for tree, _ in trees])
-            nodes = torch.stack([found[path] for found, (_, path) in zip(rows, trees, strict=True)])
-            error = compare(nodes.float(), wanted[:, : nodes.shape[1]], tolerance)
-            kept = [2 + place % 2 for place in range(len(texts))]  # different lengths, as in a batch that drafts
-            super().commit([path[:count] for (_, path), count in zip(trees, kept, strict=True)])
-            self.texts = _beginnings(texts, [length + count + 1 for count in kept])
-            rows = super().forward(
-                [DraftTree.chain(row[count], row[count + 1 :]) for row, count in zip(tokens, kept, strict=True)]
-            )
-            for found, expected, count in zip(rows, wanted, kept, strict=True):
-                error = max(error, compare(found.float(), expected[count:], tolerance))
-            super().commit([range(len(found)) for found in rows])
+            rows = super().forward([tree for tree, _ in drafted])
         finally:
             self.texts = texts
-        return error
+        nodes = torch.stack([found[path] for found, (_, path) in zip(rows, drafted, strict=True)]).float()
+        if not rounds_exactly(self.model):
+            after_wrong = torch.stack([found[AFTER_WRONG] for found in rows]).float()
+            self._tolerance = self._allowed(relative_error(after_wrong, wanted[:, 2]))
+        self._error = compare(nodes[:, :NUM_REFERENCES], wanted, self._tolerance)
+        self._kept = [path[: 2 + place % 2] for place, (_, path) in enumerate(drafted)]  # different lengths
+        self._rows = [slice(path[-1], path[-1] + 1) for _, path in drafted]
+        return [self.outputs.logits[row, last] for row, last in enumerate(self._rows)]
 
-    def _tolerance(self, wanted: torch.Tensor) -> float:
-        """What rounding does to the logits where the model computes the first tokens at once, over its own cache.
+    def _try_chain(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+        """The roots' logits, by a forward of all that the cache lacks since the tree; raises as `_try_tree`."""
+        logits, wanted = super().forward(trees), torch.stack(self._references, dim=1)
+        for row, new in enumerate(self._rows):
+            expected = wanted[row, self._num_cached[row] - self.input_ids.shape[1] :]
+            found = self.outputs.logits[row, : new.start][: len(expected)].float()
+            self._error = max(self._error, compare(found, expected, self._tolerance))
+        self._finish(self._error)
+        return logits
+
+    def _try_split(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+        """In half precision: the last tokens at once over the model's own cache, which shows what rounding does.
 
         Raises:
-            Mismatch: a wrong token before them does hardly more.
+            Mismatch: more than it may.
         """
-        length, count = self.input_ids.shape[1], NUM_REFERENCES + 1
-        ids = torch.cat([text.ids()[:, : length + NUM_REFERENCES] for text in self.texts])
-        middle = length + NUM_REFERENCES // 2 + 1
-        wrong = torch.tensor([[self._wrong(int(token))] for token in ids[:, middle]], device=ids.device)
-        ids = torch.cat([ids[:, :middle], wrong, ids[:, middle:]], dim=1)  # (batch, length + count)
+        count = NUM_REFERENCES
+        ids = torch.cat([text.ids() for text in self.texts])
         kwargs = compat.updated_kwargs(
-            self.model, self.outputs, {**self._first_kwargs, self._name: self._own}, num_new_tokens=count - 1
+            self.model, self.outputs, {**self._first_kwargs, self._name: self._own}, num_new_tokens=count
         )
-        with _rewound(self._own, NUM_REFERENCES):
+        with _rewound(self._own, count - 1):
             inputs = self.model.prepare_inputs_for_generation(ids, next_sequence_length=count, **kwargs)
-            logits = self.model(**inputs, return_dict=True).logits.float()  # (batch, count, vocab_size)
-        before = middle - length
-        noise = relative_error(logits[:, :before], wanted[:, :before])
-        influence = relative_error(logits[:, before + 1 :], wanted[:, before:])
-        allowed = allowed_error(self.model, noise=noise, influence=influence)
+            self.outputs = self.model(**inputs, return_dict=True)
+        wanted = torch.stack(self._references[1:], dim=1)
+        self._noise = relative_error(self.outputs.logits[:, : count - 1].float(), wanted)
+        if not self._noise <= MOST_INEXACT / NOISE_FACTOR:
+            raise Mismatch(f"tokens at once change logits by {self._noise:.1g} of the largest")
+        return list(self.outputs.logits[:, -1:])
+
+    def _allowed(self, influence: float) -> float:
+        """The tolerance, `influence` being what a wrong token does to the logits.
+
+        Raises:
+            Mismatch: hardly more than rounding.
+        """
+        allowed = allowed_error(self.model, noise=self._noise, influence=influence)
         if influence < 2 * allowed:
-            raise Mismatch(f"rounding changes logits by {noise:.1g} of the largest, a wrong token by {influence:.1g}")
+            noise = f"{self._noise:.1g} of the largest"
+            raise Mismatch(f"rounding changes logits by {noise}, a wrong token by {influence:.1g}")
         return allowed
+
+    def _finish(self, error: float | None) -> None:
+        """The trial is over; go on as was decided."""
+        self._is_decided = True
+        self._references.clear()
+        self._is_plain = not self._decide(error)
+        if error is None or self._is_plain:
+            self._go_back()
+        if not self._is_plain:
+            self._own_kwargs, self._first_kwargs = {}, {}
+            for layer in self._own.layers:  # its content is in the other cache, and is put back in the end
+                layer.keys, layer.values = (states[..., :0, :].clone() for states in (layer.keys, layer.values))
 
     def _wrong(self, token: int) -> int:
         """Another token."""
@@ -215,6 +242,7 @@ class TrialRunner(ModelRunner):
 
     def _go_back(self) -> None:
         """Take over the model's own cache as it is now, whatever the trial did to the other."""
+        self._kept, self._rows, self._half_done = None, [], False
         self.cache = self.cache.adopt_prefill(self._own)
         self._start_at({**self._own_kwargs, self._name: self.cache.model_cache}, self._own.get_seq_length())
 
@@ -226,14 +254,14 @@ class TrialRunner(ModelRunner):
 
 
 def _amid_wrong_ones(tokens: Sequence[int], wrong: Callable[[int], int]) -> tuple[DraftTree, list[int]]:
-    """A tree with the first four of `tokens` among others, and their nodes."""
+    """A tree with `tokens` among others, and their nodes; `AFTER_WRONG` is the third of them after a wrong one."""
     builder, path = TreeBuilder(tokens[0]), [0]
     aside = builder.add(0, wrong(tokens[1]))
     path.append(builder.add(0, tokens[1]))
     builder.add(aside, tokens[2])
     builder.add(path[-1], wrong(tokens[2]))
-    path.append(builder.add(path[-1], tokens[2]))
-    path.append(builder.add(path[-1], tokens[3]))
+    for token in tokens[2:]:
+        path.append(builder.add(path[-1], token))
     return builder.build(), path
 
 

@@ -53,7 +53,6 @@ class SpecLoop:
         try:
             self._steps.begin(self.batch)
             while self.batch.num_live:
-                target.before_step()
                 self._retire()
                 self._steps.run(self.batch)
             self.rank_sync.finish()

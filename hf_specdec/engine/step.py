@@ -267,7 +267,8 @@ class StepRunner:
                 if tree.probabilities is not None:
                     sequence.stats.record_predictions(tree.predictions(result.path, result.tokens))
         compiled = batch.target.compiled
-        if self.budget is not None and not (compiled and compiled.has_compiled):  # which says nothing of other steps
+        tells_costs = batch.target.tells_costs and not (compiled and compiled.has_compiled)
+        if self.budget is not None and tells_costs:
             self.budget.record(
                 trees,
                 num_live,

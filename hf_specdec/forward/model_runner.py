@@ -47,6 +47,7 @@ class ModelRunner(HiddenStates):
     Attributes:
         outputs: the model's output of the last forward.
         early_exit: drafts of the model's first layers, where there are any.
+        tells_costs (`bool`): whether the last forward took as long as others of its trees would.
         lockstep (`bool`): whether the rows' caches are kept equally long; rows that are ahead in their texts compute
             the same tokens again.
 
@@ -99,6 +100,7 @@ class ModelRunner(HiddenStates):
         self._inputs: StepInputs | None = None
         self._half_done = False
         self._ahead = 0
+        self.tells_costs = True
 
     @property
     def position(self) -> int:
@@ -133,9 +135,6 @@ class ModelRunner(HiddenStates):
         if positions is not None:  # a caller may count from elsewhere than 0
             self._ahead = max(int(positions[..., -1].max()) - self._cached, 0)
         return self.outputs
-
-    def before_step(self) -> None:
-        """Called before the drafters of a step are asked; a model that is known needs nothing."""
 
     def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """One forward of the trees' new nodes and extra tokens; `None` computes nothing for its row.

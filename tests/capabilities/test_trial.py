@@ -1,4 +1,4 @@
-"""A model's first call tries it on its own text: two forwards more, and not a token that was not verified before."""
+"""A model's first call tries it on its own text: no forward more, and not a token that was not verified before."""
 
 from collections.abc import Callable
 from typing import Any
@@ -68,14 +68,14 @@ def test_a_first_call_needs_no_probe_and_gives_plains_text(fresh: Any, probes: l
     assert not probes
 
 
-def test_a_trial_is_two_forwards(fresh: Any) -> None:
+def test_a_trial_is_two_wider_steps_of_the_call(fresh: Any) -> None:
     """Right drafts at every step: what is saved shows that they are verified after the trial."""
     expected = plain(fresh, **ALONE)
     widths: list[int] = []
     fresh.register_forward_pre_hook(lambda *a: widths.append(a[2]["input_ids"].shape[1]), with_kwargs=True)
     output = fresh.generate(**ALONE, **DRAFTS["oracle"](expected[0].tolist()), return_dict_in_generate=True)
-    assert len(widths) == 1 + output.spec_stats.num_forwards + 2
-    assert widths[1 : 1 + NUM_REFERENCES] == [1] * NUM_REFERENCES
+    assert len(widths) == 1 + output.spec_stats.num_forwards
+    assert widths[1 : 3 + NUM_REFERENCES] == [1] * NUM_REFERENCES + [NUM_REFERENCES + 4, NUM_REFERENCES]
     assert output.spec_stats.num_accepted_tokens > SHORTEST_CALL // 2
 
 
@@ -110,13 +110,16 @@ def test_a_model_that_fails_is_probed_and_gives_plains_text(
     assert probes == ["probe"]
 
 
-def test_a_trial_that_is_interrupted_by_a_fault_leaves_it_to_the_probe(fresh: Any, probes: list[str]) -> None:
+@pytest.mark.parametrize("width", [NUM_REFERENCES + 4, NUM_REFERENCES])
+def test_a_trial_that_is_interrupted_by_a_fault_leaves_it_to_the_probe(
+    fresh: Any, probes: list[str], width: int
+) -> None:
     """The fault of a moment: the probe finds that trees work, and the same call goes on with them."""
     expected = plain(fresh, **ALONE)
     faults = [MemoryError()]
 
     def fail(module: Any, args: Any, kwargs: Any) -> None:
-        if faults and kwargs["input_ids"].shape[1] == 7:
+        if faults and kwargs["input_ids"].shape[1] == width:
             raise faults.pop()
 
     fresh.register_forward_pre_hook(fail, with_kwargs=True)
@@ -130,8 +133,11 @@ def test_in_half_precision_the_tolerance_follows_what_rounding_does(probes: list
     """A tree that is right passes, one that is wrong does not."""
     right, wrong = (hf_specdec.enable(build(FAMILIES["llama"]).to(torch.bfloat16)) for _ in range(2))
     see_all(wrong)
+    widths: list[int] = []
+    right.register_forward_pre_hook(lambda *a: widths.append(a[2]["input_ids"].shape[1]), with_kwargs=True)
+    right.generate(**ALONE, spec_method="prompt_lookup")
+    assert widths[1 + NUM_REFERENCES :][:3] == [NUM_REFERENCES, NUM_REFERENCES + 5, NUM_REFERENCES + 1]
     for call in (ALONE, BATCH):
-        right.generate(**call, spec_method="prompt_lookup")
         output = right.generate(**call, spec_method="prompt_lookup", return_dict_in_generate=True)
         assert output.spec_stats.tier == "tree"
     assert not probes
@@ -152,9 +158,9 @@ def test_what_a_few_tokens_do_not_show_is_probed(probes: list[str], family: str)
     assert probes[0] == "probe"
 
 
-@pytest.mark.parametrize("count", [2, NUM_REFERENCES, SHORTEST_CALL])
+@pytest.mark.parametrize("count", [2, *range(NUM_REFERENCES, NUM_REFERENCES + 5), SHORTEST_CALL])
 def test_a_cache_of_the_callers_holds_plains_text(fresh: Any, count: int) -> None:
-    """Texts that end before the trial, in the step after it, and later."""
+    """Texts that end before the trial, in its steps, and later."""
     text = plain(fresh, **ALONE)[0].tolist()
     eos = text[PROMPT.shape[1] + count - 1]
     ends = ALONE | {"eos_token_id": eos, "pad_token_id": 0}
