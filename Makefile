@@ -64,6 +64,7 @@ mutants: $(VENV)/.installed
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_reference.py
+	$(BIN)/python docs/draw_layers.py
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
 $(VENV)/.torch:

@@ -17,7 +17,7 @@ ARGUMENT = re.compile(r"^(\w+) \((.+)\):\n", re.MULTILINE)
 HEAD = """\
 # Configuration
 
-<!-- Written by docs/generate_reference.py from the docstrings in hf_specdec/config/. Change those. -->
+<!-- Written by docs/generate_reference.py from the docstrings of the configuration classes. Change those. -->
 
 `spec_config` takes a configuration object, a dict of its fields, or the list form where a method has one. It may stand
 in `generation_config` too; an argument of `generate` overrides it. An unknown key is an error that names the nearest

@@ -1,5 +1,6 @@
 """The site builds without a warning, offline, and its reference names everything that the package offers."""
 
+import ast
 import functools
 import json
 import re
@@ -18,7 +19,7 @@ from hf_specdec.methods.registry import METHODS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"(?<! -->\n)^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # that the tests run
 
 
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
@@ -72,18 +73,38 @@ def test_every_public_name_is_in_the_reference(module: ModuleType, name: str) ->
 
 @every_name
 def test_every_public_name_has_an_example(module: ModuleType, name: str) -> None:
-    assert any(re.search(rf"\b{name}\b", block) for block in examples())
+    assert (module.__name__, name) in shown_names()
+
+
+def test_a_method_of_something_else_is_no_example() -> None:
+    """`tokenizer.decode` does not show `hf_specdec.decode`."""
+    of_package = "import hf_specdec\nfrom hf_specdec.bench import widen as wider\nhf_specdec.decode"
+    of_others = "import hf_specdec\nfrom other import enable\ntokenizer.decode(ids)\nhf_specdec.embedded.path('target')"
+    assert names_in(of_package) == {("hf_specdec", "decode"), ("hf_specdec.bench", "widen")}
+    assert names_in(of_others) == {("hf_specdec", "embedded")}
+
+
+def names_in(code: str) -> set[tuple[str, str]]:
+    """Module and name of what a block uses of the package: imported from a module, or an attribute of one."""
+    names = {module.__name__ for module in MODULES}
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module in names:
+            found |= {(node.module, alias.name) for alias in node.names}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in names:
+            found.add((ast.unparse(node.value), node.attr))
+    return found
 
 
 @functools.cache
-def examples() -> list[str]:
-    """The Python blocks of README, of all pages and of the tutorials."""
+def shown_names() -> set[tuple[str, str]]:
+    """What the Python blocks of README, of all pages and of the tutorials show."""
     pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
     code = [block for page in pages for block in CODE.findall(page.read_text(encoding="utf-8"))]
     for notebook in (DOCS / "tutorials").glob("*.ipynb"):
         cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
         code += ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    return code
+    return set().union(*map(names_in, code))
 
 
 @pytest.mark.parametrize("method", METHODS)
