@@ -16,6 +16,8 @@ from hf_specdec.self_drafting import self_draft
 from tests.helpers.support import PROMPT
 from tests.helpers.zoo import DECODER, FAMILIES, VOCAB_SIZE, build
 
+pytestmark = pytest.mark.each_value_in_file
+
 DECODERS = [name for name, family in FAMILIES.items() if not family.is_seq2seq]
 CUT = {  # fields with an entry a layer
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
@@ -152,7 +154,6 @@ def test_transformers_takes_it_as_assistant() -> None:
     assert text_of(model, assistant_model=self_draft(model, layers=2)) == text_of(model)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize("spec_config", [{"draft_len": 3}, {"draft_len": 3, "num_branches": 2}], ids=["chain", "tree"])
 def test_a_model_speculates_with_its_own_first_layers(name: str, spec_config: dict[str, int]) -> None:

@@ -36,6 +36,7 @@ def test_the_embedded_target_is_measured_in_fp32_on_one_thread(run: Run) -> None
     assert entry["summary"]["greedy"]["plain"]["share_equal"] == 1.0
 
 
+@pytest.mark.wide
 def test_the_attention_is_the_user_s_choice_widened_or_not(run: Run) -> None:
     sizes = ("--widen", "native", "--widen", "512x7")
     document = bench(run, *sizes, "--attn-implementation", "eager")
@@ -45,6 +46,7 @@ def test_the_attention_is_the_user_s_choice_widened_or_not(run: Run) -> None:
     assert "`attn_implementation` must be an attention that is here" in result.stderr
 
 
+@pytest.mark.wide
 def test_without_a_choice_both_modes_and_every_row_are_measured(run: Run) -> None:
     result = run("bench", "--limit", "1", "--max-new-tokens", "4", "--rounds", "1", "--json")
     assert result.exit_code == 0, result.stderr
@@ -105,6 +107,7 @@ def test_an_interrupt_keeps_what_was_measured_and_resume_goes_on(
     assert json.loads(file.read_text()) == whole
 
 
+@pytest.mark.wide
 def test_a_journal_is_continued_like_a_document(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "bench.jsonl"
     calls = 0
@@ -172,6 +175,7 @@ def test_batches_are_tasks_of_a_run(run: Run) -> None:
     assert summary["plain"]["speed"].keys() == {"2 rows", "overall"}
 
 
+@pytest.mark.wide
 def test_generate_many_and_precisions_and_drafting_have_documents(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     many = bench(run, "--many", "--batch-size", "2", "--output", str(file))

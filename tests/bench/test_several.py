@@ -90,6 +90,7 @@ def test_models_take_turns_on_each_prompt(models: list[LoadedModel], monkeypatch
     assert seen == ["tiny", "tiny", "other", "other"] * num_visits
 
 
+@pytest.mark.wide
 def test_each_model_has_the_records_it_would_have_alone(models: list[LoadedModel], both: dict[str, Any]) -> None:
     alone = [Bench([loaded], PROMPTS, SETTINGS, rows=ROWS).run()["models"][0] for loaded in models]
     assert [untimed(entry) for entry in both["models"]] == [untimed(entry) for entry in alone]
@@ -103,7 +104,8 @@ def test_rows_are_those_that_each_model_allows(both: dict[str, Any]) -> None:
     assert any(line.startswith("Left out of other: transformers:assistant: ") for line in notes(both))
 
 
-@pytest.mark.parametrize("after", [3, *(pytest.param(after, marks=pytest.mark.wide) for after in (13, 40))])
+@pytest.mark.wide
+@pytest.mark.parametrize("after", [3, 13, 40])
 def test_an_interrupt_between_models_loses_nothing(
     models: list[LoadedModel], both: dict[str, Any], after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +171,7 @@ def test_a_wrong_row_is_flagged_on_the_model_where_it_is_wrong(document: dict[st
     assert not flagged(document)
 
 
+@pytest.mark.wide
 def test_figures_show_all_models_and_what_an_interrupt_left(document: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert len(plot_document(document, tmp_path)) == 4

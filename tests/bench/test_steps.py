@@ -19,6 +19,7 @@ def document() -> dict[str, Any]:
     return measure_steps(load_model(device="cpu"), spread(default_prompts(), 2), max_new_tokens=24, num_counted=1)
 
 
+@pytest.mark.wide
 def test_a_row_for_each_way_says_what_its_steps_ask(document: dict[str, Any]) -> None:
     rows = {row["name"]: row for row in document["steps"]}
     plain, auto = rows["plain"], rows["auto, 32 nodes"]
@@ -37,6 +38,7 @@ def test_its_tables_have_a_line_for_each_row(document: dict[str, Any]) -> None:
     assert len(auto.rows) == 4
 
 
+@pytest.mark.wide
 def test_the_tiny_shape_goes_the_way_of_the_large_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = gpu.Shape(None, dtype="fp32", batches=(1, 2), contexts=(24,), max_new_tokens=6)
     monkeypatch.setattr(gpu, "SHAPES", {"tiny": shape})

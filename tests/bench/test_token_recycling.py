@@ -122,6 +122,7 @@ def test_a_hot_start_keeps_the_matrix_between_calls(hot_start: bool, remembers: 
     assert (second.propose(80).num_draft_tokens > 0) == remembers
 
 
+@pytest.mark.wide
 def test_a_run_gives_plain_s_tokens_greedy_and_sampled_with_80_nodes(loaded: LoadedModel) -> None:
     settings = BenchSettings(max_new_tokens=24, rounds=1)
     rows = ["token_recycling", "token_recycling:hot_start=False"]

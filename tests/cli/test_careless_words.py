@@ -95,6 +95,7 @@ def test_a_closed_stdout_is_said_and_nothing_is_computed() -> None:
     assert done.stderr.splitlines()[0] == "error: `stdout` must be open, but is closed."
 
 
+@pytest.mark.wide
 def test_a_full_stdout_is_an_error() -> None:
     done = process(*SHORT, redirect="> /dev/full")
     assert done.returncode == 2, done.stderr
@@ -109,6 +110,7 @@ def test_a_closed_stdin_gives_no_prompt() -> None:
     assert "error: `PROMPT` must be text where stdin is closed" in done.stderr
 
 
+@pytest.mark.wide
 def test_a_prompt_on_stdin_that_is_no_text_is_an_error() -> None:
     command = [*COMMAND, "generate", "-"]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
@@ -161,6 +163,7 @@ def test_a_memory_file_that_is_none_is_refused_before_the_work(tmp_path: Path) -
     assert (tmp_path / "notes.md").read_text() == "mine"
 
 
+@pytest.mark.wide
 def test_a_memory_is_saved_when_the_command_is_terminated(tmp_path: Path) -> None:
     """By SIGTERM, as a scheduler ends a job; the file of results stays one that the next run goes on with."""
     memory, out, prompts = tmp_path / "memory.safetensors", tmp_path / "out.jsonl", tmp_path / "p.jsonl"

@@ -36,6 +36,7 @@ def test_all_three_are_measured_and_ours_is_equal(run: Run) -> None:
     assert all(0 <= row["accepted"] <= row["drafted"] for row in found.values())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("method", "theirs"), [("lookahead", TRANSFORMERS), ("draft_model", ASSISTED)])
 def test_every_method_has_its_counterpart(run: Run, method: str, theirs: str) -> None:
     """Transformers' assisted generation stands beside a draft model, its prompt lookup beside all else."""
@@ -46,6 +47,7 @@ def test_every_method_has_its_counterpart(run: Run, method: str, theirs: str) ->
     assert found[theirs]["ratio_to_transformers"] == 1.0
 
 
+@pytest.mark.wide
 def test_acceptance_by_probabilities_promises_no_seed(run: Run) -> None:
     """Its samples have the target's distribution and not the seed's text, so the exit code stays 0."""
     rows(
@@ -53,15 +55,18 @@ def test_acceptance_by_probabilities_promises_no_seed(run: Run) -> None:
     )
 
 
+@pytest.mark.wide
 def test_a_sample_is_compared_from_one_seed(run: Run) -> None:
     assert rows(run, "--dtype", "fp32", "--do-sample", "--temperature", "0.7")["auto"]["equal_to_plain"]
 
 
+@pytest.mark.wide
 def test_without_a_prompt_several_are_compared(run: Run) -> None:
     result = run("generate", "--compare", "--max-new-tokens", "4", "--rounds", "1", "--dtype", "fp32", "--json")
     assert json.loads(result.stdout)["num_prompts"] == 3
 
 
+@pytest.mark.wide
 def test_the_table_has_a_row_for_each(run: Run) -> None:
     result = run(*COMPARE, "--dtype", "fp32")
     assert result.exit_code == 0, result.stderr

@@ -135,6 +135,7 @@ def test_the_draft_has_a_precision_of_its_own(run: Run) -> None:
     assert document(run, PROMPT, *SHORT, "--spec-method", "draft_model")["draft"]["dtype"] == "float32"
 
 
+@pytest.mark.wide
 def test_target_and_draft_have_precisions_of_their_own(run: Run) -> None:
     words = ("--max-new-tokens", "8", "--spec-method", "draft_model", "--dtype", "fp8", "--draft-dtype", "nf4")
     found = document(run, PROMPT, *words)

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.cli.conftest import Run
+
 SHORT = ("generate", "x = 1\n", "--max-new-tokens", "6", "--dtype", "fp32", "--threads", "1")
 COMMAND = (sys.executable, "-m", "hf_specdec", *SHORT)
 
@@ -18,13 +20,12 @@ def test_python_m_runs_the_command_line() -> None:
     assert len(json.loads(done.stdout)["token_ids"]) == 6
 
 
-def test_help_shows_the_list_form() -> None:
+def test_help_shows_the_list_form(run: Run) -> None:
     """Square brackets are markup to the library that prints the help; ours must come through."""
-    command = [sys.executable, "-m", "hf_specdec", "generate", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert '"[10,2,[0]]"' in done.stdout
+    assert '"[10,2,[0]]"' in run("generate", "--help").stdout
 
 
+@pytest.mark.wide
 def test_a_reader_that_leaves_early_causes_no_traceback() -> None:
     process = subprocess.Popen(
         COMMAND, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -10,6 +10,8 @@ import pytest
 from hf_specdec.summarization.run import Summarizer
 from tests.cli.conftest import Run
 
+pytestmark = pytest.mark.each_value_in_file
+
 SHORT = ("summarize", "--limit", "2", "--max-input-tokens", "40", "--max-new-tokens", "8", "--dtype", "fp32")
 LIST_FORMS = {
     "prompt_lookup": ("--prompt-lookup-config", "[4,2,['cpu']]"),

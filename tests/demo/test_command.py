@@ -28,6 +28,7 @@ def test_a_wrong_model_is_a_message() -> None:
     assert "error:" in done.stderr and "Traceback" not in done.output
 
 
+@pytest.mark.wide
 def test_the_folder_of_a_space_runs_the_command() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "demos" / "app.py"), "--help"], capture_output=True, text=True, cwd=ROOT, check=True

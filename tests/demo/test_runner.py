@@ -20,6 +20,7 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from hf_specdec.observer import SpecStep
 from tests.demo.conftest import LIMITS, load
+from tests.helpers.cover import wide_but
 
 
 def run(racer: Racer, memories: Memories | None = None, stop: Stop | None = None, **settings: Any) -> Race:
@@ -111,7 +112,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield sources
 
 
-@pytest.mark.parametrize("method", ["auto", "prompt_lookup"])
+@pytest.mark.parametrize("method", wide_but(["auto"], ["auto", "prompt_lookup"]))
 def test_nobody_drafts_from_another_s_text(racer: Racer, recorded: list[str], method: str) -> None:
     """Neither from another visitor's, nor from an earlier race of one's own that was not to be remembered."""
     how: dict[str, Any] = {"methods": (method,), "values": {"auto.num_nodes": 12}}

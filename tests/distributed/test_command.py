@@ -15,6 +15,7 @@ SHORT = ("--max-new-tokens", "12", "--dtype", "fp32", "--threads", "1")
 COMMAND = ("-m", "hf_specdec", "generate", "--tensor-parallel", *SHORT)
 
 
+@pytest.mark.wide
 def test_one_process_speaks_and_says_what_one_process_alone_says(run: Run) -> None:
     how = ("def main(argv=None):\n", "--do-sample", "--seed", "5", "--draft-model-config", "[4]", "--json")
     done = launch(*COMMAND, *how)

@@ -14,6 +14,13 @@ from tests.distributed.worker import many, outcome, stopped, turns
 from tests.helpers.support import noisy_copy
 from tests.helpers.zoo import FAMILIES, build
 
+# Trees, drafts of both kinds, rows, samples, and experts.
+QUICK = (
+    ("llama", "prompt_lookup", 3, False, "none"),
+    ("llama", "use_logits", 1, True, "shared"),
+    ("llama", "auto", 1, False, "none"),
+    ("mixtral", "draft_model", 3, True, "shared"),
+)
 Results = list[dict[str, Any]]
 
 
@@ -60,8 +67,10 @@ def is_of_grid(item: pytest.Item) -> TypeGuard[pytest.Function]:
     )
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize(("family", "method", "batch", "sampled", "place"), GRID)
+@pytest.mark.parametrize(
+    ("family", "method", "batch", "sampled", "place"),
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.wide) for case in GRID],
+)
 def test_two_processes_give_one_process_s_text(
     family: str, method: str, batch: int, sampled: bool, place: str, results: Results, alone: Any
 ) -> None:

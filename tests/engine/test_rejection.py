@@ -13,6 +13,7 @@ import torch
 from hf_specdec.engine.verify import rejection_sample
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
+from tests.helpers.cover import wide_but
 from tests.helpers.draft_tables import (
     Table,
     TableScorer,
@@ -22,6 +23,8 @@ from tests.helpers.draft_tables import (
     sample,
     verify_by_drawing,
 )
+
+pytestmark = pytest.mark.each_value_in_file
 
 LogitsProcessorFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 SIZE = 6
@@ -53,7 +56,7 @@ def statistic_of(
     q: torch.Tensor,
     num_drawn: int,
     rule: Callable[..., int] = rejection_sample,
-    count: int = 12_000,
+    count: int = 6_000,
     seed: int = 0,
 ) -> tuple[float, float]:
     """Chi-square of tokens chosen among `num_drawn` drawn ones against p, and its critical value."""
@@ -68,7 +71,7 @@ def statistic_of(
 
 @pytest.mark.parametrize("num_drawn", [0, 1, 2, 3, SIZE])
 def test_the_token_has_the_target_s_distribution(num_drawn: int) -> None:
-    """12,000 draws over six tokens; odds of one in a million."""
+    """6,000 draws over six tokens; odds of one in a million."""
     value, bound = statistic_of(distribution(1), distribution(2), num_drawn)
     assert value < bound
 
@@ -88,15 +91,15 @@ def test_the_token_has_the_target_s_distribution(num_drawn: int) -> None:
 )
 @pytest.mark.parametrize("num_drawn", [1, 3])
 def test_zeros_and_certainties_are_no_exception(p: torch.Tensor, q: torch.Tensor, num_drawn: int) -> None:
-    """4,000 draws each; odds of one in a million."""
+    """2,000 draws each; odds of one in a million."""
     generator = torch.Generator().manual_seed(3)
-    children = torch.multinomial(q.expand(4_000, -1), num_drawn, generator=generator).tolist()
+    children = torch.multinomial(q.expand(2_000, -1), num_drawn, generator=generator).tolist()
     seen: dict[tuple[int, ...], int] = {}
     for tokens in children:
         token = rejection_sample(p, q, [token for token in tokens if q[token] > 0], generator)
         seen[(token,)] = seen.get((token,), 0) + 1
     if p.max() == 1.0:
-        assert seen == {(int(p.argmax()),): 4_000}
+        assert seen == {(int(p.argmax()),): 2_000}
         return
     value, degrees = chi_square(seen, {(token,): float(share) for token, share in enumerate(p) if share > 0})
     assert value < critical_value(degrees)
@@ -119,7 +122,7 @@ def test_acceptance_is_as_high_as_it_can_be() -> None:
 
 
 def test_a_token_that_q_cannot_have_given_is_passed_over() -> None:
-    """No bias from it: 12,000 draws with such a token among the children, odds of one in a million."""
+    """No bias from it: 6,000 draws with such a token among the children, odds of one in a million."""
     q = distribution(2, zeros=[4])
     value, bound = statistic_of(
         distribution(1), q, 1, lambda p, q, drawn, generator: rejection_sample(p, q, [4, *drawn], generator)
@@ -261,43 +264,36 @@ SHAPES = {
     "tree": {"draft_len": 2, "num_branches": 3, "max_nodes": 7, "confidence_threshold": 0.0},
     "stopping tree": {"draft_len": 3, "num_branches": 2, "max_nodes": 5, "confidence_threshold": 0.3},
 }
+WARPS = {  # of the draft, of the target
+    "hot draft": (temperature(1.5), temperature(0.5)),
+    "cold draft": (temperature(0.4), temperature(1.3)),
+    "top p": (top_p(0.8), top_p(0.7)),
+    "narrow draft": (top_p(0.5), temperature(1.0)),
+    "narrow target": (temperature(1.0), top_p(0.5)),
+}
 
 
-WIDE_SHAPES = ("chain", "learning chain", "stopping tree")  # the others hold their rules too
-
-
-@pytest.mark.parametrize(
-    "shape", [pytest.param(shape, marks=pytest.mark.wide if shape in WIDE_SHAPES else ()) for shape in SHAPES]
-)
+@pytest.mark.parametrize("shape", wide_but(["tree"], SHAPES))
 def test_texts_have_the_target_s_distribution(shape: str) -> None:
-    """5,000 texts of two tokens, 36 different ones; odds of one in a million."""
+    """3,000 texts of two tokens, 36 different ones; odds of one in a million."""
     warps = temperature(0.9), temperature(0.8)
     config = DraftModelConfig(use_logits=True, **SHAPES[shape])
-    seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=5_000)
+    seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=3_000)
     value, degrees = chi_square(seen, true_probabilities(TARGET, warps[1], 2))
     assert value < critical_value(degrees)
 
 
-@pytest.mark.parametrize(
-    "warps",
-    [
-        (temperature(1.5), temperature(0.5)),
-        (temperature(0.4), temperature(1.3)),
-        (top_p(0.8), top_p(0.7)),
-        (top_p(0.5), temperature(1.0)),
-        (temperature(1.0), top_p(0.5)),
-    ],
-    ids=["hot-draft", "cold-draft", "top-p", "narrow-draft", "narrow-target"],
-)
-def test_temperature_and_top_p_of_either_model_are_followed(warps: tuple[LogitsProcessorFn, LogitsProcessorFn]) -> None:
+@pytest.mark.parametrize("case", wide_but(["hot draft", "narrow target"], WARPS))
+def test_temperature_and_top_p_of_either_model_are_followed(case: str) -> None:
     """1,500 texts of two tokens from trees; odds of one in a million."""
+    warps = WARPS[case]
     config = DraftModelConfig(use_logits=True, **SHAPES["stopping tree"])
     seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=1_500)
     value, degrees = chi_square(seen, true_probabilities(TARGET, warps[1], 2))
     assert value < critical_value(degrees)
 
 
-@pytest.mark.parametrize("max_nodes", [1, 2, 4])
+@pytest.mark.parametrize("max_nodes", wide_but([2], [1, 2, 4]))
 def test_a_tree_cut_short_stays_true(max_nodes: int) -> None:
     """1,500 texts of two tokens, the loop keeping the first nodes only; odds of one in a million."""
     warps = temperature(0.9), temperature(0.8)

@@ -13,6 +13,8 @@ from hf_specdec.tree import DraftTree
 from tests.helpers.support import PROMPT, assert_same_run, both, plain
 from tests.helpers.zoo import FAMILIES, build
 
+pytestmark = pytest.mark.each_value_in_file
+
 LOOKAHEAD = LookaheadConfig(window_size=4, ngram_size=4, verification_set_size=4)
 TOLERANCE = 1e-4
 

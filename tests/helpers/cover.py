@@ -1,54 +1,102 @@
-"""Thins the cells of a wide test: which of its parameters' combinations `make test` runs.
+"""Thins the cells of wide tests: which of its parameters' combinations `make test` runs.
 
-`@pytest.mark.pairwise` keeps cells that together hold every pair of values of two parameters, `@pytest.mark.each_value`
-cells that hold every value. The others are marked `wide`, and run in `make test-all`.
+`@pytest.mark.pairwise` keeps cells that together hold every pair of values of two parameters, or of two of those that
+it names, and `@pytest.mark.each_value` cells that hold every value. The tests of a file that are marked
+`each_value_in_file` share one cover: it holds a cell of each test, and every value in some test. The others are marked
+`wide`, and run in `make test-all`.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import pytest
 
-__all__ = ["STRENGTHS", "cover", "mark_wide"]
+__all__ = ["IN_FILE", "cover", "mark_wide", "wide_but"]
 
 Cell = Mapping[str, str]
-STRENGTHS = {"each_value": 1, "pairwise": 2}
+IN_FILE = "each_value_in_file"
+LEFT_OUT = ("wide", "slow", "gpu", "extras", "browser")
 
 
-def cover(cells: list[Cell], strength: int) -> list[int]:
+def cover(cells: list[Cell], strength: int, among: tuple[str, ...] = ()) -> list[int]:
     """Places of cells that hold every combination of `strength` values that any cell holds, the fullest cell first.
+
+    Of cells as full as one another, the one whose values were chosen least comes first, so that values take turns.
 
     Args:
         cells: parameter name to what its value looks like.
         strength: 1 for single values, 2 for pairs.
+        among: the parameters to combine; of the others single values are held. All, where none is named.
     """
-    missing = {place: set(_combinations(cell, strength)) for place, cell in enumerate(cells)}
+    missing = {place: set(_combinations(cell, strength, among)) for place, cell in enumerate(cells)}
     chosen: list[int] = []
+    uses: Counter[tuple[str, str]] = Counter()
     while missing:
-        best = max(missing, key=lambda place: len(missing[place]))
+        turns = {place: sum(uses[value] for value in cells[place].items()) for place in missing}
+        best = max(turns, key=lambda place: (len(missing[place]), -turns[place]))
         held = missing.pop(best)
         if not held:
             break
         chosen.append(best)
+        uses.update(cells[best].items())
         for combinations in missing.values():
             combinations -= held
     return sorted(chosen)
 
 
-def _combinations(cell: Cell, strength: int) -> Iterable[frozenset[tuple[str, str]]]:
-    return (frozenset(values) for values in itertools.combinations(sorted(cell.items()), min(strength, len(cell))))
+def _combinations(cell: Cell, strength: int, among: tuple[str, ...]) -> Iterable[frozenset[tuple[str, str]]]:
+    combined = sorted(value for value in cell.items() if not among or value[0] in among)
+    yield from (frozenset([value]) for value in cell.items())
+    yield from (frozenset(values) for values in itertools.combinations(combined, min(strength, len(combined))))
+
+
+def wide_but(quick: Container[str], names: Iterable[str]) -> list[Any]:
+    """Values of a parameter, all but the quick ones marked as `wide`."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.wide) for name in names]
 
 
 def mark_wide(items: list[pytest.Item]) -> None:
     """Mark as `wide` what the covers of the thinned tests leave out."""
-    tests: dict[tuple[str, int], list[pytest.Function]] = {}
+    groups: dict[_Group, list[pytest.Function]] = {}
     for item in items:
-        strengths = [strength for name, strength in STRENGTHS.items() if item.get_closest_marker(name)]
-        if strengths and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            tests.setdefault((item.nodeid.partition("[")[0], max(strengths)), []).append(item)
-    for (_, strength), functions in tests.items():
-        cells = [{name: repr(value) for name, value in item.callspec.params.items()} for item in functions]
-        kept = set(cover(cells, strength))
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and (group := _group(item)):
+            groups.setdefault(group, []).append(item)
+    for group, functions in groups.items():
+        kept = set(cover([_cell(item) for item in functions], group.strength, group.among))
         for place, item in enumerate(functions):
             if place not in kept:
                 item.add_marker("wide")
+
+
+class _Group(NamedTuple):
+    """What shares a cover: the cells of a test, or of a file's tests."""
+
+    name: str
+    strength: int = 1
+    among: tuple[str, ...] = ()
+
+
+def _group(item: pytest.Function) -> _Group | None:
+    """The group of a cell; a test's own mark comes before its file's."""
+    if any(item.get_closest_marker(name) for name in LEFT_OUT):
+        return None
+    test = item.nodeid.partition("[")[0]
+    if mark := item.get_closest_marker("pairwise"):
+        return _Group(test, 2, mark.args)
+    if item.get_closest_marker("each_value"):
+        return _Group(test)
+    return _Group(str(item.path)) if item.get_closest_marker(IN_FILE) else None
+
+
+def _cell(item: pytest.Function) -> Cell:
+    """The values of a test's parameters, and the test itself as one more value."""
+    return {name: _look(item, name) for name in item.callspec.params} | {"test": item.originalname}
+
+
+def _look(item: pytest.Function, name: str) -> str:
+    try:
+        return repr(item.callspec.params[name])
+    except ValueError:  # an integer of more digits than Python writes
+        return f"{item.originalname}, {item.callspec.indices[name]}"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import transformers as tf
 
-__all__ = ["FALLBACK", "FAMILIES", "VOCAB_SIZE", "WINDOW", "Family", "build"]
+__all__ = ["FALLBACK", "FAMILIES", "QUICK", "VOCAB_SIZE", "WINDOW", "Family", "build"]
 
 VOCAB_SIZE = 128
 WINDOW = 16
@@ -143,6 +143,9 @@ FAMILIES: dict[str, Family] = dict(
         family("m2m_100", "M2M100Config", SEQ2SEQ | {"pad_token_id": 127}, scale=0.1, seed=7),
     )
 )
+
+# A plain decoder, positions in a table, a sliding window, position biases, a recurrent state, an encoder.
+QUICK = ("llama", "opt", "gemma3", "bloom", "qwen3_next", "t5")
 
 FALLBACK: dict[str, Family] = dict(
     (family("mamba", "MambaConfig", BASE | {"state_size": 8, "time_step_rank": 4}, tier="plain", scale=0.12, seed=7),)

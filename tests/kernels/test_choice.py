@@ -140,6 +140,7 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.wide
 def test_having_it_on_offer_costs_nothing() -> None:
     """Importing the package registers nothing; enabling a model imports no xformers."""
     code = """

@@ -14,6 +14,8 @@ from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
 from tests.helpers.support import PROMPT, noisy_copy, plain
 from tests.kernels.families import ATTENTIONS, OFFERED, WITHOUT_KERNEL, family_model, implementation, padded, strict
 
+pytestmark = pytest.mark.each_value_in_file
+
 NEW_TOKENS = 16
 GREEDY: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
 HALF = ("llama_mha", "llama_mqa", "qwen2", "gemma2", "gemma2_uncapped", "qwen3_moe", "mistral_wide", "gemma3_wide")
@@ -34,7 +36,6 @@ def logits(model: Any, name: str, inputs: dict[str, torch.Tensor]) -> list[torch
     return found
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", [name for name in OFFERED if name not in ("t5", "bart", "m2m_100")])
@@ -63,7 +64,6 @@ def test_half_precision_differs_by_rounding_only(family: str, attention: str) ->
         assert error <= 1.5 * rounding + 1e-3
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", OFFERED)

@@ -16,6 +16,8 @@ from tests.helpers.support import PROMPT, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build
 from tests.kernels.families import family_model, implementation, padded
 
+pytestmark = pytest.mark.each_value_in_file
+
 GREEDY: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
 FLASH = ["llama", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt_oss", "mixtral", "opt", "bart"]
 

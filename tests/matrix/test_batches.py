@@ -15,6 +15,8 @@ from tests.helpers.support import PROMPT, assert_same_cache, noisy_copy, plain, 
 from tests.helpers.zoo import FALLBACK, FAMILIES
 from tests.matrix.test_matrix import leaves_early
 
+pytestmark = pytest.mark.each_value_in_file
+
 NEW_TOKENS = 24
 PADDING = (0, 3, 7, 1)
 METHODS: dict[str, dict[str, Any]] = {
@@ -78,7 +80,6 @@ def skip_refused(family: str, method: str) -> bool:
     return method == "lookahead" and FAMILIES[family].tier == "chain"
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -105,7 +106,6 @@ def test_rows_end_at_different_places(batches: Callable[[str, str], Batch]) -> N
     assert len({int(length) + padding for length, padding in zip(lengths, PADDING, strict=True)}) >= 3
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sampled_row_is_its_prompt_alone(batches: Callable[[str, str], Batch], family: str, method: str) -> None:
@@ -137,7 +137,6 @@ def test_the_seeds_of_a_batch_come_from_the_global_generator(batches: Callable[[
     assert texts[0] != texts[1]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("family", ["llama", "gemma3", "bloom", "t5"])
 @pytest.mark.parametrize("method", METHODS)
 def test_several_answers_to_each_prompt(batches: Callable[[str, str], Batch], family: str, method: str) -> None:
@@ -154,7 +153,6 @@ def test_several_answers_to_each_prompt(batches: Callable[[str, str], Batch], fa
     assert output.sequences[4, : len(alone)].tolist() == alone.tolist()
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if not family.is_seq2seq])
 def test_random_trees_in_rows(batches: Callable[[str, str], Batch], family: str, seed: int) -> None:

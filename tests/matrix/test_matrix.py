@@ -100,7 +100,7 @@ def cells(zoo: Callable[[str], Any]) -> Callable[[str, str, str], Cell]:
     return cell
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise("family", "mode")
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", METHODS)

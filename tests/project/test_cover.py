@@ -30,5 +30,20 @@ def test_few_cells_are_needed() -> None:
     assert 35 <= len(cover(CELLS, 2)) <= 45
 
 
+def test_pairs_may_be_those_of_some_parameters() -> None:
+    kept = [CELLS[place] for place in cover(CELLS, 2, ("family", "mode"))]
+    assert len(kept) == 7 * 3
+    assert pairs(kept, 1) == pairs(CELLS, 1)
+    assert len({(cell["family"], cell["mode"]) for cell in kept}) == 7 * 3
+
+
+def test_values_take_turns() -> None:
+    """Tests that share families run on one each, and no family on more tests than another."""
+    cells = [{"test": str(test), "family": str(family)} for test in range(6) for family in range(3)]
+    kept = [cells[place] for place in cover(cells, 1)]
+    assert sorted(cell["test"] for cell in kept) == [str(test) for test in range(6)]
+    assert sorted(cell["family"] for cell in kept) == ["0", "0", "1", "1", "2", "2"]
+
+
 def test_one_cell_is_its_own_cover() -> None:
     assert cover([{"family": "3"}], 2) == [0]

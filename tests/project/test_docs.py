@@ -17,6 +17,23 @@ BLOCK = re.compile(
 )
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)[^)]*\)")
 
+# Pages whose blocks take long; make test-all runs them.
+LONG = {
+    "docs/concepts/how-it-works.md",
+    "docs/guides/auto.md",
+    "docs/guides/benchmark.md",
+    "docs/guides/draft-model.md",
+    "docs/guides/from-tensorrt-llm.md",
+    "docs/guides/lookahead.md",
+    "docs/guides/many-prompts.md",
+    "docs/guides/pipeline.md",
+    "docs/guides/placement.md",
+    "docs/guides/prompt-lookup.md",
+    "docs/guides/static-caches.md",
+    "docs/reference/api.md",
+    "docs/reference/bench.md",
+}
+
 every_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 
 
@@ -30,7 +47,14 @@ def blocks(page: Path, language: str) -> list[tuple[int, str]]:
     ]
 
 
-@every_page
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name, marks=pytest.mark.wide if name in LONG else ())
+        for page in PAGES
+        for name in [str(page.relative_to(ROOT))]
+    ],
+)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page run one after the other in one namespace."""

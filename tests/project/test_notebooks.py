@@ -1,4 +1,4 @@
-"""The tutorials run from top to bottom."""
+"""The tutorials run from top to bottom: two short ones in `make test`, all in `make test-all`."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,13 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+QUICK = ("1-first-generate", "3-chat")
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+@pytest.mark.parametrize(
+    "notebook",
+    [pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.wide) for path in NOTEBOOKS],
+)
 def test_the_cells_run_in_order(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     matplotlib.pyplot.switch_backend("Agg")

@@ -52,6 +52,7 @@ def core_of(python: Path, folder: Path) -> str:
     return found.stdout.strip()
 
 
+@pytest.mark.wide
 def test_the_wheel_carries_models_types_and_licence(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -88,6 +89,7 @@ def test_a_wheel_has_the_compiled_core_for_every_later_python(built: Path) -> No
         assert CORE in archive.namelist()
 
 
+@pytest.mark.wide
 def test_without_a_compiler_the_wheel_is_pure_python(tmp_path: Path) -> None:
     (wheel,) = build(tmp_path, "wheel", compiler="/bin/false").glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")

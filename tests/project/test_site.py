@@ -22,6 +22,7 @@ DOCS = ROOT / "docs"
 CODE = re.compile(r"(?<! -->\n)^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # that the tests run
 
 
+@pytest.mark.wide
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     command = [
         sys.executable,

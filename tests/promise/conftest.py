@@ -1,4 +1,7 @@
-"""Every promise is held for drafts that are sometimes right, always right amid wrong ones, and random."""
+"""Every promise is held for drafts that are sometimes right, always right amid wrong ones, and random.
+
+The tests of a file share families, drafts and settings: `make test` runs each test on some, each of them in some test.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.cover import IN_FILE
 from tests.helpers.support import DRAFTS, TREE_DRAFTS
 from tests.helpers.zoo import FAMILIES
 
@@ -13,20 +17,20 @@ Draft = Callable[[list[int]], dict[str, Any]]
 CHAIN_FAMILIES = {name for name, family in FAMILIES.items() if family.tier == "chain"}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out drafts that need trees on families that verify chains; that they are refused is a test of its own."""
-    impossible = {item for item in items if _needs_trees(item) and _values(item) & CHAIN_FAMILIES}
+    here = [item for item in items if item.path.parent == Path(__file__).parent]
+    impossible = {item for item in here if _values(item) & TREE_DRAFTS and _values(item) & CHAIN_FAMILIES}
     items[:] = [item for item in items if item not in impossible]
     config.hook.pytest_deselected(items=list(impossible))
+    for item in here:
+        item.add_marker(IN_FILE)
 
 
 def _values(item: pytest.Item) -> set[str]:
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     return {value for value in parameters.values() if isinstance(value, str)}
-
-
-def _needs_trees(item: pytest.Item) -> bool:
-    return item.path.parent == Path(__file__).parent and bool(_values(item) & TREE_DRAFTS)
 
 
 @pytest.fixture(params=DRAFTS)

@@ -12,6 +12,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 import hf_specdec
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import adapter_of
+from tests.helpers.cover import wide_but
 from tests.helpers.support import DRAFTS, PROMPT, plain, speculative
 from tests.helpers.zoo import FAMILIES, build
 from tests.promise.test_threads import CALLS, PROMPTS, expected_texts, job, run_threads
@@ -42,7 +43,7 @@ def hooks_of(model: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("family", ADAPTED)
+@pytest.mark.parametrize("family", wide_but(["bloom"], ADAPTED))
 def test_plain_generation_beside_trees_on_one_model(zoo: Callable[[str], Any], family: str) -> None:
     """Two threads draft trees of different shapes, two decode plainly, all on one model."""
     model = zoo(family)

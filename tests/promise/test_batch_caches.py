@@ -39,7 +39,6 @@ def conversation(model: Any, turns: list[dict[str, Any]], eos: list[int]) -> tup
     return texts, kept
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("order", ["ours", "plain first", "ours first"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["llama", "gemma3", "lfm2", "qwen3_next"])
@@ -120,7 +119,6 @@ def test_every_rows_drafter_is_ended_when_the_batch_is_interrupted(model: Any) -
     assert len(counts) == 6
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["gpt_neo", "opt", "lfm2"])
 def test_rows_may_fill_all_positions_while_others_have_ended(family: str, method: str) -> None:

@@ -52,7 +52,6 @@ def families(zoo: Callable[[str], Any]) -> Callable[[str], tuple[Any, Any, list[
     return family
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["llama", "gpt_neo"])
@@ -64,7 +63,6 @@ def test_every_setting_gives_plain_generates_rows(
     assert_same_batch(model, method_of(method, draft), PADDED, **options)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["llama", "gemma3", "lfm2"])

@@ -41,7 +41,6 @@ def turn(
     return torch.cat([ours.output.sequences, MORE], dim=1), ours.output.past_key_values
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("ours", [(1,), (0, 2), (0, 1, 2, 3)], ids=str)
 def test_a_conversation_is_the_same_whoever_answers(
@@ -58,7 +57,6 @@ def test_a_conversation_is_the_same_whoever_answers(
         assert_same_cache(cache, expected_cache)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_cache_that_is_passed_in_is_updated_in_place(zoo: Callable[[str], Any], draft: Draft, family: str) -> None:
     """The object the caller holds has the new text, and is the one in the output."""
@@ -81,7 +79,6 @@ def test_a_cache_without_a_configuration_serves_as_well(model: Any, draft: Draft
     assert_same_cache(ours.kwargs["past_key_values"], reference.kwargs["past_key_values"])
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_cache_is_updated_without_the_dictionary_too(zoo: Callable[[str], Any], draft: Draft, family: str) -> None:
     model = zoo(family)
@@ -94,7 +91,6 @@ def test_the_cache_is_updated_without_the_dictionary_too(zoo: Callable[[str], An
     assert_same_cache(ours.kwargs["past_key_values"], reference.kwargs["past_key_values"])
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("family", ["mistral", "gemma3", "gpt_oss"])
 @pytest.mark.parametrize("prompt_length", [WINDOW - 9, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW])
 def test_windows_slide_as_in_plain_decoding(
@@ -114,7 +110,6 @@ def test_windows_slide_as_in_plain_decoding(
     assert answers[0] == answers[1]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("family", FAMILIES)
 def test_only_the_new_tokens_may_be_given_with_a_full_mask(
     zoo: Callable[[str], Any], draft: Draft, family: str
@@ -147,7 +142,6 @@ def test_a_cache_from_a_prefill_forward_is_continued(model: Any, draft: Draft) -
     assert seq_length(cache) == 20
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("chunk", [7, 16, 100])
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
 def test_a_prompt_read_in_chunks_is_read_the_same(

@@ -12,6 +12,7 @@ from transformers import CompileConfig
 import hf_specdec
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import capacity_for, widths_up_to
+from tests.helpers.cover import wide_but
 from tests.helpers.support import PROMPT, plain, speculative
 from tests.helpers.zoo import FAMILIES, build
 
@@ -51,9 +52,8 @@ def model() -> Any:
     return hf_specdec.enable(build(FAMILIES["llama"]))
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("batch", wide_but([2], [1, 2]))
+@pytest.mark.parametrize("method", wide_but(["prompt_lookup"], METHODS))
 def test_few_graphs_serve_texts_of_any_length(model: Any, graphs: list[Any], method: str, batch: int) -> None:
     """As many as there are widths, at most; a second round of other lengths compiles nothing."""
     config = on_cpu(counting(graphs))
@@ -115,6 +115,7 @@ def test_a_model_that_cannot_be_compiled_runs_as_it_is_and_says_why_once(
     assert "no such card" in said[0]
 
 
+@pytest.mark.wide
 def test_graphs_are_not_copied_with_the_model(model: Any, graphs: list[Any]) -> None:
     config = on_cpu(counting(graphs))
     speculative(model, PROMPT, max_new_tokens=8, **STATIC, compile_config=config, **METHODS["prompt_lookup"])

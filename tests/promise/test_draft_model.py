@@ -1,6 +1,5 @@
 """A draft model as its users meet it: pairs that go together or not, what a draft costs, and lossless sampling."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -244,8 +243,9 @@ def chi_square(model: Any, draft: Any, logits_processor: dict[str, Any], shape: 
     return statistic, output.spec_stats.num_accepted_tokens
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize(("logits_processor", "shape"), list(itertools.product(WARPS, SHAPES)))
+@pytest.mark.wide
+@pytest.mark.parametrize("logits_processor", WARPS)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_rejection_sampling_leaves_the_targets_distribution(
     far_pair: tuple[Any, Any], logits_processor: str, shape: str
 ) -> None:

@@ -49,7 +49,6 @@ def test_embeddings_that_no_id_has_are_read_as_well(model: Any, draft: Draft) ->
     assert_same_run(ours, reference)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "mistral", "gemma3", "bloom"])
 def test_a_left_padded_row_is_read_with_its_mask(zoo: Callable[[str], Any], draft: Draft, family: str) -> None:
     """One padded row: the mask reaches every forward, the positions start behind the padding."""
@@ -76,7 +75,6 @@ def test_positions_of_ones_own_are_continued(model: Any, draft: Draft) -> None:
     assert_same_run(ours, reference)
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("length", [1, 2, 3])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "bloom", "t5"])
 def test_the_shortest_prompts_work(zoo: Callable[[str], Any], draft: Draft, family: str, length: int) -> None:

@@ -70,7 +70,6 @@ def broken_model(request: pytest.FixtureRequest, zoo: Callable[[str], Any]) -> A
     return zoo(request.param)
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("broken")], ids=["interrupt", "error"])
 def test_the_caller_can_go_on_after_it(broken_model: Any, draft: Draft, place: str, error: BaseException) -> None:
@@ -175,7 +174,6 @@ def test_a_prompt_that_cannot_be_read_fails_with_its_own_error(model: Any, pool:
         handle.remove()
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("at", [1, 2, 3])
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_a_forward_that_fails_half_way_leaves_a_usable_cache(model: Any, draft: Draft, at: int, layer: int) -> None:

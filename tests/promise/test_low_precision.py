@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import hf_specdec
+from tests.helpers.cover import wide_but
 from tests.helpers.support import PROMPT, plain
-from tests.helpers.zoo import FAMILIES, build
+from tests.helpers.zoo import FAMILIES, QUICK, build
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", wide_but(QUICK, FAMILIES))
 def test_every_family_runs_in_half_precision(family: str, dtype: torch.dtype) -> None:
     """At the tier it has in full precision, and in the cache's own dtype."""
     model = hf_specdec.enable(build(FAMILIES[family]).to(dtype))

@@ -39,7 +39,6 @@ def many(model: Any, prompts: Any, **options: Any) -> dict[int, Any]:
     return dict(sorted(found.items()))
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("size", [1, 2, 6])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("length", [1, 2, 12])

@@ -67,7 +67,6 @@ def methods(pair: tuple[Any, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("method", METHODS)
 def test_a_text_is_plain_s(pair: tuple[Any, Any], methods: Any, method: str, model: Any) -> None:
     """Greedy and, where the seed counts, sampled."""
@@ -79,7 +78,6 @@ def test_a_text_is_plain_s(pair: tuple[Any, Any], methods: Any, method: str, mod
         assert pair[0].generate(PROMPT, **settings, **methods[method]).tolist() == expected.tolist()
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"assisted"}))
 def test_a_batch_is_plain_s(pair: tuple[Any, Any], methods: Any, method: str, model: Any) -> None:
     settings = {"max_new_tokens": 16, "do_sample": False, "attention_mask": MASK}
@@ -87,7 +85,6 @@ def test_a_batch_is_plain_s(pair: tuple[Any, Any], methods: Any, method: str, mo
     assert ours.tolist() == plain(model, PADDED, **settings).tolist()
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("method", ["prompt_lookup", "draft_model"])
 def test_many_prompts_are_plain_s(pair: tuple[Any, Any], methods: Any, method: str, model: Any) -> None:
     prompts = [PROMPT[0, start : start + 12 + start].tolist() for start in range(5)]

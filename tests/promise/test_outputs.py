@@ -12,7 +12,6 @@ from tests.promise.conftest import Draft
 WANTED = ["output_scores", "output_logits", "output_hidden_states"]
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("family", ["llama", "gemma3", "bloom", "t5"])
 @pytest.mark.parametrize("wanted", [*WANTED, "all"])
 @pytest.mark.parametrize("do_sample", [False, True])

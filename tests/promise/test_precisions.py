@@ -20,8 +20,9 @@ from hf_specdec.quantization.e4m3 import CODES
 from hf_specdec.quantization.fp8 import fp8_config
 from hf_specdec.quantization.fp8_linear import Fp8Linear
 from hf_specdec.quantization.report import precision_of
+from tests.helpers.cover import wide_but
 from tests.helpers.support import DRAFTS, PROMPT, noisy_copy, plain
-from tests.helpers.zoo import FAMILIES, build
+from tests.helpers.zoo import FAMILIES, QUICK, build
 
 QUANTISED = ("fp8", "int8", "nf4")
 SETTINGS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
@@ -78,9 +79,8 @@ def load_in_fp32(checkpoint: Callable[[str], str], family: str, precision: str) 
     return model
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", wide_but(QUICK, FAMILIES))
 def test_fp8_weights_change_nothing_about_speculation(
     checkpoint: Callable[[str], str], family: str, draft: str
 ) -> None:
@@ -166,9 +166,7 @@ def test_texts_part_only_at_near_ties_in_bf16(precision: str) -> None:
 SAVED = ("llama", "gpt2", "mixtral", "t5")  # a plain one, one without the format, experts, an encoder
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=() if name in SAVED else pytest.mark.wide) for name in FAMILIES]
-)
+@pytest.mark.parametrize("family", wide_but(SAVED, FAMILIES))
 def test_a_saved_fp8_model_loads_again(checkpoint: Callable[[str], str], tmp_path: Path, family: str) -> None:
     """The same codes, scales and logits, with `precision` or without."""
     model = auto(family).from_pretrained(checkpoint(family), precision="fp8")

@@ -41,7 +41,6 @@ def coming(zoo: Any) -> list[int]:
     return run(zoo("llama"), plain, lambda: {"max_new_tokens": 40}).ids
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("stop_after", [1, 2, 3, 5, 8, 13, None])
 @pytest.mark.parametrize("criterion", [Recorder, SaysBool])
 def test_a_criterion_is_asked_once_per_token_and_obeyed_at_once(

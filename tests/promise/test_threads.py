@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.cover import wide_but
 from tests.helpers.support import DRAFTS, PROMPT, plain, speculative
 
 PROMPTS = [PROMPT.roll(shift, dims=1)[:, : 30 - 4 * shift] for shift in range(4)]
@@ -61,7 +62,7 @@ def job(model: Any, prompt: torch.Tensor, method: dict[str, Any]) -> Callable[[]
     return generate
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", wide_but(["gemma3"], ["llama", "gemma3"]))
 def test_calls_side_by_side_on_one_model_do_not_mix(zoo: Callable[[str], Any], family: str) -> None:
     """Trees of different shapes in two threads, prompt lookup in a third, plain decoding in the fourth."""
     model = zoo(family)

@@ -105,6 +105,7 @@ def in_transformers(pair: Pair, inputs: dict[str, torch.Tensor], options: dict[s
     return output[0].tolist(), len(forwards)
 
 
+@pytest.mark.wide
 def test_it_drafts_at_least_as_well_as_universal_assisted_decoding(pair: Pair) -> None:
     """Tokens per verify step over the prompts; every text is plain `generate`'s.
 
