@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from hf_specdec.api import SpecGenerationMixin, enable
 from hf_specdec.compat import dropped_settings, generation_model, input_device
+from hf_specdec.compat.decoder_layers import cached_file
 from hf_specdec.compat.gemma_assistant import is_gemma_assistant, with_shared_layers
 from hf_specdec.distributed.placement import parallel_arguments
 from hf_specdec.errors import CheckpointError, unknown_name
@@ -26,6 +27,7 @@ from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.eagle3.checkpoint import is_head, load_head
 from hf_specdec.methods.gemma4_assistant.network import GemmaAssistantHead
 from hf_specdec.methods.mtp.network import MtpHead
+from hf_specdec.methods.translation import are_alike
 from hf_specdec.quantization.bnb import prepare
 from hf_specdec.quantization.fp8 import check_offloading
 from hf_specdec.quantization.precision import (
@@ -45,6 +47,7 @@ __all__ = [
     "describe_weights",
     "is_draft_head",
     "load_draft",
+    "load_foreign_tokenizer",
     "load_tokenizer",
 ]
 
@@ -250,6 +253,23 @@ def load_tokenizer(path: str | os.PathLike[str]) -> transformers.PreTrainedToken
             f"`tokenizer` must be one that transformers can load, but that of {os.fspath(path)!r} is not: "
             f"{_first_line(error)} Put the checkpoint's tokenizer files beside its weights."
         ) from error
+
+
+def load_foreign_tokenizer(
+    path: str | os.PathLike[str], tokenizer: transformers.PreTrainedTokenizerBase
+) -> transformers.PreTrainedTokenizerBase | None:
+    """The tokenizer of a draft model's checkpoint, where its tokens are others than those of the target's `tokenizer`.
+
+    Returns:
+        `None` where nothing has to be translated; a checkpoint without a tokenizer has the target's.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    if cached_file(os.fspath(path), "tokenizer_config.json", _raise_exceptions_for_missing_entries=False) is None:
+        return None
+    own = load_tokenizer(path)
+    return None if are_alike(tokenizer, own) else own
 
 
 def describe_weights(model: transformers.PreTrainedModel, *, compare: bool = False) -> LoadedWeights:

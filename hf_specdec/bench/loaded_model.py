@@ -13,7 +13,7 @@ from hf_specdec import embedded
 from hf_specdec.bench.widen import check_widening, widen, widen_head
 from hf_specdec.distributed.placement import read_devices
 from hf_specdec.errors import ConfigError, unknown_name
-from hf_specdec.loading import load_tokenizer
+from hf_specdec.loading import load_foreign_tokenizer, load_tokenizer
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.quantization.precision import DTYPES, PRECISIONS
 
@@ -30,6 +30,7 @@ class LoadedModel:
     Attributes:
         name (`str`): the model's own, whatever its size.
         assistant (`PreTrainedModel | None`): the draft model, for `draft_model` and transformers' assisted generation.
+        assistant_tokenizer (`PreTrainedTokenizerBase | None`): the draft model's, where it is not the target's.
         head (`DraftHead | None`): for the methods that draft with a head.
         facts (`dict[str, Any]`): more about it for the document, such as what widening changed.
     """
@@ -39,6 +40,7 @@ class LoadedModel:
     name: str
     assistant: PreTrainedModel | None = None
     assistant_name: str | None = None
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None
     head: DraftHead | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -66,7 +68,7 @@ def load_model(
         path: folder or hub name; `None` is the embedded target, with the embedded draft and head.
         dtype: a precision as `from_pretrained` takes it; fp32 for the embedded target and `"auto"` otherwise.
         device: where it runs; by default the accelerator, or the CPU where there is none.
-        assistant: folder or hub name of a draft model with the same vocabulary.
+        assistant: folder or hub name of a draft model.
         assistant_dtype: the draft model's precision; the model's by default.
         head: folder or hub name of a draft head for the model, loaded in the model's dtype and widened with it.
         widen_to: hidden size and number of layers that the model is widened to, its function unchanged.
@@ -101,12 +103,14 @@ def load_model(
     if attn_implementation is not None:
         _set_attention(model, attn_implementation)
     helper = None if draft is None else hf_specdec.AutoModelForCausalLM.from_pretrained(draft, precision=own_precision)
+    tokenizer = load_tokenizer(folder)
     return LoadedModel(
         model=model.to(where).eval(),
-        tokenizer=load_tokenizer(folder),
+        tokenizer=tokenizer,
         name=EMBEDDED if path is None else path,
         assistant=None if helper is None else helper.to(where).eval(),
         assistant_name=EMBEDDED_DRAFT if path is None and assistant is None else assistant,
+        assistant_tokenizer=None if assistant is None else load_foreign_tokenizer(assistant, tokenizer),
         head=None if drafting is None else drafting.to(where),
         facts=facts,
     )

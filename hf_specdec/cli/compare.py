@@ -92,7 +92,8 @@ def compare_methods(job: Job, texts: Sequence[str], how: Mapping[str, Any], roun
 def _transformers_way(how: Mapping[str, Any]) -> Row:
     """transformers' counterpart of a method."""
     if isinstance(how.get("assistant_model"), PreTrainedModel):
-        return transformers_row(ASSISTED, {"assistant_model": how["assistant_model"]})
+        taken = ("assistant_model", "tokenizer", "assistant_tokenizer")
+        return transformers_row(ASSISTED, {name: how[name] for name in taken if name in how})
     config = how["spec_config"]
     alike = config if isinstance(config, PromptLookupConfig) else PromptLookupConfig()
     names = {"prompt_lookup_num_tokens": "max_draft_len", "max_matching_ngram_size": "max_matching_ngram_size"}

@@ -109,10 +109,11 @@ def _continue(job: Job, text: str | None, how: Mapping[str, Any], rounds: int, a
 
 
 def _many(job: Job, how: Mapping[str, Any], asked: ManyOptions, is_one_model: bool, as_json: bool) -> None:
+    own = {name: value for name, value in how.items() if name != "tokenizer"}  # the job's
     many = ManyJob(
         job.model,
         job.tokenizer,
-        options={**job.options, **(how or {"spec_method": "plain"})},
+        options={**job.options, **(own or {"spec_method": "plain"})},
         settings={name: value for name, value in _setting(job, how).items() if name != "threads"},
         seed=job.seed or 0,
         batch_size=asked.batch_size,

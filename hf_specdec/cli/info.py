@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 import hf_specdec
 from hf_specdec.cli import options
 from hf_specdec.cli.extras import extras, versions
-from hf_specdec.cli.inputs import load_draft
+from hf_specdec.cli.inputs import draft_tokenizers, load_draft
 from hf_specdec.cli.options import LoadOptions
 from hf_specdec.cli.report import print_json, reports_errors
 from hf_specdec.cli.spread import spread
@@ -18,9 +18,11 @@ from hf_specdec.cli.weights import support_text, weights_facts
 from hf_specdec.compat import attention_implementation
 from hf_specdec.distributed.placement import where_it_lies
 from hf_specdec.engine.draft_pairing import draft_capability, vocab_sizes
+from hf_specdec.engine.head_pairing import check_head
 from hf_specdec.errors import SpecError
 from hf_specdec.loading import describe_weights
 from hf_specdec.methods import compiled
+from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.quantization.precision import machine_support
 from hf_specdec.quantization.report import num_parameters, precision_of
@@ -41,10 +43,11 @@ def info(
 ) -> None:
     """Say what a model can do on this machine and why, and which optional packages are installed.
 
-    With --dtype, also how far the logits are from those of the checkpoint's own precision. With a draft model, also
-    whether the two go together.
+    With --dtype, also how far the logits are from those of the checkpoint's own precision. With a draft model or head,
+    also whether the two go together.
     """
-    loaded = loading.load(model, dtype).model
+    target = loading.load(model, dtype)
+    loaded = target.model
     found = describe_weights(loaded, compare=True)
     groups: dict[str, dict[str, Any]] = {
         "versions": versions(),
@@ -55,9 +58,13 @@ def info(
     }
     if model is None or draft_model is not None:
         draft = load_draft(draft_model, draft_dtype or dtype, None)
-        drafts = describe_weights(draft, compare=True)
-        groups |= {"draft model": _model(draft), "pair": _pair(loaded, draft)}
-        groups["draft weights"] = drafts.to_dict() if json else weights_facts(drafts)
+        if isinstance(draft, DraftHead):
+            groups |= {"draft head": _head(draft), "pair": _head_pair(loaded, draft)}
+        else:
+            translates = bool(draft_tokenizers(draft_model, "draft_model", target.tokenizer))
+            drafts = describe_weights(draft, compare=True)
+            groups |= {"draft model": _model(draft), "pair": _pair(loaded, draft, translates=translates)}
+            groups["draft weights"] = drafts.to_dict() if json else weights_facts(drafts)
     aliases = {method.name: list(method.aliases) for method in METHODS.values()}
     optional = extras()
     if json:
@@ -94,17 +101,36 @@ def _model(model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def _pair(target: PreTrainedModel, draft: PreTrainedModel) -> dict[str, Any]:
+def _head(head: DraftHead) -> dict[str, Any]:
+    return {
+        "path": head.name_or_path,
+        "architecture": type(head).__name__,
+        "parameters": num_parameters(head),
+        "dtype": precision_of(head),
+        "methods": list(head.methods),
+    }
+
+
+def _head_pair(target: PreTrainedModel, head: DraftHead) -> dict[str, Any]:
+    """Whether the head can draft for the target, and which of its hidden states it reads."""
+    try:
+        return {"goes together": True, "reason": "their sizes agree", "hidden states": list(check_head(target, head))}
+    except SpecError as error:
+        return {"goes together": False, "reason": str(error)}
+
+
+def _pair(target: PreTrainedModel, draft: PreTrainedModel, *, translates: bool) -> dict[str, Any]:
     """Whether the draft can draft for the target, and what each of them can do."""
     try:
-        draft_capability(target, draft)
+        draft_capability(target, draft, translates=translates)
         reason = None
     except SpecError as error:
         reason = str(error)
     sizes = vocab_sizes(target, draft)
+    agrees = "drafts are translated between the tokenizers" if translates else "the vocabularies agree"
     return {
         "goes together": reason is None,
-        "reason": reason or "the vocabularies agree, and the draft can roll back",
+        "reason": reason or f"{agrees}, and the draft can roll back",
         "vocabularies": sizes,
         "tiers": [hf_specdec.capability(model).tier for model in (target, draft)],
     }

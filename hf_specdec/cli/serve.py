@@ -61,10 +61,11 @@ def serve(
     _check_memory(memory, api_key)
     method, config = choice.read(model)
     target = loading.load(model, dtype, config)
-    draft = choice.arguments(method, config, dtype, target).get("assistant_model")
+    how = choice.arguments(method, config, dtype, target)
     name = served_model_name or model or "embedded"
     settings = {"spec_method": method or "plain", "spec_config": config, "max_new_tokens": max_new_tokens}
-    settings |= {"draft_model": draft, "memory": memory}
+    settings |= {"draft_model": how.get("assistant_model"), "draft_tokenizer": how.get("assistant_tokenizer")}
+    settings["memory"] = memory
     limits = {"max_batch_size": batch_size, "max_queue": max_queue}
     app = _app(target.model, target.tokenizer, name, settings, limits, api_key or [])
     if host not in LOCAL and not api_key:

@@ -169,8 +169,21 @@ class Translation:
 
 
 def are_alike(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> bool:
-    """Whether two tokenizers have one vocabulary, so that nothing has to be translated."""
-    return target is draft or bool(target.get_vocab() == draft.get_vocab())
+    """Whether the ids of two tokenizers are the same tokens, so that nothing has to be translated.
+
+    One of them may have some more added tokens, as models of one family have that were taught other markup.
+    """
+    if target is draft:
+        return True
+    (own, own_added), (other, other_added) = (_tokens(target), _tokens(draft))
+    return own == other and all(own_added[one] == other_added[one] for one in own_added.keys() & other_added.keys())
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[dict[int, str], dict[int, str]]:
+    """Tokens by id: those that texts are split into, and those that were added."""
+    added = tokenizer.get_added_vocab()
+    known = {number: token for token, number in tokenizer.get_vocab().items() if token not in added}
+    return known, {number: token for token, number in added.items()}
 
 
 def check_tokenizers(tokenizer: object, assistant_tokenizer: object) -> None:

@@ -39,6 +39,7 @@ class RequestReader:
         name (`str`): what clients call the model.
         spec_method (`str`): of a request that names none; `spec_config` is its configuration.
         draft_model: for methods that take one.
+        draft_tokenizer: its own, where that is not the target's.
         max_new_tokens (`int`): of a request that does not say how many it wants.
         memory (`str`): what methods draft from beside the request's own text: `"request"` for nothing, `"key"` for
             earlier requests of the same API key, `"shared"` for those of all.
@@ -51,6 +52,7 @@ class RequestReader:
     spec_config: Any
     max_new_tokens: int
     draft_model: Any = None
+    draft_tokenizer: Any = None
     memory: Memory = "request"
     _memories: dict[str, MethodState] = field(default_factory=dict)  # by API key
 
@@ -125,9 +127,13 @@ class RequestReader:
         found = {"spec_method": method.name, "spec_config": config}
         if self.memory == "key" and api_key is not None:
             found["spec_method"] = method.remembering(self._memories.setdefault(api_key, MethodState()))
-        takes_model = method.takes_draft_model and not drafts_itself
+        reads_draft = method.translates or self.draft_tokenizer is None
+        takes_model = method.takes_draft_model and reads_draft and not drafts_itself
         takes_draft = method.name in self.draft_model.methods if is_head else takes_model
-        return {**found, "assistant_model": self.draft_model} if takes_draft and self.draft_model is not None else found
+        if self.draft_model is None or not takes_draft:
+            return found
+        translated = {} if self.draft_tokenizer is None else {"assistant_tokenizer": self.draft_tokenizer}
+        return {**found, "assistant_model": self.draft_model, **translated}
 
     def _default_config(self, method: str) -> Any:
         return self.spec_config if method == resolve(self.spec_method).name else None

@@ -163,3 +163,14 @@ def test_what_is_no_tokenizer_is_refused() -> None:
     check_tokenizers(SMALL, LARGE)
     assert are_alike(SMALL, byte_level(SAMPLES, 260))
     assert not are_alike(SMALL, LARGE)
+
+
+def test_vocabularies_of_one_family_are_alike() -> None:
+    """Also where one has markup beside that of the other; not where an id is two tokens."""
+    texts = ["def add(a, b):", "import os"]
+    base, more, other = (byte_level(texts, 280) for _ in range(3))
+    more.add_tokens(["<think>", "</think>"])
+    other.add_tokens(["<tool>"])
+    assert are_alike(base, more)
+    assert are_alike(more, base)
+    assert not are_alike(more, other)
