@@ -50,8 +50,8 @@ HEAD = """# Attention
 
 What values of `attn_implementation` do with the model classes that people use most and one for each kind of attention,
 tried on tiny random models in fp32: greedy text of one prompt and of three prompts padded on the left, drafted by
-random trees and by an oracle amid wrong siblings, is compared with plain `generate`, and that with plain `generate`
-under the attention that the class is loaded with.
+random trees and by trees that hold the right tokens amid wrong ones, is compared with plain `generate`, and that with
+plain `generate` under the attention that the class is loaded with.
 
 - **xformers**: on a CPU, with a kernel in plain torch in the place of xformers', which has none there; it refuses what
   xformers' operators refuse. *kernel*: layers computed by it. *own*: everything by the model's own function, because of
