@@ -6,6 +6,7 @@ for result in hf_specdec.generate_many(model, prompts, tokenizer=tokenizer, max_
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from operator import length_hint
 from typing import Any
@@ -16,9 +17,12 @@ from hf_specdec import compat
 from hf_specdec.api import enable
 from hf_specdec.arguments import check_modes, settings_of, with_cache
 from hf_specdec.capabilities.findings import Found
+from hf_specdec.capabilities.probe import verifies_trees
+from hf_specdec.capabilities.trial_rows import RowTrial, TrialFailed
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
 from hf_specdec.engine.continuous_batching import ContinuousBatching, QueuedSequence
 from hf_specdec.engine.decode import alone_reason, costs_of, drafting, fields_of, one_by_one_reason
+from hf_specdec.engine.first_call import is_long_and_plain, row_trial_of
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.random_streams import OwnDraws
 from hf_specdec.engine.speculative import budget_of, queued_sequence_of
@@ -27,7 +31,7 @@ from hf_specdec.generation import prepared_call
 from hf_specdec.methods.config import check_positive
 from hf_specdec.per_row import of_prompt
 from hf_specdec.progress import with_bar
-from hf_specdec.prompt_inputs import INPUT_NAMES, check_names, each_prompt, inputs_of
+from hf_specdec.prompt_inputs import INPUT_NAMES, check_names, each_prompt, inputs_of, numbered
 from hf_specdec.request import Request, own_arguments, read_request
 from hf_specdec.stats import SpecStats
 
@@ -35,6 +39,7 @@ __all__ = ["NOT_YET", "ManyResult", "generate_many"]
 
 MAX_CACHE_TOKENS = 1 << 18
 NOT_YET = object()  # among prompts: none is waiting now
+SEEN_BY_OTHERS = {"logits_processor", "stopping_criteria", "spec_observer"}  # who would see a text begin twice
 NOT_FOR_MANY = ("streamer", "num_return_sequences", "past_key_values", "inputs_embeds")
 NOT_FOR_ONE = ("streamer", "num_return_sequences")
 PROMPT_FIELDS = ("prompt", "input_ids", "PROMPT")  # of errors that are one prompt's
@@ -119,7 +124,7 @@ def generate_many(
     if seed is None and settings("do_sample"):
         seed = rank_sync_of(inner).decide_now(lambda: int(torch.randint(1 << 62, ())))
     job = _Job(inner, tokenizer, seed, {**generate_kwargs, "spec_method": spec_method})
-    results = job.run(_numbered(prompts, indices), max_batch_size, max_cache_tokens)
+    results = job.run(numbered(prompts, indices), max_batch_size, max_cache_tokens)
     return with_bar(results, total=length_hint(prompts) or None) if progress else results
 
 
@@ -133,12 +138,42 @@ class _Job:
         self._own_seeds: dict[int, int] = {}  # of those that bring one
         self._ready: list[ManyResult] = []
         self._num_rows = 1  # that share a forward
+        self._trial: RowTrial | None = None
 
     def run(self, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int) -> Iterator[ManyResult]:
         """Results as they finish."""
         request = self._request()
+        if not any(name in self.kwargs for name in SEEN_BY_OTHERS):
+            self._trial = row_trial_of(self.model, request, max_rows)
+        held: list[ManyResult] = []  # nobody sees them before the trial is over
+        try:
+            for result in self._batched(request, prompts, max_rows, max_columns):
+                held.append(result)
+                if not self._is_tried_now:
+                    yield from held
+                    held = []
+            if held and self._is_tried_now:
+                raise TrialFailed("no text was long enough")
+            yield from held
+        except TrialFailed:
+            again = sorted({**self._prompts, **{result.index: result.prompt for result in held}}.items())
+            self._prompts, self._trial = {}, None
+            yield from self._batched(request, itertools.chain(again, prompts), max_rows, max_columns)
+
+    @property
+    def _is_tried_now(self) -> bool:
+        """Whether the first batch has yet to show what the model can do."""
+        return self._trial is not None and not self._trial.is_over
+
+    def _batched(
+        self, request: Request, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int
+    ) -> Iterator[ManyResult]:
+        """Results of prompts that share a batch, or are decoded one by one where none can."""
         rank_sync = rank_sync_of(self.model)
-        found = state_of(self.model).findings.of(self.model, rank_sync=rank_sync)
+        if self._trial is not None:
+            found = Found(verifies_trees(self.model, 0.0), knows_rows=True)
+        else:
+            found = state_of(self.model).findings.of(self.model, rank_sync=rank_sync)
         if (reason := one_by_one_reason(self.model, request, found)) is not None:
             if max_rows > 1:
                 self._warn_once(f"decodes prompts one by one, whatever max_batch_size is: {reason}")
@@ -185,6 +220,8 @@ class _Job:
                 continue
             try:
                 queued = self._prepared(index, prompt, found, rank_sync)
+            except TrialFailed:
+                raise
             except Exception as error:
                 if not _is_the_prompts_own(error, prompt) or not rank_sync.intact:
                     raise
@@ -207,6 +244,9 @@ class _Job:
         call, request = prepared_call(self.model, {**self.kwargs, **inputs})
         if (reason := alone_reason(call)) is not None:
             return reason
+        if self._is_tried_now and (inputs.keys() & SEEN_BY_OTHERS or not is_long_and_plain(call)):
+            self._prompts[index] = prompt
+            raise TrialFailed("it asks for what a trial does not show")
         draft_model, make_drafter = drafting(call, request, found, num_rows=self._num_rows)
         if draft_model is not None and not draft_model.reads_prompt:
             return "the draft model has no positions for all of its prompt"
@@ -214,7 +254,8 @@ class _Job:
         generator = None if seed is None else torch.Generator(call.input_ids.device).manual_seed(seed)
         rank_sync.check(lambda: fields_of(call, request, prompt=index))
         drafter = make_drafter(0, generator)
-        queued = queued_sequence_of(call, request.budget, drafter, index, generator, draft_model, rank_sync)
+        row = (drafter, index, generator, draft_model, rank_sync, self._trial)
+        queued = queued_sequence_of(call, request.budget, *row)
         stats = queued.sequence.stats
         stats.method, stats.seeds = request.name or stats.method, None if seed is None else [seed]
         return queued
@@ -283,27 +324,6 @@ class _Job:
             self.seed = rank_sync_of(self.model).decide_now(lambda: int(torch.randint(1 << 62, ())))
         self._seeds[index] = self.seed + index
         return self._seeds[index]
-
-
-def _numbered(prompts: Iterable[Any], indices: Iterable[int] | None) -> Iterator[tuple[int, Any]]:
-    """Every prompt with its number.
-
-    Raises:
-        ConfigError: there are fewer numbers than prompts, or one is given twice.
-    """
-    if indices is None:
-        yield from enumerate(prompts)
-        return
-    numbers, seen = iter(indices), set[int]()
-    for prompt in prompts:
-        number = next(numbers, None)
-        if number is None:
-            rule, remedy = "must have a number for every prompt", "Give as many as there are prompts."
-            raise ConfigError("indices", rule, f"{len(seen)} numbers", remedy)
-        if number in seen:
-            raise ConfigError("indices", "must hold each number once", number, "Number the prompts differently.")
-        seen.add(number)
-        yield number, prompt
 
 
 def _asks_for_none(inputs: Mapping[str, Any]) -> bool:

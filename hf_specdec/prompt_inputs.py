@@ -1,7 +1,7 @@
 """Prompts of `generate_many` in the forms that users have them: text, chats, token ids, a tokenizer's output."""
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from hf_specdec.compat.generate_names import known_settings
 from hf_specdec.errors import ConfigError
 from hf_specdec.request import own_arguments
 
-__all__ = ["INPUT_NAMES", "check_names", "each_prompt", "inputs_of"]
+__all__ = ["INPUT_NAMES", "check_names", "each_prompt", "inputs_of", "numbered"]
 
 INPUT_NAMES = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 NOT_A_PROMPT = "Give a string, chat messages, a list of token ids, a tensor, or a dict with input_ids."
@@ -41,6 +41,27 @@ def each_prompt(prompts: Any) -> Iterable[Any]:
     if not isinstance(prompts, Iterable):
         raise ConfigError("prompts", "must be an iterable of prompts", prompts, "Pass a list.")
     return prompts
+
+
+def numbered(prompts: Iterable[Any], indices: Iterable[int] | None) -> Iterator[tuple[int, Any]]:
+    """Every prompt with its number.
+
+    Raises:
+        ConfigError: there are fewer numbers than prompts, or one is given twice.
+    """
+    if indices is None:
+        yield from enumerate(prompts)
+        return
+    numbers, seen = iter(indices), set[int]()
+    for prompt in prompts:
+        number = next(numbers, None)
+        if number is None:
+            rule, remedy = "must have a number for every prompt", "Give as many as there are prompts."
+            raise ConfigError("indices", rule, f"{len(seen)} numbers", remedy)
+        if number in seen:
+            raise ConfigError("indices", "must hold each number once", number, "Number the prompts differently.")
+        seen.add(number)
+        yield number, prompt
 
 
 def inputs_of(prompt: Any, tokenizer: Any) -> dict[str, Any]:

@@ -35,7 +35,16 @@ from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_mask import TreeMasks
 from hf_specdec.tree import DraftTree, TreeBuilder
 
-__all__ = ["SHORTEST_CALL", "TrialRunner", "can_be_tried"]
+__all__ = [
+    "AFTER_WRONG",
+    "NUM_REFERENCES",
+    "SHORTEST_CALL",
+    "TrialRunner",
+    "allowed_after",
+    "amid_wrong_ones",
+    "beginnings",
+    "can_be_tried",
+]
 
 NUM_REFERENCES = 4  # tokens whose plain logits are compared with
 SHORTEST_CALL = 32  # new tokens of a call in which so many are decoded plainly; shorter ones leave it to the probe
@@ -166,8 +175,8 @@ class TrialRunner(ModelRunner):
         length, texts = self.input_ids.shape[1], self.texts
         wanted = torch.stack(self._references, dim=1)  # (batch, NUM_REFERENCES, vocab_size)
         self._start_at(self._first_kwargs, length)
-        drafted = [_amid_wrong_ones(text.tokens[length:], self._wrong) for text in texts]
-        self.texts = _beginnings(texts, [length + 1] * len(texts))
+        drafted = [amid_wrong_ones(self.model, text.tokens[length:]) for text in texts]
+        self.texts = beginnings(texts, [length + 1] * len(texts))
         try:
             rows = super().forward([tree for tree, _ in drafted])
         finally:
@@ -175,7 +184,8 @@ class TrialRunner(ModelRunner):
         nodes = torch.stack([found[path] for found, (_, path) in zip(rows, drafted, strict=True)]).float()
         if not rounds_exactly(self.model):
             after_wrong = torch.stack([found[AFTER_WRONG] for found in rows]).float()
-            self._tolerance = self._allowed(relative_error(after_wrong, wanted[:, 2]))
+            influence = relative_error(after_wrong, wanted[:, 2])
+            self._tolerance = allowed_after(self.model, noise=self._noise, influence=influence)
         self._error = compare(nodes[:, :NUM_REFERENCES], wanted, self._tolerance)
         self._kept = [path[: 2 + place % 2] for place, (_, path) in enumerate(drafted)]  # different lengths
         self._rows = [slice(path[-1], path[-1] + 1) for _, path in drafted]
@@ -207,21 +217,8 @@ class TrialRunner(ModelRunner):
             self.outputs = self.model(**inputs, return_dict=True)
         wanted = torch.stack(self._references[1:], dim=1)
         self._noise = relative_error(self.outputs.logits[:, : count - 1].float(), wanted)
-        if not self._noise <= MOST_INEXACT / NOISE_FACTOR:
-            raise Mismatch(f"tokens at once change logits by {self._noise:.1g} of the largest")
+        _check_noise(self._noise)
         return list(self.outputs.logits[:, -1:])
-
-    def _allowed(self, influence: float) -> float:
-        """The tolerance, `influence` being what a wrong token does to the logits.
-
-        Raises:
-            Mismatch: hardly more than rounding.
-        """
-        allowed = allowed_error(self.model, noise=self._noise, influence=influence)
-        if influence < 2 * allowed:
-            noise = f"{self._noise:.1g} of the largest"
-            raise Mismatch(f"rounding changes logits by {noise}, a wrong token by {influence:.1g}")
-        return allowed
 
     def _finish(self, error: float | None) -> None:
         """The trial is over; go on as was decided."""
@@ -234,11 +231,6 @@ class TrialRunner(ModelRunner):
             self._own_kwargs, self._first_kwargs = {}, {}
             for layer in self._own.layers:  # its content is in the other cache, and is put back in the end
                 layer.keys, layer.values = (states[..., :0, :].clone() for states in (layer.keys, layer.values))
-
-    def _wrong(self, token: int) -> int:
-        """Another token."""
-        vocab_size: int = compat.text_config(self.model.config).vocab_size
-        return (token + vocab_size // 2 + 1) % vocab_size
 
     def _go_back(self) -> None:
         """Take over the model's own cache as it is now, whatever the trial did to the other."""
@@ -253,8 +245,31 @@ class TrialRunner(ModelRunner):
         self.step_inputs()
 
 
-def _amid_wrong_ones(tokens: Sequence[int], wrong: Callable[[int], int]) -> tuple[DraftTree, list[int]]:
+def allowed_after(model: PreTrainedModel, *, noise: float, influence: float) -> float:
+    """The tolerance in half precision; see `allowed_error`.
+
+    Raises:
+        Mismatch: a wrong token does hardly more than rounding, or rounding more than it may.
+    """
+    _check_noise(noise)
+    allowed = allowed_error(model, noise=noise, influence=influence)
+    if influence < 2 * allowed:
+        raise Mismatch(f"rounding changes logits by {noise:.1g} of the largest, a wrong token by {influence:.1g}")
+    return allowed
+
+
+def _check_noise(noise: float) -> None:
+    if not noise <= MOST_INEXACT / NOISE_FACTOR:
+        raise Mismatch(f"tokens at once change logits by {noise:.1g} of the largest")
+
+
+def amid_wrong_ones(model: PreTrainedModel, tokens: Sequence[int]) -> tuple[DraftTree, list[int]]:
     """A tree with `tokens` among others, and their nodes; `AFTER_WRONG` is the third of them after a wrong one."""
+    vocab_size: int = compat.text_config(model.config).vocab_size
+
+    def wrong(token: int) -> int:
+        return (token + vocab_size // 2 + 1) % vocab_size
+
     builder, path = TreeBuilder(tokens[0]), [0]
     aside = builder.add(0, wrong(tokens[1]))
     path.append(builder.add(0, tokens[1]))
@@ -265,7 +280,7 @@ def _amid_wrong_ones(tokens: Sequence[int], wrong: Callable[[int], int]) -> tupl
     return builder.build(), path
 
 
-def _beginnings(texts: Sequence[TokenBuffer], lengths: Sequence[int]) -> list[TokenBuffer]:
+def beginnings(texts: Sequence[TokenBuffer], lengths: Sequence[int]) -> list[TokenBuffer]:
     """The texts as they were at these lengths."""
     return [TokenBuffer(text.ids()[:, :length], room=1) for text, length in zip(texts, lengths, strict=True)]
 

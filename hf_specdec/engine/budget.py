@@ -25,15 +25,13 @@ RETRY = 64  # steps of one token after which a small tree is tried, so that a ch
 RETRY_SIZE = 4
 FIRST_CREDIT = 1.5  # tokens that drafting for one row may lose before it is paused, when nothing is known yet
 CREDIT = 0.75  # the same after a pause; as much as it gains is added, up to the first
-LEAST_CREDIT = (
-    0.25  # several rows show as much sooner: what they may lose shrinks by their number's root, to this share
-)
+LEAST_CREDIT = 0.25  # several rows show as much sooner: what each may lose shrinks by their number, to this share
 GREATEST_LOSS = 0.5  # of one step: more is a disturbance from outside
 NEGLIGIBLE = 0.015  # loss of tokens a step that is no reason to pause: a paused drafter learns nothing
-SHORTEST_PAUSE, LONGEST_PAUSE = 16, 256  # steps
+SHORTEST_PAUSE, LONGEST_PAUSE = 16, 256  # steps of one row; several try as often together, up to the longest
 GAIN_RATE = 0.1  # weight of a step in what drafting gains
 EXPLORE_EVERY = 8  # steps from one of an unknown size to the next
-EXPLORE_SHARE = 0.02  # of a call's time that such steps may add
+EXPLORE_SHARE = 0.01  # of a call's time that such steps may add
 
 
 class Budget:
@@ -136,7 +134,7 @@ class Budget:
             self._explored_time += draft_seconds / curve.seconds_of_one
         else:
             gain = self._expected / num_live - self.rate * draft_seconds / curve.seconds_of_one
-            self._pause_or_go_on(gain, max(num_live**-0.5, LEAST_CREDIT))
+            self._pause_or_go_on(gain, num_live)
 
     def _width_of(self, num_columns: int) -> int:
         """How many columns a forward of `num_columns` computes."""
@@ -150,13 +148,14 @@ class Budget:
         unknown = (size for size in curve.unknown(self.max_nodes + 1) if size not in self._explored)
         return next((size for size in unknown if curve.ratio(size) - 1.0 + (size - 1) * drafting <= affordable), 0)
 
-    def _pause_or_go_on(self, gain: float, share: float) -> None:
+    def _pause_or_go_on(self, gain: float, num_live: int) -> None:
         """Pause the drafters where the last steps' drafts gained less than their own time.
 
         Args:
             gain: tokens a row.
-            share: of the credit of a single row that these rows have.
+            num_live: rows whose texts went on.
         """
+        share = max(1.0 / num_live, LEAST_CREDIT)  # of a single row's credit
         if self._paused:
             self._paused -= 1
             self._credit = CREDIT * share
@@ -167,7 +166,8 @@ class Budget:
         if self._gain > 0.0:
             self._next_pause = SHORTEST_PAUSE
         elif self._credit < 0.0 and self._gain < -NEGLIGIBLE:
-            self._paused, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
+            self._paused = min(num_live * self._next_pause, LONGEST_PAUSE)
+            self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
             self._gain = 0.0
 
     def _best_size(self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve) -> tuple[int, float]:

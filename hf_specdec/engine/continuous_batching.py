@@ -151,7 +151,7 @@ class ContinuousBatching:
 
     def _copy_prefix(self, queued: QueuedSequence) -> int:
         """Start the cache with the columns of the sequence that shares the longest beginning; returns how many."""
-        if self._batch is None or queued.batch.target.hidden_layers:  # states of copied columns would be missing
+        if self._batch is None or not queued.batch.target.copies_prefix:
             return 0
         target, tokens = self._batch.target, queued.sequence.text.tokens
         shared = [

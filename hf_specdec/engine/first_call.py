@@ -2,9 +2,12 @@
 
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from hf_specdec.capabilities.findings import Found
 from hf_specdec.capabilities.probe import verifies_trees
 from hf_specdec.capabilities.trial import SHORTEST_CALL, can_be_tried
+from hf_specdec.capabilities.trial_rows import RowTrial
 from hf_specdec.compat.fingerprint import fingerprint
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
@@ -13,7 +16,7 @@ from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.request import Request
 from hf_specdec.stats import SpecStats
 
-__all__ = ["FirstCall", "first_call_of"]
+__all__ = ["FirstCall", "first_call_of", "may_try", "row_trial_of"]
 
 
 class FirstCall:
@@ -50,27 +53,50 @@ class FirstCall:
         return False
 
 
-def first_call_of(call: Call, request: Request, stats: SpecStats) -> FirstCall | None:
-    """The trial that goes with a call; `None` where everything is known, or the probe has to find it out."""
-    config, method = call.generation_config, request.method
+def is_long_and_plain(call: Call) -> bool:
+    """Whether a call has tokens to try its model with, of its prompt and after it, and nothing that would hinder it."""
+    new_tokens = (call.generation_config.max_length or 0) - call.input_ids.shape[1]
+    is_long = new_tokens >= SHORTEST_CALL and call.input_ids.shape[1] > 0
+    return is_long and can_be_tried(call.model, call.model_kwargs)
+
+
+def may_try(model: PreTrainedModel, request: Request) -> bool:
+    """Whether calls of this kind may try their model."""
+    method = request.method
     reads_states = isinstance(request.assistant_model, DraftHead) or (
         method is not None and method.own_head is not None
     )
-    new_tokens = (config.max_length or 0) - call.input_ids.shape[1]
+    return (
+        request.config.engine == "loop"
+        and not reads_states
+        and not request.config.is_deterministic  # the second call would draft from the first token on
+        and request.config.drafting_layers is None
+        and rank_sync_of(model).is_alone
+    )
+
+
+def row_trial_of(model: PreTrainedModel, request: Request, most_rows: int) -> RowTrial | None:
+    """The trial that goes with a job of many prompts; `None` where something is known, or the probe has to tell."""
+    key, findings = fingerprint(model), state_of(model).findings
+    if findings.known(key) is not None or not may_try(model, request):
+        return None
+
+    def decide(error: float, num_rows: int) -> bool:
+        found = Found(verifies_trees(model, error), knows_rows=num_rows > 1)
+        findings.keep(key, found)
+        return most_rows == 1 or found.batch_fallback_reason(model) is None
+
+    return RowTrial(decide, most_rows)
+
+
+def first_call_of(call: Call, request: Request, stats: SpecStats) -> FirstCall | None:
+    """The trial that goes with a call; `None` where everything is known, or the probe has to find it out."""
+    config = call.generation_config
     shows_states = config.return_dict_in_generate and (config.output_hidden_states or config.output_attentions)
-    if (
-        new_tokens < SHORTEST_CALL
-        or not call.input_ids.shape[1]
-        or shows_states
-        or request.config.engine != "loop"
-        or reads_states
-        or request.config.is_deterministic  # the second call would draft from the first token on
-        or request.config.drafting_layers is not None
-        or not rank_sync_of(call.model).is_alone
-    ):
+    if shows_states or not may_try(call.model, request) or not is_long_and_plain(call):
         return None
     key = fingerprint(call.model)
     found = state_of(call.model).findings.known(key)
     if found is not None and (found.knows_rows or found.capability.tier != "tree" or len(call.input_ids) == 1):
         return None
-    return FirstCall(call, key, stats) if can_be_tried(call.model, call.model_kwargs) else None
+    return FirstCall(call, key, stats)

@@ -12,6 +12,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 
 from hf_specdec import compat
 from hf_specdec.capabilities.trial import TrialRunner
+from hf_specdec.capabilities.trial_rows import RowTrial, RowTrialRunner
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch_rules import criteria_of_row, processors_of_row
@@ -185,24 +186,22 @@ def queued_sequence_of(
     generator: torch.Generator | None,
     draft_model: AnyDraftRunner | None,
     rank_sync: RankSync,
+    trial: RowTrial | None = None,
 ) -> QueuedSequence:
-    """A call of one sequence on a model of the tree tier, to be decoded among others."""
+    """A call of one sequence on a model of the tree tier, to be decoded among others; with `trial`, one to be tried."""
     (text,) = _texts(call)
     sampler = Sampler(call.logits_processor, call.generation_config, call.input_ids.device, generator)
     stats = SpecStats(method=type(drafter).__name__, tier="tree")
     sequence = SequenceState(
         index, text, text.tokens.copy(), drafter, sampler, StopCheck(call.stopping_criteria), stats, rank_sync
     )
-    target = ModelRunner(
-        call.model,
-        call.input_ids,
-        call.generation_config,
-        call.model_kwargs,
-        [text],
-        tier="tree",
-        keep_cache=False,
-        hidden_layers=_read_layers(draft_model),
-    )
+    arguments = (call.model, call.input_ids, call.generation_config, call.model_kwargs, [text])
+    target: ModelRunner
+    if trial is not None:
+        target = RowTrialRunner(*arguments, keep_cache=False, trial=trial)
+    else:
+        layers = _read_layers(draft_model)
+        target = ModelRunner(*arguments, tier="tree", keep_cache=False, hidden_layers=layers)
     _bind(draft_model, target)
     longest = (call.generation_config.max_length or len(text)) + MAX_DRAFT
     return QueuedSequence(Batch([sequence], target, _limits(call, budget), used_by(rank_sync, draft_model)), longest)

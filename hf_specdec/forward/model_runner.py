@@ -247,6 +247,11 @@ class ModelRunner(HiddenStates):
         self.texts = [self.texts[row] for row in rows]
         self._num_cached = [self._num_cached[row] for row in rows]
 
+    @property
+    def copies_prefix(self) -> bool:
+        """Whether `copy_prefix` works: states of copied columns would be missing where they are wanted."""
+        return not self.hidden_layers
+
     def num_cached_tokens(self, row: int) -> int:
         """How many tokens of a row's text the cache holds."""
         return self._num_cached[row]

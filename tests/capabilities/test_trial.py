@@ -8,51 +8,15 @@ import torch
 from transformers import DynamicCache
 
 import hf_specdec
-from hf_specdec.capabilities import findings
 from hf_specdec.capabilities.trial import NUM_REFERENCES, SHORTEST_CALL
 from tests.helpers.batches import MASK, PADDED
+from tests.helpers.hooks import see_all, steer
 from tests.helpers.support import DRAFTS, PROMPT, assert_same_cache, plain
 from tests.helpers.zoo import FAMILIES, build
 
 CALL: dict[str, Any] = {"max_new_tokens": SHORTEST_CALL + 4, "do_sample": False, "eos_token_id": None}
 ALONE: dict[str, Any] = CALL | {"input_ids": PROMPT}
 BATCH: dict[str, Any] = CALL | {"input_ids": PADDED, "attention_mask": MASK}
-
-
-@pytest.fixture
-def fresh() -> Any:
-    return hf_specdec.enable(build(FAMILIES["llama"]))
-
-
-@pytest.fixture
-def probes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The probes that were run."""
-    run: list[str] = []
-    for name in ("probe", "probe_rows"):
-        probe = getattr(findings, name)
-        monkeypatch.setattr(findings, name, lambda *args, name=name, probe=probe: run.append(name) or probe(*args))
-    return run
-
-
-def steer(model: Any) -> None:
-    """Change hidden states at the last position of each forward: no tree is right then."""
-
-    def change(module: Any, args: Any, output: Any) -> Any:
-        states = (output[0] if isinstance(output, tuple) else output).clone()
-        states[:, -1] = states[:, -1].flip(-1)
-        return (states, *output[1:]) if isinstance(output, tuple) else states
-
-    model.model.layers[1].register_forward_hook(change)
-
-
-def see_all(model: Any) -> None:
-    """Let every token see those before it in a forward, whatever mask it is given."""
-
-    def change(module: Any, args: Any, kwargs: Any) -> Any:
-        return args, kwargs | {"attention_mask": None}
-
-    for layer in model.model.layers:
-        layer.self_attn.register_forward_pre_hook(change, with_kwargs=True)
 
 
 @pytest.mark.parametrize("draft", DRAFTS)

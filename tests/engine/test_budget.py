@@ -174,7 +174,7 @@ def test_a_first_pause_comes_when_so_much_is_lost_and_no_sooner() -> None:
     assert taken.index(None) == pytest.approx(FIRST_CREDIT / 0.1 + 1, abs=2)
 
 
-@pytest.mark.parametrize(("rows", "share"), [(1, 1.0), (4, 0.5), (64, LEAST_CREDIT)])
+@pytest.mark.parametrize(("rows", "share"), [(1, 1.0), (2, 0.5), (8, LEAST_CREDIT)])
 def test_many_rows_are_paused_sooner(rows: int, share: float) -> None:
     """Each step shows as many times what drafting is worth; what it takes for all of them is the loss of each."""
     budget = budget_of(0.5, rows=rows)
@@ -184,6 +184,19 @@ def test_many_rows_are_paused_sooner(rows: int, share: float) -> None:
         budget.record(trees, rows, num_tokens=rows, seconds=ONE, draft_seconds=0.1 * ONE)
         count += 1
     assert count == pytest.approx(FIRST_CREDIT * share / 0.1 + 1, abs=2)
+
+
+@pytest.mark.parametrize(("rows", "first"), [(1, SHORTEST_PAUSE), (4, 4 * SHORTEST_PAUSE), (64, LONGEST_PAUSE)])
+def test_pauses_of_many_rows_are_longer(rows: int, first: int) -> None:
+    """What a try costs grows with the rows that draft, so they try as often as one of them would."""
+    budget = budget_of(0.5, rows=rows)
+    paused = []
+    while paused.count(True) == 0 or paused[-1]:
+        paused.append(budget.draft_cost(rows, rows, 0).of_node == math.inf)
+        trees = [DraftTree.chain(1)] * rows if paused[-1] else budget.cut([chain(0.01)] * rows, rows)
+        drafting = 0.0 if paused[-1] else 0.4 * ONE
+        budget.record(trees, rows, num_tokens=rows, seconds=ONE, draft_seconds=drafting)
+    assert paused.count(True) == first
 
 
 def test_no_more_is_drafted_than_fits_in_a_size_that_is_tried() -> None:
@@ -247,10 +260,10 @@ def decode(budget: Budget, num_tokens: int, slope: float) -> list[int]:
 @pytest.mark.parametrize("slope", [0.0, 0.01, 0.05, 0.2])
 @pytest.mark.parametrize("num_tokens", [1, 4, 5, 64, 600])
 def test_a_call_spends_little_of_its_time_on_unknown_sizes(num_tokens: int, slope: float) -> None:
-    """A share of the whole call, and what the first of them cost more than assumed."""
+    """A share of the whole call, what the first of them cost more than assumed, and the small trees of `RETRY`."""
     sizes = decode(Budget(StepCosts(0.045), max_nodes=64), num_tokens, slope)
-    added = slope * sum(size - 1 for size in sizes)
-    assert added <= max(1.0, slope / 0.045) * EXPLORE_SHARE * num_tokens + slope * 10
+    added, retried = slope * sum(size - 1 for size in sizes), (RETRY_SIZE - 1) * num_tokens / RETRY
+    assert added <= max(1.0, slope / 0.045) * EXPLORE_SHARE * num_tokens + slope * (10 + retried)
     if slope >= 0.05:  # else larger trees pay
         assert sum(size > 2 for size in sizes) <= num_tokens / EXPLORE_EVERY + num_tokens / RETRY + 1
 
