@@ -3,8 +3,9 @@
     python -m tests.mutants                    every fault, with the tests that `make test` runs
     python -m tests.mutants --wide             with every cell of the widest tests, as in `make test-all`
     python -m tests.mutants stop draws         the faults whose names hold one of these words
+    python -m tests.mutants --record FILE      go on where FILE ends, and add a line to it for each fault
 
-A fault that no test sees, or that no longer applies, makes the exit status 1. Short tests run before long ones.
+A fault that no test sees, or that no longer applies, makes the exit status 1. The tests nearest to a fault run first.
 """
 
 import argparse
@@ -12,21 +13,19 @@ import dataclasses
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
+
+import pytest
 
 __all__ = ["MUTANTS", "Mutant", "first_failure", "main"]
 
 ROOT = Path(__file__).parents[1]
 COPIED = ("hf_specdec", "tests", "pyproject.toml")
-# The second part runs only where the first one sees nothing.
-PARTS = (
-    ("tests/cache", "tests/forward", "tests/engine/test_verify.py", "tests/matrix"),
-    ("tests/promise", "tests/engine", "tests/methods", "tests/kernels", "tests/bench"),
-)
+UNSEEN, WIDTH = "NOT SEEN", 50
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,9 +39,28 @@ class Mutant:
 
 
 VERIFY, SAMPLING, SEQUENCE = "engine/verify.py", "engine/sampling.py", "engine/sequence.py"
-LOOP, STEP = "engine/loop.py", "engine/step.py"
+LOOP, STEP, SPECULATIVE = "engine/loop.py", "engine/step.py", "engine/speculative.py"
 CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
 MASK, LAYOUT = "forward/tree_mask.py", "forward/tree_layout.py"
+LOOKUP = "methods/prompt_lookup/method.py"
+# The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.
+NEAREST: dict[str, tuple[str, ...]] = {
+    VERIFY: ("engine/test_verify.py", "engine/test_rejection.py"),
+    SAMPLING: (
+        "engine/test_sampling.py",
+        "promise/test_outputs.py promise/test_stopping.py",
+        "promise/test_processors.py",
+    ),
+    STEP: ("promise/test_observer_and_stats.py promise/test_interrupts.py promise/test_batch_stopping.py",),
+    LOOP: ("promise/test_streamer.py",),
+    CACHE: ("cache", "promise/test_caches.py promise/test_batch_caches.py promise/test_interrupts.py"),
+    LAYER: ("cache", "promise/test_batch_caches.py promise/test_batch_stopping.py"),
+    MASK: ("forward", "promise/test_batch_stopping.py"),
+    LAYOUT: ("forward",),
+    LOOKUP: ("methods/prompt_lookup", "promise/test_configuration.py promise/test_spec_memory.py"),
+    SPECULATIVE: ("promise/test_batch_processors.py",),
+}
+OTHERS = ("matrix", "promise engine forward cache methods kernels", "bench cli")
 MUTANTS = (
     Mutant(
         "a wrong child is accepted",
@@ -156,13 +174,11 @@ MUTANTS = (
     ),
     Mutant(
         "a call's pool serves the next call",
-        "methods/prompt_lookup/method.py",
+        LOOKUP,
         ' if config.pool == "shared" else None\n',
         "\n",
     ),
-    Mutant(
-        "rows share their seed", "engine/speculative.py", "manual_seed(seed) for seed", "manual_seed(first) for _ in"
-    ),
+    Mutant("rows share their seed", SPECULATIVE, "manual_seed(seed) for seed", "manual_seed(first) for _ in"),
     Mutant(
         "the drafter sees rejected tokens",
         STEP,
@@ -172,7 +188,7 @@ MUTANTS = (
 )
 
 
-def first_failure(mutant: Mutant, parts: tuple[tuple[str, ...], ...], *, wide: bool) -> str | None:
+def first_failure(mutant: Mutant, *, wide: bool) -> str | None:
     """The first test that fails with the fault, or `None`.
 
     Raises:
@@ -188,15 +204,41 @@ def first_failure(mutant: Mutant, parts: tuple[tuple[str, ...], ...], *, wide: b
         if text.count(mutant.old) != 1:
             raise ValueError(f"{mutant.file} holds {mutant.old!r} {text.count(mutant.old)} times")
         file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
-        for paths in parts:
-            words = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=no"]
-            words += ["-m", "not slow and not gpu and not extras"] if wide else []
-            environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-            done = subprocess.run([*words, *paths], cwd=folder, env=environment, capture_output=True, text=True)
-            found = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
-            if found or done.returncode not in (0, 1):
-                return found[1] if found else done.stdout[-300:] + done.stderr[-300:]
+        for paths in (*NEAREST[mutant.file], *OTHERS):
+            output = _pytest_in(folder, [f"tests/{path}" for path in paths.split()], wide=wide)
+            found = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", output, re.MULTILINE)
+            if found or " passed" not in output:
+                return found[1] if found else output[-600:]
     return None
+
+
+def _pytest_in(folder: Path, paths: list[str], *, wide: bool) -> str:
+    """What pytest says there. A process of its own runs it, in which torch and transformers are imported already."""
+    words = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=no", *paths]
+    words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins' modules that are imported already
+    words += ["-m", "not slow and not gpu and not extras and not browser"] if wide else []
+    output = folder / "output"
+    process = os.fork()
+    if process == 0:
+        os.chdir(folder)
+        for module in [name for name in sys.modules if name.partition(".")[0] in ("tests", "hf_specdec")]:
+            del sys.modules[module]
+        sys.path[:] = [str(folder), *(path for path in sys.path if Path(path or ROOT).resolve() != ROOT)]
+        os.environ["PYTHONPATH"] = str(folder)
+        sys.dont_write_bytecode = True
+        with output.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        status = 1
+        try:
+            status = int(pytest.main(words))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    os.waitpid(process, 0)
+    return output.read_text(encoding="utf-8")
 
 
 def main() -> int:
@@ -204,21 +246,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Break the engine on purpose and see which tests notice.")
     parser.add_argument("words", nargs="*", help="only faults whose names hold one of these")
     parser.add_argument("--wide", action="store_true", help="run every cell of the widest tests")
+    parser.add_argument("--record", type=Path, help="a file of the faults tried so far, which are not tried again")
     options = parser.parse_args()
     chosen = [one for one in MUTANTS if not options.words or any(word in one.name for word in options.words)]
-    seen = 0
+    known = options.record.read_text(encoding="utf-8") if options.record and options.record.exists() else ""
+    tried = {line[:WIDTH].rstrip(): line for line in known.splitlines()}
+    import transformers.generation.utils  # noqa: F401  # once for all faults
+
     for mutant in chosen:
-        start = time.perf_counter()
-        try:
-            test = first_failure(mutant, PARTS, wide=options.wide)
-        except ValueError as error:
-            test, verdict = None, f"does not apply: {error}"
-        else:
-            verdict = test or "NOT SEEN"
-        seen += test is not None
-        print(f"{mutant.name:48} {time.perf_counter() - start:5.0f} s  {verdict}", flush=True)
+        if mutant.name not in tried:
+            tried[mutant.name] = _line(mutant, wide=options.wide)
+            if options.record:
+                with options.record.open("a", encoding="utf-8") as file:
+                    file.write(tried[mutant.name] + "\n")
+        print(tried[mutant.name], flush=True)
+    seen = sum(UNSEEN not in tried[mutant.name] for mutant in chosen)
     print(f"{seen} of {len(chosen)} faults seen")
     return int(seen < len(chosen))
+
+
+def _line(mutant: Mutant, *, wide: bool) -> str:
+    start = time.perf_counter()
+    try:
+        verdict = first_failure(mutant, wide=wide) or UNSEEN
+    except ValueError as error:
+        verdict = f"{UNSEEN}, does not apply: {error}"
+    return f"{mutant.name:{WIDTH}}{time.perf_counter() - start:5.0f} s  {verdict}"
 
 
 if __name__ == "__main__":
