@@ -172,6 +172,9 @@ def _measure(
     plain, method = written.values()
     accuracy = _accuracy(plain, method, articles)
     _report(summarizer, written, accuracy, as_json)
+    precision = precision_of(summarizer.model)
+    if accuracy.num_equal < accuracy.num_articles and precision != "float32":
+        note(f"note: in {precision} a near-tie may fall the other way; --dtype fp32 compares without them", "yellow")
     return accuracy
 
 

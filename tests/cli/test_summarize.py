@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.summarization.run import Summarizer
+from hf_specdec.summarization.run import Summaries, Summarizer
 from tests.cli.conftest import Run
 
 pytestmark = pytest.mark.each_value_in_file
@@ -66,6 +66,17 @@ def test_other_tokens_fail_the_check(
     assert result.exit_code == exit_code
     assert "1 of 2" in result.stdout
     assert ("below 100%" in result.stderr) == bool(exit_code)
+
+
+@pytest.mark.parametrize(("dtype", "is_told"), [("bf16", True), ("fp32", False)])
+def test_other_tokens_in_half_precision_come_with_the_reason(
+    run: Run, monkeypatch: pytest.MonkeyPatch, dtype: str, is_told: bool
+) -> None:
+    monkeypatch.setattr(Summaries, "num_equal", lambda self, other: 1)
+    result = run(*SHORT, *LIST_FORMS["prompt_lookup"], "--dtype", dtype)
+    assert result.exit_code == 0, result.stderr
+    assert "1 of 2" in result.stdout
+    assert ("in bfloat16 a near-tie may fall the other way; --dtype fp32" in result.stderr) == is_told
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,16 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     namespace: dict[str, object] = {"__name__": "__docs__"}
     for line, code in blocks(page, "python"):
         exec(compile("\n" * line + code, str(page), "exec"), namespace)
+
+
+def test_blocks_that_are_not_run_define_their_names_too(tmp_path: Path) -> None:
+    """A reader who types a page from its beginning meets no undefined name."""
+    for number, page in enumerate(PAGES):
+        found = [match["code"] for match in BLOCK.finditer(page.read_text("utf-8")) if match["language"] == "python"]
+        (tmp_path / f"{number}_{page.stem.replace('-', '_')}.py").write_text("\n".join(found), "utf-8")
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--quiet", "--select", "F821", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @every_page
