@@ -12,6 +12,7 @@ from hf_specdec.files import replacing
 __all__ = ["page_text", "write_page"]
 
 HEAD = "<!-- Written by `hf-specdec bench --page` from a document; measure again instead of editing. -->"
+FOOT = "Another machine makes its own page with `hf-specdec bench --output NAME.jsonl --page NAME.md`."
 
 Document = dict[str, Any]
 
@@ -33,10 +34,10 @@ def write_page(document: Document, path: str | os.PathLike[str]) -> list[Path]:
 
 
 def page_text(document: Document, figures: list[Path]) -> str:
-    """The hardware as a heading, the figures, the tables and what their columns say.
+    """The hardware as a heading, the figures, the tables, what their columns say, and how to make such a page.
 
     Args:
         figures: relative to the page.
     """
     pictures = [f"![{figure.stem.replace('_', ' ').capitalize()}]({figure.as_posix()})" for figure in figures]
-    return "\n\n".join([f"# {facts(document)[0]}", HEAD, *pictures, markdown(document)])
+    return "\n\n".join([f"# {facts(document)[0]}", HEAD, *pictures, markdown(document).rstrip("\n"), FOOT]) + "\n"
