@@ -31,7 +31,7 @@ NEGLIGIBLE = 0.015  # loss of tokens a step that is no reason to pause: a paused
 SHORTEST_PAUSE, LONGEST_PAUSE = 16, 256  # steps of one row; several try as often together, up to the longest
 GAIN_RATE = 0.1  # weight of a step in what drafting gains
 EXPLORE_EVERY = 8  # steps from one of an unknown size to the next
-EXPLORE_SHARE = 0.01  # of a call's time that such steps may add
+EXPLORE_SHARE = 0.02  # of a call's time that such steps may add
 
 
 class Budget:
