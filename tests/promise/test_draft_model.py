@@ -10,6 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import hf_specdec
 from hf_specdec import ConfigError, UnsupportedModelError
 from hf_specdec.methods.draft_model import drafter as drafters
+from tests.helpers.distributions import Comparison, compare_pairs
 from tests.helpers.support import PROMPT, noisy_copy, plain
 from tests.helpers.zoo import BASE, DECODER, FAMILIES, VOCAB_SIZE, build
 
@@ -177,9 +178,8 @@ def test_decode_takes_a_draft_model_too() -> None:
     assert output.spec_stats.num_accepted_tokens > 0
 
 
-# Losslessness: 2 tokens out of the 4 likeliest, 16 cells, 1,600 texts a run. A statistic of 15 degrees of freedom
-# exceeds 58.0 once in a million right runs.
-CELLS_BOUND, NUM_TEXTS = 58.0, 1600
+# Losslessness: 2 tokens out of the 4 likeliest, 16 cells.
+NUM_TEXTS = 1600
 WARPS: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 1.5, "top_k": 4},
     "top_p": {"temperature": 2.0, "top_k": 4, "top_p": 0.95},
@@ -197,50 +197,11 @@ def far_pair() -> tuple[Any, Any]:
     return model, noisy_copy(model, noise=0.5)
 
 
-def exact_distribution(model: Any, logits_processor: dict[str, Any]) -> dict[tuple[int, int], float]:
-    """What plain sampling draws as the next two tokens."""
-
-    def row(ids: torch.Tensor) -> torch.Tensor:
-        options = {"do_sample": True, "max_new_tokens": 1, "return_dict_in_generate": True, "output_scores": True}
-        return torch.softmax(plain(model, ids, **options, **logits_processor).scores[0][0], dim=-1)
-
-    first = row(PROMPT)
-    cells = {}
-    for token in first.nonzero().flatten().tolist():
-        second = row(torch.cat([PROMPT, torch.tensor([[token]])], dim=1))
-        for after in second.nonzero().flatten().tolist():
-            cells[token, after] = float(first[token] * second[after])
-    return cells
-
-
-def chi_square(model: Any, draft: Any, logits_processor: dict[str, Any], shape: dict[str, Any]) -> tuple[float, int]:
-    """Statistic over the cells expected often enough, the others joined; and drafted tokens accepted."""
-    torch.manual_seed(0)
-    output = model.generate(
-        PROMPT,
-        spec_method="draft_model",
-        assistant_model=draft,
-        spec_config={**ALWAYS, "use_logits": True, **shape},
-        num_return_sequences=NUM_TEXTS,
-        do_sample=True,
-        max_new_tokens=4,
-        return_dict_in_generate=True,
-        **logits_processor,
-    )
-    length = PROMPT.shape[1]
-    counts: dict[tuple[int, int], int] = {}
-    for pair_ in map(tuple, output.sequences[:, length : length + 2].tolist()):
-        counts[pair_] = counts.get(pair_, 0) + 1
-    cells = exact_distribution(model, logits_processor)
-    assert counts.keys() <= cells.keys(), "a token that plain sampling never draws"
-    rare = [cell for cell, share in cells.items() if share * NUM_TEXTS < 5]
-    groups = [[cell] for cell in cells if cell not in rare] + ([rare] if rare else [])
-    statistic = 0.0
-    for group in groups:
-        wanted = NUM_TEXTS * sum(cells[cell] for cell in group)
-        seen = sum(counts.get(cell, 0) for cell in group)
-        statistic += (seen - wanted) ** 2 / wanted
-    return statistic, output.spec_stats.num_accepted_tokens
+def compared(pair: tuple[Any, Any], logits_processor: str, shape: str) -> Comparison:
+    """Texts whose drafts were drawn."""
+    config = {**ALWAYS, "use_logits": True, **SHAPES[shape]}
+    how = {"spec_method": "draft_model", "spec_config": config, "assistant_model": pair[1]}
+    return compare_pairs(pair[0], WARPS[logits_processor], num_texts=NUM_TEXTS, **how)
 
 
 @pytest.mark.wide
@@ -250,9 +211,9 @@ def test_rejection_sampling_leaves_the_targets_distribution(
     far_pair: tuple[Any, Any], logits_processor: str, shape: str
 ) -> None:
     """Odds of a right run failing: one in a million."""
-    statistic, accepted = chi_square(*far_pair, WARPS[logits_processor], SHAPES[shape])
-    assert statistic < CELLS_BOUND
-    assert accepted > NUM_TEXTS / 20, "some drafts are accepted"
+    found = compared(far_pair, logits_processor, shape)
+    assert found.statistic < found.bound
+    assert found.num_accepted > NUM_TEXTS / 20, "some drafts are accepted"
 
 
 @pytest.mark.wide
@@ -267,5 +228,5 @@ def test_a_distribution_that_the_tokens_were_not_drawn_from_shows(
         return with_distributions(tree, {node: row * 0.01 for node, row in drafted_from.items()})
 
     monkeypatch.setattr(drafters.DraftTree, "with_distributions", misdeclared)
-    statistic, _ = chi_square(*far_pair, WARPS["temperature"], SHAPES[shape])
-    assert statistic > 1.5 * CELLS_BOUND
+    found = compared(far_pair, "temperature", shape)
+    assert found.statistic > 1.5 * found.bound

@@ -12,6 +12,7 @@ import hf_specdec
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.head_base import HeadCall
 from hf_specdec.forward.head_runner import HeadRunner
+from tests.helpers.distributions import compare_pairs
 from tests.helpers.head_cases import SHAPES, Zoo
 from tests.helpers.head_cases import always as always_by
 from tests.helpers.heads import random_head
@@ -148,37 +149,12 @@ def test_a_wrapped_target_works_with_a_head(model: Any) -> None:
 
 
 def test_use_logits_samples_the_targets_distribution(model: Any) -> None:
-    """Chi-square over the first two tokens of 1,500 texts, against the exact distribution, at one in ten thousand."""
+    """Odds of a right run failing: one in a million."""
     head = random_head(model, draft_vocab_size=64)
-    prompt = PROMPT[:, :6]
-    rows, num_texts = 250, 1500
-    warp = {"temperature": 0.7, "top_k": 6}
-    config = {**SHAPES["tree"], "use_logits": True}
-    counts: dict[tuple[int, int], int] = {}
-    torch.manual_seed(3)
-    for _ in range(num_texts // rows):
-        out = model.generate(
-            prompt.expand(rows, -1), max_new_tokens=2, do_sample=True, assistant_model=head, **warp, **always(config)
-        )
-        for pair in out[:, 6:].tolist():
-            counts[tuple(pair)] = counts.get(tuple(pair), 0) + 1
-
-    def distribution(ids: torch.Tensor) -> dict[int, float]:
-        with torch.no_grad():
-            top = (model(ids).logits[0, -1] / 0.7).topk(6)
-        return dict(zip(top.indices.tolist(), top.values.softmax(-1).tolist(), strict=True))
-
-    expected = {}
-    for first, share in distribution(prompt).items():
-        for second, part in distribution(torch.cat([prompt, torch.tensor([[first]])], dim=1)).items():
-            expected[first, second] = share * part * num_texts
-    assert set(counts) <= set(expected)
-    common = {pair: number for pair, number in expected.items() if number >= 5}
-    rest = num_texts - sum(common.values())
-    chi = sum((counts.get(pair, 0) - number) ** 2 / number for pair, number in common.items())
-    chi += (sum(n for pair, n in counts.items() if pair not in common) - rest) ** 2 / max(rest, 1.0)
-    degrees = len(common)
-    assert chi < degrees + 3.72 * (2 * degrees) ** 0.5 + 4
+    how = always({**SHAPES["tree"], "use_logits": True})
+    found = compare_pairs(model, {"temperature": 1.5, "top_k": 4}, num_texts=500, assistant_model=head, **how)
+    assert found.statistic < found.bound
+    assert found.num_accepted > 0
 
 
 def test_a_head_for_another_target_is_refused_with_both_sizes(zoo: Zoo) -> None:

@@ -13,6 +13,7 @@ import transformers as tf
 import hf_specdec
 from hf_specdec import ConfigError
 from hf_specdec.cache.spec_cache import SpecLayer
+from tests.helpers.distributions import compare_pairs
 from tests.helpers.support import PROMPT, assert_same_cache, plain
 from tests.helpers.zoo import FALLBACK, FAMILIES, build
 from tests.helpers.zoo_wide import varied
@@ -214,6 +215,16 @@ def test_an_interrupt_leaves_the_callers_cache_usable(model: Any, shape: str) ->
     whole = plain(model, PROMPT, **OPTIONS)
     again = plain(model, whole[:, : length + 1], past_key_values=cache, max_new_tokens=5, do_sample=False)
     assert again.tolist() == whole[:, : length + 6].tolist()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_use_logits_samples_the_targets_distribution(model: Any, shape: str) -> None:
+    """Drafts are drawn from the first layers; odds of a right run failing: one in a million."""
+    config = {**SHAPES[shape], "use_logits": True}
+    warp = {"temperature": 1.5, "top_k": 4}
+    found = compare_pairs(model, warp, num_texts=500, spec_method="draft_model", spec_config=config)
+    assert found.statistic < found.bound
+    assert found.num_accepted > 25, "some drafts are accepted"
 
 
 def test_transformers_argument_sets_it(model: Any) -> None:
