@@ -5,6 +5,7 @@ Names                              Why
 `_project_to_logits`               the shared head as the main model applies it
 `config.name_or_path`              the loader reads the folder that the main model names, and no other
 `num_mtp_layers`                   of configurations: how many there are
+`get_mtp_config`                   raises where a configuration does not tell the layers' types
 
 Tried with transformers 5.23.
 """
@@ -46,6 +47,13 @@ def load_mtp(target: PreTrainedModel, path: str | None = None) -> MtpModel:
             f"{name} must be a model whose MTP layers transformers knows, and its configuration must announce some "
             f'(num_mtp_layers is {num_mtp_layers(target.config)}). Use another spec_method, such as "auto".'
         )
+    try:
+        target.config.get_mtp_config()
+    except ValueError as error:  # some configurations do not say of which type the layers are
+        raise UnsupportedModelError(
+            f"{name} must be a model whose MTP layers transformers can build, but it cannot: {error}. "
+            'Use another spec_method, such as "auto".'
+        ) from error
     if not (path or own):
         raise CheckpointError(
             f"{name} must come from a checkpoint with the MTP layers of {name}, but it was loaded from none. {REMEDY}"

@@ -66,7 +66,7 @@ def build_target(name: str) -> Any:
 
 def random_mtp(model: Any, *, seed: int = 4, scale: float = 0.12) -> MtpModel:
     """MTP layers with random weights; embeddings and output head are the model's."""
-    mtp = MtpModel(model, model.config.num_mtp_layers)
+    mtp = MtpModel(model, model.config.get_text_config().num_mtp_layers)
     _vary(mtp.layers, scale=scale, seed=seed)
     return mtp.eval().requires_grad_(False)
 
