@@ -126,25 +126,36 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "speculators, EAGLE 3.1": NESTED | {"transformer_layer_config": LLAMA, "fc_norm": True, "norm_output": True},
     "SafeAILab": FLAT | {"rope_scaling": None, "rope_theta": 10000.0, "torch_dtype": "float16"},
     "SafeAILab, another width of the target": FLAT | {"target_hidden_size": 80},
+    "SafeAILab, the whole vocabulary": FLAT | {"draft_vocab_size": 128},
+    "SafeAILab, embeddings of its own": FLAT | {"rope_theta": 10000.0},
+    "SGLang, scaled positions": FLAT | {"architectures": ["Eagle3LlamaForCausalLM"], "rope_scaling": SCALED},
     "SpecForge": FLAT
     | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 32], "use_aux_hidden_state": True}},
 }
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_configurations_load(name: str, tmp_path: Path) -> None:
-    values = PUBLISHED[name]
+def test_published_configurations_load_and_draft(name: str, tmp_path: Path) -> None:
+    """From the files as they are published, with random weights: the network's shape, its tokens, finite logits."""
+    values, has_embedding = PUBLISHED[name], "embeddings" in name
     (tmp_path / "config.json").write_text(json.dumps(values))
-    head = Eagle3Head(Eagle3HeadConfig.from_dict(values))
-    state = head.state_dict()
-    state["d2t"] += 7
+    state = Eagle3Head(Eagle3HeadConfig.from_dict(values), has_embedding=has_embedding).state_dict()
+    size = values["draft_vocab_size"]
+    if size < 128:
+        state["d2t"] += 7
     renamed = {key.replace("layers.0.", "midlayer."): value for key, value in state.items()}
     save_file(renamed if "SafeAILab" in name else state, tmp_path / "model.safetensors")
     loaded = load_head(tmp_path, dtype=torch.bfloat16)
     assert loaded.dtype == torch.bfloat16
     assert loaded.fc.in_features == 3 * (values.get("target_hidden_size") or 64)
-    assert loaded.config.draft_vocab_size == 32
-    assert loaded.target_ids.tolist() == list(range(7, 39))
+    assert (loaded.embed_tokens is not None) == has_embedding
+    assert loaded.target_ids.tolist() == (list(range(128)) if size == 128 else list(range(7, 39)))
+    states = loaded.fuse(torch.randn(1, 3, loaded.fc.in_features).bfloat16())
+    mask, positions = torch.ones(1, 1, 3, 3).tril().bool(), torch.arange(1, 4)[None]
+    states = loaded(torch.randn(1, 3, 64).bfloat16(), states, positions, mask, DynamicCache(), key_positions=positions)
+    logits = loaded.logits(states)
+    assert logits.shape == (1, 3, size)
+    assert logits.isfinite().all()
 
 
 def test_a_config_that_is_no_head_names_what_it_is(tmp_path: Path) -> None:
