@@ -65,7 +65,7 @@ def load_model(
     """Load a model for measuring.
 
     Args:
-        path: folder or hub name; `None` is the embedded target, with the embedded draft and head.
+        path: folder or hub name; `None` is the embedded target, with the embedded draft as its assistant.
         dtype: a precision as `from_pretrained` takes it; fp32 for the embedded target and `"auto"` otherwise.
         device: where it runs; by default the accelerator, or the CPU where there is none.
         assistant: folder or hub name of a draft model.
@@ -87,18 +87,17 @@ def load_model(
     where = pick_device(device)
     folder = embedded.path("target") if path is None else path
     draft = embedded.path("draft") if path is None and assistant is None else assistant
-    head_folder = embedded.path("head") if path is None and head is None else head
     facts: dict[str, Any] = {}
     drafting: DraftHead | None = None
     if widen_to is None:
         model = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision)
-        if head_folder is not None:
-            drafting = hf_specdec.AutoDraftHead.from_pretrained(head_folder, dtype=model.dtype)
+        if head is not None:
+            drafting = hf_specdec.AutoDraftHead.from_pretrained(head, dtype=model.dtype)
     else:
         original = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision="fp32")
         model, facts["widening"] = _widened(original, folder, precision, widen_to)
-        if head_folder is not None:
-            drafting = widen_head(hf_specdec.AutoDraftHead.from_pretrained(head_folder).float(), original, model)
+        if head is not None:
+            drafting = widen_head(hf_specdec.AutoDraftHead.from_pretrained(head).float(), original, model)
             drafting.to(model.dtype)
     if attn_implementation is not None:
         _set_attention(model, attn_implementation)

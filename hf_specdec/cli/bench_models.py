@@ -9,6 +9,7 @@ import torch
 import typer
 from transformers import logging
 
+from hf_specdec import embedded
 from hf_specdec.bench.loaded_model import LoadedModel, load_model, pick_device
 from hf_specdec.bench.widen import read_size
 from hf_specdec.cli import options
@@ -118,7 +119,7 @@ class ModelsOptions:
             device=where,
             assistant=self.draft_model,
             assistant_dtype=self.draft_dtype,
-            head=self.head,
+            head=embedded.path("head") if path is None and self.head is None else self.head,
             widen_to=size,
             attn_implementation=self.attn_implementation,
         )

@@ -9,7 +9,9 @@ import transformers as tf
 
 import hf_specdec
 from hf_specdec.bench.loaded_model import load_model
+from hf_specdec.bench.rows import row
 from hf_specdec.bench.widen import check_widening, read_size, widen, widen_head
+from hf_specdec.cli.bench_models import ModelsOptions
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.eagle3.checkpoint import save_head
@@ -140,6 +142,14 @@ def test_a_loaded_model_is_widened_with_its_head(size: tuple[int, int], tokenize
         drafted.append(trees_of(loaded.model, loaded.head))
     assert drafted[0] == drafted[1]
     assert any(drafted[0])
+
+
+def test_the_command_measures_the_embedded_head_at_every_size() -> None:
+    native, wide = ModelsOptions(widen=["native", "512x7"], device="cpu").load()
+    assert native.head is not None
+    assert wide.head is not None
+    assert wide.head.hidden_size == wide.model.config.hidden_size == 2 * native.head.hidden_size
+    assert row("auto+head", wide).arguments(None)["assistant_model"] is wide.head
 
 
 def test_a_head_of_another_kind_is_not_widened() -> None:
