@@ -4,6 +4,7 @@ ids, positions = to_device((np.array([[5, 6]]), np.array([[0, 1]])), device)
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,17 +53,17 @@ def to_device(
     ]
 
 
-def additive_bits(visible: Array, dtype: torch.dtype) -> Array:
-    """0 where a bool array is true and -inf elsewhere, as the bits of `dtype`: NumPy has no bfloat16."""
+def additive_bits(visible: Array, dtype: torch.dtype, lowest: float = -math.inf) -> Array:
+    """0 where a bool array is true and `lowest` elsewhere, as the bits of `dtype`: NumPy has no bfloat16."""
     if dtype == torch.bool:
         return visible
-    hidden = _hidden_bits(dtype)
+    hidden = _bits_of(lowest, dtype)
     return np.where(visible, hidden.dtype.type(0), hidden)
 
 
 @functools.cache
-def _hidden_bits(dtype: torch.dtype) -> Array:
-    """The bits of -inf in `dtype`, a scalar of an integer type as wide."""
+def _bits_of(value: float, dtype: torch.dtype) -> Array:
+    """The bits of a number in `dtype`, a scalar of an integer type as wide."""
     same = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-    bits: Array = torch.tensor(-torch.inf, dtype=dtype).view(same).numpy()
+    bits: Array = torch.tensor(value, dtype=dtype).view(same).numpy()
     return bits

@@ -41,7 +41,8 @@ class Mutant:
 VERIFY, SAMPLING, SEQUENCE = "engine/verify.py", "engine/sampling.py", "engine/sequence.py"
 LOOP, STEP, SPECULATIVE = "engine/loop.py", "engine/step.py", "engine/speculative.py"
 CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
-MASK, LAYOUT = "forward/tree_mask.py", "forward/tree_layout.py"
+MASK, RULES, LAYOUT = "forward/tree_mask.py", "forward/mask_rules.py", "forward/tree_layout.py"
+ROWS = "forward/tree_rows.py"
 LOOKUP = "methods/prompt_lookup/method.py"
 # The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.
 NEAREST: dict[str, tuple[str, ...]] = {
@@ -56,6 +57,8 @@ NEAREST: dict[str, tuple[str, ...]] = {
     CACHE: ("cache", "promise/test_caches.py promise/test_batch_caches.py promise/test_interrupts.py"),
     LAYER: ("cache", "promise/test_batch_caches.py promise/test_batch_stopping.py"),
     MASK: ("forward", "promise/test_batch_stopping.py"),
+    RULES: ("forward",),
+    ROWS: ("forward", "promise/test_batch_stopping.py"),
     LAYOUT: ("forward",),
     LOOKUP: ("methods/prompt_lookup", "promise/test_configuration.py promise/test_spec_memory.py"),
     SPECULATIVE: ("promise/test_batch_processors.py",),
@@ -152,10 +155,11 @@ MUTANTS = (
     ),
     Mutant(
         "siblings see one another in an open mask",
-        MASK,
-        "additive_bits(self._visible[:, None], dtype)",
-        "additive_bits(self._visible[:, None] | True, dtype)",
+        RULES,
+        "rows.seen_within(w)[:, None], self.dtype",
+        "rows.seen_within(w)[:, None] | True, self.dtype",
     ),
+    Mutant("a window is one position too wide", ROWS, "- (window - 1)", "- window"),
     Mutant("siblings see one another in a model's mask", MASK, "positions) & visible_columns", "positions)"),
     Mutant(
         "siblings see one another in a padded batch", MASK, "(related | ~is_new)", "(related | (column < num_columns))"

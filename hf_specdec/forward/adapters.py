@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.tree_mask import TreeRows
+from hf_specdec.forward.tree_rows import TreeRows
 
 __all__ = ["TreeAdapter", "TreePositions", "adapter_of", "takes_positions", "works_by_hooks"]
 

@@ -21,7 +21,8 @@ from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import TreeAdapter, TreePositions, takes_positions
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
-from hf_specdec.forward.tree_mask import TreeMasks, TreeRows
+from hf_specdec.forward.tree_mask import TreeMasks
+from hf_specdec.forward.tree_rows import TreeRows
 from hf_specdec.transfer import to_device
 
 __all__ = ["StepInputs", "rows_of"]

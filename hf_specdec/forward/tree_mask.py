@@ -7,84 +7,24 @@ functions, so nothing global changes and two calls never see one another's tree.
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.compat.attention import causal_mask_function, takes_tensor_masks
+from hf_specdec.forward.mask_rules import RuleMasks, same_masks, window_of
+from hf_specdec.forward.tree_rows import TreeRows
 from hf_specdec.kernels.masks import additive, mark_open
-from hf_specdec.transfer import additive_bits, to_device
 
-__all__ = ["TreeMasks", "TreeRows"]
+__all__ = ["TreeMasks"]
 
-Array = npt.NDArray[Any]
 MaskFunction = Callable[..., torch.Tensor]
+_Seen = list[tuple[Any, MaskFunction, int | None]]  # what mask functions returned, of which rule, of which window
 _register_lock = threading.Lock()
-
-
-class TreeRows:
-    """The columns written since the last commit, C in each row, of which the forward computes the last Q.
-
-    Args:
-        starts: each row's length in the cache before its first column.
-        depths: each row's C distances from there: position id - start.
-        visible: for each row `(Q, C)` bool: which columns each of the last Q sees.
-        fixed (`bool`): whether the buffers go on after the columns.
-
-    Attributes:
-        shape (`tuple[int, int, int]`): batch, Q and C.
-        same_start (`bool`): whether all rows are equally long and the columns are the last ones of the buffers.
-        length (`int`): columns of the longest row, those of its text counted.
-        common (`int`): columns from the first on that are text in all rows; 0 where shapes may not depend on it.
-    """
-
-    def __init__(
-        self,
-        starts: Sequence[int],
-        depths: Sequence[Sequence[int]],
-        visible: Sequence[Array],
-        device: torch.device,
-        *,
-        fixed: bool = False,
-    ) -> None:
-        self._starts, self._depths, self.device = starts, depths, device
-        self._visible = visible[0][None] if len(visible) == 1 else np.stack(visible)  # (batch, Q, C)
-        batch, num_queries, num_columns = self._visible.shape
-        self.shape = (batch, num_queries, num_columns)
-        self.same_start = not fixed and min(starts) == max(starts)
-        self.length = max(starts) + len(depths[0])
-        self.common = 0 if fixed else min(starts)
-
-    @functools.cached_property
-    def visible(self) -> torch.Tensor:
-        """`(batch, Q, C)` bool."""
-        return torch.from_numpy(self._visible).to(self.device)
-
-    @functools.cached_property
-    def starts(self) -> torch.Tensor:
-        """`(batch,)`."""
-        return torch.tensor(self._starts, device=self.device)
-
-    @functools.cached_property
-    def depths(self) -> torch.Tensor:
-        """`(batch, C)`."""
-        return torch.tensor(self._depths, device=self.device)
-
-    def to_device(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """By one copy: `visible` `(batch, 1, Q, C)` as a mask of `dtype`, and the starts `(batch, 1)` and places
-        `(batch, 1, 1, C)` of the columns.
-        """
-        starts = np.array(self._starts)[:, None]
-        columns = (starts + np.arange(self.shape[2]))[:, None, None]
-        block = additive_bits(self._visible[:, None], dtype)
-        block_, starts_, columns_ = to_device((block, starts, columns), self.device, (dtype,))
-        return block_, starts_, columns_
 
 
 class TreeMasks:
@@ -95,9 +35,8 @@ class TreeMasks:
         self.implementation = compat.attention_implementation(model.config)
         self.supported = takes_tensor_masks(self.implementation)
         self._config: Any = None
-        self._sees_all_text: bool | None = None
-        self._numbers: torch.Tensor | None = None  # 0, 1, 2, ... of the last mask's columns
-        self._ends: tuple[torch.Tensor, torch.Tensor] | None = None  # what shows and what hides a column
+        self._rules: RuleMasks | None = None
+        self._is_asked = True  # whether the model makes the next mask
 
     def build(
         self,
@@ -117,11 +56,13 @@ class TreeMasks:
             within: whether the mask is for the model's layers, not for its forward.
         """
         batch, num_queries, _ = rows.shape
-        dtype = self._dtype_of_masks(cache)
-        if self._sees_all_text:
-            return self._open_mask(rows, cache, dtype, padding)
+        if self._rules is not None:
+            found = self._rules.build(rows, cache.get_mask_sizes(num_queries, 0)[0], padding)
+            return found.get(None, found)
+        seen: _Seen = []
         config = self._private_config()
-        compat.mask_config(config).hf_specdec_rows = rows
+        text_config = compat.mask_config(config)
+        text_config.hf_specdec_rows, text_config.hf_specdec_seen = rows, seen
         mask = compat.masks_for_forward(
             self.model,
             config,
@@ -131,61 +72,38 @@ class TreeMasks:
             position_ids=rows.depths[:, -num_queries:],
             within=within,
         )
-        if dtype != torch.bool:
-            mask = _added(mask, dtype)
-        if self._sees_all_text is None:
-            self._sees_all_text = self._is_open(mask, lambda: self._open_mask(rows, cache, dtype, padding))
-        return mask
+        if self._is_asked:
+            self._is_asked = False
+            self._rules = self._rules_of(mask, seen, rows, cache, padding)
+        return _added(mask, *self._form(cache))
 
-    def _dtype_of_masks(self, cache: SpecCache) -> torch.dtype:
-        """Torch's attention makes a mask of numbers from one of booleans, in every layer anew: it gets it made.
+    def _rules_of(
+        self, mask: Any, seen: _Seen, rows: TreeRows, cache: SpecCache, padding: torch.Tensor | None
+    ) -> RuleMasks | None:
+        """What makes the same masks, now and later; `None` where only the model can."""
+        masks = mask if isinstance(mask, dict) else {None: mask}
+        sizes = {cache.get_mask_sizes(rows.shape[1], layer) for layer in range(len(cache.layers))}
+        if len(sizes) != 1 or sizes != {(next(iter(sizes))[0], 0)}:  # an adopted window has lost its first columns
+            return None
+        try:
+            windows = {kind: _window_of(one, seen, rows.device) for kind, one in masks.items()}
+        except (ValueError, LookupError, RuntimeError):  # what the mask function says of positions is no rule of ours
+            return None
+        dtype, lowest = self._form(cache)
+        rules = RuleMasks(windows, dtype, lowest)
+        expected = rules.build(rows, next(iter(sizes))[0], padding)
+        return rules if same_masks(_added(masks, dtype, lowest), expected) else None
 
-        Not beside an encoder: T5Gemma2 joins the mask with the encoder's, which is one of booleans.
+    def _form(self, cache: SpecCache) -> tuple[torch.dtype, float]:
+        """The dtype of masks, and what those of numbers add where a key is hidden.
+
+        Torch's attention makes a mask of numbers from one of booleans, in every layer anew: it gets it made. Not beside
+        an encoder: T5Gemma2 joins the mask with the encoder's, which is one of booleans.
         """
+        if self.implementation == "eager":
+            return self.model.dtype, torch.finfo(self.model.dtype).min
         takes_numbers = self.implementation == "sdpa" and not self.model.config.is_encoder_decoder
-        return cache.dtype if takes_numbers and cache.dtype is not None else torch.bool
-
-    def _is_open(self, mask: Any, make_open: Callable[[], torch.Tensor]) -> bool:
-        """Whether every node sees the whole text, now and later: then the model need not be asked at each step."""
-        config = compat.text_config(self.model.config)
-        kinds = set(getattr(config, "layer_types", None) or ())
-        bounded = any(getattr(config, name, None) is not None for name in ("sliding_window", "attention_chunk_size"))
-        bounded = bounded or compat.has_own_masks(self.model)
-        if bounded or kinds - {"full_attention"} or not isinstance(mask, torch.Tensor):
-            return False
-        expected = make_open()
-        return mask.dtype == expected.dtype and torch.equal(mask, expected)
-
-    def _open_mask(
-        self, rows: TreeRows, cache: SpecCache, dtype: torch.dtype, padding: torch.Tensor | None
-    ) -> torch.Tensor:
-        """`(batch, 1, Q, K)`: all of the text but its padding is seen, and of the new columns what `rows` says."""
-        batch, num_queries, num_columns = rows.shape
-        block, starts, columns = rows.to_device(dtype)
-        if rows.same_start and padding is None:
-            shown = dtype == torch.bool
-            mask = torch.full((batch, 1, num_queries, rows.length), shown, dtype=dtype, device=rows.device)
-            mask[..., rows.length - num_columns :] = block
-            mark_open(mask, rows.length - num_columns)
-            return mask
-        length, _ = cache.get_mask_sizes(num_queries, 0)
-        if self._numbers is None or len(self._numbers) != length:
-            self._numbers = torch.arange(length, device=rows.device)
-        text = self._numbers < starts  # (batch, K)
-        if padding is not None:
-            text[:, : padding.shape[1]] &= padding
-        seen = text if dtype == torch.bool else torch.where(text, *self._ends_of(dtype, rows.device))
-        mask = seen[:, None, None].expand(-1, -1, num_queries, -1).contiguous()
-        mask.scatter_(3, columns.expand(-1, -1, num_queries, -1), block)
-        if padding is None:
-            mark_open(mask, rows.common)
-        return mask
-
-    def _ends_of(self, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._ends is None:
-            shows, hides = (torch.tensor(end, dtype=dtype, device=device) for end in (0.0, -torch.inf))
-            self._ends = (shows, hides)
-        return self._ends
+        return (cache.dtype, -torch.inf) if takes_numbers and cache.dtype is not None else (torch.bool, -torch.inf)
 
     def _private_config(self) -> Any:
         if self._config is None:
@@ -198,12 +116,25 @@ class TreeMasks:
         return self._config
 
 
-def _added(mask: Any, dtype: torch.dtype) -> Any:
-    """Masks of booleans as masks that are added to the scores."""
+def _window_of(mask: Any, seen: _Seen, device: torch.device) -> int | None:
+    """By which window `mask` was made; `None` for all of the text.
+
+    Raises:
+        LookupError: it is no mask that one of our mask functions has returned.
+        ValueError: it is made by another rule.
+    """
+    function, window = next(((function, size) for made, function, size in seen if made is mask), (None, None))
+    if function is None:
+        raise LookupError("the model changes the mask")
+    return window_of(function, window, device)
+
+
+def _added(mask: Any, dtype: torch.dtype, lowest: float) -> Any:
+    """Masks of booleans as masks that are added to the scores, where `dtype` is not theirs."""
     if isinstance(mask, dict):
-        return {kind: _added(one, dtype) for kind, one in mask.items()}
-    is_bool = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
-    return additive(mask, dtype, -torch.inf) if is_bool else mask
+        return {kind: _added(one, dtype, lowest) for kind, one in mask.items()}
+    is_bool = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and dtype != torch.bool
+    return additive(mask, dtype, lowest) if is_bool else mask
 
 
 def tree_mask(
@@ -224,6 +155,8 @@ def tree_mask(
     mask = build(
         mask_function=view(rows, mask_function, q_offset), q_offset=q_offset, use_vmap=use_vmap, config=config, **kwargs
     )
+    if not use_vmap:
+        config.hf_specdec_seen.append((mask, mask_function, kwargs.get("local_size")))
     if mask_function is causal_mask_function and kwargs.get("attention_mask") is None:
         mark_open(mask, rows.common - int(kwargs.get("kv_offset", 0)))
     return mask

@@ -10,6 +10,8 @@ from transformers import AutoTokenizer
 import hf_specdec
 from hf_specdec import transfer
 from hf_specdec.bench.operations import OperationCounter, StepOperations
+from tests.helpers.support import PROMPT, plain
+from tests.helpers.zoo import FAMILIES, build
 
 TEXT = "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n    return width *"
 METHODS: dict[str, dict[str, Any]] = {
@@ -76,3 +78,26 @@ def test_a_sampled_step_reads_once_a_token(model: Any, inputs: Any, place: str, 
     beside = 1 if place == "device" and METHODS[method]["spec_method"] in ("auto", "lookahead") else 0
     assert max(step.reads - step.num_tokens for step in steps) <= beside
     assert max(step.outside - 8 * step.num_tokens for step in steps) <= 12
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(
+    ("family", "attention"), [("llama", "eager"), ("mistral", "sdpa"), ("gemma3", "sdpa"), ("gpt_oss", "eager")]
+)
+def test_windows_and_eager_attention_take_no_more(family: str, attention: str, cache: str, batch: int) -> None:
+    """At most 20 operations outside the forward once the rule of the masks is found, here in steps of whole batches."""
+    model = hf_specdec.enable(build(FAMILIES[family]))
+    model.set_attn_implementation(attention)
+    ids = PROMPT.repeat(batch, 1)
+    ids[-1, :4], mask = 0, (ids >= 0).long()
+    mask[-1, :4] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 24, "do_sample": False}
+    counter = OperationCounter(model)
+    with counter:
+        tokens = model.generate(ids, **options, **METHODS["lookahead"], **CACHES[cache], spec_observer=counter.end_step)
+    assert tokens.tolist() == plain(model, ids, **options).tolist()
+    whole = [step for step in counter.steps[2:] if step.outside]  # a row's step is counted with its batch's first row
+    assert len(whole) > 2
+    assert sorted(step.outside for step in whole)[-2] <= 20, "but for the step in which a row leaves"
