@@ -150,7 +150,7 @@ _NOTES: dict[str, Callable[[Document], list[str]]] = {
     PRECISIONS: _precisions_notes,
     GPU: _gpu_notes,
     STEPS: lambda _: [
-        "Means a step: torch operations outside the target's forward, views apart, and reads of a tensor by the host.",
+        "Means a step: torch operations outside the models' forwards, views apart, and reads of a tensor by the host.",
         "Time: of the thread on a CPU, between two events on CUDA, where launches are the profiler's.",
     ],
     DRAFTING: lambda _: [

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 __all__ = ["OperationCounter", "StepOperations"]
 
-Counts = tuple[int, int, int, int]
+Counts = tuple[int, int, int, int, int]
 READERS = {torch.Tensor.cpu, torch.Tensor.tolist}  # what reads without `_local_scalar_dense`, as `item()` does
 VIEWS = frozenset(
     "alias detach diagonal expand lift_fresh permute select slice split squeeze transpose unbind unsqueeze view".split()
@@ -27,10 +27,11 @@ class StepOperations:
     """One step's counts.
 
     Attributes:
-        outside (`int`): operations outside the target's forward, views left out: they launch nothing.
-        views (`int`): views outside the forward.
-        inside (`int`): operations inside the forward, views among them.
-        reads (`int`): reads of a tensor by the host, outside the forward.
+        outside (`int`): operations outside the models' forwards, views left out: they launch nothing.
+        views (`int`): views outside the forwards.
+        inside (`int`): operations inside the target's forward, views among them.
+        reads (`int`): reads of a tensor by the host, outside the forwards.
+        drafts (`int`): operations inside the draft models' forwards, views among them.
         num_tokens (`int`): tokens that the step added.
     """
 
@@ -38,17 +39,19 @@ class StepOperations:
     views: int
     inside: int
     reads: int
+    drafts: int
     num_tokens: int
 
 
 class OperationCounter:
-    """Counts while it is entered, for one model; not shared between threads."""
+    """Counts while it is entered, for one target and its draft models; not shared between threads."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, *drafts: PreTrainedModel) -> None:
+        self.model, self.drafts = model, drafts
         self.steps: list[StepOperations] = []
-        self._outside = self._views = self._inside = self._reads = self._depth = 0
-        self._ended: Counts = (0, 0, 0, 0)
+        self._outside = self._views = self._inside = self._reads = self._in_drafts = 0
+        self._depth = self._draft_depth = 0
+        self._ended: Counts = (0, 0, 0, 0, 0)
         self._modes: tuple[Any, ...] = ()
         self._hooks: list[Any] = []
         self._marks: list[Counts] = []  # what was counted before each forward
@@ -59,6 +62,9 @@ class OperationCounter:
             self.model.register_forward_pre_hook(lambda *_: self._enter_forward(1)),
             self.model.register_forward_hook(lambda *_: self._enter_forward(-1), always_call=True),
         ]
+        for draft in self.drafts:
+            self._hooks.append(draft.register_forward_pre_hook(lambda *_: self._enter_draft(1)))
+            self._hooks.append(draft.register_forward_hook(lambda *_: self._enter_draft(-1), always_call=True))
         modes: tuple[Any, ...] = (_Dispatched(self._count), _Called(self._count_read))
         self._modes = modes
         for mode in modes:
@@ -86,16 +92,21 @@ class OperationCounter:
         ]
 
     def _counts(self) -> Counts:
-        return self._outside, self._views, self._inside, self._reads
+        return self._outside, self._views, self._inside, self._reads, self._in_drafts
 
     def _enter_forward(self, change: int) -> None:
         if self._depth == 0:
             self._marks.append(self._counts())
         self._depth += change
 
+    def _enter_draft(self, change: int) -> None:
+        self._draft_depth += change
+
     def _count(self, name: str) -> None:
         if self._depth:
             self._inside += 1
+        elif self._draft_depth:
+            self._in_drafts += 1
         elif name in VIEWS:
             self._views += 1
         else:
@@ -103,12 +114,12 @@ class OperationCounter:
             self._reads += name == "_local_scalar_dense"
 
     def _count_read(self) -> None:
-        self._reads += not self._depth
+        self._reads += not (self._depth or self._draft_depth)
 
 
 def _difference(later: Counts, earlier: Counts) -> Counts:
-    outside, views, inside, reads = (after - before for after, before in zip(later, earlier, strict=True))
-    return outside, views, inside, reads
+    outside, views, inside, reads, drafts = (after - before for after, before in zip(later, earlier, strict=True))
+    return outside, views, inside, reads, drafts
 
 
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]

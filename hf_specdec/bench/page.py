@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_specdec.bench.captions import facts
-from hf_specdec.bench.plots import plot_document
+from hf_specdec.bench.plots import has_figures, plot_document
 from hf_specdec.bench.tables import markdown
 from hf_specdec.files import replacing
 
@@ -27,7 +27,7 @@ def write_page(document: Document, path: str | os.PathLike[str]) -> list[Path]:
         MissingExtraError: matplotlib is not installed.
     """
     page = Path(path)
-    figures = plot_document(document, page.with_suffix(""), formats=("svg",))
+    figures = plot_document(document, page.with_suffix(""), formats=("svg",)) if has_figures(document) else []
     with replacing(page) as beside:
         beside.write_text(page_text(document, [figure.relative_to(page.parent) for figure in figures]), "utf-8")
     return [page, *figures]

@@ -19,7 +19,7 @@ from hf_specdec.bench.rows import REFERENCE
 from hf_specdec.bench.statistics import OVERALL
 from hf_specdec.errors import ConfigError, MissingExtraError
 
-__all__ = ["check_matplotlib", "plot_document"]
+__all__ = ["check_matplotlib", "has_figures", "plot_document"]
 
 # Okabe and Ito's colours, told apart by colour-blind readers; in order of use.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -31,6 +31,11 @@ LEGEND_COLUMNS = 4
 
 Document = dict[str, Any]
 Draw = Callable[[Document, Any], None]
+
+
+def has_figures(document: Document) -> bool:
+    """Whether there are figures of documents of its kind; of others there are tables alone."""
+    return document.get("kind") in _figures()
 
 
 def plot_document(
@@ -48,12 +53,7 @@ def plot_document(
     check_matplotlib()
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    figures: dict[str, dict[str, Draw]] = {
-        SPEEDS: {"speed_by_task": _speed_by_task, "acceptance_by_position": _acceptance_by_position},
-        REPLAY: {"tokens_per_step": _tokens_per_step},
-        COST: {"cost_curve": _cost_curve},
-    }
-    kind = document.get("kind")
+    kind, figures = document.get("kind"), _figures()
     if kind not in figures:
         raise ConfigError("document", f"must be of kind {', '.join(figures)}", kind, "Give one of hf-specdec bench.")
     files = []
@@ -66,6 +66,15 @@ def plot_document(
             undated = {"Date": None} if suffix == "svg" else None
             figure.savefig(files[-1], dpi=160, bbox_inches="tight", metadata=undated)
     return files
+
+
+def _figures() -> dict[str, dict[str, Draw]]:
+    """What is drawn of each kind of document, by the file's name."""
+    return {
+        SPEEDS: {"speed_by_task": _speed_by_task, "acceptance_by_position": _acceptance_by_position},
+        REPLAY: {"tokens_per_step": _tokens_per_step},
+        COST: {"cost_curve": _cost_curve},
+    }
 
 
 def check_matplotlib() -> None:

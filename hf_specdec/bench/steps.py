@@ -66,8 +66,8 @@ def operation_rows(loaded: LoadedModel, prompts: Sequence[Prompt], *, max_new_to
     """Means a step for each way to generate.
 
     Returns:
-        `list[dict]`: `name`, `outside`, `views`, `inside`, `reads`, `tokens_per_step`, `step_ms`, and `launches` and
-        `graph_launches`, which are `None` without CUDA.
+        `list[dict]`: `name`, `outside`, `views`, `inside`, `reads`, `drafts`, `tokens_per_step`, `step_ms`, and
+        `launches` and `graph_launches`, which are `None` without CUDA.
     """
     inputs = [encode(loaded, prompt) for prompt in prompts]
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, "disable_compile": True}
@@ -83,7 +83,7 @@ def _row(loaded: LoadedModel, calls: Sequence[Mapping[str, Any]]) -> dict[str, A
     model.generate(**calls[0])  # probes, and what is compiled or allocated once
     intervals, num_steps, num_tokens = [], 0, 0
     for arguments in calls:
-        counter = OperationCounter(model)
+        counter = OperationCounter(model, *([] if loaded.assistant is None else [loaded.assistant]))
         with counter:
             output = model.generate(**arguments, return_dict_in_generate=True)
         intervals += counter.between_forwards()[WARM_STEPS:]
@@ -93,7 +93,7 @@ def _row(loaded: LoadedModel, calls: Sequence[Mapping[str, Any]]) -> dict[str, A
         num_tokens += new - 1
     found: dict[str, Any] = {
         field: statistics.fmean(getattr(step, field) for step in intervals) if intervals else 0.0
-        for field in ("outside", "views", "inside", "reads")
+        for field in ("outside", "views", "inside", "reads", "drafts")
     }
     seconds = sum(_seconds(model.device, lambda call=call: model.generate(**call)) for call in calls)  # type: ignore[misc]
     launches = _launches(model.device, lambda: model.generate(**calls[0]))

@@ -226,6 +226,7 @@ def _step_costs_tables(document: Document) -> list[Table]:
         "outside the forward": "{outside:.1f}",
         "views": "{views:.1f}",
         "inside": "{inside:.0f}",
+        "in drafts": "{drafts:.0f}",
         "reads": "{reads:.1f}",
         "tokens": "{tokens_per_step:.2f}",
         "time": "{step_ms:.2f} ms",

@@ -60,7 +60,12 @@ class RollbackCache(Protocol):
 
 
 def rollback_cache(
-    cache: Any, *, reserve: int, lockstep: bool = False, fixed: FixedShapes | None = None
+    cache: Any,
+    *,
+    reserve: int,
+    lockstep: bool = False,
+    fixed: FixedShapes | None = None,
+    kept: StaticSpecCache | None = None,
 ) -> RollbackCache:
     """The best way to keep `cache`, with room for `reserve` tokens where that can be said beforehand.
 
@@ -68,12 +73,16 @@ def rollback_cache(
         cache: the caller's; `None` where the model makes its own.
         lockstep: keep the rows of a batch equally long, for models that cannot tell them apart.
         fixed: the shapes to keep, where `cache` is a static one.
+        kept: an empty cache of these shapes, to be used where `cache` is empty too.
 
     Raises:
         UnsupportedModelError: it is no cache that could be rolled back.
     """
     inner = getattr(cache, "self_attention_cache", cache)
-    static = StaticSpecCache.of(inner, capacity=fixed.capacity) if fixed is not None else None
+    static = None
+    if fixed is not None:
+        is_empty = kept is not None and int(inner.get_seq_length()) == 0
+        static = kept if is_empty else StaticSpecCache.of(inner, capacity=fixed.capacity)
     if static is not None:
         return _AttentionRollback(cache, static, lockstep)
     if isinstance(inner, compat.Cache) and (not isinstance(inner, compat.DynamicCache) or inner.offloading):

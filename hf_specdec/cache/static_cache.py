@@ -41,11 +41,9 @@ class StaticWriteIndex:
         length (`Tensor`): a scalar, tokens of the longest row.
     """
 
-    def __init__(self, batch: int, width: int, device: torch.device) -> None:
-        self.rows = torch.arange(batch, device=device)[:, None]
-        self.columns = torch.zeros((batch, width), dtype=torch.long, device=device)
-        self.length = torch.zeros((), dtype=torch.long, device=device)
-        for tensor in (self.rows, self.columns, self.length):
+    def __init__(self, rows: torch.Tensor, columns: torch.Tensor, length: torch.Tensor) -> None:
+        self.rows, self.columns, self.length = rows, columns, length
+        for tensor in (rows, columns, length):
             mark_static_address(tensor)
 
 
@@ -63,6 +61,8 @@ class StaticSpecLayer(SpecLayer):
         """Write the forward's columns at their slots; the lengths stay until `keep` sets them."""
         slots = self.slots
         if slots is None:
+            if self.is_initialized and (self.keys.dtype, self.keys.device) != (key_states.dtype, key_states.device):
+                self.lazy_initialization(key_states, value_states)  # the model has been moved since
             return super().update(key_states, value_states)
         self.keys[slots.rows, :, slots.columns] = key_states.transpose(1, 2)
         self.values[slots.rows, :, slots.columns] = value_states.transpose(1, 2)
@@ -86,6 +86,11 @@ class StaticSpecLayer(SpecLayer):
             mark_static_address(self.keys)
             mark_static_address(self.values)
 
+    def empty(self) -> None:
+        """Forget everything; the buffers stay where they are."""
+        self.slots = None
+        self.set_lengths((0,) * len(self.lengths))
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The whole buffer, once its shape is fixed."""
         if self.slots is None:
@@ -103,6 +108,7 @@ class StaticSpecCache(SpecCache):
     def __init__(self, layers: list[Any], *, reserve: int) -> None:
         super().__init__(layers, reserve=reserve)
         self._slots: dict[tuple[int, torch.device], StaticWriteIndex] = {}  # by width
+        self._shared: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}  # rows and length of all widths
 
     @classmethod
     def of(cls, cache: StaticCache, *, capacity: int) -> "StaticSpecCache | None":
@@ -128,6 +134,15 @@ class StaticSpecCache(SpecCache):
             layers.append(spec)
         return cls(layers, reserve=capacity)
 
+    def empty(self) -> None:
+        """Forget everything, for another text: zeros in the same buffers, and the same places to write."""
+        layers = [layer for layer in self._written if isinstance(layer, StaticSpecLayer)]
+        for block in {id(block): block for layer in layers for block in layer.buffers}.values():
+            block.zero_()  # what a mask hides has to be finite
+        for layer in layers:
+            layer.empty()
+        self.lengths = ()
+
     @property
     def capacity(self) -> int:
         """Columns of the buffers; the prompt has been read."""
@@ -141,15 +156,18 @@ class StaticSpecCache(SpecCache):
         layers = [layer for layer in self._written if isinstance(layer, StaticSpecLayer)]
         columns = torch.from_numpy(np.array(self.lengths)[:, None] + np.arange(written, written + width))
         longest = max(self.lengths)
+        for device in dict.fromkeys(layer.keys.device for layer in layers):
+            if device not in self._shared:
+                rows = torch.arange(len(self.lengths), device=device)[:, None]
+                self._shared[device] = (rows, torch.zeros((), dtype=torch.long, device=device))
+            rows, length = self._shared[device]
+            length.fill_(longest + written)
+            if (width, device) in self._slots:
+                self._slots[width, device].columns.copy_(columns)
+            else:
+                self._slots[width, device] = StaticWriteIndex(rows, columns.to(device, copy=True), length)
         for layer in layers:
-            where = (width, layer.keys.device)
-            if where not in self._slots:
-                self._slots[where] = StaticWriteIndex(len(self.lengths), *where)
-            layer.seat(self._slots[where], longest + written + width)
-        for (slots_width, _), slots in self._slots.items():
-            if slots_width == width:
-                slots.columns.copy_(columns)
-                slots.length.fill_(longest + written)
+            layer.seat(self._slots[width, layer.keys.device], longest + written + width)
 
     def export(self, cache: Cache) -> None:
         """Put the text's columns where plain generation would have left them, as far as all rows have them."""

@@ -213,7 +213,12 @@ def drafting(
         if request.tokenizers is not None:
             translations = translations_of(call, *request.tokenizers)
         draft_model = draft_model_of(
-            call, assistant, tier=tier, encoder_inputs=encoder_inputs, translations=translations
+            call,
+            assistant,
+            tier=tier,
+            budget=request.budget,
+            encoder_inputs=encoder_inputs,
+            translations=translations,
         )
     takes_trees = found.capability.tier == "tree"
     is_sampled = bool(call.generation_config.do_sample)

@@ -15,6 +15,7 @@ from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.batch_rules import keeps_rows_apart, processors_of_row
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.static_shapes import draft_shapes
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.draft_runner import DraftRunner
 from hf_specdec.forward.model_runner import Tier
@@ -111,12 +112,14 @@ def draft_model_of(
     draft: PreTrainedModel,
     *,
     tier: Tier,
+    budget: int,
     encoder_inputs: Any = None,
     translations: Sequence[Translation] | None = None,
 ) -> DraftRunner:
     """The draft model with a cache of its own, ready to read the call's prompts.
 
     Args:
+        budget: most tokens drafted a step.
         encoder_inputs: of an encoder-decoder call: what the target's encoder has read.
         translations: each row's prompt in the draft's vocabulary, where that is another one.
 
@@ -135,15 +138,21 @@ def draft_model_of(
         ids, mask = _padded([translation.fixed[:-1] or translation.fixed for translation in translations])
     ids = ids.to(compat.input_device(draft))
     is_seq2seq = draft.config.is_encoder_decoder
+    kwargs = _encoded(call, draft, encoder_inputs) if is_seq2seq else _decoder_kwargs(draft, ids, mask)
+    shapes = draft_shapes(call, draft, tier=tier, num_columns=ids.shape[1] + room, budget=budget)
+    if shapes is not None:
+        kwargs[compat.cache_name(kwargs)] = shapes.cache
     runner = DraftRunner(
         draft,
         ids,
-        _encoded(call, draft, encoder_inputs) if is_seq2seq else _decoder_kwargs(draft, ids, mask),
+        kwargs,
         tier=tier,
         vocab_size=vocab_sizes(call.model if translations is None else draft)[0],
         relative_cost=_relative_cost(call.model, draft),
         device=call.input_ids.device,
         room=room,
+        fixed=None if shapes is None else shapes.fixed,
+        compiled=None if shapes is None else shapes.compiled,
     )
     for row, translation in enumerate(translations or ()):
         runner.keep(row, translation.fixed[-1:])

@@ -67,6 +67,8 @@ class SpecLoop:
                 self._end_drafters()
             finally:
                 target.close()
+                if self.batch.draft_model is not None:
+                    self.batch.draft_model.close()
 
     @property
     def length(self) -> int:

@@ -70,7 +70,6 @@ def decode_speculatively(
     sequences = _sequences(call, texts, make_drafter, stats, rank_sync)
     fixed = fixed_shapes(call, [sequence.drafter for sequence in sequences], budget)
     compiled = None if decide is not None else compiled_forward(call, fixed)
-    compiled_before = 0.0 if compiled is None else compiled.seconds
     arguments = (model, call.input_ids, config, call.model_kwargs, texts)
     target: ModelRunner
     if decide is not None:
@@ -91,11 +90,13 @@ def decode_speculatively(
         keep_hidden_states=bool(config.return_dict_in_generate and config.output_hidden_states),
         rank_sync=rank_sync,
     )
+    compiled_before = loop.batch.compile_seconds
     loop.run()
-    if compiled is not None:
-        stats.num_graphs, stats.compile_seconds = len(compiled.shapes), compiled.seconds - compiled_before
-        if compiled.reason is not None:
-            state_of(model).warn_once(f"{type(model).__name__} is not compiled: {compiled.reason}")
+    stats.compile_seconds = loop.batch.compile_seconds - compiled_before
+    for forward in loop.batch.compiled:
+        stats.num_graphs += len(forward.shapes)
+        if forward.reason is not None:
+            state_of(forward.model).warn_once(f"{type(forward.model).__name__} is not compiled: {forward.reason}")
     if config.do_sample:
         rank_sync.share_random_state()
     if call.streamer is not None:

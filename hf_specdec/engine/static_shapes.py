@@ -1,7 +1,10 @@
 """Static caches: whether a call can keep one, and the shapes that all of its forwards after the prompt have."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
@@ -10,10 +13,18 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.adapters import takes_positions
 from hf_specdec.forward.compiled_forward import CompiledForward
+from hf_specdec.forward.model_runner import MAX_UNCACHED
 from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.methods.base import Drafter
 
-__all__ = ["check_cache", "compiled_forward", "fixed_shapes", "reason_against_static"]
+__all__ = [
+    "DraftShapes",
+    "check_cache",
+    "compiled_forward",
+    "draft_shapes",
+    "fixed_shapes",
+    "reason_against_static",
+]
 
 GRAIN = 64  # the smallest capacity, and what capacities are multiples of
 
@@ -25,9 +36,14 @@ def reason_against_static(call: Call, tier: str, engine: str) -> str | None:
         return None
     if engine == "assisted":
         return "transformers' assisted decoding takes no static cache"
+    return _reason_against_buffers(call.model, tier, cache)
+
+
+def _reason_against_buffers(model: PreTrainedModel, tier: str, cache: Any) -> str | None:
+    """Why a model is not driven over buffers of fixed shape in the place of a static cache, or `None`."""
     if tier != "tree":
         return "over a static cache only models of the tree tier are driven"
-    if call.model.config.is_encoder_decoder or not takes_positions(call.model):
+    if model.config.is_encoder_decoder or not takes_positions(model):
         return "over a static cache only decoders that take position_ids are driven"
     known = (compat.StaticLayer, compat.StaticSlidingWindowLayer, compat.DummyLayer)
     strange = [type(layer).__name__ for layer in cache.layers if type(layer) not in known]
@@ -89,14 +105,54 @@ def compiled_forward(call: Call, fixed: FixedShapes | None) -> CompiledForward |
 
     A model whose forward the caller has compiled is left as it is.
     """
-    model = call.model
-    if fixed is None or compat.is_compiled(model):
+    return None if fixed is None else _compiled_forward(call.model, call, call.model_kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShapes:
+    """What a draft model's forwards need to be compiled: a static cache, the shapes over it, and what runs them."""
+
+    cache: compat.StaticCache
+    fixed: FixedShapes
+    compiled: CompiledForward
+
+
+def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: int, budget: int) -> DraftShapes | None:
+    """For a draft model beside a target over a static cache, where plain generate would compile the draft's forwards.
+
+    Elsewhere `None`: over a dynamic cache a forward that is not compiled attends to less.
+
+    Args:
+        num_columns (`int`): tokens of the draft's longest text.
+        budget (`int`): most tokens that it drafts a step.
+    """
+    target_cache = _cache_of(call)
+    if not isinstance(target_cache, compat.StaticCache):
         return None
-    settings = compat.compile_settings(model, call.generation_config, call.model_kwargs)
+    num_columns = max(num_columns, target_cache.get_max_length())  # generate's own never gets shorter again
+    width = 1 + budget
+    round_columns = 2 * width + MAX_UNCACHED  # each forward is widened to a power of two, at most twice its size
+    capacity = capacity_for(num_columns + round_columns)
+    cache = compat.StaticCache(config=compat.text_config(draft.config), max_cache_len=capacity)
+    reason = _reason_against_buffers(draft, tier, cache)
+    compiled = _compiled_forward(draft, call, {"past_key_values": cache}, reason)
+    if compiled is None or compiled.reason is not None:
+        return None
+    return DraftShapes(cache, FixedShapes(widths_up_to(width), capacity), compiled)
+
+
+def _compiled_forward(
+    model: PreTrainedModel, call: Call, model_kwargs: Mapping[str, Any], reason: str | None = None
+) -> CompiledForward | None:
+    """What runs a model's forwards compiled by the call's settings, unless there is a `reason` against it."""
+    if compat.is_compiled(model):
+        return None
+    settings = compat.compile_settings(model, call.generation_config, model_kwargs)
     if settings is None:
         return None
     if rotary_of(model) is not None:
-        reason = "its rotary frequencies follow the text's length, which a compiled forward hides"
+        reason = reason or "its rotary frequencies follow the text's length, which a compiled forward hides"
+    if reason is not None:
         state_of(model).warn_once(f"{type(model).__name__} is not compiled: {reason}")
         return None
     return state_of(model).compiled_forward(model, settings)

@@ -12,6 +12,7 @@ from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.sequence import OnToken, SequenceState
 from hf_specdec.engine.verify import VerifyResult
+from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.draft_runner import AnyDraftRunner, propose_together
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.node_outputs import NodeOutputs
@@ -74,6 +75,17 @@ class Batch:
         wanted = [count for sequence in self.sequences if (count := sequence.num_top_logits) is not None]
         return self.target.node_logits(max(wanted, default=None))
 
+    @property
+    def compiled(self) -> list[CompiledForward]:
+        """What runs the forwards of the target and of the draft model, where they are compiled."""
+        found = [self.target.compiled, None if self.draft_model is None else self.draft_model.compiled]
+        return [forward for place, forward in enumerate(found) if forward is not None and forward not in found[:place]]
+
+    @property
+    def compile_seconds(self) -> float:
+        """What compiling has taken so far, that of earlier calls counted."""
+        return sum(forward.seconds for forward in self.compiled)
+
     def max_depth(self) -> int:
         """Most tokens that may be drafted one under the other: the one after the last of them must still fit."""
         budget, positions = self.limits.budget, self.limits.max_positions
@@ -134,11 +146,11 @@ class StepRunner:
     ) -> None:
         self.stats, self.budget, self.observer, self.on_token = stats, budget, observer, on_token
         self.rank_sync = rank_sync or RankSync()
-        self._observer_seconds = 0.0
+        self._observer_seconds = self._compile_seconds = 0.0
 
     def begin(self, batch: Batch) -> None:
         """Read the prompts, choose every first token, then let the drafters begin."""
-        start = time.perf_counter()
+        start, self._compile_seconds = time.perf_counter(), batch.compile_seconds
         with self.rank_sync.forward():
             batch.target.prefill()
         read = time.perf_counter()
@@ -266,8 +278,8 @@ class StepRunner:
                 sequence.stats.record_step(tree.num_draft_tokens, result.num_accepted)
                 if tree.probabilities is not None:
                     sequence.stats.record_predictions(tree.predictions(result.path, result.tokens))
-        compiled = batch.target.compiled
-        tells_costs = batch.target.tells_costs and not (compiled and compiled.has_compiled)
+        before, self._compile_seconds = self._compile_seconds, batch.compile_seconds
+        tells_costs = batch.target.tells_costs and before == self._compile_seconds  # not a step that compiles
         if self.budget is not None and tells_costs:
             self.budget.record(
                 trees,

@@ -3,6 +3,7 @@
 A shape that cannot be compiled runs as it is written, and the reason is kept. Knows nothing of trees or texts.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.transfer import is_host
 
 __all__ = ["CompiledForward"]
@@ -27,7 +29,6 @@ class CompiledForward:
     Attributes:
         shapes: what was compiled: `(batch, width, columns)` of each graph.
         seconds (`float`): of the first forward of each shape, which compiles.
-        has_compiled (`bool`): whether the last forward was the first of its shape, and compiled.
         reason (`str | None`): why forwards run as they are written, once that was found out.
     """
 
@@ -36,8 +37,9 @@ class CompiledForward:
         self.shapes: set[tuple[int, ...]] = set()
         self.seconds = 0.0
         self.reason: str | None = None
-        self.has_compiled = False
-        self._steps: dict[int, Step] = {}  # by width: each has graphs of its own
+        self._steps: dict[tuple[int, ...], Step] = {}  # by shape: torch stops compiling what has too many graphs
+        self._kept: tuple[tuple[int, int], StaticSpecCache] | None = None
+        self._lock = threading.Lock()
 
     def __call__(self, shape: tuple[int, ...], inputs: Mapping[str, Any]) -> tuple[Any, torch.Tensor | None]:
         """The model's output, and the best token of each column, `(batch, width)`; `None` where that was not computed.
@@ -45,33 +47,49 @@ class CompiledForward:
         Args:
             shape: `(batch, width, columns)`: what a graph is made for.
         """
-        self.has_compiled = False
         if self.reason is not None:
             return self.model(**inputs, return_dict=True), None
         if shape in self.shapes:
-            return self._step_of(shape[1])(**inputs)
+            return self._step_of(shape)(**inputs)
         start = time.perf_counter()
         try:
-            found = self._step_of(shape[1])(**inputs)
+            found = self._step_of(shape)(**inputs)
         except Exception as error:  # noqa: BLE001 compilers fail in many ways; what the forward itself raises comes below
             outputs = self.model(**inputs, return_dict=True)
             self.reason = " ".join([type(error).__name__, *str(error).split("\n")[:2]])
             return outputs, None
         self.shapes.add(shape)
-        self.has_compiled = True
         self.seconds += time.perf_counter() - start
         return found
 
-    def _step_of(self, width: int) -> Step:
+    def take_cache(self, batch: int, capacity: int) -> StaticSpecCache | None:
+        """The cache that the last call has left, empty, where it has this shape and no other call has taken it.
+
+        A CUDA graph is recorded for the addresses of its buffers.
+        """
+        with self._lock:
+            if self._kept is None or self._kept[0] != (batch, capacity):
+                return None
+            (_, cache), self._kept = self._kept, None
+        cache.empty()
+        return cache
+
+    def keep_cache(self, cache: StaticSpecCache) -> None:
+        """Keep a cache that nobody uses any more for the next call, in the place of an earlier one."""
+        if self.reason is None and cache.lengths:
+            with self._lock:
+                self._kept = ((len(cache.lengths), cache.capacity), cache)
+
+    def _step_of(self, shape: tuple[int, ...]) -> Step:
         if not is_host(self.model.device):
             compat.mark_step_begin()
-        if width not in self._steps:
-            self._steps[width] = compat.compiled(_step_function(self.model), self.settings)
-        return self._steps[width]
+        if shape not in self._steps:
+            self._steps[shape] = compat.compiled(_step_function(self.model), self.settings)
+        return self._steps[shape]
 
 
 def _step_function(model: PreTrainedModel) -> Step:
-    """A function of one width."""
+    """A function of one shape."""
 
     def step(**inputs: Any) -> tuple[Any, torch.Tensor]:
         outputs = model(**inputs, return_dict=True)

@@ -12,9 +12,11 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.rank_sync import RankSync
+from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.model_runner import ModelRunner, Tier
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
@@ -33,6 +35,7 @@ class AnyDraftRunner(Protocol):
         reads_prompt (`bool`): whether it has positions for the prompt; where not, nothing is ever scored.
         is_shared (`bool`): whether its forwards are collectives of several processes.
         source (`str`): what `spec_observer` is told of where its drafts come from.
+        compiled: runs its forwards; `None` where they run as they are written.
     """
 
     vocab_size: int
@@ -42,6 +45,7 @@ class AnyDraftRunner(Protocol):
     is_shared: bool
     rank_sync: RankSync
     source: Source
+    compiled: CompiledForward | None
 
     @property
     def takes_trees(self) -> bool:
@@ -72,6 +76,9 @@ class AnyDraftRunner(Protocol):
     def pause(self, places: Sequence[int], *, ahead: int) -> None:
         """The texts of these rows have ended and stay in the batch."""
 
+    def close(self) -> None:
+        """The call has ended."""
+
     def admit(self, other: Any, place: int | None) -> None:
         """Take over the one row of `other`, in place `place` or after the last row."""
 
@@ -85,6 +92,7 @@ class DraftRunner:
         vocab_size (`int`): of the target; the draft's logits are cut or filled to this width.
         relative_cost (`float`): a forward of the draft over one of the target, roughly.
         device: where the logits go.
+        fixed, compiled: of `ModelRunner`, where `model_kwargs` hold a static cache.
 
     Attributes:
         reads_prompt (`bool`): whether it has positions for the prompt; where not, nothing is ever scored.
@@ -105,13 +113,17 @@ class DraftRunner:
         relative_cost: float,
         device: torch.device,
         room: int = 1024,
+        fixed: FixedShapes | None = None,
+        compiled: CompiledForward | None = None,
     ) -> None:
         self.vocab_size, self.relative_cost, self.device = vocab_size, relative_cost, device
         self._own_vocab_size: int = compat.text_config(model.config).vocab_size
         input_ids = input_ids.where(input_ids < self._own_vocab_size, 0)
         self.texts = [TokenBuffer(input_ids[row : row + 1], room=room) for row in range(len(input_ids))]
         config = GenerationConfig(max_length=input_ids.shape[1] + room)
-        self.target = ModelRunner(model, input_ids, config, model_kwargs, self.texts, tier=tier, keep_cache=False)
+        self.compiled = compiled
+        arguments = (model, input_ids, config, model_kwargs, self.texts)
+        self.target = ModelRunner(*arguments, tier=tier, keep_cache=False, fixed=fixed, compiled=compiled)
         self.max_positions = position_limit(model)
         self.reads_prompt = self.max_positions is None or input_ids.shape[1] <= self.max_positions
         self.is_shared = device_mesh(model) is not None
@@ -193,6 +205,10 @@ class DraftRunner:
             for _ in range(length + ahead - len(self.texts[place])):
                 self.texts[place].append(0)
 
+    def close(self) -> None:
+        """The call has ended."""
+        self.target.release()
+
     def admit(self, other: "DraftRunner", place: int | None) -> None:
         """Take over the one row of `other`, in place `place` or after the last row."""
         self._sync()
@@ -229,8 +245,12 @@ class DraftRunner:
         return dataclasses.replace(tree, tokens=(0, *tree.tokens[1:]))
 
     def _like_the_targets(self, rows: torch.Tensor) -> torch.Tensor:
-        """fp32 on the target's device, as wide as the target's: padding ids of either model can never be drafted."""
-        rows = rows[:, : self.vocab_size].to(device=self.device, dtype=torch.float32)
+        """fp32 on the target's device, as wide as the target's: padding ids of either model can never be drafted.
+
+        What a compiled forward has returned is copied: a CUDA graph writes over it in the next one.
+        """
+        is_lent = self.compiled is not None
+        rows = rows[:, : self.vocab_size].to(device=self.device, dtype=torch.float32, copy=is_lent)
         missing = self.vocab_size - rows.shape[1]
         return torch.nn.functional.pad(rows, (0, missing), value=float("-inf")) if missing else rows
 

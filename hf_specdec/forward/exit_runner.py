@@ -21,6 +21,7 @@ from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.adapters import TreeAdapter, adapter_of
+from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.draft_runner import RowScorer
 from hf_specdec.forward.early_exit import EarlyExit
 from hf_specdec.forward.model_runner import ModelRunner
@@ -65,6 +66,7 @@ class ExitRunner:
     reads_prompt = True
     source: Source = "draft_model"
     hidden_layers: tuple[int, ...] = ()
+    compiled: CompiledForward | None = None
 
     def __init__(
         self,
@@ -133,6 +135,9 @@ class ExitRunner:
 
     def pause(self, places: Sequence[int], *, ahead: int) -> None:
         """Rows whose texts have ended ask for nothing."""
+
+    def close(self) -> None:
+        """The call has ended; the cache is the target's."""
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows of those left."""

@@ -10,6 +10,7 @@ import torch
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.distributed.rank_sync import RankSync
+from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.draft_runner import RowScorer
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.observer import Source
@@ -80,6 +81,7 @@ class BaseHeadRunner(ABC, Generic[Head]):
     takes_trees = True
     reads_prompt = True
     per_row: ClassVar[tuple[str, ...]] = ()
+    compiled: CompiledForward | None = None
 
     def __init__(self, head: Head, call: HeadCall) -> None:
         self.head, self._embed, self.hidden_layers = head, call.embed, call.hidden_layers
@@ -133,6 +135,10 @@ class BaseHeadRunner(ABC, Generic[Head]):
 
     def pause(self, places: Sequence[int], *, ahead: int) -> None:
         """Rows whose texts have ended ask for nothing, and nothing waits for them."""
+        return
+
+    def close(self) -> None:
+        """The call has ended; nothing is kept for the next one."""
         return
 
     def admit(self, other: Self, place: int | None) -> None:

@@ -80,9 +80,9 @@ class ModelRunner(HiddenStates):
             tier = "chain"  # the model has been compiled since it was probed
         self.lockstep = len(texts) > 1 and (tier != "tree" or compat.has_own_input_preparation(model))
         original = model_kwargs.get(compat.cache_name(model_kwargs))
-        self.cache = rollback_cache(original, reserve=reserve, lockstep=self.lockstep, fixed=fixed)
-        self._widths = () if fixed is None else fixed.widths
-        self.compiled = compiled
+        kept = None if fixed is None or compiled is None else compiled.take_cache(len(texts), fixed.capacity)
+        self.cache = rollback_cache(original, reserve=reserve, lockstep=self.lockstep, fixed=fixed, kept=kept)
+        self._widths, self.compiled = () if fixed is None else fixed.widths, compiled
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
         self.rotary = rotary_of(model)
         self._drop_length = cache_drop_length(model)
@@ -98,9 +98,7 @@ class ModelRunner(HiddenStates):
         self._columns: list[TreeLayout] = []
         self._rows: list[slice] = []  # of the last forward's logits, those of each text's new nodes and extra tokens
         self._inputs: StepInputs | None = None
-        self._half_done = False
-        self._ahead = 0
-        self.tells_costs = True
+        self._half_done, self._ahead, self.tells_costs = False, 0, True
 
     @property
     def position(self) -> int:
@@ -305,6 +303,12 @@ class ModelRunner(HiddenStates):
                 with contextlib.suppress(Exception):  # only after an error, which matters more; nothing is left else
                     self.catch_up(min(len(text) for text in self.texts))
             self.cache.close()
+        self.release()
+
+    def release(self) -> None:
+        """Leave the buffers to the next call of the compiled model; nothing is computed any more."""
+        if self.compiled is not None and isinstance(self.cache.spec, StaticSpecCache):
+            self.compiled.keep_cache(self.cache.spec)
 
     def most_tokens(self, positions: int) -> int:
         """How long a text may get before its root leaves the model's `positions`."""

@@ -8,6 +8,7 @@ import pytest
 from hf_specdec.bench import gpu
 from hf_specdec.bench.document import read_document, write_document
 from hf_specdec.bench.loaded_model import load_model
+from hf_specdec.bench.page import write_page
 from hf_specdec.bench.prompts import default_prompts, spread
 from hf_specdec.bench.steps import measure_steps
 from hf_specdec.bench.tables import markdown, tables
@@ -29,6 +30,10 @@ def test_a_row_for_each_way_says_what_its_steps_ask(document: dict[str, Any]) ->
     assert auto["reads"] == 0.0, "on a CPU nothing is transferred"
     assert all(row["inside"] > 100 and row["step_ms"] > 0.0 for row in rows.values())
     assert all(row["launches"] is None for row in rows.values())
+    assert {name for name, row in rows.items() if row["drafts"]} == {"draft_model"}
+    assert rows["draft_model"]["outside"] < plain["outside"] + 20, (
+        "what is inside the draft's forwards is no part of it"
+    )
     assert [point["num_nodes"] for point in document["auto"]] == [8, 16, 32, 64]
 
 
@@ -52,6 +57,8 @@ def test_the_tiny_shape_goes_the_way_of_the_large_ones(tmp_path: Path, monkeypat
     assert {(row["name"], row["batch"]) for row in ours} >= {("auto, static cache", 2), ("draft_model", 1)}
     assert 0.0 < entry["bandwidth_share"] < 1.0
     assert "transformers' assistant" in markdown(again)
+    (page,) = write_page(again, tmp_path / "gpu.md")
+    assert "auto, static cache" in page.read_text()
 
 
 def test_the_outcome_of_tests_is_part_of_the_document(tmp_path: Path) -> None:

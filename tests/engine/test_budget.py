@@ -24,12 +24,12 @@ ONE = 0.01  # seconds of a step with one token
 FLAT, STEEP = 0.0, 1.0  # what a token more costs, in steps of one
 
 
-def budget_of(slope: float, *, rows: int = 1, max_nodes: int = 64) -> Budget:
+def budget_of(slope: float, *, rows: int = 1, max_nodes: int = 64, widths: tuple[int, ...] = ()) -> Budget:
     costs = StepCosts(0.3)
     curve = costs.curve(rows)
     curve.set({size: ONE * (1.0 + (size - 1) * slope) for size in SIZES})
     curve.seconds_of_one = ONE
-    return Budget(costs, max_nodes=max_nodes)
+    return Budget(costs, max_nodes=max_nodes, widths=widths)
 
 
 def chain(*probabilities: float) -> DraftTree:
@@ -60,6 +60,13 @@ def test_where_a_token_more_costs_a_step_none_is_taken() -> None:
 @pytest.mark.parametrize(("slope", "expected"), [(0.05, 4), (0.15, 3), (0.35, 2), (0.7, 1)])
 def test_nodes_are_taken_as_long_as_they_are_worth_their_time(slope: float, expected: int) -> None:
     (tree,) = budget_of(slope).cut([chain(0.6, 0.3, 0.1, 0.01)], 1)
+    assert len(tree) == expected
+
+
+@pytest.mark.parametrize(("slope", "expected"), [(0.05, 4), (0.15, 4), (0.35, 2), (0.7, 1)])
+def test_where_forwards_have_few_widths_a_step_fills_the_one_that_pays(slope: float, expected: int) -> None:
+    """Three nodes cost what four do."""
+    (tree,) = budget_of(slope, widths=(1, 2, 4, 8)).cut([chain(0.6, 0.3, 0.1, 0.01)], 1)
     assert len(tree) == expected
 
 

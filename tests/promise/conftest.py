@@ -3,11 +3,12 @@
 The tests of a file share families, drafts and settings: `make test` runs each test on some, each of them in some test.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.helpers.cover import IN_FILE
 from tests.helpers.support import DRAFTS, TREE_DRAFTS
@@ -37,3 +38,11 @@ def _values(item: pytest.Item) -> set[str]:
 def draft(request: pytest.FixtureRequest) -> Draft:
     """The arguments that ask for drafts, given the text that plain decoding emits."""
     return DRAFTS[request.param]
+
+
+@pytest.fixture
+def graphs() -> Iterator[list[Any]]:
+    """One entry for each graph that a counting backend is given."""
+    torch._dynamo.reset()
+    yield []
+    torch._dynamo.reset()

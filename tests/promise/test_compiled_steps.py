@@ -2,17 +2,16 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from transformers import CompileConfig
 
 import hf_specdec
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import capacity_for, widths_up_to
 from tests.helpers.cover import wide_but
+from tests.helpers.graphs import counting, on_cpu
 from tests.helpers.support import PROMPT, plain, speculative
 from tests.helpers.zoo import FAMILIES, build
 
@@ -22,29 +21,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "lookahead": {"spec_method": "lookahead", "spec_config": {"window_size": 3, "ngram_size": 3}},
     "auto": {"spec_method": "auto", "spec_config": {"num_nodes": 6}},
 }
-
-
-def on_cpu(backend: Any, **settings: Any) -> CompileConfig:
-    """Compile here too: plain generate has the same switch."""
-    config = CompileConfig(backend=backend, **settings)
-    config._compile_all_devices = True
-    return config
-
-
-@pytest.fixture
-def graphs() -> Iterator[list[Any]]:
-    """One entry for each graph that the counting backend is given."""
-    torch._dynamo.reset()
-    yield []
-    torch._dynamo.reset()
-
-
-def counting(graphs: list[Any]) -> Callable[..., Any]:
-    def count(module: torch.fx.GraphModule, inputs: Any, **_: Any) -> Callable[..., Any]:
-        graphs.append(inputs)
-        return module.forward
-
-    return count
 
 
 @pytest.fixture
