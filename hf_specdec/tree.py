@@ -77,18 +77,17 @@ class DraftTree:
         return cls(nodes, tuple(range(-1, count - 1)), tuple(range(count)), True, children)
 
     @classmethod
-    def of_parents(
-        cls, tokens: tuple[int, ...], parents: tuple[int, ...], probabilities: tuple[float, ...] | None = None
+    def of_children(
+        cls,
+        tokens: tuple[int, ...],
+        parents: tuple[int, ...],
+        depths: tuple[int, ...],
+        children: tuple[dict[int, int], ...],
+        probabilities: tuple[float, ...] | None = None,
     ) -> "DraftTree":
-        """The tree of these nodes, siblings with different tokens, each after its parent."""
-        children: list[dict[int, int]] = [{} for _ in tokens]
-        depths, is_chain = [0] * len(tokens), True
-        for node in range(1, len(tokens)):
-            parent = parents[node]
-            children[parent][tokens[node]] = node
-            depths[node] = depths[parent] + 1
-            is_chain = is_chain and parent == node - 1
-        return cls(tokens, parents, tuple(depths), is_chain, tuple(children), probabilities=probabilities)
+        """The tree of these nodes, each after its parent; `children` are their nodes below by token."""
+        is_chain = parents == tuple(range(-1, len(parents) - 1))
+        return cls(tokens, parents, depths, is_chain, children, probabilities=probabilities)
 
     def __len__(self) -> int:
         """Number of nodes T, the root counted."""

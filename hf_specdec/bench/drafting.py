@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 
 from hf_specdec.bench.conversation import encode, fitting
@@ -25,7 +24,7 @@ from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.recycled_logits import NUM_KEPT
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.base import Drafter
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.node_logits import NodeLogits, read_logits
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from hf_specdec.tree import DraftTree
@@ -141,15 +140,12 @@ class TimedDrafter(Drafter):
         """See `Drafter.observe`."""
         assert logits is not None
         start = time.thread_time()
-        tokens, log_probs = NodeLogits(logits).top(NUM_KEPT)
+        self.drafter.node_logits = NodeLogits(logits, read_logits(logits, NUM_KEPT))
         reduced = time.thread_time()
-        read = np.concatenate((tokens[:, :1], tokens, log_probs), axis=1)
-        self.drafter.node_logits = NodeLogits(logits, read)
-        middle = time.thread_time()
         self.drafter.observe(tree, None, accepted)
         if len(tree) > 1:  # not the prompt's
             self.seconds["reduce"] += reduced - start
-            self.seconds["observe"] += time.thread_time() - middle
+            self.seconds["observe"] += time.thread_time() - reduced
             self.num_steps += 1
             self.num_tokens += len(accepted)
 

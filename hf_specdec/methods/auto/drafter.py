@@ -13,7 +13,7 @@ import torch
 
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.predictor import Predictor
-from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, best_tokens, likeliest
+from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, best_tokens
 from hf_specdec.methods.auto.search import CompiledSearch, Found, Search, search_of
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.auto.window import AutoWindow
@@ -157,7 +157,7 @@ class AutoDrafter(RoundDrafter):
 
     def _tree_of(self, found: Found) -> DraftTree:
         """The tree of these nodes, numbered in their order, with their probabilities; a window beside it."""
-        tree = DraftTree.of_parents(found.tokens, found.parents, found.probabilities)
+        tree = DraftTree.of_children(found.tokens, found.parents, found.depths, found.children, found.probabilities)
         if self.window is None:
             return tree
         return tree.with_extra(self.window.beside(self.index.tokens, self.draft_cost.of_node))
@@ -185,22 +185,14 @@ class AutoDrafter(RoundDrafter):
 
     def _learn(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """Let the predictor see the token after every context that the text went through."""
-        search, node, place = self._search, 0, 0
-        without, gained = 1.0, 0
-        for token in accepted:
-            if search is None or node < 0:
-                break
-            search.learn(node, token, [] if place < 0 else [tree.tokens[child] for child in tree.children(place)])
-            following = tree.child(place, token) if place >= 0 else None
-            if following is not None and self.window is not None:
-                without *= search.share(node, token, uses_found=False)
-                gained += without < self._floor
-            node, place = search.child(node, token), -1 if following is None else following
+        search, self._search = self._search, None
+        if search is None:
+            return
+        gained = search.follow(tree, accepted, 0.0 if self.window is None else self._floor)
         if tree.extra is not None:
             self.predictor.experience.window_gained(gained)
-        self._search = None
 
     def _recycle(self, tree: DraftTree, logits: NodeLogits) -> None:
         """Keep what the target thought after every node, those that were rejected too."""
-        tokens, evidence = likeliest(logits, slice(0, len(tree)))
-        self.memory.recycled.put_nodes(tree.tokens, tree.parents, self.index.tokens[-MAX_KEY:-1], tokens, evidence)
+        tokens, log_probs = logits.top(NUM_KEPT, slice(0, len(tree)))
+        self.memory.recycled.put_nodes(tree.tokens, tree.parents, self.index.tokens[-MAX_KEY:-1], tokens, log_probs)

@@ -76,7 +76,7 @@ class RecycledLogits:
     @property
     def arrays(self) -> tuple[Rows, Rows, Rows, Rows, int, int]:
         """Keys, stamps, tokens and evidence, sets and ways, as the compiled core takes them."""
-        return self._keys, self._stamps, self._tokens, self._evidence, self._num_sets, self._num_ways
+        return self._arrays
 
     def __len__(self) -> int:
         """Entries kept."""
@@ -105,20 +105,21 @@ class RecycledLogits:
         )
 
     def put_nodes(
-        self, tokens: Sequence[int], parents: Sequence[int], before: Sequence[int], best: Rows, evidence: Rows
+        self, tokens: Sequence[int], parents: Sequence[int], before: Sequence[int], best: Rows, log_probs: Rows
     ) -> None:
         """Keep what the target thinks likely after every node of a tree, under its last tokens.
 
         Args:
             tokens, parents: of `N` nodes, the root first, whose parent is -1.
             before: the tokens in front of the root, at least `MAX_KEY - 1` of them where there are so many.
-            best, evidence: `(N, NUM_KEPT)`, as `likeliest` gives them.
+            best, log_probs: `(N, K)`, the best next tokens of each and their log probabilities, at most `NUM_KEPT`.
         """
         if compiled.core is not None:
+            rows = np.ascontiguousarray(best, dtype=np.int32), np.ascontiguousarray(log_probs, dtype=np.float32)
             with self._lock:
-                rows = np.ascontiguousarray(best, dtype=np.int32), np.ascontiguousarray(evidence, dtype=np.float32)
-                self._clock = compiled.core.put_nodes(self.arrays, self._clock, tokens, parents, before, *rows)
+                self._clock = compiled.core.put_nodes(self._arrays, self._clock, tokens, parents, before, *rows)
             return
+        best, evidence = _filled(best, _evidence(log_probs))
         keys = _keys_of_nodes(tokens, parents, before)  # (MAX_KEY, N)
         shape = (keys.size, NUM_KEPT)
         repeated = [np.broadcast_to(row, (*keys.shape, NUM_KEPT)).reshape(shape) for row in (best, evidence)]
@@ -195,6 +196,7 @@ class RecycledLogits:
         self._keys, self._stamps = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int32)
         self._tokens = np.zeros((count, NUM_KEPT), dtype=np.int32)
         self._evidence = np.zeros((count, NUM_KEPT), dtype=np.float32)
+        self._arrays = self._keys, self._stamps, self._tokens, self._evidence, self._num_sets, self._num_ways
         # Single values are read three times as fast through these.
         self._keys_read = self._keys.data
         self._tokens_read = self._tokens.reshape(-1).data
@@ -224,7 +226,12 @@ def _keys_of_nodes(tokens: Sequence[int], parents: Sequence[int], before: Sequen
 def likeliest(logits: NodeLogits, rows: slice | list[int] = ALL) -> tuple[Rows, Rows]:
     """`(C, NUM_KEPT)` tokens and the evidence for each, of these rows."""
     tokens, log_probs = logits.top(NUM_KEPT, rows)
-    evidence, count = _evidence(log_probs), tokens.shape[1]
+    return _filled(tokens, _evidence(log_probs))
+
+
+def _filled(tokens: Rows, evidence: Rows) -> tuple[Rows, Rows]:
+    """Rows of `NUM_KEPT` of them, where the vocabulary has fewer."""
+    count = tokens.shape[1]
     if count == NUM_KEPT:
         return tokens, evidence
     widths = ((0, 0), (0, NUM_KEPT - count))

@@ -5,7 +5,7 @@ finds the same nodes with the same probabilities in the compiled core. Knows nei
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hf_specdec.methods import compiled
@@ -14,6 +14,7 @@ from hf_specdec.methods.auto.predictor import Context, Prediction, Predictor
 from hf_specdec.methods.auto.recycled_logits import Entry
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.observer import SourceVote
+from hf_specdec.tree import DraftTree
 
 __all__ = ["CompiledSearch", "Found", "Search", "search_of"]
 
@@ -26,12 +27,16 @@ class Found(NamedTuple):
         tokens (`tuple[int, ...]`): token of each.
         parents (`tuple[int, ...]`): the place of each one's parent in these lists; -1 for the root.
         probabilities (`tuple[float, ...]`): that the target accepts it and all before it.
+        depths (`tuple[int, ...]`): distance of each from the root.
+        children (`tuple[dict[int, int], ...]`): of each, the places of the nodes below it by their tokens.
     """
 
     nodes: list[int]
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     probabilities: tuple[float, ...]
+    depths: tuple[int, ...]
+    children: tuple[dict[int, int], ...]
 
 
 class _Node:
@@ -108,12 +113,7 @@ class Search:
             child.probability = -negative
             places[child.number] = len(found)
             found.append(child)
-        return Found(
-            [node.number for node in found],
-            tuple([node.token for node in found]),
-            tuple([-1 if node.parent is None else places[node.parent.number] for node in found]),
-            tuple([node.probability for node in found]),
-        )
+        return _found(found, places)
 
     def token(self, node: int) -> int:
         """The token that `node` holds."""
@@ -138,15 +138,6 @@ class Search:
         prediction = self._predicted(self._nodes[node])
         return self._predictor.votes(token, prediction.sources, prediction.weights)
 
-    def share(self, node: int, token: int, *, uses_found: bool = True) -> float:
-        """The probability of `token` after `node`, 0 where it is no candidate; without `uses_found` as if there were
-        no window.
-        """
-        prediction = self._predicted(self._nodes[node])
-        if prediction.is_found and not uses_found:
-            prediction = self._predictor.predict(prediction.context, prediction.drafted, uses_found=False)
-        return prediction.share(token)
-
     def score(self, node: int, entry: Entry) -> None:
         """The draft model says `entry` of `node`."""
         self._nodes[node].drafted, self._nodes[node].prediction = entry, None
@@ -162,10 +153,28 @@ class Search:
             total += probabilities[number]
         return total
 
-    def learn(self, node: int, token: int, drafted: Sequence[int]) -> None:
-        """The text went on with `token` after `node`; `drafted` are the tokens that were verified there."""
-        prediction = self._predicted(self._nodes[node])
-        self._predictor.learn(prediction, token, [one for one in drafted if one in prediction.tokens])
+    def follow(self, tree: DraftTree, accepted: Sequence[int], floor: float) -> int:
+        """Learn every token that the text went on with, down the verified `tree`.
+
+        Returns:
+            `int`: how many of them were drafted and would have been less likely than `floor` without a window; not
+            asked where `floor` is 0.
+        """
+        here, place, without, gained = self._nodes[0], 0, 1.0, 0
+        for token in accepted:
+            prediction = self._predicted(here)
+            drafted = [tree.tokens[child] for child in tree.children(place)] if place >= 0 else []
+            self._predictor.learn(prediction, token, [one for one in drafted if one in prediction.tokens])
+            following = tree.child(place, token) if place >= 0 else None
+            if following is not None and floor > 0.0:
+                if prediction.is_found:
+                    prediction = self._predictor.predict(prediction.context, prediction.drafted, uses_found=False)
+                without *= prediction.share(token)
+                gained += without < floor
+            if token not in here.children:
+                break
+            here, place = here.children[token], -1 if following is None else following
+        return gained
 
     def _candidates(self, node: _Node, floor: float) -> list[tuple[int, float]]:
         """Tokens after `node` that are as likely as `floor` together with all before them."""
@@ -191,20 +200,36 @@ class Search:
         return known
 
 
+def _found(nodes: Sequence[_Node], places: Mapping[int, int]) -> Found:
+    """What is told of these nodes, the root first; `places` are theirs by their numbers."""
+    parents = [-1 if node.parent is None else places[node.parent.number] for node in nodes]
+    depths, children = [0] * len(nodes), [dict[int, int]() for _ in nodes]
+    for place, parent in enumerate(parents[1:], 1):
+        depths[place] = depths[parent] + 1
+        children[parent][nodes[place].token] = place
+    return Found(
+        [node.number for node in nodes],
+        tuple([node.token for node in nodes]),
+        tuple(parents),
+        tuple([node.probability for node in nodes]),
+        tuple(depths),
+        tuple(children),
+    )
+
+
 class CompiledSearch:
     """The same search in the compiled core. Arguments and methods are those of `Search`."""
 
     def __init__(self, predictor: Predictor, index: NgramIndex, *, takes_trees: bool = True) -> None:
         assert compiled.core is not None
         self._predictor = predictor
-        common, evidence = predictor.common_of(index)
         young, old, recycled, found, learned = predictor.arrays
         self._search = compiled.core.Search(
-            index.arrays, young, old, recycled, found, learned, list(common), list(evidence), takes_trees
+            index.arrays, young, old, recycled, found, learned, index.common.arrays, takes_trees
         )
         self.token, self.parent = self._search.token, self._search.parent
         self.child, self.probability = self._search.child, self._search.probability
-        self.value, self.learn = self._search.value, self._search.learn
+        self.value = self._search.value
 
     def likeliest(self, budget: int, floor: float) -> Found:
         """See `Search.likeliest`."""
@@ -215,9 +240,9 @@ class CompiledSearch:
         said, weights = self._search.said(node)
         return self._predictor.votes(token, [(place, (tokens, evidence)) for place, tokens, evidence in said], weights)
 
-    def share(self, node: int, token: int, *, uses_found: bool = True) -> float:
-        """See `Search.share`."""
-        return self._search.share(node, token, uses_found)
+    def follow(self, tree: DraftTree, accepted: Sequence[int], floor: float) -> int:
+        """See `Search.follow`."""
+        return self._search.follow(tree.tokens, tree.parents, accepted, floor)
 
     def score(self, node: int, entry: Entry) -> None:
         """See `Search.score`."""

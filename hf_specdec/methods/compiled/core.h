@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* As in __init__.py: a library built from other sources is left alone. */
-#define INTERFACE 4
+#define INTERFACE 5
 
 /* An n-gram index: see hf_specdec/methods/ngram/hashing.py. */
 typedef struct {
@@ -45,7 +45,7 @@ PyObject *core_log_odds(PyObject *module, PyObject *log_probs);
 PyObject *core_move(PyObject *module, PyObject *args);
 PyObject *core_places(PyObject *module, PyObject *args);
 PyObject *core_put_nodes(PyObject *module, PyObject *args);
-PyObject *core_top(PyObject *module, PyObject *args);
+PyObject *core_read_logits(PyObject *module, PyObject *args);
 extern PyType_Spec search_spec;
 
 /* The C numbers of a sequence of Python numbers, freed by the caller; NULL with an exception. */

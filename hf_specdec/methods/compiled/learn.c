@@ -10,8 +10,10 @@
 #define CLEAR 0.002
 #define PRIOR 6.0
 #define MAX_EXPECTED 100.0
+#define FADE 0.97
 
-int mixer_learn(const Search *search, Arrays *arrays, const Prediction *prediction, int32_t right) {
+/* Move the weights of the prediction's kind towards `right`, the token that came; -1 where memory runs out. */
+static int mixer_learn(const Search *search, Arrays *arrays, const Prediction *prediction, int32_t right) {
     int count = prediction->candidates.count, clear = 0;
     const Candidate *candidates = search->candidates.at + prediction->candidates.first;
     double *weights = arrays->weights + prediction->kind * WIDTH, steps[WIDTH] = {0.0};
@@ -48,7 +50,8 @@ int mixer_learn(const Search *search, Arrays *arrays, const Prediction *predicti
     return 0;
 }
 
-void calibration_record(Arrays *arrays, double probability, int accepted) {
+/* Count a drafted candidate and what became of it. */
+static void calibration_record(Arrays *arrays, double probability, int accepted) {
     int bin = (int)(probability * NUM_BINS);
     if (bin > NUM_BINS - 1) bin = NUM_BINS - 1;
     arrays->expected[bin] += probability;
@@ -58,4 +61,76 @@ void calibration_record(Arrays *arrays, double probability, int accepted) {
         arrays->accepted[bin] /= 2;
     }
     arrays->factors[bin] = (arrays->accepted[bin] + PRIOR) / (arrays->expected[bin] + PRIOR);
+}
+
+/* Correct by the drafted candidates: tokens of the sequence that are none are left out. */
+static void learn_drafted(const Search *search, Arrays *arrays, const Prediction *prediction, const int32_t *tokens,
+                          Py_ssize_t count, int right) {
+    double expected = 0.0;
+    int known = 0, accepted = 0;
+    for (Py_ssize_t place = 0; place < count; place++) {
+        const Candidate *one = candidate_of(search, prediction, tokens[place]);
+        if (one == NULL) continue;
+        known++;
+        expected += corrected(arrays, one->raw);
+        accepted |= tokens[place] == right;
+    }
+    if (known) {
+        arrays->record[0] = FADE * arrays->record[0] + expected;
+        arrays->record[1] = FADE * arrays->record[1] + accepted;
+    }
+    for (Py_ssize_t place = 0; place < count; place++) {
+        const Candidate *one = candidate_of(search, prediction, tokens[place]);
+        if (one != NULL) calibration_record(arrays, one->raw, tokens[place] == right);
+    }
+}
+
+static int learn_token(Search *search, Arrays *arrays, int node, int token, const int32_t *drafted, Py_ssize_t count) {
+    const Prediction *prediction = predicted(search, arrays, node);
+    if (prediction == NULL || mixer_learn(search, arrays, prediction, token) < 0) return -1;
+    learn_drafted(search, arrays, prediction, drafted, count, token);
+    return 0;
+}
+
+/* Whether a window took part: it is the last source to be asked. */
+static int has_found(const Search *search, const Prediction *prediction) {
+    int last = prediction->sources.first + prediction->sources.count - 1;
+    return prediction->sources.count > 0 && search->sources.at[last].place == FOUND;
+}
+
+/* The probability of `token` after `node` as if there were no window; -1 where memory runs out. */
+static double share_without(Search *search, const Arrays *arrays, int node, int32_t token) {
+    Prediction without;
+    const Prediction *prediction = predicted(search, arrays, node);
+    if (prediction != NULL && has_found(search, prediction))
+        prediction = predict(search, arrays, node, 0, &without) < 0 ? NULL : &without;
+    const Candidate *one = prediction == NULL ? NULL : candidate_of(search, prediction, token);
+    return prediction == NULL ? -1.0 : one == NULL ? 0.0 : one->probability;
+}
+
+long search_learn(Search *search, Arrays *arrays, int32_t *const lists[3], const Py_ssize_t counts[3], double floor,
+                  int32_t *work) {
+    const int32_t *tokens = lists[0], *parents = lists[1], *accepted = lists[2];
+    double without = 1.0;
+    long gained = 0;
+    int node = 0, place = 0;
+    for (Py_ssize_t number = 0; number < counts[2] && node >= 0; number++) {
+        int32_t token = accepted[number];
+        int count = 0, following = -1;
+        for (Py_ssize_t below = place < 0 ? counts[0] : place + 1; below < counts[0]; below++) {
+            if (parents[below] != place) continue;
+            work[count++] = tokens[below];
+            if (tokens[below] == token) following = (int)below;
+        }
+        if (learn_token(search, arrays, node, token, work, count) < 0) return -1;
+        if (following >= 0 && floor > 0.0) {
+            double share = share_without(search, arrays, node, token);
+            if (share < 0.0) return -1;
+            without *= share;
+            gained += without < floor;
+        }
+        node = search_child_of(search, node, token);
+        place = following;
+    }
+    return gained;
 }

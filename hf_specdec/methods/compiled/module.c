@@ -28,7 +28,7 @@ static PyMethodDef functions[] = {
     {"move", core_move, METH_VARARGS, NULL},
     {"places", core_places, METH_VARARGS, NULL},
     {"put_nodes", core_put_nodes, METH_VARARGS, NULL},
-    {"top", core_top, METH_VARARGS, NULL},
+    {"read_logits", core_read_logits, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

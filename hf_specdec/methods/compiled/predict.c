@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { NUM_PLACES = 16, FEW = 4, NUM_MATCH_KINDS = 6 };
+enum { NUM_PLACES = 16, FEW = 4, NUM_MATCH_KINDS = 6, NUM_COMMON = 16 };
 #define FLOOR 7.0
 #define SMOOTHING_COUNT 4.0
 #define LARGEST 700.0
@@ -161,6 +161,31 @@ static int keys_of(const Node *node, int64_t keys[MAX_KEY]) {
     return node->num_tail;
 }
 
+/* The text's commonest tokens and the evidence for each, looked up where first wanted; -1 with an exception. */
+static int ensure_common(Search *search) {
+    PyObject *tokens, *counts;
+    Py_buffer views[2];
+    double total;
+    if (search->has_common) return 0;
+    if (!PyArg_ParseTuple(search->common_of, "OOd", &tokens, &counts, &total)) return -1;
+    if (PyObject_GetBuffer(tokens, &views[0], PyBUF_SIMPLE) < 0) return -1;
+    if (PyObject_GetBuffer(counts, &views[1], PyBUF_SIMPLE) < 0) {
+        PyBuffer_Release(&views[0]);
+        return -1;
+    }
+    Py_ssize_t size = views[0].len / 4 < views[1].len / 8 ? views[0].len / 4 : views[1].len / 8;
+    search->has_common = 1;
+    for (Py_ssize_t place = 0; search->has_common && place < size && place < NUM_COMMON; place++) {
+        double share = (double)((const int64_t *)views[1].buf)[place] / total, odds = FLOOR + log(share / (1.0 - share));
+        int number = NEW(&search->common);
+        if (number < 0) search->has_common = 0;
+        else search->common.at[number] = (Evidence){((const int32_t *)views[0].buf)[place], odds > 0.0 ? odds : 0.0};
+    }
+    PyBuffer_Release(&views[0]);
+    PyBuffer_Release(&views[1]);
+    return search->has_common - 1;
+}
+
 /* Ask every source; the kind of the context, -1 where memory runs out. */
 static int ask_sources(Search *search, const Arrays *arrays, int node, int uses_found) {
     if (ensure_matches(search, arrays, node) < 0) return -1;
@@ -178,6 +203,7 @@ static int ask_sources(Search *search, const Arrays *arrays, int node, int uses_
     }
     if (level == 0) {
         int first = search->evidence.count;
+        if (ensure_common(search) < 0) return -1;
         for (int token = 0; token < search->common.count; token++)
             if (add_evidence(search, search->common.at[token].token, search->common.at[token].value) < 0) return -1;
         if (add_source(search, COMMON, first, search->common.count) < 0) return -1;

@@ -54,13 +54,29 @@ static int64_t place_for(const Table *table, int64_t key) {
     return oldest;
 }
 
+/* Have a line of memory brought here, as the next loop looks at it. */
+#if defined(__GNUC__)
+#define PREFETCH(address) __builtin_prefetch(address)
+#else
+#define PREFETCH(address) ((void)(address))
+#endif
+
 /* Keep row i % num_rows under key i. All keys choose before any is written; those that lose their place to another
  * choose again in the next round, one tick of the clock later. */
 static int64_t put_keys(Table *table, int64_t clock, int64_t *keys, int64_t *rows, int64_t *places, int64_t count,
                         const int32_t *best, const float *evidence) {
     while (count) {
         clock++;
-        for (int64_t key = 0; key < count; key++) places[key] = place_for(table, keys[key]);
+        for (int64_t key = 0; key < count; key++) {
+            int64_t first = keys[key] % table->num_sets * table->num_ways;
+            PREFETCH(table->keys + first);
+            PREFETCH(table->stamps + first);
+        }
+        for (int64_t key = 0; key < count; key++) {
+            places[key] = place_for(table, keys[key]);
+            PREFETCH(table->tokens + places[key] * NUM_KEPT);
+            PREFETCH(table->evidence + places[key] * NUM_KEPT);
+        }
         for (int64_t key = 0; key < count; key++) {
             int64_t place = places[key];
             table->keys[place] = keys[key];
@@ -100,6 +116,25 @@ static void keys_of_nodes(const int32_t *tokens, const int32_t *parents, const i
     }
 }
 
+static float evidence_of(float log_prob) {
+    double share = exp((double)log_prob), odds;
+    if (!(share > LEAST_SHARE)) share = LEAST_SHARE;
+    if (share > 1.0 - LEAST_SHARE) share = 1.0 - LEAST_SHARE;
+    odds = log(share / (1.0 - share)) + FLOOR;
+    return (float)(odds > 0.0 ? odds : 0.0);
+}
+
+/* Rows of `num_best` tokens and log probabilities as rows of NUM_KEPT tokens and evidence. */
+static void fill_rows(const int32_t *best, const float *log_probs, Py_ssize_t count, Py_ssize_t num_best, int32_t *tokens,
+                      float *evidence) {
+    for (Py_ssize_t row = 0; row < count; row++)
+        for (Py_ssize_t place = 0; place < NUM_KEPT; place++) {
+            int is_there = place < num_best;
+            *tokens++ = is_there ? best[row * num_best + place] : -1;
+            *evidence++ = is_there ? evidence_of(log_probs[row * num_best + place]) : 0.0f;
+        }
+}
+
 PyObject *core_put_nodes(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *arrays, *lists[3], *kept[2], *result = NULL;
     long long clock;
@@ -118,18 +153,22 @@ PyObject *core_put_nodes(PyObject *Py_UNUSED(module), PyObject *args) {
     int is_tree = counts[1] == count && count > 0;
     for (Py_ssize_t node = 1; is_tree && node < count; node++)
         is_tree = numbers[1][node] >= 0 && numbers[1][node] < node;
-    if (!is_tree || rows[0].len / (4 * NUM_KEPT) < count || rows[1].len / (4 * NUM_KEPT) < count) {
-        PyErr_SetString(PyExc_ValueError, "each node needs a parent before it and a row of tokens and evidence");
+    Py_ssize_t num_best = is_tree ? rows[0].len / (4 * count) : 0;
+    if (!is_tree || num_best > NUM_KEPT || rows[0].len != 4 * num_best * count || rows[1].len != rows[0].len) {
+        PyErr_SetString(PyExc_ValueError, "each node needs a parent before it and a row of tokens and log probabilities");
         goto done;
     }
-    if ((work = PyMem_Malloc((size_t)(3 * MAX_KEY * count) * sizeof(int64_t))) == NULL) {
+    if ((work = PyMem_Malloc((size_t)((3 * MAX_KEY + NUM_KEPT) * count) * sizeof(int64_t))) == NULL) {
         PyErr_NoMemory();
         goto done;
     }
     int64_t *keys = work, *row_of = work + MAX_KEY * count, *places = row_of + MAX_KEY * count;
+    int32_t *best = (int32_t *)(places + MAX_KEY * count);
+    float *evidence = (float *)(best + NUM_KEPT * count);
+    fill_rows(rows[0].buf, rows[1].buf, count, num_best, best, evidence);
     keys_of_nodes(numbers[0], numbers[1], numbers[2], counts[2], count, keys);
     for (Py_ssize_t key = 0; key < MAX_KEY * count; key++) row_of[key] = key % count;
-    clock = put_keys(&table, clock, keys, row_of, places, MAX_KEY * count, rows[0].buf, rows[1].buf);
+    clock = put_keys(&table, clock, keys, row_of, places, MAX_KEY * count, best, evidence);
     result = PyLong_FromLongLong(clock);
 done:
     PyMem_Free(work);
@@ -146,13 +185,7 @@ PyObject *core_log_odds(PyObject *Py_UNUSED(module), PyObject *argument) {
     Py_buffer view;
     if (PyObject_GetBuffer(argument, &view, PyBUF_WRITABLE) < 0) return NULL;
     float *value = view.buf;
-    for (Py_ssize_t left = view.len / 4; left > 0; left--, value++) {
-        double share = exp((double)*value), odds;
-        if (share < LEAST_SHARE) share = LEAST_SHARE;
-        if (share > 1.0 - LEAST_SHARE) share = 1.0 - LEAST_SHARE;
-        odds = log(share / (1.0 - share)) + FLOOR;
-        *value = (float)(odds > 0.0 ? odds : 0.0);
-    }
+    for (Py_ssize_t left = view.len / 4; left > 0; left--, value++) *value = evidence_of(*value);
     PyBuffer_Release(&view);
     Py_RETURN_NONE;
 }

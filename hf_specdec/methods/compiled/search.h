@@ -47,7 +47,8 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *texts[NUM_TEXTS], *tables[NUM_TABLES], *learned; /* arrays that Python owns, NULL where there are none */
-    int takes_trees;
+    PyObject *common_of; /* (tokens, counts, total): the text's commonest tokens */
+    int takes_trees, has_common;
     int64_t end; /* of the text when the search began */
     LIST(Node) nodes;
     LIST(Match) matches;
@@ -82,9 +83,10 @@ int predict(Search *search, const Arrays *arrays, int node, int uses_found, Pred
 const Prediction *predicted(Search *search, const Arrays *arrays, int node);
 /* The candidate that holds `token`, NULL where there is none. */
 const Candidate *candidate_of(const Search *search, const Prediction *prediction, int32_t token);
-/* Move the weights of the prediction's kind towards `right`, the token that came; -1 where memory runs out. */
-int mixer_learn(const Search *search, Arrays *arrays, const Prediction *prediction, int32_t right);
-/* Count a drafted candidate and what became of it. */
-void calibration_record(Arrays *arrays, double probability, int accepted);
+/* Learn every token that the text went on with, down the verified tree: `lists` are its tokens, its parents and the
+ * tokens of the text. How many of these were drafted and would have been less likely than `floor` without a window, which
+ * is not asked where that is 0; -1 where memory runs out. `work`: room for a node's children. */
+long search_learn(Search *search, Arrays *arrays, int32_t *const lists[3], const Py_ssize_t counts[3], double floor,
+                  int32_t *work);
 
 #endif

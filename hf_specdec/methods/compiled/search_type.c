@@ -3,26 +3,34 @@
 #include "search.h"
 #include <string.h>
 
-#define FADE 0.97
+/* Let the dictionary of a node's parent know it by its token. */
+static int add_child(PyObject *children, int parent, PyObject *token, int place) {
+    PyObject *number = PyLong_FromLong(place);
+    int failed = number == NULL || PyDict_SetItem(PyTuple_GetItem(children, parent), token, number) < 0;
+    Py_XDECREF(number);
+    return failed;
+}
 
+/* (nodes, tokens, parents, probabilities, depths, children) */
 static PyObject *result_of(const Search *search, const int *found, int count) {
-    PyObject *nodes = PyList_New(count), *tokens = PyTuple_New(count), *parents = PyTuple_New(count);
-    PyObject *probabilities = PyTuple_New(count);
-    int failed = nodes == NULL || tokens == NULL || parents == NULL || probabilities == NULL;
+    PyObject *parts[6] = {PyList_New(count)}, *result = NULL;
+    int failed = parts[0] == NULL;
+    for (int part = 1; part < 6; part++) failed |= (parts[part] = PyTuple_New(count)) == NULL;
     for (int place = 0; !failed && place < count; place++) {
         const Node *node = &search->nodes.at[found[place]];
         int above = node->parent < 0 ? -1 : search->nodes.at[node->parent].place;
-        failed = PyList_SetItem(nodes, place, PyLong_FromLong(found[place])) < 0 ||
-                 PyTuple_SetItem(tokens, place, PyLong_FromLong(node->token)) < 0 ||
-                 PyTuple_SetItem(parents, place, PyLong_FromLong(above)) < 0 ||
-                 PyTuple_SetItem(probabilities, place, PyFloat_FromDouble(node->probability)) < 0;
+        PyObject *token = PyLong_FromLong(node->token), *children = PyDict_New();
+        failed = token == NULL || children == NULL || PyList_SetItem(parts[0], place, PyLong_FromLong(found[place])) < 0 ||
+                 PyTuple_SetItem(parts[2], place, PyLong_FromLong(above)) < 0 ||
+                 PyTuple_SetItem(parts[3], place, PyFloat_FromDouble(node->probability)) < 0 ||
+                 PyTuple_SetItem(parts[4], place, PyLong_FromLong(node->depth)) < 0 ||
+                 (above >= 0 && add_child(parts[5], above, token, place));
+        PyTuple_SetItem(parts[1], place, token);
+        PyTuple_SetItem(parts[5], place, children);
     }
-    if (!failed && !PyErr_Occurred()) return Py_BuildValue("(NNNN)", nodes, tokens, parents, probabilities);
-    Py_XDECREF(nodes);
-    Py_XDECREF(tokens);
-    Py_XDECREF(parents);
-    Py_XDECREF(probabilities);
-    return NULL;
+    if (!failed && !PyErr_Occurred()) result = PyTuple_Pack(6, parts[0], parts[1], parts[2], parts[3], parts[4], parts[5]);
+    for (int part = 0; part < 6; part++) Py_XDECREF(parts[part]);
+    return result;
 }
 
 static PyObject *search_likeliest(Search *self, PyObject *args) {
@@ -76,27 +84,6 @@ static PyObject *search_child(Search *self, PyObject *args) {
     return PyLong_FromLong(search_child_of(self, node, token));
 }
 
-/* Whether a window took part: it is the last source to be asked. */
-static int has_found(const Search *search, const Prediction *prediction) {
-    int last = prediction->sources.first + prediction->sources.count - 1;
-    return prediction->sources.count > 0 && search->sources.at[last].place == FOUND;
-}
-
-static PyObject *search_share(Search *self, PyObject *args) {
-    int node, token, uses_found = 1;
-    Arrays arrays;
-    Prediction without;
-    if (!PyArg_ParseTuple(args, "ii|p", &node, &token, &uses_found) || node_named(self, node) < 0) return NULL;
-    if (arrays_acquire(&arrays, self) < 0) return NULL;
-    const Prediction *prediction = predicted(self, &arrays, node);
-    if (prediction != NULL && !uses_found && has_found(self, prediction))
-        prediction = predict(self, &arrays, node, 0, &without) < 0 ? NULL : &without;
-    arrays_release(&arrays, self);
-    if (prediction == NULL) return NULL;
-    const Candidate *one = candidate_of(self, prediction, token);
-    return PyFloat_FromDouble(one == NULL ? 0.0 : one->probability);
-}
-
 static PyObject *search_score(Search *self, PyObject *args) {
     int node;
     PyObject *tokens, *values;
@@ -144,43 +131,28 @@ static PyObject *search_value(Search *self, PyObject *args) {
     return PyErr_Occurred() ? NULL : PyFloat_FromDouble(total);
 }
 
-/* Correct by the drafted candidates: tokens of the sequence that are none are left out. */
-static int learn_drafted(const Search *search, Arrays *arrays, const Prediction *prediction, PyObject *drafted, int right) {
-    Py_ssize_t count;
-    int32_t *tokens = numbers_of(drafted, &count);
-    if (tokens == NULL) return -1;
-    double expected = 0.0;
-    int known = 0, accepted = 0;
-    for (Py_ssize_t place = 0; place < count; place++) {
-        const Candidate *one = candidate_of(search, prediction, tokens[place]);
-        if (one == NULL) continue;
-        known++;
-        expected += corrected(arrays, one->raw);
-        accepted |= tokens[place] == right;
-    }
-    if (known) {
-        arrays->record[0] = FADE * arrays->record[0] + expected;
-        arrays->record[1] = FADE * arrays->record[1] + accepted;
-    }
-    for (Py_ssize_t place = 0; place < count; place++) {
-        const Candidate *one = candidate_of(search, prediction, tokens[place]);
-        if (one != NULL) calibration_record(arrays, one->raw, tokens[place] == right);
-    }
-    PyMem_Free(tokens);
-    return 0;
-}
-
-static PyObject *search_learn(Search *self, PyObject *args) {
-    int node, token, failed = 1;
-    PyObject *drafted;
+static PyObject *search_follow(Search *self, PyObject *args) {
+    PyObject *lists[3];
+    int32_t *numbers[3] = {NULL, NULL, NULL}, *work = NULL;
+    Py_ssize_t counts[3];
+    double floor;
     Arrays arrays;
-    if (!PyArg_ParseTuple(args, "iiO", &node, &token, &drafted) || node_named(self, node) < 0) return NULL;
-    if (arrays_acquire(&arrays, self) < 0) return NULL;
-    const Prediction *prediction = predicted(self, &arrays, node);
-    if (prediction != NULL && mixer_learn(self, &arrays, prediction, token) == 0)
-        failed = learn_drafted(self, &arrays, prediction, drafted, token) < 0;
-    arrays_release(&arrays, self);
-    if (!failed) Py_RETURN_NONE;
+    long gained = -1;
+    if (!PyArg_ParseTuple(args, "OOOd", &lists[0], &lists[1], &lists[2], &floor)) return NULL;
+    for (int list = 0; list < 3; list++)
+        if ((numbers[list] = numbers_of(lists[list], &counts[list])) == NULL) goto done;
+    if (counts[0] != counts[1]) {
+        PyErr_SetString(PyExc_ValueError, "each node of a tree needs a parent");
+    } else if ((work = PyMem_Malloc((size_t)(counts[0] + 1) * sizeof(int32_t))) == NULL) {
+        PyErr_NoMemory();
+    } else if (arrays_acquire(&arrays, self) == 0) {
+        gained = search_learn(self, &arrays, numbers, counts, floor, work);
+        arrays_release(&arrays, self);
+    }
+done:
+    PyMem_Free(work);
+    for (int list = 0; list < 3; list++) PyMem_Free(numbers[list]);
+    if (gained >= 0) return PyLong_FromLong(gained);
     return PyErr_Occurred() ? NULL : PyErr_NoMemory();
 }
 
@@ -223,16 +195,8 @@ static PyObject *owned(PyObject *object) {
     return object;
 }
 
-static int add_root(Search *search, PyObject *common, PyObject *evidence) {
+static int add_root(Search *search) {
     Arrays arrays;
-    Py_ssize_t count = PyList_Size(common);
-    for (Py_ssize_t place = 0; place < count && place < PyList_Size(evidence); place++) {
-        long token = PyLong_AsLong(PyList_GetItem(common, place));
-        double value = PyFloat_AsDouble(PyList_GetItem(evidence, place));
-        int number = PyErr_Occurred() ? -1 : NEW(&search->common);
-        if (number < 0) return -1;
-        search->common.at[number] = (Evidence){(int32_t)token, value};
-    }
     if (arrays_acquire(&arrays, search) < 0) return -1;
     search->end = arrays.texts[OWN_TEXT].num_tokens;
     int root = search->end < 1 ? -1 : NEW(&search->nodes);
@@ -255,18 +219,19 @@ static int add_root(Search *search, PyObject *common, PyObject *evidence) {
 }
 
 static PyObject *search_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
-    PyObject *texts[NUM_TEXTS], *tables[NUM_TABLES], *learned, *common, *evidence;
+    PyObject *texts[NUM_TEXTS], *tables[NUM_TABLES], *learned, *common;
     int takes_trees;
-    if (!PyArg_ParseTuple(args, "OOOOOO!O!O!p", &texts[0], &texts[1], &texts[2], &tables[0], &tables[1], &PyTuple_Type,
-                          &learned, &PyList_Type, &common, &PyList_Type, &evidence, &takes_trees)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOOOOO!O!p", &texts[0], &texts[1], &texts[2], &tables[0], &tables[1], &PyTuple_Type,
+                          &learned, &PyTuple_Type, &common, &takes_trees)) return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Search *self = (Search *)allocate(type, 0);
     if (self == NULL) return NULL;
     for (int text = 0; text < NUM_TEXTS; text++) self->texts[text] = owned(texts[text]);
     for (int table = 0; table < NUM_TABLES; table++) self->tables[table] = owned(tables[table]);
     self->learned = owned(learned);
+    self->common_of = owned(common);
     self->takes_trees = takes_trees;
-    if (self->texts[OWN_TEXT] != NULL && add_root(self, common, evidence) == 0) return (PyObject *)self;
+    if (self->texts[OWN_TEXT] != NULL && add_root(self) == 0) return (PyObject *)self;
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a search needs a text");
     Py_DECREF(self);
     return NULL;
@@ -277,6 +242,7 @@ static void search_dealloc(Search *self) {
     for (int text = 0; text < NUM_TEXTS; text++) Py_XDECREF(self->texts[text]);
     for (int table = 0; table < NUM_TABLES; table++) Py_XDECREF(self->tables[table]);
     Py_XDECREF(self->learned);
+    Py_XDECREF(self->common_of);
     void *lists[] = {self->nodes.at, self->matches.at, self->evidence.at, self->sources.at, self->candidates.at, self->common.at};
     for (size_t list = 0; list < sizeof lists / sizeof *lists; list++) PyMem_Free(lists[list]);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
@@ -290,10 +256,9 @@ static PyMethodDef methods[] = {
     {"parent", (PyCFunction)search_parent, METH_O, NULL},
     {"probability", (PyCFunction)search_probability, METH_O, NULL},
     {"child", (PyCFunction)search_child, METH_VARARGS, NULL},
-    {"share", (PyCFunction)search_share, METH_VARARGS, NULL},
     {"score", (PyCFunction)search_score, METH_VARARGS, NULL},
     {"value", (PyCFunction)search_value, METH_VARARGS, NULL},
-    {"learn", (PyCFunction)search_learn, METH_VARARGS, NULL},
+    {"follow", (PyCFunction)search_follow, METH_VARARGS, NULL},
     {"said", (PyCFunction)search_said, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

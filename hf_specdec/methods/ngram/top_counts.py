@@ -3,6 +3,8 @@
 Knows nothing about n-grams or models.
 """
 
+from array import array
+
 __all__ = ["TopCounts"]
 
 
@@ -17,7 +19,7 @@ class TopCounts:
         self._size = size
         self._counts: dict[int, int] = {}
         self._total = 0
-        self._ranking: list[int] = []
+        self._ranking, self._ranked = array("i"), array("q")  # tokens and their counts
         self._ranks: dict[int, int] = {}
 
     def add(self, token: int) -> None:
@@ -28,13 +30,15 @@ class TopCounts:
         if rank is None:
             if len(self._ranking) < self._size:
                 self._ranking.append(token)
-            elif count > self._counts[self._ranking[-1]]:
+                self._ranked.append(count)
+            elif count > self._ranked[-1]:
                 del self._ranks[self._ranking[-1]]
                 self._ranking[-1] = token
             else:
                 return
             rank = self._ranks[token] = len(self._ranking) - 1
-        while rank > 0 and self._counts[self._ranking[rank - 1]] < count:
+        self._ranked[rank] = count
+        while rank > 0 and self._ranked[rank - 1] < count:
             self._swap(rank - 1)
             rank -= 1
 
@@ -43,9 +47,16 @@ class TopCounts:
 
         The unseen ones keep the first few counts from being taken for a distribution.
         """
-        return {token: self._counts[token] / (self._total + self._size) for token in self._ranking}
+        ranking, ranked, total = self.arrays
+        return {token: count / total for token, count in zip(ranking, ranked, strict=True)}
+
+    @property
+    def arrays(self) -> "tuple[array[int], array[int], int]":
+        """The ranked tokens, their counts, and the sum of all counts with the unseen ones."""
+        return self._ranking, self._ranked, self._total + self._size
 
     def _swap(self, rank: int) -> None:
-        ranking = self._ranking
+        ranking, ranked = self._ranking, self._ranked
         ranking[rank], ranking[rank + 1] = ranking[rank + 1], ranking[rank]
+        ranked[rank], ranked[rank + 1] = ranked[rank + 1], ranked[rank]
         self._ranks[ranking[rank]], self._ranks[ranking[rank + 1]] = rank, rank + 1

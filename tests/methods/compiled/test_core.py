@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_specdec import AutoSpecConfig, SpecMemory
-from hf_specdec.methods import compiled
+from hf_specdec.methods import compiled, node_logits
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.predictor import Predictor
 from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, RecycledLogits, _evidence
 from hf_specdec.methods.auto.search import Found, search_of
 from hf_specdec.methods.ngram.index import NgramIndex
-from hf_specdec.methods.node_logits import _largest
+from hf_specdec.methods.node_logits import NodeLogits, read_logits
+from hf_specdec.tree import DraftTree
 from tests.helpers.draft_tables import TableScorer, random_table
 
 OFTEN = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -58,10 +59,17 @@ def test_an_index_is_the_same_in_every_array(core: Any, pieces: list[list[int]],
 
 
 def rows(rng: random.Random, count: int) -> tuple[Any, Any]:
-    """Next tokens and their evidence for so many nodes, as a forward would bring them."""
-    tokens = [rng.sample(range(10), NUM_KEPT) for _ in range(count)]
-    evidence = [sorted((14 * rng.random() for _ in range(NUM_KEPT)), reverse=True) for _ in range(count)]
-    return np.array(tokens, dtype=np.int64), np.array(evidence, dtype=np.float32)
+    """Next tokens and their log probabilities for so many nodes, as a forward would bring them."""
+    width = rng.choice([3, NUM_KEPT])
+    tokens = [rng.sample(range(10), width) for _ in range(count)]
+    log_probs = [sorted((-9 * rng.random() for _ in range(width)), reverse=True) for _ in range(count)]
+    return np.array(tokens, dtype=np.int64), np.array(log_probs, dtype=np.float32)
+
+
+def accepted_of(rng: random.Random, tree: DraftTree) -> list[int]:
+    """A branch of the tree and a token after it."""
+    branch = [tree.tokens[node] for node in tree.path(rng.randrange(len(tree)))[1:]]
+    return [*branch, rng.randrange(8)]
 
 
 def steps(core: Any, text: Sequence[int], earlier: Sequence[Sequence[int]], seed: int, takes_trees: bool) -> list[Any]:
@@ -82,18 +90,19 @@ def steps(core: Any, text: Sequence[int], earlier: Sequence[Sequence[int]], seed
             search.score(rng.choice(found.nodes), ([1, 2, 3], [9.0, 5.0, 3.0]))
             found = search.likeliest(12, 1e-3)
             seen += [search.value(found.nodes), found]
-        accepted, node = [rng.choice(found.tokens) for _ in range(3)], 0
+        tree = DraftTree.of_children(found.tokens, found.parents, found.depths, found.children, found.probabilities)
+        accepted, node = accepted_of(rng, tree), 0
         for token in accepted:
-            search.learn(node, token, [rng.randrange(8) for _ in range(rng.randrange(3))])
-            seen += [search.share(node, token, uses_found=False), search.share(node, token), search.votes(node, token)]
-            seen += [search.token(node), search.parent(node), search.probability(node)]
+            seen += [search.votes(node, token), search.token(node), search.parent(node), search.probability(node)]
             node = search.child(node, token)
             if node < 0:
                 break
-        best, evidence = rows(rng, len(found.tokens))
+        verified = tree.truncated(max_nodes=rng.choice([2, 8, 40]))
+        seen.append(search.follow(verified, accepted, rng.choice([0.0, 0.05, 0.5])))
+        best, log_probs = rows(rng, len(found.tokens))
         before = index.tokens[-3:-1]
-        memory.recycled.put_nodes(found.tokens, found.parents, before, best, evidence)
-        predictor.found.put_nodes(found.tokens[:1], found.parents[:1], before, best[:1], evidence[:1])
+        memory.recycled.put_nodes(found.tokens, found.parents, before, best, log_probs)
+        predictor.found.put_nodes(found.tokens[:1], found.parents[:1], before, best[:1], log_probs[:1])
         index.extend(accepted)
     learned = memory.greedy
     kept = {name: row.tolist() for name, row in memory.recycled.export().items()}
@@ -112,7 +121,9 @@ def test_a_search_finds_the_same_nodes_and_learns_the_same(
 
 
 @pytest.mark.parametrize("scored", [None, True, False], ids=["alone", "trees scored", "chains scored"])
-def test_a_drafter_proposes_the_same_trees(core: Any, scored: bool | None) -> None:
+def test_a_drafter_proposes_the_same_trees(core: Any, scored: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log probabilities are torch's for both: the core sums in another order."""
+    monkeypatch.setattr(node_logits, "_read_on_host", lambda logits, num_top: None)
     table = random_table(seed=1, vocab_size=VOCAB, scale=3.0)
 
     def trees(which: Any) -> list[Any]:
@@ -144,21 +155,23 @@ def test_a_text_takes_few_bytes_a_token(core: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("width", "count"), [(8, 8), (63, 1), (64, 8), (1_000, 8), (1_000, 40)])
-def test_the_largest_logits_are_those_of_a_stable_sort(core: Any, dtype: torch.dtype, width: int, count: int) -> None:
-    """Of equal logits, of which bf16 has many, the first token comes first."""
+@pytest.mark.parametrize(("width", "count"), [(8, 8), (63, 1), (64, 8), (1_000, 8), (1_000, 40), (70_000, 8)])
+def test_what_is_read_of_logits_is_a_stable_sorts(core: Any, dtype: torch.dtype, width: int, count: int) -> None:
+    """Of equal logits, of which bf16 has many, the first token comes first; the normaliser is not rounded to bf16."""
     compiled.core = core
     generator = torch.Generator().manual_seed(width + count)
-    logits = torch.randn((2, 5, width), generator=generator).to(dtype)
-    logits[0, 0, ::2] = -torch.inf
-    ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
-    if width // 2 >= count:
-        found = _largest(logits, count)
-        assert torch.equal(found[0], tokens[..., :count])
-        assert torch.equal(found[1], ordered[..., :count].float())
-    read = logits.view(torch.int16 if dtype == torch.bfloat16 else dtype).numpy()
-    room = np.empty((2, 5, count), dtype=np.int64), np.empty((2, 5, count), dtype=np.float32)
-    assert core.top(read, width, *room) == (width // 2 >= count)
+    logits = (5.0 * torch.randn((2, 3, width), generator=generator)).to(dtype)
+    logits[0, 0, : width // 3] = -torch.inf
+    ordered, tokens = logits.double().sort(dim=-1, descending=True, stable=True)
+    held = logits.view(torch.int16 if dtype == torch.bfloat16 else dtype).numpy()
+    read = np.empty((2, 3, 1 + 2 * count), dtype=np.float32)
+    is_whole = width - width // 3 >= count
+    assert core.read_logits(held, read, width, count) == is_whole
+    if is_whole:
+        assert np.array_equal(read, read_logits(logits, count))
+        assert np.array_equal(read[..., : 1 + count], np.concatenate([tokens[..., :1], tokens[..., :count]], axis=-1))
+        log_probs = ordered[..., :count] - logits.double().logsumexp(dim=-1, keepdim=True)
+        np.testing.assert_allclose(read[..., 1 + count :], log_probs.numpy(), rtol=2e-6, atol=2e-6)
 
 
 @OFTEN
@@ -173,14 +186,17 @@ def test_evidence_of_log_probabilities_is_the_same(core: Any, values: list[float
     assert np.array_equal(log_probs, np.array(values, dtype=np.float32))
 
 
-def test_rows_without_enough_numbers_are_left_to_torch(core: Any) -> None:
+@pytest.mark.parametrize("odd", [float("nan"), -float("nan"), float("inf"), float("-inf")])
+def test_rows_that_are_no_logits_are_left_to_torch(core: Any, odd: float) -> None:
     compiled.core = core
-    logits = torch.full((2, 100), float("-inf"))
-    logits[0, 7] = 1.0
-    tokens, values = _largest(logits, 3)
-    assert tokens[0, 0] == 7
-    assert values.tolist() == [[1.0, -np.inf, -np.inf], [-np.inf] * 3]
-    assert _largest(torch.full((1, 100), float("nan")), 3)[1].isnan().all()
+    for place in (0, 77, 99):
+        logits = torch.full((2, 100), float("-inf")) if odd == float("-inf") else torch.randn(2, 100)
+        logits[1, place] = 1.0 if odd == float("-inf") else odd
+        ours = NodeLogits(logits, read_logits(logits, 3)).best()
+        assert not core.read_logits(logits.numpy(), np.empty((2, 7), dtype=np.float32), 100, 3)
+        compiled.core = None
+        assert ours == NodeLogits(logits).best() == logits.argmax(-1).tolist()
+        compiled.core = core
 
 
 def test_a_core_of_other_sources_is_not_used(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +229,10 @@ def test_arrays_that_do_not_fit_are_refused(core: Any) -> None:
     best, evidence = rows(random.Random(0), 1)
     with pytest.raises(ValueError, match="a parent before it"):
         core.put_nodes(table.arrays, 0, (1, 2), (-1, 1), (), best.astype(np.int32), evidence)
+    with pytest.raises(ValueError, match="a parent before it"):
+        core.put_nodes(table.arrays, 0, (1,), (-1,), (), np.zeros((1, 9), dtype=np.int32), np.zeros((1, 9), np.float32))
+    with pytest.raises(ValueError, match="room for at most"):
+        core.read_logits(np.zeros((2, 4), np.float32), np.zeros((2, 4), np.float32), 4, 2)
     with pytest.raises(ValueError, match="of its size"):
         core.put_nodes((*table.arrays[:4], 1_000, 4), 0, (1,), (-1,), (), best.astype(np.int32), evidence)
 
@@ -228,4 +248,6 @@ def test_a_search_refuses_what_it_does_not_know(core: Any) -> None:
         with pytest.raises(IndexError, match="no such node"):
             search.token(node)
     assert search.child(0, 5) == -1
+    with pytest.raises(ValueError, match="needs a parent"):
+        compiled.core.Search.follow(search._search, (1, 2), (-1,), (1,), 0.0)
     assert search.likeliest(8, 1e-3).tokens == (1,)
