@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 import hf_specdec
-from tests.distributed.head_worker import CASES, head_arguments
+from tests.distributed.head_worker import CASES, head_arguments, target_of
 from tests.distributed.launch import launch
 from tests.distributed.worker import outcome
+from tests.helpers.mtp import build_target
 from tests.helpers.zoo import FAMILIES, build
 
 
@@ -17,6 +18,7 @@ from tests.helpers.zoo import FAMILIES, build
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     build(FAMILIES["llama"]).save_pretrained(folder / "llama")
+    build_target("glm4_moe, 1 layer").save_pretrained(folder / "glm")
     return folder
 
 
@@ -30,7 +32,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_with_a_head_give_one_process_s_text(case: str, results: list[Any], folder: Path) -> None:
-    model = hf_specdec.AutoModelForCausalLM.from_pretrained(folder / "llama")
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(folder / target_of(case))
     expected = outcome(model, 0, head_arguments(case, model))
     assert expected["steps"][1] > 0
     for result in results:
