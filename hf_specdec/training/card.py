@@ -119,7 +119,7 @@ def _write(
         f"{m.tokens_per_step:.2f} |"
         for m in report.measured
     ]
-    is_hub_name = target_name is not None and not Path(target_name).is_absolute()
+    is_hub_name = target_name is not None and not Path(target_name).exists()
     text = CARD.format(
         base_model=f"base_model: {target_name}\n" if is_hub_name else "",
         target=target_name if is_hub_name else architecture,
