@@ -266,10 +266,11 @@ def load_foreign_tokenizer(
     Raises:
         CheckpointError: it is damaged.
     """
-    if cached_file(os.fspath(path), "tokenizer_config.json", _raise_exceptions_for_missing_entries=False) is None:
+    try:
+        found = cached_file(os.fspath(path), "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
+    except (OSError, ValueError):  # no checkpoint: loading the model says so
         return None
-    own = load_tokenizer(path)
-    return None if are_alike(tokenizer, own) else own
+    return None if found is None or are_alike(tokenizer, own := load_tokenizer(path)) else own
 
 
 def describe_weights(model: transformers.PreTrainedModel, *, compare: bool = False) -> LoadedWeights:
@@ -307,8 +308,7 @@ def _fixed_tokens(path: str, model: transformers.PreTrainedModel) -> torch.Tenso
 
 def _check_folder(path: str | os.PathLike[str]) -> None:
     """Say what is wrong with a local folder before transformers looks for its name on the hub."""
-    folder = Path(path)
-    text = os.fspath(path)
+    folder, text = Path(path), os.fspath(path)
     looks_local = folder.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1
     if not folder.exists():
         if looks_local:

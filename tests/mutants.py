@@ -60,7 +60,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     RULES: ("forward",),
     ROWS: ("forward", "promise/test_batch_stopping.py"),
     LAYOUT: ("forward",),
-    LOOKUP: ("methods/prompt_lookup", "promise/test_configuration.py promise/test_spec_memory.py"),
+    LOOKUP: ("methods/prompt_lookup", "test_observer.py"),
     SPECULATIVE: ("promise/test_batch_processors.py",),
 }
 OTHERS = ("matrix", "promise engine forward cache methods kernels", "bench cli")

@@ -135,11 +135,7 @@ class ModelRunner(HiddenStates):
         return self.outputs
 
     def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
-        """One forward of the trees' new nodes and extra tokens; `None` computes nothing for its row.
-
-        Returns:
-            For each row `(new nodes + extra tokens, vocab_size)`, the logits after each.
-        """
+        """Each row's logits, `(new nodes + extra tokens, vocab_size)`, by one forward; `None` computes nothing."""
         known = [0] * len(self.texts)
         if self.early_exit is not None:
             self.early_exit.complete(trees)

