@@ -82,8 +82,9 @@ class TreeMasks:
     ) -> RuleMasks | None:
         """What makes the same masks, now and later; `None` where only the model can."""
         masks = mask if isinstance(mask, dict) else {None: mask}
-        attending = [layer for layer in cache.layers if isinstance(layer, compat.CacheLayerMixin)]
-        sizes = {layer.get_mask_sizes(rows.shape[1]) for layer in attending}  # others share keys, or have none
+        # Other layers share keys, or have none.
+        attending = [isinstance(layer, compat.CacheLayerMixin) for layer in cache.layers]
+        sizes = {cache.get_mask_sizes(rows.shape[1], place) for place, attends in enumerate(attending) if attends}
         if len(sizes) != 1 or sizes != {(next(iter(sizes))[0], 0)}:  # an adopted window has lost its first columns
             return None
         try:
