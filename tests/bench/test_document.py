@@ -206,6 +206,12 @@ def test_an_unequal_row_is_said_in_the_table_and_below_it(document: dict[str, An
     assert any(line.startswith(f"{NOT_EQUAL}: plain (greedy)") and "50%" in line for line in notes(document))
 
 
+def test_half_precision_says_why_texts_may_differ(document: dict[str, Any]) -> None:
+    assert not any("rounds differently" in line for line in notes(document))
+    document["models"][0]["dtype"] = "bfloat16"
+    assert [line for line in notes(document) if line.startswith("In bfloat16 ") and "rounds differently" in line]
+
+
 def test_what_is_missing_is_said(document: dict[str, Any]) -> None:
     document["is_complete"] = False
     document["models"][0]["left_out"]["transformers:assistant"] = "no assistant"

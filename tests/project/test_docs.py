@@ -89,6 +89,17 @@ def test_commands_parse(page: Path) -> None:
                 group.commands[name].make_context(name, arguments)
 
 
+def test_troubleshooting_names_reasons_of_the_code() -> None:
+    """Each piece of a reason, between its `...`, stands in the package."""
+    page = (ROOT / "docs" / "guides" / "troubleshooting.md").read_text(encoding="utf-8")
+    table = page.partition("| `plain_reason` | What to do |\n|---|---|\n")[2].partition("\n\n")[0]
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "hf_specdec").rglob("*.py"))
+    reasons = [reason for row in table.splitlines() for reason in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    assert len(reasons) > 5
+    for piece in (piece.strip(" :") for reason in reasons for piece in reason.split("...")):
+        assert piece in source, piece
+
+
 @every_page
 def test_links_lead_somewhere(page: Path) -> None:
     for target in LINK.findall(page.read_text(encoding="utf-8")):

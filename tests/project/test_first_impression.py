@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import pydoc
+import re
 import resource
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 import hf_specdec
 from hf_specdec.cli import COMMANDS
+from hf_specdec.methods.registry import METHODS, config_arguments
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "accelerate", "safetensors")
@@ -88,6 +90,12 @@ def test_generate_shows_its_arguments(model: typing.Any) -> None:
         shown = pydoc.render_doc(generate, renderer=pydoc.plaintext)
         assert all(name in shown for name in wanted), shown
         assert "spec_method=None" in shown
+
+
+def test_generate_s_help_names_every_method_and_configuration() -> None:
+    shown = inspect.getdoc(hf_specdec.SpecGenerationMixin.generate) or ""
+    assert [name for name in METHODS if f'`"{name}"`' not in shown] == []
+    assert [name for name in config_arguments() if not re.search(rf"\b{name}\b", shown)] == []
 
 
 def test_outputs_and_loaders_are_typed() -> None:

@@ -139,3 +139,5 @@ def test_the_version_is_the_same_everywhere() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["version"] == hf_specdec.__version__
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert {f"version: {project['version']}", f"license: {project['license']}"} <= set(citation)
