@@ -136,9 +136,10 @@ class SpecGenerationMixin(GenerationMixin):
                 transformers' own loop.
             spec_config (*optional*): the method's configuration: an object, a dict of its fields, or its list form.
             spec_observer (*optional*): called with a `SpecStep` after each verify step.
-            auto_config, prompt_lookup_config, lookahead_config, draft_model_config, eagle3_config, mtp_config,
-                dflash_config (*optional*): `spec_config` under the method's own name; each chooses its method.
-                `ngram_config` and `draft_target_model_config` are TensorRT-LLM's names.
+            auto_config, prompt_lookup_config, lookahead_config, draft_model_config (*optional*): `spec_config` under
+                the method's own name; each chooses its method. `ngram_config` and `draft_target_model_config` are
+                TensorRT-LLM's names.
+            eagle3_config, mtp_config, dflash_config (*optional*): the same for the methods with a draft head.
             args, kwargs: everything that transformers' `generate` takes.
 
         Returns:

@@ -3,7 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from hf_specdec.bench.document import COST, DRAFTING, EXACT_DTYPES, GPU, MANY, PRECISIONS, REPLAY, SPEEDS, STEPS, flagged
+from hf_specdec.bench.document import (
+    COST,
+    DRAFTING,
+    EXACT_DTYPES,
+    GPU,
+    MANY,
+    PRECISIONS,
+    REPLAY,
+    SPEEDS,
+    STEPS,
+    flagged,
+)
 from hf_specdec.bench.rows import REFERENCE
 
 __all__ = ["NOT_EQUAL", "Panel", "facts", "has_several", "mode_titles", "notes", "panels"]
@@ -97,7 +108,7 @@ def _speeds_notes(document: Document) -> list[str]:
     lines += [
         f"In {dtype} a forward of several tokens rounds differently from a forward of one, so the other of two nearly "
         "equal tokens may be chosen, and the text differs from there on. In fp32 the texts are equal."
-        for dtype in sorted({entry["dtype"] for entry in document["models"]} - EXACT_DTYPES)
+        for dtype in sorted({entry["dtype"] for entry in document["models"]}.difference(EXACT_DTYPES))
     ]
     for entry in document["models"]:
         of = f" of {entry['name']}" if several else ""
