@@ -1,6 +1,7 @@
 """What every test shares: one thread, quiet logs, and models that are built once for all tests."""
 
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import transformers as tf
 from tests.helpers.cover import mark_wide
 from tests.helpers.zoo import FALLBACK, FAMILIES, build
 
+gc.disable()  # nothing that imports and collection make is garbage
 torch.set_num_threads(1)
 tf.logging.set_verbosity_error()
 
@@ -18,6 +20,12 @@ tf.logging.set_verbosity_error()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of thinned tests, `make test` runs a cover of their cells."""
     mark_wide(items)
+
+
+def pytest_collection_finish() -> None:
+    """The collector leaves modules and tests alone from here on: they stay to the end."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

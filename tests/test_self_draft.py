@@ -4,7 +4,6 @@ import copy
 import pickle
 from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers as tf
@@ -168,6 +167,8 @@ def test_a_model_speculates_with_its_own_first_layers(name: str, spec_config: di
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_adapters_go_along() -> None:
     """The draft of a PEFT-wrapped model has the adapters of the layers it keeps."""
+    import peft
+
     model = build(FAMILIES["llama"])
     bare = text_of(self_draft(model, layers=2))
     adapted = peft.get_peft_model(

@@ -1,7 +1,7 @@
 """A run measures every row on every prompt, tells equal from unequal, and can be interrupted anywhere."""
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -20,15 +20,20 @@ from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.errors import ConfigError
 from hf_specdec.tree import DraftTree
 from tests.bench.conftest import PROMPTS, ROWS, SETTINGS
-from tests.helpers.cover import wide_but
 
 NUM_TURNS = sum(len(prompt.turns) for prompt in PROMPTS)
 ONE_ROUND = BenchSettings(max_new_tokens=8, rounds=1)
 TIMES = ("seconds", "cpu_seconds", "draft_seconds", "first_token_seconds", "peak_memory_bytes")
 
 
-def bench(loaded: LoadedModel, *names: str, settings: BenchSettings = SETTINGS, **kwargs: Any) -> Bench:
-    return Bench([loaded], PROMPTS, settings, rows=names or ROWS, **kwargs)
+def bench(
+    loaded: LoadedModel,
+    *names: str,
+    settings: BenchSettings = SETTINGS,
+    prompts: Sequence[Prompt] = PROMPTS,
+    **kwargs: Any,
+) -> Bench:
+    return Bench([loaded], prompts, settings, rows=names or ROWS, **kwargs)
 
 
 def entry_of(document: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +121,8 @@ def test_a_second_turn_follows_the_reference_s_answer(loaded: LoadedModel, monke
     assert answers <= {text.removeprefix("import os\n\n\n").removesuffix("\n\nimport sys\n") for text in seen}
 
 
-@pytest.mark.parametrize("after", wide_but([1], [1, 5, 9, 17]))
+@pytest.mark.wide  # test_command.py interrupts and resumes too
+@pytest.mark.parametrize("after", [1, 5, 9, 17])
 def test_an_interrupted_run_continues_to_the_same_records(
     loaded: LoadedModel, measured: dict[str, Any], entry: dict[str, Any], after: int
 ) -> None:
@@ -199,7 +205,7 @@ def test_an_engine_whose_verification_is_broken_is_flagged(
 
 def test_a_drafter_that_is_wrong_is_still_equal(loaded: LoadedModel) -> None:
     guesses = "tests.bench.wrong_rows:GuessingDrafter"
-    assert not flagged(bench(loaded, guesses, settings=ONE_ROUND).run())
+    assert not flagged(bench(loaded, guesses, settings=ONE_ROUND, prompts=PROMPTS[:2]).run())
 
 
 def test_half_precision_is_reported_and_not_flagged(document: dict[str, Any]) -> None:
@@ -222,7 +228,8 @@ def test_a_transformers_row_that_refuses_the_model_is_left_out(
         raise ValueError("assisted generate is not supported")
 
     monkeypatch.setattr(type(loaded.model), "_assisted_decoding", refuse)
-    entry = entry_of(bench(loaded, "transformers:prompt_lookup", "plain", settings=ONE_ROUND).run())
+    rows = ("transformers:prompt_lookup", "plain")
+    entry = entry_of(bench(loaded, *rows, settings=ONE_ROUND, prompts=PROMPTS[:1]).run())
     assert entry["left_out"] == {"transformers:prompt_lookup": "assisted generate is not supported"}
     assert list(entry["summary"]["greedy"]) == [REFERENCE, "plain"]
 
@@ -257,9 +264,9 @@ def test_settings_are_checked(changes: dict[str, Any]) -> None:
 
 def test_the_random_generator_decides_nothing_that_is_compared(loaded: LoadedModel) -> None:
     torch.manual_seed(1)
-    one = bench(loaded, "plain", settings=ONE_ROUND).run()
+    one = bench(loaded, "plain", settings=ONE_ROUND, prompts=PROMPTS[:1]).run()
     torch.manual_seed(2)
-    two = bench(loaded, "plain", settings=ONE_ROUND).run()
+    two = bench(loaded, "plain", settings=ONE_ROUND, prompts=PROMPTS[:1]).run()
     assert untimed(entry_of(one)["records"]) == untimed(entry_of(two)["records"])
 
 

@@ -25,7 +25,7 @@ from tests.cli.conftest import Run, run
 
 __all__ = ["run"]
 
-SETTINGS = BenchSettings(max_new_tokens=6, rounds=1)
+SETTINGS = BenchSettings(max_new_tokens=4, rounds=1)
 ROWS = ("default",)
 TIMES = {"seconds", "cpu_seconds", "draft_seconds", "first_token_seconds", "peak_memory_bytes"}
 LEARNING = {"draft_model"}  # drafts by what was accepted since the round began; an interrupt makes it begin anew

@@ -86,7 +86,7 @@ def test_the_exit_code_tells_unequal_tokens_in_fp32(
         return dataclasses.replace(outcome, token_ids=[0, *outcome.token_ids[1:]]) if row.name == "auto" else outcome
 
     monkeypatch.setattr(model_run, "measured_call", wrong)
-    result = run(*COMPARE, "--dtype", dtype)
+    result = run(*COMPARE, "--dtype", dtype, "--rounds", "1", "--max-new-tokens", "8")
     assert result.exit_code == exit_code
     assert "no (0 of 1)" in result.stdout
 
@@ -100,7 +100,7 @@ def test_a_model_that_transformers_refuses_leaves_its_row_out(run: Run, monkeypa
         return real(loaded, row, *args, **kwargs)
 
     monkeypatch.setattr(model_run, "measured_call", refusing)
-    result = run(*COMPARE, "--dtype", "fp32", "--json")
+    result = run(*COMPARE, "--dtype", "fp32", "--rounds", "1", "--json")
     assert [row["name"] for row in json.loads(result.stdout)["rows"]] == [PLAIN, "auto"]
     assert "is left out: assisted generation is not supported" in result.stderr
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import runpy
 import subprocess
 import sys
 
@@ -14,10 +15,12 @@ SHORT = ("generate", "x = 1\n", "--max-new-tokens", "6", "--dtype", "fp32", "--t
 COMMAND = (sys.executable, "-m", "hf_specdec", *SHORT)
 
 
-def test_python_m_runs_the_command_line() -> None:
-    done = subprocess.run([*COMMAND, "--json"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["token_ids"]) == 6
+def test_python_m_runs_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["hf_specdec", *SHORT, "--json"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("hf_specdec", run_name="__main__", alter_sys=True)
+    assert not ended.value.code
+    assert len(json.loads(capsys.readouterr().out)["token_ids"]) == 6
 
 
 def test_help_shows_the_list_form(run: Run) -> None:

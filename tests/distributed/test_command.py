@@ -91,7 +91,7 @@ def test_options_of_placement_that_do_not_go_together(
 
 
 def test_an_offloaded_target_gives_the_same_text(run: Run, tmp_path: Path) -> None:
-    how = ("def main(argv=None):\n", "--json", *SHORT)
+    how = ("def main(argv=None):\n", "--json", *SHORT, "--max-new-tokens", "5")
     offload = ("--device-map", "auto", "--max-memory", '{"cpu": "12MB"}', "--offload-folder", str(tmp_path))
     ours, whole = (json.loads(run("generate", *how, *more).stdout) for more in (offload, ()))
     assert ours["token_ids"] == whole["token_ids"]

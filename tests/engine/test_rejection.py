@@ -56,7 +56,7 @@ def statistic_of(
     q: torch.Tensor,
     num_drawn: int,
     rule: Callable[..., int] = rejection_sample,
-    count: int = 6_000,
+    count: int = 3_000,
     seed: int = 0,
 ) -> tuple[float, float]:
     """Chi-square of tokens chosen among `num_drawn` drawn ones against p, and its critical value."""
@@ -71,7 +71,7 @@ def statistic_of(
 
 @pytest.mark.parametrize("num_drawn", [0, 1, 2, 3, SIZE])
 def test_the_token_has_the_target_s_distribution(num_drawn: int) -> None:
-    """6,000 draws over six tokens; odds of one in a million."""
+    """3,000 draws over six tokens; odds of one in a million."""
     value, bound = statistic_of(distribution(1), distribution(2), num_drawn)
     assert value < bound
 
@@ -122,7 +122,7 @@ def test_acceptance_is_as_high_as_it_can_be() -> None:
 
 
 def test_a_token_that_q_cannot_have_given_is_passed_over() -> None:
-    """No bias from it: 6,000 draws with such a token among the children, odds of one in a million."""
+    """No bias from it: 3,000 draws with such a token among the children, odds of one in a million."""
     q = distribution(2, zeros=[4])
     value, bound = statistic_of(
         distribution(1), q, 1, lambda p, q, drawn, generator: rejection_sample(p, q, [4, *drawn], generator)
@@ -275,10 +275,10 @@ WARPS = {  # of the draft, of the target
 
 @pytest.mark.parametrize("shape", wide_but(["tree"], SHAPES))
 def test_texts_have_the_target_s_distribution(shape: str) -> None:
-    """3,000 texts of two tokens, 36 different ones; odds of one in a million."""
+    """1,500 texts of two tokens, 36 different ones; odds of one in a million."""
     warps = temperature(0.9), temperature(0.8)
     config = DraftModelConfig(use_logits=True, **SHAPES[shape])
-    seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=3_000)
+    seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=1_500)
     value, degrees = chi_square(seen, true_probabilities(TARGET, warps[1], 2))
     assert value < critical_value(degrees)
 

@@ -46,7 +46,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 def steps_of(model: Any, inputs: Any, method: dict[str, Any], **options: Any) -> tuple[list[StepOperations], Any]:
     """The steps of one call, and its tokens."""
-    arguments = {**inputs, "max_new_tokens": 32, "do_sample": False, **method, **options}
+    arguments = {**inputs, "max_new_tokens": 20, "do_sample": False, **method, **options}
     model.generate(**arguments | {"max_new_tokens": 2})  # probes
     torch.manual_seed(0)
     counter = OperationCounter(model)
@@ -61,7 +61,7 @@ def steps_of(model: Any, inputs: Any, method: dict[str, Any], **options: Any) ->
 def test_a_greedy_step_reads_once(model: Any, inputs: Any, place: str, method: str, cache: str) -> None:
     """At most 20 operations outside the forward, whatever was accepted; none of its reads waits on a CPU."""
     steps, tokens = steps_of(model, inputs, METHODS[method], **CACHES[cache])
-    assert tokens == model.generate(**inputs, max_new_tokens=32, do_sample=False, spec_method=None)[0].tolist()
+    assert tokens == model.generate(**inputs, max_new_tokens=20, do_sample=False, spec_method=None)[0].tolist()
     assert {step.reads for step in steps} == {0 if place == "host" else 1}
     assert max(step.outside for step in steps) <= 20
     assert max(step.num_tokens for step in steps) > 1
@@ -74,7 +74,7 @@ def test_a_sampled_step_reads_once_a_token(model: Any, inputs: Any, place: str, 
     """At most 12 operations outside the forward, and 8 for each token; the draws are plain generation's."""
     steps, tokens = steps_of(model, inputs, METHODS[method], **CACHES[cache], do_sample=True)
     torch.manual_seed(0)
-    assert tokens == model.generate(**inputs, max_new_tokens=32, do_sample=True, spec_method=None)[0].tolist()
+    assert tokens == model.generate(**inputs, max_new_tokens=20, do_sample=True, spec_method=None)[0].tolist()
     beside = 1 if place == "device" and METHODS[method]["spec_method"] in ("auto", "lookahead") else 0
     assert max(step.reads - step.num_tokens for step in steps) <= beside
     assert max(step.outside - 8 * step.num_tokens for step in steps) <= 12
@@ -93,7 +93,7 @@ def test_windows_and_eager_attention_take_no_more(family: str, attention: str, c
     ids = PROMPT.repeat(batch, 1)
     ids[-1, :4], mask = 0, (ids >= 0).long()
     mask[-1, :4] = 0
-    options = {"attention_mask": mask, "max_new_tokens": 24, "do_sample": False}
+    options = {"attention_mask": mask, "max_new_tokens": 20, "do_sample": False}
     counter = OperationCounter(model)
     with counter:
         tokens = model.generate(ids, **options, **METHODS["lookahead"], **CACHES[cache], spec_observer=counter.end_step)

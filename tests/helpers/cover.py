@@ -30,19 +30,22 @@ def cover(cells: list[Cell], strength: int, among: tuple[str, ...] = ()) -> list
         strength: 1 for single values, 2 for pairs.
         among: the parameters to combine; of the others single values are held. All, where none is named.
     """
-    missing = {place: set(_combinations(cell, strength, among)) for place, cell in enumerate(cells)}
+    held = [set(_combinations(cell, strength, among)) for cell in cells]
+    holders: dict[frozenset[tuple[str, str]], list[int]] = {}
+    for place, combinations in enumerate(held):
+        for combination in combinations:
+            holders.setdefault(combination, []).append(place)
+    num_missing = list(map(len, held))
     chosen: list[int] = []
     uses: Counter[tuple[str, str]] = Counter()
-    while missing:
-        turns = {place: sum(uses[value] for value in cells[place].items()) for place in missing}
-        best = max(turns, key=lambda place: (len(missing[place]), -turns[place]))
-        held = missing.pop(best)
-        if not held:
-            break
+    while fullest := max(num_missing, default=0):
+        equal = [place for place, number in enumerate(num_missing) if number == fullest]
+        best = min(equal, key=lambda place: sum(uses[value] for value in cells[place].items()))
         chosen.append(best)
         uses.update(cells[best].items())
-        for combinations in missing.values():
-            combinations -= held
+        for combination in held[best]:
+            for place in holders.pop(combination, ()):
+                num_missing[place] -= 1
     return sorted(chosen)
 
 

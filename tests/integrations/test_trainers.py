@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+import transformers as tf
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of the trainer's imports
 
@@ -13,10 +13,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 def test_predictions_are_plain_generation_s_and_drafted(zoo: Any, tmp_path: Path) -> None:
     model = zoo("bart")
     articles = [{"input_ids": torch.arange(5, 15) + row % 2, "labels": torch.arange(5, 9)} for row in range(4)]
-    arguments = Seq2SeqTrainingArguments(
+    arguments = tf.Seq2SeqTrainingArguments(
         str(tmp_path), predict_with_generate=True, use_cpu=True, report_to="none", per_device_eval_batch_size=4
     )
-    trainer = Seq2SeqTrainer(model, arguments, eval_dataset=articles)
+    trainer = tf.Seq2SeqTrainer(model, arguments, eval_dataset=articles)
     options: dict[str, Any] = {"max_new_tokens": 12, "num_beams": 1, "do_sample": False}
     expected = trainer.predict(articles, **options).predictions
     rows: list[int] = []

@@ -22,16 +22,21 @@ LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)[^)]*\)")
 # Pages whose blocks take long; make test-all runs them.
 LONG = {
     "docs/concepts/how-it-works.md",
+    "docs/guides/attention.md",
     "docs/guides/auto.md",
     "docs/guides/benchmark.md",
+    "docs/guides/draft-heads.md",
     "docs/guides/draft-model.md",
     "docs/guides/from-tensorrt-llm.md",
+    "docs/guides/from-transformers.md",
     "docs/guides/lookahead.md",
     "docs/guides/many-prompts.md",
     "docs/guides/pipeline.md",
     "docs/guides/placement.md",
     "docs/guides/prompt-lookup.md",
     "docs/guides/static-caches.md",
+    "docs/guides/summarize.md",
+    "docs/guides/troubleshooting.md",
     "docs/reference/api.md",
     "docs/reference/bench.md",
 }

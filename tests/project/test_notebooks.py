@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import matplotlib.pyplot
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
@@ -16,6 +15,8 @@ QUICK = ("1-first-generate", "3-chat")
     [pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.wide) for path in NOTEBOOKS],
 )
 def test_the_cells_run_in_order(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.pyplot
+
     monkeypatch.chdir(tmp_path)
     matplotlib.pyplot.switch_backend("Agg")
     namespace: dict[str, object] = {"__name__": "__tutorial__"}

@@ -16,6 +16,7 @@ from hf_specdec import ConfigError
 from hf_specdec.engine import budget
 from hf_specdec.engine.cost_model import SIZES
 from hf_specdec.engine.model_state import state_of
+from tests.helpers.cover import wide_but
 from tests.helpers.forwards import count_forwards
 from tests.helpers.support import PROMPT, plain, speculative
 from tests.helpers.zoo import BASE, FAMILIES, Family, build
@@ -40,6 +41,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2, batch of 3": ("mamba2", BATCH),
 }
 
+LEARNT = ("llama", "llama, sampled", "llama, batch of 3", "llama, static cache", "mamba2, batch of 3")
+
 
 def learned(model: Any) -> list[list[int]]:
     """Sizes of forwards whose costs are known, for each number of rows."""
@@ -58,7 +61,7 @@ def generate(model: Any, make: Callable[..., Any] = speculative, **kwargs: Any) 
     return make(model, **{**given, **kwargs})
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", wide_but(LEARNT, CASES))
 def test_the_call_that_learns_the_costs_gives_plain_generates_tokens(name: str) -> None:
     family, how = CASES[name]
     model = fresh(family)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import accelerate
-import peft
 import pytest
 import torch
 from transformers import LogitsProcessor
@@ -38,6 +37,8 @@ def dispatched(model: Any) -> Any:
 
 
 def with_lora(model: Any) -> Any:
+    import peft
+
     return peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import accelerate
-import peft
 import pytest
 import torch
 import transformers as tf
@@ -157,6 +156,13 @@ def test_hidden_states_are_those_of_all_layers(model: Any) -> None:
             assert torch.allclose(one, other, atol=1e-4)
 
 
+def with_lora(model: Any) -> Any:
+    import peft
+
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    return peft.get_peft_model(model, config)
+
+
 MADE: dict[str, Callable[[Any], Any]] = {
     "copied": copy.deepcopy,
     "dispatched": lambda model: hf_specdec.enable(
@@ -164,12 +170,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
             hf_specdec.disable(copy.deepcopy(model)), device_map={"": "cpu"}, main_device="cpu", force_hooks=True
         )
     ),
-    "adapted": lambda model: hf_specdec.enable(
-        peft.get_peft_model(
-            hf_specdec.disable(copy.deepcopy(model)),
-            peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False),
-        )
-    ),
+    "adapted": lambda model: hf_specdec.enable(with_lora(hf_specdec.disable(copy.deepcopy(model)))),
     "compiled": lambda model: hf_specdec.enable(torch.compile(copy.deepcopy(model), backend="eager")),
 }
 
@@ -222,9 +223,9 @@ def test_use_logits_samples_the_targets_distribution(model: Any, shape: str) -> 
     """Drafts are drawn from the first layers; odds of a right run failing: one in a million."""
     config = {**SHAPES[shape], "use_logits": True}
     warp = {"temperature": 1.5, "top_k": 4}
-    found = compare_pairs(model, warp, num_texts=500, spec_method="draft_model", spec_config=config)
+    found = compare_pairs(model, warp, num_texts=250, spec_method="draft_model", spec_config=config)
     assert found.statistic < found.bound
-    assert found.num_accepted > 25, "some drafts are accepted"
+    assert found.num_accepted > 12, "some drafts are accepted"
 
 
 def test_transformers_argument_sets_it(model: Any) -> None:

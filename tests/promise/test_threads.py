@@ -12,7 +12,7 @@ from tests.helpers.cover import wide_but
 from tests.helpers.support import DRAFTS, PROMPT, plain, speculative
 
 PROMPTS = [PROMPT.roll(shift, dims=1)[:, : 30 - 4 * shift] for shift in range(4)]
-CALLS = 6
+CALLS = 3
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, T5ForConditionalGeneration, pipeline
@@ -129,6 +128,8 @@ peft_warns = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 
 def lora(model: Any) -> Any:
     """A LoRA adapter that changes the model's text."""
+    import peft
+
     torch.manual_seed(3)
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     return peft.get_peft_model(model, config).eval()
