@@ -1,10 +1,10 @@
 # make demo          a real language model continues Python code, with and without speculation
-# make test          ruff, import-linter, mypy, and pytest on a cover of the widest tests: eight minutes on two cores
+# make test          ruff, import-linter, mypy, the site, and pytest on a cover of the widest tests: what CI runs
 # make test-all      every cell of every test that needs no GPU: an hour
 # make test-oldest   the promise on the lowest versions that pyproject.toml allows, in an environment of its own
 # make mutants       break the engine on purpose, one fault at a time, and see which faults the tests catch
 # make gpu           what needs a GPU: its tests, a step's costs, the 1B and 7B shapes; SHAPES=tiny tries it on a CPU
-# make docs          write the pages that are generated
+# make docs          write the pages that are generated, and build the site
 #
 # The first use builds .venv. torch comes first because its wheel decides between CPU and GPU:
 #   make demo                                                     PyPI's torch: with CUDA on Linux
@@ -22,8 +22,9 @@ SHAPES ?= 1B 7B
 GPU ?= gpu.json
 BIN := $(VENV)/bin
 DEMO ?= --max-new-tokens 96 --dtype fp32
-# A file's tests stay in one process, so that its models are built once.
-PYTEST := $(BIN)/pytest --quiet --numprocesses $(WORKERS) --dist loadfile
+# Each process runs neighbouring tests, so that most models are built once, and takes some of the other's in the end.
+PYTEST := $(BIN)/pytest --quiet --numprocesses $(WORKERS) --dist worksteal
+SPHINX := $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going
 
 # The embedded models are too small for two threads to pay, and threads that share a core wait for one another.
 export OMP_NUM_THREADS ?= 1
@@ -32,16 +33,18 @@ export HF_HUB_OFFLINE ?= 1
 # Modules are compiled when they are first imported, and kept so: pip would compile all of torch and transformers.
 export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL := $(BIN)/pip install --quiet --no-compile
+UV_INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
 
-.PHONY: demo test test-all test-oldest lint types unit docs mutants gpu clean
+.PHONY: demo test test-all test-oldest lint types site unit docs mutants gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hf-specdec generate --spec-method prompt_lookup $(DEMO) </dev/null
 	$(BIN)/hf-specdec generate --spec-method prompt_lookup $(DEMO) --compare </dev/null
 
-# The type check fills what the tests leave idle of two cores.
-test: lint
-	$(MAKE) --no-print-directory --jobs 2 unit types
+# The site goes first: what it imports is compiled then, and the tests' processes need not each do that.
+test: $(VENV)/.installed
+	$(MAKE) --no-print-directory --jobs $(WORKERS) site lint types
+	$(MAKE) --no-print-directory unit
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -54,7 +57,7 @@ types: $(VENV)/.installed
 unit: $(VENV)/.installed
 	$(PYTEST)
 
-test-all: lint types $(VENV)/.docs
+test-all: lint types
 	$(PYTEST) -m "not gpu and not extras"
 
 # uv takes the lowest version of each direct dependency. torch 2.10 comes from PyPI, on Linux with CUDA (3 GB).
@@ -67,22 +70,23 @@ gpu: $(VENV)/.installed
 mutants: $(VENV)/.installed
 	$(BIN)/python -m tests.mutants
 
-docs: $(VENV)/.docs
+site: $(VENV)/.installed
+	$(SPHINX) --builder html docs docs/_build/html
+
+docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_reference.py
 	$(BIN)/python docs/draw_layers.py
-	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+	$(MAKE) --no-print-directory site
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) $(TORCH)
 	@touch $@
 
+# uv installs the rest several times as quickly as pip, and leaves torch as it is.
 $(VENV)/.installed: pyproject.toml $(VENV)/.torch
-	$(PIP_INSTALL) --editable ".[dev]"
-	@touch $@
-
-$(VENV)/.docs: $(VENV)/.installed
-	$(PIP_INSTALL) --editable ".[docs]"
+	$(PIP_INSTALL) uv
+	$(UV_INSTALL) --editable ".[dev,docs]"
 	@touch $@
 
 $(OLDEST)/.installed: pyproject.toml
