@@ -220,8 +220,6 @@ class _Job:
                 continue
             try:
                 queued = self._prepared(index, prompt, found, rank_sync)
-            except TrialFailed:
-                raise
             except Exception as error:
                 if not _is_the_prompts_own(error, prompt) or not rank_sync.intact:
                     raise
@@ -235,6 +233,8 @@ class _Job:
                 continue
             self._prompts[index] = prompt
             yield queued
+        if self._trial is not None:
+            self._trial.is_last = True
 
     def _prepared(self, index: int, prompt: Any, found: Found, rank_sync: RankSync) -> QueuedSequence | str | None:
         """One prompt ready to join the batch, or why it cannot; `None` where it wants no speculation."""
@@ -344,7 +344,7 @@ def _configs(model: Any, kwargs: Mapping[str, Any]) -> list[Any]:
 
 def _is_the_prompts_own(error: Exception, prompt: Any) -> bool:
     """Whether other prompts may still work."""
-    if isinstance(error, UnsupportedModelError | CheckpointError):
+    if isinstance(error, UnsupportedModelError | CheckpointError | TrialFailed):
         return False
     has_settings = isinstance(prompt, Mapping) and not prompt.keys() <= INPUT_NAMES
     return not isinstance(error, ConfigError) or error.field in PROMPT_FIELDS or has_settings

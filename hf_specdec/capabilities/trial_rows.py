@@ -38,18 +38,22 @@ class RowTrial:
     """The trial that a job's batches share.
 
     Args:
-        decide: called once with the largest error and the number of rows that were tried; returns whether drafts may be
-            verified from then on.
-        most_rows: rows that a batch may have; a trial waits for two where it has as many.
+        decide: called once with the largest error, the number of rows that were tried and whether there may be other
+            rows beside them; returns whether drafts may be verified from then on.
+        most_rows: rows that a batch may have; a trial waits for two where it may have as many.
+        knows_trees: whether trees of one row are known to be right.
 
     Attributes:
         is_over (`bool`): whether drafts are verified.
+        is_last (`bool`): whether no prompt follows those that are being decoded.
         num_plain (`int`): sequences whose prompts were read over a cache of the model's own.
     """
 
-    def __init__(self, decide: Callable[[float, int], bool], most_rows: int) -> None:
-        self.decide, self.most_rows = decide, most_rows
-        self.is_over = False
+    def __init__(
+        self, decide: Callable[[float, int, bool], bool], most_rows: int, *, knows_trees: bool = False
+    ) -> None:
+        self.decide, self.most_rows, self.knows_trees = decide, most_rows, knows_trees
+        self.is_over = self.is_last = False
         self.num_plain = 0
 
 
@@ -133,12 +137,21 @@ class RowTrialRunner(ModelRunner):
         super().commit([self._kept.get(row, path) for row, path in enumerate(paths)])
         self._kept = {}
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether no other row can join this one."""
+        return len(self._known) == 1 and (self.trial.is_last or self.trial.most_rows == 1)
+
     def _forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """The next forward of the trial."""
+        if self.trial.knows_trees and self._is_alone:
+            self.trial.is_over = True
+            return super().forward(trees)
         if any(row.tried_from is not None for row in self._known):
             return self._try_chains(trees)
         ready = [place for place, row in enumerate(self._known) if len(row.references) >= NUM_REFERENCES]
-        are_enough = len(ready) == len(self._known) and len(ready) >= min(NUM_PLAIN, self.trial.most_rows)
+        most_rows = len(self._known) if self.trial.is_last else self.trial.most_rows
+        are_enough = len(ready) == len(self._known) and len(ready) >= min(NUM_PLAIN, most_rows)
         if are_enough or self._num_steps == MOST_STEPS:
             if not any(self._known[place].plain for place in ready):
                 raise Mismatch("none of its texts was long enough to try it")
@@ -195,7 +208,7 @@ class RowTrialRunner(ModelRunner):
             wanted = torch.stack(row.references[-NUM_REFERENCES:])[self._num_cached[place] - row.tried_from :]
             found = self.outputs.logits[place, : new.start][: len(wanted)].float()
             self._error = max(self._error, compare(found, wanted, self._tolerance))
-        self.trial.is_over = self.trial.decide(self._error, num_tried)
+        self.trial.is_over = self.trial.decide(self._error, num_tried, not self._is_alone)
         if not self.trial.is_over:
             raise TrialFailed("its rows cannot be told apart")
         for row in self._known:

@@ -76,17 +76,18 @@ def may_try(model: PreTrainedModel, request: Request) -> bool:
 
 
 def row_trial_of(model: PreTrainedModel, request: Request, most_rows: int) -> RowTrial | None:
-    """The trial that goes with a job of many prompts; `None` where something is known, or the probe has to tell."""
+    """The trial that goes with a job of many prompts; `None` where all is known, or the probe has to tell."""
     key, findings = fingerprint(model), state_of(model).findings
-    if findings.known(key) is not None or not may_try(model, request):
+    known = findings.known(key)
+    if not may_try(model, request) or _is_known(known, most_rows):
         return None
 
-    def decide(error: float, num_rows: int) -> bool:
+    def decide(error: float, num_rows: int, has_others: bool) -> bool:
         found = Found(verifies_trees(model, error), knows_rows=num_rows > 1)
         findings.keep(key, found)
-        return most_rows == 1 or found.batch_fallback_reason(model) is None
+        return not has_others or found.batch_fallback_reason(model) is None
 
-    return RowTrial(decide, most_rows)
+    return RowTrial(decide, most_rows, knows_trees=known is not None)
 
 
 def first_call_of(call: Call, request: Request, stats: SpecStats) -> FirstCall | None:
@@ -96,7 +97,11 @@ def first_call_of(call: Call, request: Request, stats: SpecStats) -> FirstCall |
     if shows_states or not may_try(call.model, request) or not is_long_and_plain(call):
         return None
     key = fingerprint(call.model)
-    found = state_of(call.model).findings.known(key)
-    if found is not None and (found.knows_rows or found.capability.tier != "tree" or len(call.input_ids) == 1):
+    if _is_known(state_of(call.model).findings.known(key), len(call.input_ids)):
         return None
     return FirstCall(call, key, stats)
+
+
+def _is_known(found: Found | None, num_rows: int) -> bool:
+    """Whether a trial of so many rows would tell nothing new."""
+    return found is not None and (found.knows_rows or found.capability.tier != "tree" or num_rows == 1)

@@ -102,11 +102,14 @@ def read_logits(logits: torch.Tensor, num_top: int = 0, *, best: torch.Tensor | 
     if (read := _read_on_host(logits, num_top)) is not None:
         return read
     best = logits.argmax(dim=-1, keepdim=True) if best is None else best[..., None]
+    found: Array
     if not num_top:
-        found: Array = best.cpu().numpy()
+        found = best.cpu().numpy()
         return found
     top = logits.topk(num_top, dim=-1)
-    return _to_host((best, top.indices, top.values.float() - logits.logsumexp(dim=-1, keepdim=True).float()))
+    log_probs = (top.values.float() - logits.logsumexp(dim=-1, keepdim=True)).float()  # fp32, whatever the logits are
+    found = torch.cat((best, top.indices, log_probs), dim=-1).cpu().numpy()  # fp32 as well
+    return found
 
 
 def _read_on_host(logits: torch.Tensor, num_top: int | None) -> Array | None:
@@ -121,8 +124,3 @@ def _read_on_host(logits: torch.Tensor, num_top: int | None) -> Array | None:
     return (
         read if core.read_logits(held.numpy(), read, width, count) else None
     )  # else infinite ones, or what is no number
-
-
-def _to_host(parts: Sequence[torch.Tensor]) -> Array:
-    found: Array = torch.cat([part.float() for part in parts], dim=-1).cpu().numpy()
-    return found

@@ -36,13 +36,35 @@ def alone(model: Any, prompts: list[list[int]]) -> list[list[int]]:
 def test_many_prompts_try_their_model_in_the_first_steps(
     fresh: Any, probes: list[str], method: str, count: int
 ) -> None:
-    """A batch of three, others waiting; one alone is tried as well, and batches are probed then."""
+    """A batch of three, others waiting; one alone is tried as well, and batches by those that follow."""
     prompts = prompts_of(count)
     assert many(fresh, prompts, method, max_batch_size=3) == alone(fresh, prompts)
-    assert probes == (["probe_rows"] if count == 1 else [])
     batch = {"input_ids": PADDED, "attention_mask": MASK, **MANY}
     assert fresh.generate(**batch, spec_method="prompt_lookup").tolist() == plain(fresh, **batch).tolist()
     assert hf_specdec.capability(fresh).tier == "tree"
+    assert not probes
+
+
+def test_one_prompt_is_tried_as_soon_as_one_sequence_would_be(fresh: Any) -> None:
+    """No other can join it: it waits for none, and nothing is computed but its own tokens and its trial."""
+    shapes: list[tuple[int, ...]] = []
+    fresh.register_forward_pre_hook(lambda *a: shapes.append(tuple(a[2]["input_ids"].shape)), with_kwargs=True)
+    many(fresh, prompts_of(1), "plain", max_batch_size=8)
+    trial = [(1, 1)] * NUM_REFERENCES + [(1, 1), (1, NUM_REFERENCES + 4), (1, NUM_REFERENCES)]
+    assert shapes[1:] == trial + [(1, 1)] * (SHORTEST_CALL - 1 - NUM_REFERENCES - 2)
+
+
+@pytest.mark.parametrize("others", [1, 4])
+def test_many_prompts_after_a_first_call_try_rows_in_their_steps(fresh: Any, probes: list[str], others: int) -> None:
+    """What is known of one sequence says nothing of rows; one prompt alone needs nothing more."""
+    prompts = prompts_of(others)
+    shapes: list[tuple[int, ...]] = []
+    fresh.register_forward_pre_hook(lambda *a: shapes.append(tuple(a[2]["input_ids"].shape)), with_kwargs=True)
+    fresh.generate(torch.tensor([prompts[0]]), spec_method="prompt_lookup", **MANY)
+    shapes.clear()
+    assert many(fresh, prompts, "plain") == alone(fresh, prompts)
+    assert ((others, NUM_REFERENCES + 4) in shapes) is (others > 1)
+    assert not probes
 
 
 def test_the_trial_of_many_prompts_is_two_plain_forwards_and_two_wider_steps(fresh: Any) -> None:

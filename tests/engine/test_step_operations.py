@@ -81,12 +81,14 @@ def test_a_sampled_step_reads_once_a_token(model: Any, inputs: Any, place: str, 
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(("method", "batch"), [("lookahead", 1), ("lookahead", 2), ("auto_chain", 3)])
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize(
     ("family", "attention"), [("llama", "eager"), ("mistral", "sdpa"), ("gemma3", "sdpa"), ("gpt_oss", "eager")]
 )
-def test_windows_and_eager_attention_take_no_more(family: str, attention: str, cache: str, batch: int) -> None:
+def test_windows_and_eager_attention_take_no_more(
+    family: str, attention: str, place: str, cache: str, method: str, batch: int
+) -> None:
     """At most 20 operations outside the forward once the rule of the masks is found, here in steps of whole batches."""
     model = hf_specdec.enable(build(FAMILIES[family]))
     model.set_attn_implementation(attention)
@@ -96,7 +98,7 @@ def test_windows_and_eager_attention_take_no_more(family: str, attention: str, c
     options = {"attention_mask": mask, "max_new_tokens": 20, "do_sample": False}
     counter = OperationCounter(model)
     with counter:
-        tokens = model.generate(ids, **options, **METHODS["lookahead"], **CACHES[cache], spec_observer=counter.end_step)
+        tokens = model.generate(ids, **options, **METHODS[method], **CACHES[cache], spec_observer=counter.end_step)
     assert tokens.tolist() == plain(model, ids, **options).tolist()
     whole = [step for step in counter.steps[2:] if step.outside]  # a row's step is counted with its batch's first row
     assert len(whole) > 2

@@ -1,9 +1,14 @@
 """`NodeLogits` says the same whether its rows were read together before, or are looked at when asked."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_specdec import transfer
+from hf_specdec.bench.operations import VIEWS
 from hf_specdec.methods.node_logits import NodeLogits, read_logits
 
 VOCAB, K = 40, 8
@@ -58,3 +63,31 @@ def test_token_ids_are_exact() -> None:
     row = torch.zeros(1, 300_001)
     row[0, 300_000] = 1.0
     assert NodeLogits(row, read_logits(row, 1)).best() == [300_000]
+
+
+class Operations(TorchDispatchMode):
+    """The names of ATen's operations, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_device_is_asked_for_a_few_operations_and_one_transfer(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """Each is a launch there; half precision takes one more, since log probabilities are fp32."""
+    (row, _) = rows(dtype)
+    expected = read_logits(row, K)
+    monkeypatch.setattr(transfer, "HOST", "the host of an accelerator")
+    with Operations() as operations:
+        read = read_logits(row, K)
+    assert read.dtype == np.float32
+    np.testing.assert_allclose(read[:, 1 + K :], expected[:, 1 + K :], atol=0.05 if dtype == torch.bfloat16 else 1e-5)
+    launched = [name for name in operations.names if name not in VIEWS]
+    assert len(launched) == {torch.float32: 5, torch.bfloat16: 6, torch.float64: 7}[dtype], launched
