@@ -5,13 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from transformers import PreTrainedModel
 
 from hf_specdec.compat.generate_names import known_settings
 from hf_specdec.errors import ConfigError
 from hf_specdec.request import own_arguments
 
-__all__ = ["INPUT_NAMES", "check_names", "each_prompt", "inputs_of", "numbered"]
+__all__ = ["INPUT_NAMES", "chat_text", "check_names", "each_prompt", "inputs_of", "numbered"]
 
 INPUT_NAMES = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 NOT_A_PROMPT = "Give a string, chat messages, a list of token ids, a tensor, or a dict with input_ids."
@@ -92,6 +93,20 @@ def inputs_of(prompt: Any, tokenizer: Any) -> dict[str, Any]:
         return {"input_ids": torch.as_tensor(prompt)}
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError("prompt", "must hold the token ids of one sequence", prompt, NOT_A_PROMPT) from error
+
+
+def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+    """A chat as the tokenizer's template writes it, up to where the model answers.
+
+    Raises:
+        ConfigError: the template refuses the messages, or is none.
+    """
+    try:
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+    except TemplateError as error:
+        roles = ", ".join(str(message.get("role")) for message in messages)
+        rule = "must be messages that the chat template takes"
+        raise ConfigError("messages", rule, roles, f"The template says: {error}") from error
 
 
 def check_names(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:

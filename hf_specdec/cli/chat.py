@@ -1,5 +1,6 @@
 """`hf-specdec chat`: a chat in the terminal, with the cache and what the method learned kept between turns."""
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,14 +14,19 @@ from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.cli.report import note, reports_errors
 from hf_specdec.cli.spread import spread
-from hf_specdec.compat import input_device
-from hf_specdec.errors import ConfigError
+from hf_specdec.compat import input_device, max_positions
+from hf_specdec.errors import ConfigError, SpecError
+from hf_specdec.files import read_text
 from hf_specdec.observer import SpecStep
+from hf_specdec.prompt_inputs import chat_text
 from hf_specdec.serve.text_stream import TextStream
 
 __all__ = ["chat"]
 
-HELP = "!clear begins anew, !stats says how the last answer came about, !exit or Ctrl-D ends; Ctrl-C ends an answer"
+HELP = (
+    "!clear begins anew, !stats says how the last answer came about, !help shows this, !exit or Ctrl-D ends; "
+    "Ctrl-C ends an answer"
+)
 GREEN, RESET = "\x1b[32m", "\x1b[0m"
 
 
@@ -54,6 +60,7 @@ def chat(
         torch.manual_seed(seed)
     told = {"max_new_tokens": max_new_tokens, **drawn, **how}
     talk = _Chat(target.model, target.tokenizer, told, system, show_drafts)
+    talk.text_of("Hello")  # a template that refuses it is told before anything is typed
     with remembering(target.model, kept):
         _converse(talk)
 
@@ -62,32 +69,46 @@ def _set_template(tokenizer: Any, file: Path | None) -> None:
     if file is not None:
         if not file.is_file():
             raise ConfigError("--chat-template", "must be an existing file", str(file), "Check the spelling.")
-        tokenizer.chat_template = file.read_text("utf-8")
+        tokenizer.chat_template = read_text(file, "--chat-template")
     if getattr(tokenizer, "chat_template", None) is None:
         remedy = "Name an instruction-tuned model, or give a template with --chat-template."
         raise ConfigError("--model", "must have a chat template", tokenizer.name_or_path, remedy)
 
 
 def _converse(talk: "_Chat") -> None:
-    """Read lines until they end."""
-    is_terminal = sys.stdin.isatty()
+    """Read lines until they end. In a terminal the chat goes on after an error."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if is_terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - keys that edit the line, and the lines before
     note(HELP, "dim")
-    while True:
-        if is_terminal:
-            sys.stdout.write("> ")
-            sys.stdout.flush()
-        line = sys.stdin.readline()
-        said = line.strip()
-        if not line or said == "!exit":
-            return
+    while (line := _typed() if is_terminal else sys.stdin.readline()) and (said := line.strip()) != "!exit":
         if said == "!clear":
             talk.clear()
         elif said == "!stats":
             note(talk.describe_last(), "dim")
+        elif said == "!help":
+            note(HELP, "dim")
         elif said.startswith("!"):
             note(f"unknown command {said}; {HELP}", "yellow")
         elif said:
-            talk.answer(said)
+            try:
+                talk.answer(said)
+            except (SpecError, ValueError) as error:
+                if not is_terminal:
+                    raise
+                note(f"error: {' '.join(str(error).split())}", "red")
+
+
+def _typed() -> str:
+    """The next line that is typed; empty where there will be none."""
+    try:
+        return input("> ") + "\n"
+    except EOFError:
+        return ""
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+        return "\n"
 
 
 class _Chat:
@@ -113,11 +134,22 @@ class _Chat:
         self.messages = list(self._first)
         self._forget_cache()
 
+    def text_of(self, said: str) -> str:
+        """The chat with a new message, as the template writes it.
+
+        Raises:
+            ConfigError: the template refuses it.
+        """
+        return chat_text(self.tokenizer, [*self.messages, {"role": "user", "content": said}])
+
     def answer(self, said: str) -> None:
-        """Write the answer to stdout as it comes; Ctrl-C ends it, and what has been written stays."""
-        self.messages.append({"role": "user", "content": said})
-        text = self.tokenizer.apply_chat_template(self.messages, tokenize=False, add_generation_prompt=True)
-        ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+        """Write the answer to stdout as it comes; Ctrl-C ends it, and what has been written stays.
+
+        Raises:
+            ConfigError: the template refuses the chat, or the model has no positions left for it.
+        """
+        ids = self.tokenizer(self.text_of(said), add_special_tokens=False, return_tensors="pt").input_ids
+        max_new_tokens = self._room(ids.shape[1])
         known = self._cached[: ids.shape[1] - 1]
         if known != self._cached or ids[0, : len(known)].tolist() != known:
             self._forget_cache()
@@ -129,8 +161,7 @@ class _Chat:
         try:
             output = self.model.generate(
                 **{name: tensor.to(device) for name, tensor in inputs.items()},
-                **self.options,
-                **watched,
+                **{**self.options, **watched, "max_new_tokens": max_new_tokens},
                 past_key_values=self._cache,
                 streamer=shown,
                 return_dict_in_generate=True,
@@ -138,13 +169,16 @@ class _Chat:
         except KeyboardInterrupt:
             self.stats = None
             self._forget_cache()
+        except BaseException:
+            self._forget_cache()
+            raise
         else:
             self.stats = getattr(output, "spec_stats", None)
             self._cache = output.past_key_values
             self._cached = output.sequences[0, : self._cache.get_seq_length()].tolist()
         sys.stdout.write("\n")
         sys.stdout.flush()
-        self.messages.append({"role": "assistant", "content": shown.text})
+        self.messages += [{"role": "user", "content": said}, {"role": "assistant", "content": shown.text}]
 
     def describe_last(self) -> str:
         """How the last answer came about."""
@@ -154,6 +188,16 @@ class _Chat:
         reused = f"{self.num_reused} tokens of the prompt were in the cache"
         reason = f"; plain: {self.stats.plain_reason}" if self.stats.plain_reason else ""
         return f"{drafts}, {self.stats.mean_acceptance_length:.2f} tokens a verify step; {reused}{reason}"
+
+    def _room(self, length: int) -> int:
+        """New tokens after `length` tokens: as many as were asked for, or the model has positions for."""
+        wanted, positions = int(self.options["max_new_tokens"]), max_positions(self.model.config)
+        if positions is None:
+            return wanted
+        if length >= positions:
+            rule = f"must be shorter than the model's {positions} positions"
+            raise ConfigError("chat", rule, f"{length} tokens", "!clear begins anew.")
+        return min(wanted, positions - length)
 
     def _forget_cache(self) -> None:
         self._cache, self._cached = DynamicCache(config=self.model.config), []

@@ -93,7 +93,12 @@ def summarize(
     articles: ArticleOptions,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Articles in one call of generate.")] = 1,
     max_input_tokens: Annotated[
-        int, typer.Option("--max-input-tokens", min=1, help="Most tokens of an article; the rest of it is left out.")
+        int,
+        typer.Option(
+            "--max-input-tokens",
+            min=1,
+            help="Most tokens of an article; the rest of it is left out, as is what the model has no positions for.",
+        ),
     ] = 1024,
     prompt_template: Annotated[
         str | None,

@@ -21,6 +21,7 @@ try:
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse, Response, StreamingResponse
     from pydantic import ValidationError
+    from starlette.exceptions import HTTPException
 
     from hf_specdec.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 except ImportError as error:
@@ -28,6 +29,7 @@ except ImportError as error:
 
 __all__ = ["build_app"]
 
+ROUTES = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models and GET /health"
 SECONDS_BETWEEN_LOOKS = 0.2  # for a client that has hung up
 logger = logging.getLogger("hf_specdec")
 Body = TypeVar("Body", bound=GenerationRequest)
@@ -47,19 +49,30 @@ def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequenc
 
     app = FastAPI(title="hf_specdec", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     server = _Server(engine, reader)
+    model = {"id": reader.name, "object": "model", "created": int(time.time()), "owned_by": "hf_specdec"}
 
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> JSONResponse:
         headers = {"retry-after": "1"} if error.status == 429 else None
         return JSONResponse({"error": _described(error)}, status_code=error.status, headers=headers)
 
+    @app.exception_handler(404)
+    @app.exception_handler(405)
+    async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
+        message = f"{request.method} {request.url.path} is not served; there are {ROUTES}"
+        return await refuse(request, RequestError(error.status_code, message, "unknown_url"))
+
     @app.middleware("http")
-    async def check_key(request: Request, call_next: Any) -> Any:
+    async def check(request: Request, call_next: Any) -> Any:
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
         request.state.api_key = next((key for key in api_keys if hmac.compare_digest(given, key.encode())), None)
         if api_keys and request.state.api_key is None and request.url.path != "/health":
             return await refuse(request, RequestError(401, "the API key is missing or wrong", "invalid_api_key"))
-        return await call_next(request)
+        try:
+            return await call_next(request)
+        except Exception as error:
+            logger.error("a request failed before it was decoded", exc_info=error)
+            return await refuse(request, RequestError(500, f"{type(error).__name__} in the server", "server_error"))
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -67,7 +80,12 @@ def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequenc
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": reader.name, "object": "model", "owned_by": "hf_specdec"}]}
+        return {"object": "list", "data": [model]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model_called(name: str) -> dict[str, Any]:
+        reader.check_name(name)
+        return model
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
@@ -89,9 +107,18 @@ async def _body(request: Request, kind: type[Body]) -> Body:
     try:
         return kind.model_validate_json(await request.body())
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        raise RequestError(400, f"{field or 'body'}: {first['msg']}", "invalid_request", field or None) from error
+        raise _wrong_field(error) from error
+
+
+def _wrong_field(error: ValidationError) -> RequestError:
+    """What a client is told of the first field that is wrong."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    parts = [str(part) for part in first["loc"]]
+    field = ".".join(part for part in parts if part != "str" and "[" not in part)  # of a union pydantic names the type
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = "the server does not know this field, and would ignore it"
+    return RequestError(400, f"{field or 'body'}: {message}", "invalid_request", field or None)
 
 
 class _Server:

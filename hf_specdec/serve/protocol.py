@@ -1,20 +1,37 @@
-"""The bodies of requests, as OpenAI's clients send them, checked. Fields that would be ignored are refused."""
+"""The bodies of requests, as OpenAI's clients send them, checked.
+
+A field that would be ignored is refused, unless its value asks for nothing: `null`, or what is the case anyway.
+"""
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 __all__ = ["ChatRequest", "CompletionRequest", "GenerationRequest"]
+
+MAX_SEED = (1 << 63) - 1  # of OpenAI's API
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        """Clients send `null` for what they do not ask for."""
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
 class StreamOptions(_Body):
     """What a stream tells beside its text."""
 
     include_usage: bool = False
+
+
+class TextFormat(_Body):
+    """The form of an answer."""
+
+    type: Literal["text"]
 
 
 class TextPart(_Body):
@@ -50,7 +67,7 @@ class GenerationRequest(_Body):
     frequency_penalty: float | None = Field(None, ge=0, le=0)
     presence_penalty: float | None = Field(None, ge=0, le=0)
     logit_bias: dict[int, float] | None = None
-    seed: int | None = Field(None, ge=0)
+    seed: int | None = Field(None, ge=0, le=MAX_SEED)
     stop: str | list[str] | None = None
     n: int | None = Field(None, ge=1, le=1)
     stream: bool | None = False
@@ -60,11 +77,12 @@ class GenerationRequest(_Body):
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
+    logprobs: Literal[False] | None = None
 
     @property
     def stop_strings(self) -> list[str]:
         """Texts at which the answer ends."""
-        return [self.stop] if isinstance(self.stop, str) else [text for text in self.stop or [] if text]
+        return [text for text in ([self.stop] if isinstance(self.stop, str) else self.stop or []) if text]
 
     @property
     def limit(self) -> int | None:
@@ -91,6 +109,8 @@ class ChatRequest(GenerationRequest):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    response_format: TextFormat | None = None
+    tools: list[Any] | None = Field(None, max_length=0)
 
     @property
     def limit(self) -> int | None:
@@ -102,3 +122,15 @@ class CompletionRequest(GenerationRequest):
     """The body of `/v1/completions`: one prompt, as text or token ids."""
 
     prompt: str | list[int]
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _only_prompt(cls, prompt: Any) -> Any:
+        """Of a list of prompts the only one, as LangChain's client sends it."""
+        if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
+            return prompt
+        if len(prompt) > 1:
+            raise ValueError("must be one prompt; send a request for each")
+        return prompt[0]

@@ -1,6 +1,7 @@
 """From a request's body to `generate`'s inputs, and the errors that a client sees. Knows nothing of HTTP."""
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import MethodState
 from hf_specdec.methods.registry import resolve
+from hf_specdec.prompt_inputs import chat_text
 from hf_specdec.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 
 __all__ = ["Memory", "RequestError", "RequestReader"]
@@ -62,24 +64,33 @@ class RequestReader:
         Raises:
             RequestError: an unknown model or method, or a prompt that the model cannot read.
         """
-        if request.model != self.name:
-            raise RequestError(404, f"the model {request.model!r} does not exist", "model_not_found", "model")
+        self.check_name(request.model)
         ids = self._token_ids(request)
         inputs: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
         inputs["max_new_tokens"] = self._limit(request, len(ids))
         inputs |= request.sampling() | self._method(request, api_key)
+        self._check_tokens("logit_bias", request.logit_bias or {}, "invalid_value")
         if request.stop_strings:
             inputs["stop_strings"] = request.stop_strings
         return inputs if request.seed is None else {**inputs, "seed": request.seed}
 
+    def check_name(self, name: str) -> None:
+        """Raise RequestError unless it is the model's."""
+        if name != self.name:
+            message = f"the model {name!r} does not exist; there is {self.name!r}"
+            raise RequestError(404, message, "model_not_found", "model")
+
     def _token_ids(self, request: GenerationRequest) -> list[int]:
         ids = self._encode(request)
-        vocab_size = compat.text_config(self.model.config).vocab_size
         if not ids:
             raise RequestError(400, "the prompt must hold at least one token", "invalid_prompt", "prompt")
-        if not all(0 <= token < vocab_size for token in ids):
-            raise RequestError(400, f"token ids must be below {vocab_size}", "invalid_prompt", "prompt")
+        self._check_tokens("prompt", ids, "invalid_prompt")
         return ids
+
+    def _check_tokens(self, field: str, ids: Iterable[int], code: str) -> None:
+        vocab_size = compat.text_config(self.model.config).vocab_size
+        if not all(0 <= token < vocab_size for token in ids):
+            raise RequestError(400, f"{field}: token ids must be 0 to {vocab_size - 1}", code, field)
 
     def _encode(self, request: GenerationRequest) -> list[int]:
         if isinstance(request, ChatRequest):
@@ -87,7 +98,10 @@ class RequestReader:
                 message = "the model has no chat template; use /v1/completions"
                 raise RequestError(400, message, "chat_not_supported", "messages")
             messages = [{"role": message.role, "content": message.text} for message in request.messages]
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            try:
+                text = chat_text(self.tokenizer, messages)
+            except ConfigError as error:
+                raise RequestError(400, str(error), "invalid_prompt", "messages") from error
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         assert isinstance(request, CompletionRequest)
         return list(self.tokenizer(request.prompt)["input_ids"]) if isinstance(request.prompt, str) else request.prompt

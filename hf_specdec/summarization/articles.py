@@ -40,7 +40,7 @@ def read_articles(path: Path | None, *, limit: int | None = None) -> list[Articl
     if not path.is_file():
         raise ConfigError("--articles", "must be an existing file", str(path), "Check the spelling.")
     lines = lines_of(read_text(path, "--articles"))
-    return _articles("--articles", (_object(line) for _, line in lines), limit)
+    return _articles("--articles", ((f"{path.name}:{number}", _object(line)) for number, line in lines), limit)
 
 
 def load_articles(name: str, *, limit: int | None = None) -> list[Article]:
@@ -60,26 +60,27 @@ def load_articles(name: str, *, limit: int | None = None) -> list[Article]:
         raise MissingExtraError("datasets", "datasets", "A data set of articles") from error
     path, configuration, split = (*name.split(":"), "", "")[:3]
     rows = load_dataset(path, configuration or None, split=split or "test")
-    return _articles("--dataset", rows, limit)
+    return _articles("--dataset", ((f"--dataset, row {number}", row) for number, row in enumerate(rows)), limit)
 
 
-def _articles(option: str, rows: Iterable[Any], limit: int | None) -> list[Article]:
-    articles = [_article(option, row) for row in islice(rows, limit)]
+def _articles(option: str, rows: Iterable[tuple[str, Any]], limit: int | None) -> list[Article]:
+    """Of rows with their places."""
+    articles = [_article(place, row) for place, row in islice(rows, limit)]
     if not articles:
         raise ConfigError(option, "must hold at least one article", 0, "A line is an article and its highlights.")
     return articles
 
 
-def _article(option: str, row: Any) -> Article:
+def _article(place: str, row: Any) -> Article:
     fields = row if isinstance(row, Mapping) else {}
     found = [
         next((fields[name] for name in names if isinstance(fields.get(name), str)), "").strip()
         for names in (TEXT_FIELDS, REFERENCE_FIELDS)
     ]
     if not all(found):
-        rule = f"must have one of {', '.join(TEXT_FIELDS)} and one of {', '.join(REFERENCE_FIELDS)} on every line"
+        rule = f"must have one of {', '.join(TEXT_FIELDS)} and one of {', '.join(REFERENCE_FIELDS)}, both text"
         shown = sorted(fields) if fields else str(row)[:80]
-        raise ConfigError(option, rule, shown, 'For example {"article": "...", "highlights": "..."}.')
+        raise ConfigError(place, rule, shown, 'For example {"article": "...", "highlights": "..."}.')
     return Article(*found)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_specdec.compat import input_device
+from hf_specdec.compat import input_device, max_positions
 from hf_specdec.engine.model_state import remembering, state_of
 from hf_specdec.errors import ConfigError
+from hf_specdec.prompt_inputs import chat_text
 from hf_specdec.summarization.articles import Article
 
 __all__ = ["CHAT_TEMPLATE", "TEXT_TEMPLATE", "Summaries", "Summarizer", "summarize_all"]
@@ -56,7 +57,7 @@ class Summarizer:
         options (`Mapping[str, Any]`): keyword arguments of `generate` that all ways share.
         seed (`int | None`): set before each call; `None` leaves the random state as it is.
         batch_size (`int`): articles in one call.
-        max_input_tokens (`int`): of one article; the rest of it is left out.
+        max_input_tokens (`int`): of one article; the rest of it is left out, as is what the model has no positions for.
         template (`str | None`): the prompt, with `{article}` in it. `None` asks in a chat where the tokenizer has a
             chat template, else puts "TL;DR:" behind the article.
     """
@@ -75,12 +76,7 @@ class Summarizer:
 
     def prompt(self, article: Article) -> str:
         """The text that the model continues."""
-        shortened = self._shortened(article.text)
-        if getattr(self.tokenizer, "chat_template", None) is None:
-            return (self.template or TEXT_TEMPLATE).replace("{article}", shortened)
-        asked = (self.template or CHAT_TEMPLATE).replace("{article}", shortened)
-        message = [{"role": "user", "content": asked}]
-        return str(self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
+        return self._asked(self._shortened(article.text))
 
     def write(self, articles: Sequence[Article], into: Summaries, how: Mapping[str, Any]) -> None:
         """Summarise one batch of articles; `how` holds the arguments of `generate` that choose the way."""
@@ -95,8 +91,31 @@ class Summarizer:
             into.token_ids.append(token_ids)
             into.texts.append(self.tokenizer.decode(token_ids, skip_special_tokens=True).strip())
 
+    def _asked(self, text: str) -> str:
+        """The request to summarise a text."""
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            return (self.template or TEXT_TEMPLATE).replace("{article}", text)
+        asked = (self.template or CHAT_TEMPLATE).replace("{article}", text)
+        return chat_text(self.tokenizer, [{"role": "user", "content": asked}])
+
+    def _most_tokens(self) -> int:
+        """Of an article: as many as were asked for, or as the model has positions for beside request and summary.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        positions = max_positions(self.model.config)
+        if positions is None:
+            return self.max_input_tokens
+        new = self.options.get("max_new_tokens", 0)
+        room = positions - new - len(self.tokenizer(self._asked(""))["input_ids"])
+        if room < 1:
+            rule = f"must leave room for an article within the model's {positions} positions"
+            raise ConfigError("--max-new-tokens", rule, new, "Take fewer.")
+        return min(self.max_input_tokens, room)
+
     def _shortened(self, text: str) -> str:
-        ids = self.tokenizer(text, add_special_tokens=False, truncation=True, max_length=self.max_input_tokens)
+        ids = self.tokenizer(text, add_special_tokens=False, truncation=True, max_length=self._most_tokens())
         whole = self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)
         is_cut = len(whole["input_ids"]) > len(ids["input_ids"])
         return self.tokenizer.decode(ids["input_ids"]) if is_cut else text

@@ -1,6 +1,12 @@
 """`hf-specdec chat`: answers are plain generation's, turns reuse the cache, drafts can be seen."""
 
+import os
+import pty
 import re
+import select
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +22,7 @@ TEMPLATE = (
     "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}# assistant: {% endif %}"
 )
+NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
 SHORT = ("--dtype", "fp32", "--max-new-tokens", "12")
 
 
@@ -57,13 +64,14 @@ def test_accepted_drafts_are_green_and_nothing_else_changes(run: Run, tokenizer:
 
 
 def test_commands_clear_count_and_end(run: Run, tokenizer: Any, template: str) -> None:
-    lines = ["write a stack", "!stats", "!clear", "write a stack", "!dance", "!exit", "never read"]
+    lines = ["write a stack", "!stats", "!clear", "write a stack", "!dance", "!help", "!exit", "never read"]
     result = run("chat", "--chat-template", template, *SHORT, stdin="\n".join(lines) + "\n")
     assert result.exit_code == 0, result.stderr
     (answer,) = answers(tokenizer, ["write a stack"])
     assert result.stdout == f"{answer}\n" * 2
     assert "tokens a verify step" in result.stderr
     assert "unknown command !dance" in result.stderr
+    assert result.stderr.count("!clear begins anew") == 3  # at the beginning, after !dance and after !help
 
 
 def test_the_cache_is_kept_from_turn_to_turn(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,3 +125,84 @@ def test_a_model_without_a_template_is_refused(run: Run, tmp_path: Path) -> None
     result = run("chat", "--chat-template", str(tmp_path / "nowhere.jinja"), stdin="hello\n")
     assert result.exit_code == 2
     assert "nowhere.jinja" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("template", "words", "told"),
+    [
+        (NO_SYSTEM + TEMPLATE, ("--system", "Be brief."), "The template says: System role not supported"),
+        ("{% for m in messages %}", (), "The template says: "),
+    ],
+    ids=["no system role", "no template"],
+)
+def test_a_template_that_refuses_the_chat_is_told_at_once(
+    run: Run, tmp_path: Path, template: str, words: tuple[str, ...], told: str
+) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_text(template)
+    result = run("chat", "--chat-template", str(path), *words, stdin="hello\n")
+    assert result.exit_code == 2, (result.exit_code, result.exception)
+    assert told in result.stderr and result.stdout == ""
+
+
+def test_a_chat_that_fills_the_model_s_positions_says_so(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last answer is as long as there is room; then the chat is refused as it is, and goes on after `!clear`."""
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), precision="fp32")
+    first = len(tokenizer(f"# user: {'x ' * 20}\n# assistant: ").input_ids)
+    monkeypatch.setattr(model.config, "max_position_embeddings", first + 5)
+    talk = _Chat(model, tokenizer, {"max_new_tokens": 8, "do_sample": False, "spec_method": "auto"}, None, False)
+    talk.answer("x " * 20)
+    assert talk.stats.num_tokens == 5
+    before = list(talk.messages)
+    with pytest.raises(hf_specdec.ConfigError, match=rf"the model's {first + 5} positions.*!clear begins anew"):
+        talk.answer("more")
+    assert talk.messages == before
+    talk.clear()
+    talk.answer("y")
+    assert talk.stats.num_tokens == 8
+
+
+class Terminal:
+    """A command in a terminal of its own."""
+
+    def __init__(self, *words: str) -> None:
+        self.own, other = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-m", "hf_specdec", *words]
+        self.process = subprocess.Popen(
+            command, stdin=other, stdout=other, stderr=other, env=environment, start_new_session=True
+        )
+        os.close(other)
+
+    def until(self, wanted: str) -> str:
+        """What is shown until a text comes."""
+        found, end = "", time.monotonic() + 120
+        while wanted not in found:
+            assert time.monotonic() < end, f"waited in vain for {wanted!r} after {found!r}"
+            if select.select([self.own], [], [], 0.2)[0]:
+                found += os.read(self.own, 4096).decode(errors="replace")
+        return found
+
+    def type(self, text: str) -> None:
+        os.write(self.own, text.encode())
+
+
+@pytest.mark.wide
+def test_in_a_terminal_errors_and_interrupts_end_an_answer_and_not_the_chat(template: str) -> None:
+    words = ("chat", "--chat-template", template, "--dtype", "fp32", "--max-new-tokens", "1900", "--show-drafts")
+    terminal = Terminal(*words, "--spec-method", "prompt_lookup")
+    terminal.until("> ")
+    terminal.type("x = [1, 2, 3, 1, 2, 3, 1, 2,\n")
+    assert "\x1b[32m" in terminal.until("\x1b[0m")  # an accepted draft
+    terminal.process.send_signal(2)
+    terminal.until("> ")
+    terminal.type("!help\n")
+    assert "Ctrl-C ends an answer" in terminal.until("> ")
+    terminal.process.send_signal(2)  # where nothing is decoded
+    terminal.until("> ")
+    terminal.type("y " * 1500 + "\n" + "z " * 1500 + "\n")
+    assert "error: `chat` must be shorter" in terminal.until("begins anew.")
+    terminal.type("!exit\n")
+    assert terminal.process.wait(60) == 0
+    os.close(terminal.own)

@@ -90,3 +90,17 @@ def test_the_tokenizer_is_left_as_it_was(target: Any, tokenizer: Any) -> None:
     Summarizer(target, tokenizer, OPTIONS).write(ARTICLES[:2], Summaries(), {})
     assert tokenizer.padding_side == side
     assert torch.is_grad_enabled()
+
+
+def test_an_article_is_cut_to_the_model_s_positions(
+    target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Request and summary have room beside it."""
+    monkeypatch.setattr(target.config, "max_position_embeddings", 40)
+    summarizer = Summarizer(target, tokenizer, OPTIONS)
+    length = len(tokenizer(summarizer.prompt(ARTICLES[0])).input_ids)
+    assert 25 <= length <= 40 - OPTIONS["max_new_tokens"]
+    short = Article("x", "y")
+    assert summarizer.prompt(short).startswith("x\n")
+    with pytest.raises(ConfigError, match="`--max-new-tokens` must leave room for an article within the model's 40"):
+        Summarizer(target, tokenizer, {"max_new_tokens": 38}).prompt(short)
