@@ -107,13 +107,13 @@ class SpecConfig:
         Raises:
             ConfigError: the method, or a field that is not at its default, has no equivalent there.
         """
-        raise ConfigError("spec_config", "must be of a method that vLLM has", type(self).__name__, "It has ngram.")
+        rule = "must be of a method that vLLM has"
+        raise ConfigError("spec_config", rule, type(self).__name__, "It has ngram, draft_model and heads.")
 
     def to_tensorrt_llm(self, *, draft_model: str | None = None) -> dict[str, Any]:
         """The equivalent `speculative_config` of TensorRT-LLM's LLM API, as its YAML files have it.
 
-        `decoding_type` names the class: `LookaheadDecodingConfig`, `NGramDecodingConfig`, `DraftTargetDecodingConfig`;
-        the rest are that class's arguments.
+        `decoding_type` names the class, `NGram` for `NGramDecodingConfig`; the rest are that class's arguments.
 
         Args:
             draft_model (`str`, *optional*): folder or name of the draft model, for methods that need one.
@@ -122,7 +122,7 @@ class SpecConfig:
             ConfigError: the method, or a field that is not at its default, has no equivalent there.
         """
         rule = "must be of a method that TensorRT-LLM has"
-        raise ConfigError("spec_config", rule, type(self).__name__, "It has lookahead, ngram and draft_target.")
+        raise ConfigError("spec_config", rule, type(self).__name__, "It has lookahead, ngram, draft_target and heads.")
 
     def check_carried(self, project: str, *carried: str) -> None:
         """Raise where a field that `project` cannot be told is not at its default.

@@ -13,6 +13,7 @@ from hf_specdec import (
     PromptLookupConfig,
     SpecConfig,
 )
+from hf_specdec.methods.dflash.config import DFlashConfig
 from hf_specdec.methods.eagle3.config import Eagle3Config
 from hf_specdec.methods.mtp.config import MtpConfig
 
@@ -29,10 +30,16 @@ TENSORRT_FIELDS = {
     "Lookahead": {"max_window_size", "max_ngram_size", "max_verification_set_size"},
     "NGram": {"max_draft_len", "max_matching_ngram_size", "is_keep_all", "is_use_oldest", "is_public_pool"},
     "Draft_Target": {"max_draft_len", "speculative_model"},
+    "Eagle3": {"max_draft_len", "speculative_model"},
+    "MTP": {"max_draft_len", "speculative_model"},
+    "DFlash": {"max_draft_len", "speculative_model"},
 }
 EXPORTABLE: dict[str, tuple[SpecConfig, str | None]] = {
     "prompt_lookup": (PromptLookupConfig.parse([10, 2, [0]]), None),
     "draft_model": (DraftModelConfig.parse([4, [1, 2], [0], False]), "draft/model"),
+    "eagle3": (Eagle3Config(num_branches=1), "head"),
+    "mtp": (MtpConfig(num_branches=1), None),
+    "dflash": (DFlashConfig(), "head"),
 }
 
 
@@ -85,13 +92,25 @@ def test_a_draft_model_takes_its_devices_as_a_number() -> None:
     }
 
 
-def test_a_head_is_vllm_s_eagle3() -> None:
-    found = Eagle3Config(num_branches=1, draft_len=3).to_vllm(draft_model="head")
-    assert found == {"method": "eagle3", "model": "head", "num_speculative_tokens": 3}
+@pytest.mark.parametrize(
+    ("config", "method", "decoding_type"),
+    [
+        (Eagle3Config(num_branches=1, draft_len=3), "eagle3", "Eagle3"),
+        (DFlashConfig(draft_len=3), "dflash", "DFlash"),
+    ],
+)
+def test_a_head_goes_by_its_folder(config: SpecConfig, method: str, decoding_type: str) -> None:
+    assert config.to_vllm(draft_model="head") == {"method": method, "model": "head", "num_speculative_tokens": 3}
+    assert config.to_tensorrt_llm(draft_model="head") == {
+        "decoding_type": decoding_type,
+        "max_draft_len": 3,
+        "speculative_model": "head",
+    }
 
 
-def test_mtp_layers_are_vllm_s_mtp_and_need_no_second_folder() -> None:
+def test_mtp_layers_need_no_second_folder() -> None:
     assert MtpConfig(draft_len=1).to_vllm() == {"method": "mtp", "num_speculative_tokens": 1}
+    assert MtpConfig(draft_len=1).to_tensorrt_llm() == {"decoding_type": "MTP", "max_draft_len": 1}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +132,9 @@ def test_mtp_layers_are_vllm_s_mtp_and_need_no_second_folder() -> None:
         (Eagle3Config(num_branches=1), "to_vllm", {}, "draft_model"),
         (Eagle3Config(num_branches=1, max_nodes=3), "to_vllm", {"draft_model": "h"}, "max_nodes"),
         (MtpConfig(num_branches=2), "to_vllm", {}, "num_branches"),
-        (Eagle3Config(), "to_tensorrt_llm", {"draft_model": "h"}, "spec_config"),
+        (Eagle3Config(), "to_tensorrt_llm", {"draft_model": "h"}, "num_branches"),
+        (DFlashConfig(), "to_tensorrt_llm", {}, "draft_model"),
+        (DFlashConfig(confidence_threshold=0.5), "to_vllm", {"draft_model": "h"}, "confidence_threshold"),
     ],
 )
 def test_what_has_no_equivalent_is_named(

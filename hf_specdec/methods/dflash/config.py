@@ -42,5 +42,6 @@ class DFlashConfig(HeadConfig):
     aliases: ClassVar[Mapping[str, str]] = HeadConfig.aliases
     list_form: ClassVar[tuple[str, ...]] = HeadConfig.list_form
     device_fields: ClassVar[Mapping[str, str]] = HeadConfig.device_fields
-    vllm_method: ClassVar[str | None] = None
+    vllm_method: ClassVar[str] = "dflash"
+    tensorrt_type: ClassVar[str] = "DFlash"
     needs_file: ClassVar[bool] = True

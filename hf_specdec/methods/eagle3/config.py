@@ -44,5 +44,6 @@ class Eagle3Config(HeadConfig):
     aliases: ClassVar[Mapping[str, str]] = HeadConfig.aliases
     list_form: ClassVar[tuple[str, ...]] = HeadConfig.list_form
     device_fields: ClassVar[Mapping[str, str]] = HeadConfig.device_fields
-    vllm_method: ClassVar[str | None] = "eagle3"
+    vllm_method: ClassVar[str] = "eagle3"
+    tensorrt_type: ClassVar[str] = "Eagle3"
     needs_file: ClassVar[bool] = True

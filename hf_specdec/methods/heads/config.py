@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 
 __all__ = ["HeadConfig"]
@@ -18,7 +17,8 @@ class HeadConfig(DraftModelConfig):
     """Base class of the heads' configurations: the fields of a draft model's, without its list form.
 
     Attributes:
-        vllm_method (`str | None`): what vLLM calls the method, if it has it.
+        vllm_method (`str`): what vLLM calls the method.
+        tensorrt_type (`str`): the `decoding_type` of TensorRT-LLM's class for it.
         needs_file (`bool`): whether the head has a folder of its own.
     """
 
@@ -28,7 +28,8 @@ class HeadConfig(DraftModelConfig):
     list_form: ClassVar[tuple[str, ...]] = ()
     device_fields: ClassVar[Mapping[str, str]] = DraftModelConfig.device_fields
     transformers_arguments: ClassVar[Mapping[str, str]] = {}
-    vllm_method: ClassVar[str | None] = None
+    vllm_method: ClassVar[str]
+    tensorrt_type: ClassVar[str]
     needs_file: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -49,20 +50,24 @@ class HeadConfig(DraftModelConfig):
 
     def to_vllm(self, *, draft_model: str | None = None) -> dict[str, Any]:
         """vLLM's `speculative_config`; it drafts chains, so `num_branches` must be 1."""
-        if self.vllm_method is None:
-            return SpecConfig.to_vllm(self, draft_model=draft_model)
-        if self.num_branches != 1:
-            raise ConfigError("num_branches", "must be 1 for vLLM, which drafts chains", self.num_branches, "Use 1.")
-        if self.needs_file and draft_model is None:
-            raise ConfigError("draft_model", "must be given for vLLM", None, "Name its folder or its hub name.")
-        fixed_length = ("confidence_threshold",) if self.confidence_threshold == 0.0 else ()
-        placed = ("draft_model_device_list", "target_model_device_list")
-        self.check_carried("vLLM", "draft_len", "num_branches", *placed, *fixed_length)
+        self._check_chain("vLLM", draft_model)
         devices = self.draft_model_device_list
         parallel = {} if devices is None else {"draft_tensor_parallel_size": len(devices)}
         named = {} if draft_model is None else {"model": draft_model}
         return {"method": self.vllm_method, **named, "num_speculative_tokens": self.draft_len, **parallel}
 
     def to_tensorrt_llm(self, *, draft_model: str | None = None) -> dict[str, Any]:
-        """Has no equivalent that is known here."""
-        return SpecConfig.to_tensorrt_llm(self, draft_model=draft_model)
+        """`Eagle3DecodingConfig`, `MTPDecodingConfig` or `DFlashDecodingConfig`, which draft chains here."""
+        self._check_chain("TensorRT-LLM", draft_model)
+        named = {} if draft_model is None else {"speculative_model": draft_model}
+        return {"decoding_type": self.tensorrt_type, "max_draft_len": self.draft_len, **named}
+
+    def _check_chain(self, project: str, draft_model: str | None) -> None:
+        if self.num_branches != 1:
+            rule = f"must be 1 for {project}, which is told of chains"
+            raise ConfigError("num_branches", rule, self.num_branches, "Use 1.")
+        if self.needs_file and draft_model is None:
+            raise ConfigError("draft_model", f"must be given for {project}", None, "Name its folder or its hub name.")
+        fixed_length = ("confidence_threshold",) if self.confidence_threshold == 0.0 else ()
+        placed = ("draft_model_device_list", "target_model_device_list")
+        self.check_carried(project, "draft_len", "num_branches", *placed, *fixed_length)

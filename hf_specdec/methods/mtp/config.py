@@ -41,5 +41,6 @@ class MtpConfig(HeadConfig):
     aliases: ClassVar[Mapping[str, str]] = HeadConfig.aliases
     list_form: ClassVar[tuple[str, ...]] = HeadConfig.list_form
     device_fields: ClassVar[Mapping[str, str]] = HeadConfig.device_fields
-    vllm_method: ClassVar[str | None] = "mtp"
+    vllm_method: ClassVar[str] = "mtp"
+    tensorrt_type: ClassVar[str] = "MTP"
     needs_file: ClassVar[bool] = False
