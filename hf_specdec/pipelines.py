@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, TextGenerationPipeline
 from hf_specdec.api import enable
 from hf_specdec.errors import ConfigError
 from hf_specdec.loading import AutoModelForCausalLM
+from hf_specdec.request import with_default_method
 from hf_specdec.stats import SpecStats
 
 __all__ = ["SpecTextGenerationPipeline", "pipeline"]
@@ -62,7 +63,6 @@ def pipeline(
     model: Any = None,
     *,
     tokenizer: Any = None,
-    spec_method: Any = "auto",
     precision: str | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
     **kwargs: Any,
@@ -74,11 +74,11 @@ def pipeline(
             model and give it to `transformers.pipeline` with `spec_method`.
         model: a model, a folder, or a name on the hub.
         tokenizer (*optional*): by default that of the model's folder or name.
-        spec_method (*optional*, defaults to `"auto"`): of every call; a call may name another.
         precision (`str`, *optional*): of a model given by folder or name, see `AutoModelForCausalLM.from_pretrained`.
         model_kwargs (`dict`, *optional*): for `from_pretrained`, of a model given by folder or name.
-        kwargs: everything else that `transformers.pipeline` takes: `device`, `batch_size`, `assistant_model`, and
-            arguments of `generate` for every call, `spec_config` and `lookahead_config` among them.
+        kwargs: everything else that `transformers.pipeline` takes, such as `device` and `batch_size`, and arguments of
+            `generate` for every call: `spec_method` (by default `"auto"`, or the method of a list form), `spec_config`,
+            `lookahead_config`, `assistant_model`... A call may name others.
 
     Raises:
         ConfigError: another task, no model, or options of loading beside a loaded model.
@@ -103,7 +103,6 @@ def pipeline(
         model=loaded,
         tokenizer=AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer,
         pipeline_class=SpecTextGenerationPipeline,
-        spec_method=spec_method,
-        **kwargs,
+        **with_default_method(kwargs),
     )
     return made

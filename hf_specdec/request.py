@@ -20,7 +20,7 @@ from hf_specdec.methods.registry import METHODS, as_head, config_arguments, reso
 from hf_specdec.methods.translation import are_alike, check_tokenizers
 from hf_specdec.observer import SpecStep
 
-__all__ = ["Request", "own_arguments", "read_request"]
+__all__ = ["Request", "own_arguments", "read_request", "with_default_method"]
 
 Observer = Callable[[SpecStep], None]
 TRANSLATED = 2  # tokens of the target that one of a draft model's own vocabulary may become, on the mean
@@ -85,6 +85,13 @@ class Request:
 def own_arguments() -> tuple[str, ...]:
     """Names of the arguments that this package adds to `generate`."""
     return ("spec_method", "spec_config", "spec_observer", *config_arguments())
+
+
+def with_default_method(kwargs: Mapping[str, Any], default: str = "auto") -> dict[str, Any]:
+    """Arguments of `generate` that name a method: their own, that of a method's argument among them, or the default."""
+    methods = config_arguments()
+    named = next((methods[name].name for name in kwargs if name in methods), default)
+    return {"spec_method": named, **kwargs}
 
 
 def read_request(

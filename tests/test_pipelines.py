@@ -47,6 +47,12 @@ def test_a_call_may_choose_another_method(plain_texts: Any) -> None:
     assert pipe.spec_stats is None
 
 
+def test_a_list_form_names_the_method_of_every_call(plain_texts: Any) -> None:
+    pipe = hf_specdec.pipeline(model=unenabled(), lookahead_config=[3, 3, 3], **OPTIONS)
+    assert pipe(PROMPT) == plain_texts["one"]
+    assert pipe.spec_stats is not None and pipe.spec_stats.method == "lookahead"
+
+
 def test_a_draft_model_joins_in(plain_texts: Any) -> None:
     draft = transformers.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("draft"), dtype="float32")
     pipe = hf_specdec.pipeline(model=unenabled(), spec_method="draft_model", assistant_model=draft)

@@ -12,6 +12,7 @@ from hf_specdec.errors import ConfigError
 __all__ = ["encode", "fitting", "padded"]
 
 MOST_OF_A_BATCH = 256  # tokens of a prompt, so that padding does not decide
+MOST_NAMED = 3  # prompts that are too long
 
 Messages = list[dict[str, str]]
 
@@ -69,22 +70,34 @@ def _encode(loaded: LoadedModel, messages: Messages, is_chat: bool) -> dict[str,
     return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
 
 
-def fitting(loaded: LoadedModel, prompts: Sequence[Prompt], max_new_tokens: int) -> list[Prompt]:
+def fitting(loaded: LoadedModel, prompts: Sequence[Prompt], max_new_tokens: int) -> tuple[list[Prompt], str]:
     """The prompts whose turns and answers the model has positions for.
 
+    Returns:
+        Them, and the others by name and length.
+
     Raises:
-        ConfigError: there is none.
+        ConfigError: none fits.
     """
     positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
     if positions is None:
-        return list(prompts)
-    found = []
+        return list(prompts), ""
+    fit, too_long = [], []
     for prompt in prompts:
         whole = dataclasses.replace(prompt, turns=("\n\n".join(prompt.turns),))
-        length = encode(loaded, whole)["input_ids"].shape[1]
-        if length + max_new_tokens * len(prompt.turns) <= positions:
-            found.append(prompt)
-    if not found:
-        rule = f"must leave room for the new tokens within the model's {positions} positions"
-        raise ConfigError("prompts", rule, len(prompts), "Use shorter prompts or fewer new tokens.")
-    return found
+        length, num_turns = encode(loaded, whole)["input_ids"].shape[1], len(prompt.turns)
+        if length + max_new_tokens * num_turns <= positions:
+            fit.append(prompt)
+        else:
+            too_long.append(f"{prompt.id} ({length} tokens{f' in {num_turns} turns' if num_turns > 1 else ''})")
+    if not fit:
+        rule = f"must leave room for {max_new_tokens} new tokens a turn within the model's {positions} positions"
+        remedy = "Leave these out and name shorter prompts, or take a lower --max-new-tokens."
+        raise ConfigError("prompts", rule, _listed(too_long), remedy)
+    return fit, _listed(too_long)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -164,7 +164,7 @@ def auto_points(
     Returns:
         `list[dict]`: for each number `num_nodes`, `draft_ms`, `observe_ms` without `reduce_ms`, and `tokens_per_step`.
     """
-    known = fitting(loaded, prompts, max_new_tokens)
+    known, _ = fitting(loaded, prompts, max_new_tokens)
     inputs = [encode(loaded, prompt) for prompt in [*known[::2], *known[1::2]]]
     num_fillers = len(known[::2]) if len(known) > 1 else 0
     points = []

@@ -51,10 +51,10 @@ class ModelRun:
         known = {row["name"] for row in entry["rows"]}
         self.loaded, self.settings, self.entry, self.against = loaded, settings, entry, against
         self.rows = [row for row in rows if row.name in known]
-        self.prompts = fitting(loaded, prompts, settings.max_new_tokens)
-        if len(self.prompts) < len(prompts):
+        self.prompts, too_long = fitting(loaded, prompts, settings.max_new_tokens)
+        if too_long:
             what = f"{len(prompts) - len(self.prompts)} of {len(prompts)} prompts"
-            entry["left_out"][what] = "too long for the model's positions"
+            entry["left_out"][what] = f"too long for the model's positions: {too_long}"
         self._records = {_key(record, record["row"]): record for record in entry["records"]}
         self._memories: dict[str, MethodState] = {}
         self._known = MethodState() if memory is None else copy.deepcopy(memory)

@@ -66,7 +66,7 @@ def compare_tokens(
     rows = own_rows(names, loaded)
     same, equal = ({row.name: 0 for row in rows} for _ in range(2))
     total = 0
-    known = fitting(loaded, prompts, max_new_tokens)
+    known, _ = fitting(loaded, prompts, max_new_tokens)
     for prompt in known:
         inputs = {**encode(loaded, prompt), **options}
         length = inputs["input_ids"].shape[1]

@@ -7,8 +7,9 @@ A line of a `.jsonl` file (or `.jsonl.gz`) is recognised by its keys:
     HumanEval       task_id, prompt
     GSM8K           question
 
-Any other file is one prompt as it stands; a folder is all the files in it, each sub-folder a task. Text that nothing
-can be drafted for is made of random tokens. Knows nothing about tokenizers or models.
+Any other file is one prompt as it stands. A folder is all the files in it, each read as if it were named; its texts
+count in a task of their sub-folder. Text that nothing can be drafted for is made of random tokens. Knows nothing about
+tokenizers or models.
 """
 
 import json
@@ -26,6 +27,7 @@ from hf_specdec.methods.config import check_positive
 __all__ = ["RANDOM_TOKENS", "Prompt", "batched", "default_prompts", "load_prompts", "random_prompts", "spread"]
 
 RANDOM_TOKENS = "random tokens"
+LINES = ".jsonl"  # what files end in whose lines are prompts, packed or not
 FORMS = "question_id/category/turns, id/task/turns, task_id/prompt or question"
 
 
@@ -144,17 +146,18 @@ def _from_path(path: Path) -> list[Prompt]:
     if not path.is_file():
         raise ConfigError("prompts", "must be an existing file or folder", str(path), "Check the spelling.")
     name = path.name.removesuffix(".gz")
-    if not name.endswith(".jsonl"):
-        return [Prompt(name, "text", (_read(path),))]
-    return [_from_line(line, path, number) for number, line in lines_of(_read(path))]
+    return _from_lines(path, Path(path.name)) if name.endswith(LINES) else [Prompt(name, "text", (_read(path),))]
 
 
 def _from_folder(folder: Path) -> list[Prompt]:
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return [
-        Prompt(file.relative_to(folder).with_suffix("").as_posix(), _task(file, folder), (_read(file),))
-        for file in files
-    ]
+    prompts = []
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        name = file.relative_to(folder)
+        if name.name.removesuffix(".gz").endswith(LINES):
+            prompts += _from_lines(file, name)
+        else:
+            prompts.append(Prompt(name.with_suffix("").as_posix(), _task(file, folder), (_read(file),)))
+    return prompts
 
 
 def _task(file: Path, folder: Path) -> str:
@@ -165,12 +168,17 @@ def _read(path: Path) -> str:
     return read_text(path, "prompts")
 
 
-def _from_line(line: str, path: Path, number: int) -> Prompt:
+def _from_lines(path: Path, name: Path) -> list[Prompt]:
+    """A prompt for each line; `name` without its suffixes begins the ids of forms whose own are not unique."""
+    stem = name.as_posix().removesuffix(".gz").removesuffix(LINES)
+    return [_from_line(line, path, number, stem) for number, line in lines_of(_read(path))]
+
+
+def _from_line(line: str, path: Path, number: int, stem: str) -> Prompt:
     try:
         entry: Any = json.loads(line)
     except (ValueError, RecursionError):
         entry = None
-    stem = path.name.removesuffix(".gz").removesuffix(".jsonl")
     match entry:
         case {"question_id": name, "category": str(task), "turns": [*turns]}:
             return Prompt(f"{stem}/{name}", task, _texts(turns, path, number), is_chat=True)

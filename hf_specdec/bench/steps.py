@@ -55,7 +55,8 @@ def measure_steps(
         num_counted: prompts whose steps' operations are counted; drafting is timed on all.
     """
     points = auto_points(loaded, prompts, max_new_tokens=max_new_tokens)
-    counted = fitting(loaded, prompts, max_new_tokens)[:num_counted]
+    known, _ = fitting(loaded, prompts, max_new_tokens)
+    counted = known[:num_counted]
     rows = operation_rows(loaded, counted, max_new_tokens=max_new_tokens)
     settings = {"num_prompts": len(prompts), "num_counted": len(counted), "max_new_tokens": max_new_tokens}
     facts = [model_facts(loaded)]

@@ -1,7 +1,8 @@
 """The command line `hf-specdec`: one file per command, thin over the Python interface.
 
 Data goes to stdout, logs to stderr, `--json` prints one JSON document. A user's mistake exits with 2. A command's
-module is imported when the command is called, so that `--help` and `--version` are there at once.
+module is imported when the command is called, so that `--help` and `--version` are there at once. Options may be
+written with `_` for `-`.
 
     hf-specdec generate "def fib(n):" --compare
     hf-specdec bench --limit 6
@@ -35,7 +36,17 @@ COMMANDS = {  # each in the module and the function of its name
 }
 OPTIONS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False}
 
-app = typer.Typer(name="hf-specdec", no_args_is_help=True, **OPTIONS)
+
+def _with_hyphens(name: str) -> str:
+    return name.replace("_", "-")
+
+
+app = typer.Typer(
+    name="hf-specdec",
+    no_args_is_help=True,
+    context_settings={"token_normalize_func": _with_hyphens},
+    **OPTIONS,
+)
 
 
 class _Imported(TyperCommand):

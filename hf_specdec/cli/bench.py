@@ -88,7 +88,7 @@ def _speeds(asked: _Asked) -> Document:
     run, output = asked.run, asked.output
     loaded, prompts = asked.models.load(), asked.prompts.load_batched()
     earlier = None if output.resume is None else read_document(output.resume)
-    names, against = run.row or [DEFAULT], run.against or ()
+    names, against = run.rows or [DEFAULT], run.against or ()
     bench = Bench(loaded, prompts, run.settings(), rows=names, against=against, document=earlier)
     return _measured_speeds(bench, output.output or output.resume)
 
@@ -104,18 +104,18 @@ def _cost(asked: _Asked) -> Document:
 def _replay(asked: _Asked) -> Document:
     assert asked.kind.replay is not None
     with progress_bar() as progress:
-        return replay_rows(read_records(asked.kind.replay), asked.run.row, progress)
+        return replay_rows(read_records(asked.kind.replay), asked.run.rows or None, progress)
 
 
 def _many(asked: _Asked) -> Document:
-    names, sizes = asked.run.row or ONE_METHOD, asked.prompts.batch_size or MANY_ROWS
+    names, sizes = asked.run.rows or ONE_METHOD, asked.prompts.batch_size or MANY_ROWS
     prompts, num_tokens = asked.prompts.load(), asked.run.max_new_tokens
     return measure_many(asked.models.load_one(), prompts, names, batch_sizes=sizes, max_new_tokens=num_tokens)
 
 
 def _precisions(asked: _Asked) -> Document:
     """Loads each itself: the one model, in every precision."""
-    text, names = asked.kind.precisions or "", asked.run.row or ONE_METHOD
+    text, names = asked.kind.precisions or "", asked.run.rows or ONE_METHOD
     precisions = [name for name in PRECISIONS if name != "auto"] if text == "all" else text.split(",")
     for name in precisions:
         if name not in PRECISIONS:

@@ -13,7 +13,7 @@ from hf_specdec.bench.plots import check_matplotlib
 from hf_specdec.bench.prompts import Prompt, batched, load_prompts, random_prompts
 from hf_specdec.cli import options
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.registry import METHODS
+from hf_specdec.methods.registry import METHODS, config_arguments
 
 __all__ = ["KindOptions", "OutputOptions", "PromptOptions", "RunOptions"]
 
@@ -82,6 +82,9 @@ class RunOptions:
             "transformers:assistant, module:Class, or default for all there are. Repeat for more. Default: default.",
         ),
     ] = None
+    prompt_lookup_config: options.PromptLookupForm = None
+    lookahead_config: options.LookaheadForm = None
+    draft_model_config: options.DraftModelForm = None
     against: Annotated[
         list[str] | None,
         typer.Option(
@@ -96,6 +99,14 @@ class RunOptions:
     ] = None
     temperature: Annotated[float, typer.Option("--temperature", help="Of the sampled rows.")] = 0.7
     seed: Annotated[int, typer.Option("--seed", help="Of the sampled rows: round r draws from seed + r.")] = 0
+
+    @property
+    def rows(self) -> list[str]:
+        """What `--row` names, and a row for each list form."""
+        methods = config_arguments()
+        names = ("prompt_lookup_config", "lookahead_config", "draft_model_config")
+        given = {name: form for name in names if (form := getattr(self, name)) is not None}
+        return [*(self.row or ()), *(f"{methods[name].name}={form}" for name, form in given.items())]
 
     def settings(self) -> BenchSettings:
         """The same, checked."""

@@ -45,6 +45,31 @@ SpecMemoryFile = Annotated[
         "an interrupted run. It holds the texts' tokens. Of several processes, the first one saves.",
     ),
 ]
+PromptLookupForm = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt-lookup-config",
+        "--ngram-config",
+        help="Prompt lookup in the list form: draft length, n-gram size, devices of the model; for example "
+        '"[10,2,[0]]".',
+    ),
+]
+LookaheadForm = Annotated[
+    str | None,
+    typer.Option(
+        "--lookahead-config",
+        help='Lookahead in the list form: window, n-gram and verification set sizes; for example "[7,7,7]".',
+    ),
+]
+DraftModelForm = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model-config",
+        "--draft-target-model-config",
+        help="A draft model in the list form: draft length, devices of the draft, devices of the target, "
+        'use_logits; for example "[4,[0],[1],False]".',
+    ),
+]
 EngineName = Annotated[
     str | None,
     typer.Option("--engine", help="loop: this package's loop. assisted: transformers' assisted decoding."),
@@ -124,31 +149,9 @@ class MethodOptions:
             "other options belong to, else auto.",
         ),
     ] = None
-    prompt_lookup_config: Annotated[
-        str | None,
-        typer.Option(
-            "--prompt-lookup-config",
-            "--ngram-config",
-            help="Prompt lookup in the list form: draft length, n-gram size, devices of the model; for example "
-            '"[10,2,[0]]".',
-        ),
-    ] = None
-    lookahead_config: Annotated[
-        str | None,
-        typer.Option(
-            "--lookahead-config",
-            help='Lookahead in the list form: window, n-gram and verification set sizes; for example "[7,7,7]".',
-        ),
-    ] = None
-    draft_model_config: Annotated[
-        str | None,
-        typer.Option(
-            "--draft-model-config",
-            "--draft-target-model-config",
-            help="A draft model in the list form: draft length, devices of the draft, devices of the target, "
-            'use_logits; for example "[4,[0],[1],False]".',
-        ),
-    ] = None
+    prompt_lookup_config: PromptLookupForm = None
+    lookahead_config: LookaheadForm = None
+    draft_model_config: DraftModelForm = None
     auto_config: Annotated[
         str | None,
         typer.Option(

@@ -12,9 +12,10 @@ import torch
 
 from hf_specdec.api import enable
 from hf_specdec.errors import MissingExtraError
-from hf_specdec.loading import AutoModelForCausalLM
+from hf_specdec.loading import AutoDraftHead, AutoModelForCausalLM, is_draft_head, load_foreign_tokenizer
 from hf_specdec.methods.registry import config_arguments
 from hf_specdec.per_row import PerRow
+from hf_specdec.request import with_default_method
 
 try:
     from lm_eval.__main__ import cli_evaluate
@@ -33,28 +34,27 @@ class SpecHFLM(HFLM):
 
     Args:
         pretrained: a model, a folder, or a name on the hub.
-        spec_method (`str`, *optional*, defaults to `"auto"`): as for `generate`.
-        spec_config (*optional*): its configuration; `lookahead_config` and the other list forms work too.
-        draft_model (`str`, *optional*): folder or name of a draft model, for `"draft_model"` and `"auto"`.
-        kwargs: everything that `HFLM` takes.
+        draft_model (`str`, *optional*): folder or name of a draft model or a draft head, for the methods that take one.
+        kwargs: everything that `HFLM` takes; `spec_method` (by default `"auto"`, or the method of a list form),
+            `spec_config`, `lookahead_config` and the other list forms, as for `generate`.
     """
 
-    def __init__(
-        self,
-        pretrained: Any,
-        spec_method: str | None = "auto",
-        spec_config: Any = None,
-        draft_model: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self._how: dict[str, Any] = {"spec_method": spec_method, "spec_config": spec_config}
-        self._how |= {name: kwargs.pop(name) for name in config_arguments() if name in kwargs}
+    def __init__(self, pretrained: Any, draft_model: str | None = None, **kwargs: Any) -> None:
+        names = ("spec_method", "spec_config", *config_arguments())
+        self._how = with_default_method({name: kwargs.pop(name) for name in names if name in kwargs})
         super().__init__(pretrained, **kwargs)
         enable(self.model)
         if draft_model is not None:
-            device_map = {"": str(self.device)}
-            draft = AutoModelForCausalLM.from_pretrained(draft_model, dtype=self.model.dtype, device_map=device_map)
-            self._how["assistant_model"] = draft
+            self._how |= self._draft(draft_model)
+
+    def _draft(self, path: str) -> dict[str, Any]:
+        """Arguments of `generate` for a draft model or a draft head, in the target's dtype."""
+        if is_draft_head(path):
+            return {"assistant_model": AutoDraftHead.from_pretrained(path, dtype=self.model.dtype)}
+        place = {"device_map": {"": str(self.device)}, "dtype": self.model.dtype}
+        found = {"assistant_model": AutoModelForCausalLM.from_pretrained(path, **place)}
+        own = load_foreign_tokenizer(path, self.tokenizer)
+        return found if own is None else {**found, "tokenizer": self.tokenizer, "assistant_tokenizer": own}
 
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **kwargs: Any) -> torch.Tensor:
         """Continue `(batch, length)` ids; each row ends at a stop sequence of its own.

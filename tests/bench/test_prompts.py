@@ -57,6 +57,21 @@ def test_a_folder_holds_tasks(tmp_path: Path) -> None:
     assert load_prompts([tmp_path]) == [Prompt("edit/one", "edit", ("x",))]
 
 
+def test_lines_of_a_file_in_a_folder_are_read_as_those_of_a_file_that_is_named(tmp_path: Path) -> None:
+    """Packed or not, beside a file that is one prompt; files of one name in several folders keep their ids apart."""
+    (tmp_path / "edit").mkdir()
+    (tmp_path / "edit" / "one.txt").write_text("x", encoding="utf-8")
+    lines = "".join(json.dumps(entry) + "\n" for entry, _ in FORMS.values())
+    write(tmp_path, *(entry for entry, _ in FORMS.values()))
+    (tmp_path / "edit" / "file.jsonl.gz").write_bytes(gzip.compress(lines.splitlines()[0].encode()))
+    *packed, one = load_prompts([tmp_path / "edit"])
+    assert packed == load_prompts([tmp_path / "edit" / "file.jsonl.gz"]) == [FORMS["spec-bench"][1]]
+    assert one == Prompt("one", "text", ("x",))
+    named = load_prompts([tmp_path / "file.jsonl"])
+    in_folder = dataclasses.replace(packed[0], id="edit/file/81")
+    assert load_prompts([tmp_path]) == [in_folder, Prompt("edit/one", "edit", ("x",)), *named]
+
+
 def test_the_default_set_has_several_prompts_of_each_task(tokenizer: Any) -> None:
     tasks: dict[str, int] = {}
     for prompt in default_prompts():
@@ -125,6 +140,20 @@ def test_random_tokens_have_embeddings(loaded: LoadedModel) -> None:
 
 
 def test_random_tokens_must_fit_too(loaded: LoadedModel) -> None:
-    assert fitting(loaded, random_prompts(2, length=500), 12)
+    prompts = random_prompts(2, length=500)
+    assert fitting(loaded, prompts, 12) == (prompts, "")
     with pytest.raises(ConfigError, match="positions"):
-        fitting(loaded, random_prompts(2, length=500), 13)
+        fitting(loaded, prompts, 13)
+
+
+def test_prompts_that_are_too_long_are_named_with_their_lengths(loaded: LoadedModel) -> None:
+    long = random_prompts(5, length=600)
+    short = Prompt("short", "text", ("x = 1\n",))
+    assert fitting(loaded, [*long[:1], short], 8) == ([short], f"{long[0].id} (600 tokens)")
+    with pytest.raises(ConfigError) as raised:
+        fitting(loaded, long, 8)
+    assert "room for 8 new tokens a turn within the model's 512 positions" in raised.value.rule
+    assert raised.value.value == ", ".join(f"{prompt.id} (600 tokens)" for prompt in long[:3]) + " and 2 more"
+    turns = Prompt("two", "chat", ("a = 1\n" * 300,) * 2, is_chat=True)
+    with pytest.raises(ConfigError, match=r"two \(\d+ tokens in 2 turns\)"):
+        fitting(loaded, [turns], 8)

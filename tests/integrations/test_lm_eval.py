@@ -1,6 +1,8 @@
 """lm-evaluation-harness: `hf-specdec` answers and scores as `hf` does, one by one and in batches."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +79,20 @@ def test_scores_and_answers_are_those_of_hf(
     assert "without speculation" not in caplog.text
 
 
-def test_a_draft_model_is_loaded_beside_it(tasks: Path) -> None:
+def test_a_draft_model_or_head_is_loaded_beside_it(tasks: Path) -> None:
     import hf_specdec.integrations.lm_eval
 
-    draft = str(hf_specdec.embedded.path("draft"))
-    ours = evaluate(tasks, "hf-specdec", 2, spec_method="draft_model", draft_model=draft)
-    assert ours == evaluate(tasks, "hf", 2)
+    expected = evaluate(tasks, "hf", 2)
+    for method, name in {"draft_model": "draft", "eagle3": "head"}.items():
+        path = str(hf_specdec.embedded.path(name))
+        assert evaluate(tasks, "hf-specdec", 2, spec_method=method, draft_model=path) == expected
+
+
+def test_the_command_takes_a_list_form(tasks: Path) -> None:
+    """`--model_args` as typed in a terminal, where commas stand in the list too."""
+    arguments = f"pretrained={hf_specdec.embedded.path('target')},dtype=float32,lookahead_config=[3,3,3]"
+    words = ["run", "--model", "hf-specdec", "--model_args", arguments, "--tasks", "tiny_generate"]
+    command = [sys.executable, "-m", "hf_specdec.integrations.lm_eval", *words, "--include_path", str(tasks)]
+    done = subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "tiny_generate" in done.stdout
