@@ -107,7 +107,7 @@ class Summarizer:
         positions = max_positions(self.model.config)
         if positions is None:
             return self.max_input_tokens
-        new = self.options.get("max_new_tokens", 0)
+        new = int(self.options.get("max_new_tokens", 0))
         room = positions - new - len(self.tokenizer(self._asked(""))["input_ids"])
         if room < 1:
             rule = f"must leave room for an article within the model's {positions} positions"
