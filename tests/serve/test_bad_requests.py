@@ -1,0 +1,126 @@
+"""Requests that cannot be answered: refused in OpenAI's form, in words that name the field, and the server goes on."""
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import openai
+import pytest
+
+from tests.serve.conftest import NAME, serving
+from tests.serve.test_server import PROMPTS, expected
+
+
+def refused(url: str, body: bytes) -> tuple[int, dict[str, Any]]:
+    request = urllib.request.Request(f"{url}/completions", body, {"content-type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(request)
+    with raised.value as error:
+        return error.code, json.loads(error.read())["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 400, "invalid_request"),
+        (b"{no json", 400, "invalid_request"),
+        (b"[1, 2]", 400, "invalid_request"),
+        (b'{"model": "embedded"}', 400, "invalid_request"),
+        (b'{"model": "embedded", "prompt": "x", "n": 2}', 400, "invalid_request"),
+        (b'{"model": "embedded", "prompt": "x", "logprobs": 3}', 400, "invalid_request"),
+        (b'{"model": "embedded", "prompt": "x", "temperature": "hot"}', 400, "invalid_request"),
+        (b'{"model": "embedded", "prompt": "x", "max_tokens": 0}', 400, "invalid_request"),
+        (b'{"model": "embedded", "prompt": ""}', 400, "invalid_prompt"),
+        (b'{"model": "embedded", "prompt": [99999]}', 400, "invalid_prompt"),
+        (b'{"model": "embedded", "prompt": "x", "spec_method": "magic"}', 400, "invalid_value"),
+        (b'{"model": "embedded", "prompt": "x", "spec_config": {"wrong": 1}}', 400, "invalid_value"),
+        (b'{"model": "embedded", "prompt": "x", "max_tokens": 4000}', 400, "context_length_exceeded"),
+        (b'{"model": "gpt-9", "prompt": "x"}', 404, "model_not_found"),
+        (b'{"model": "embedded", "prompt": ["x", "y"]}', 400, "invalid_request"),
+        (b'{"model": "embedded", "prompt": null}', 400, "invalid_request"),
+        (b'{"model": "embedded", "prompt": "\\ud800"}', 400, "invalid_request"),
+        (b'{"model": "embedded", "prompt": "x", "echo": true}', 400, "invalid_request"),
+        (b'{"model": "embedded", "prompt": "x", "best_of": 2}', 400, "invalid_request"),
+        (b'{"model": "embedded", "prompt": "x", "seed": 18446744073709551616}', 400, "invalid_request"),
+        (b'{"model": "embedded", "prompt": "x", "logit_bias": {"99999": 1}}', 400, "invalid_value"),
+    ],
+)
+def test_a_wrong_body_is_refused_and_the_server_goes_on(
+    url: str, client: openai.OpenAI, body: bytes, status: int, code: str
+) -> None:
+    found, error = refused(url, body)
+    assert (found, error["code"]) == (status, code)
+    assert error["message"]
+    assert client.models.list().data[0].id == NAME
+
+
+@pytest.mark.parametrize(
+    ("fields", "told", "param"),
+    [
+        ({"tool_choice": "auto"}, "tool_choice: the server does not know this field", "tool_choice"),
+        ({"prompt": 3}, "prompt: Input should be a valid string", "prompt"),
+        ({"prompt": ["x", "y"]}, "prompt: must be one prompt; send a request for each", "prompt"),
+        ({"model": "gpt-9"}, "the model 'gpt-9' does not exist; there is 'embedded'", "model"),
+    ],
+    ids=["unknown field", "no text", "two prompts", "another model"],
+)
+def test_what_is_wrong_is_named_in_words(url: str, fields: dict[str, Any], told: str, param: str) -> None:
+    _, error = refused(url, json.dumps({"model": NAME, "prompt": "x", **fields}).encode())
+    assert error["message"].startswith(told)
+    assert error["param"] == param
+
+
+def test_fields_that_ask_for_nothing_are_taken(client: openai.OpenAI, target: Any, chat_tokenizer: Any) -> None:
+    """Null is no value; a list of one prompt is that prompt."""
+    nothing = {"echo": False, "best_of": 1, "logprobs": None, "suffix": None, "n": None, "user": "u", "stop": ""}
+    answer = client.completions.create(
+        model=NAME, prompt=[PROMPTS[0]], max_tokens=16, temperature=0, frequency_penalty=0, extra_body=nothing
+    )
+    assert answer.choices[0].text == expected(target, chat_tokenizer, PROMPTS[0])
+    ids = chat_tokenizer(PROMPTS[0]).input_ids
+    body = {"model": NAME, "max_tokens": 16, "temperature": 0}
+    assert client.completions.create(**body, prompt=[ids]).choices[0].text == answer.choices[0].text
+    messages: Any = [{"role": "user", "content": "x", "name": None}]
+    asked: Any = {"tools": [], "response_format": {"type": "text"}, "logprobs": False}
+    first = client.chat.completions.create(**body, messages=messages, **asked).choices[0].message
+    assert first.content
+    again = client.chat.completions.create(**body, messages=[*messages, first, *messages])
+    assert again.choices[0].message.content
+
+
+def test_models_and_routes_are_named(client: openai.OpenAI) -> None:
+    assert client.models.retrieve(NAME).id == NAME
+    with pytest.raises(openai.NotFoundError, match="there is 'embedded'"):
+        client.models.retrieve("org/other")
+    with pytest.raises(openai.NotFoundError, match=r"POST /v1/embeddings is not served; there are POST /v1/chat"):
+        client.embeddings.create(model=NAME, input="x")
+
+
+def test_a_chat_that_the_template_refuses_is_the_client_s_error(target: Any) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(target.config.name_or_path)
+    tokenizer.chat_template = "{{ raise_exception('Roles must alternate') }}"
+    with serving(target, tokenizer) as url, openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        with pytest.raises(openai.BadRequestError, match="Roles must alternate") as raised:
+            client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "x"}])
+        assert raised.value.param == "messages"
+
+
+def test_a_fault_of_the_server_is_told_in_the_api_s_form(target: Any, chat_tokenizer: Any) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("disk on fire")
+
+    with serving(target, chat_tokenizer) as url, openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("hf_specdec.serve.requests.RequestReader.read", broken)
+            with pytest.raises(openai.InternalServerError, match="RuntimeError in the server"):
+                client.completions.create(model=NAME, prompt="x")
+        assert client.completions.create(model=NAME, prompt="x", max_tokens=2).choices
+
+
+def test_a_prompt_that_is_too_long_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.completions.create(model=NAME, prompt=[5] * 3000)
+    assert raised.value.code == "context_length_exceeded"
