@@ -14,9 +14,8 @@ from tests.distributed.worker import many, outcome, stopped, turns
 from tests.helpers.support import noisy_copy
 from tests.helpers.zoo import FAMILIES, build
 
-# Trees, drafts of both kinds, rows, samples, and experts.
+# Trees, drafts of both kinds, rows, samples, and experts; the odd cases are prompt lookup's.
 QUICK = (
-    ("llama", "prompt_lookup", 3, False, "none"),
     ("llama", "use_logits", 1, True, "shared"),
     ("llama", "auto", 1, False, "none"),
     ("mixtral", "draft_model", 3, True, "shared"),

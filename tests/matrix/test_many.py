@@ -27,7 +27,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_prompts(count: int = 13) -> list[list[int]]:
+def make_prompts(count: int = 10) -> list[list[int]]:
     """Of 6 to 55 tokens; every third begins with the same 20."""
     rng = random.Random(0)
     common = [rng.randrange(3, 128) for _ in range(20)]
