@@ -30,12 +30,12 @@ class CountedCandidates(CandidateGenerator):
             candidates, logits = self.drafter.get_candidates(input_ids, **kwargs)
             self._drafted = candidates.shape[1] - input_ids.shape[1]
             return candidates, logits
-        (tree,) = self.rank_sync.trees(lambda: [self._drafted_behind(input_ids)], None)
+        (tree,) = self.rank_sync.trees(lambda: [self._drafted_after(input_ids)], None)
         self._drafted = tree.num_draft_tokens
         drafted = input_ids.new_tensor(tree.tokens[1:]).unsqueeze(0)
         return torch.cat([input_ids, drafted], dim=1), None  # type: ignore[return-value]
 
-    def _drafted_behind(self, input_ids: torch.LongTensor) -> DraftTree:
+    def _drafted_after(self, input_ids: torch.LongTensor) -> DraftTree:
         candidates, _ = self.drafter.get_candidates(input_ids)
         text, drafted = candidates[0].tolist(), candidates.shape[1] - input_ids.shape[1]
         return DraftTree.chain(text[-drafted - 1], text[len(text) - drafted :])

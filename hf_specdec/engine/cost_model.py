@@ -113,7 +113,7 @@ class CostCurve:
     def of_share(self, share: float) -> "CostCurve":
         """The curve of a share of the rows, if a forward's time depends on its tokens alone."""
         curve, one = CostCurve(0.0), max(share, self.ratio(share))
-        curve.ratios = [max(0.5, self.ratio(size * share) / one) for size in SIZES]
+        curve.ratios = [max(LEAST, self.ratio(size * share) / one) for size in SIZES]
         curve.seconds_of_one = None if self.seconds_of_one is None else self.seconds_of_one * one
         curve.slope_assumed, curve.is_measured = self.slope_assumed, self.is_measured
         curve.counts = [int(self.is_known)] * len(SIZES)
@@ -188,7 +188,7 @@ class StepCosts:
         rows = 1 << max(num_rows - 1, 0).bit_length()
         if rows not in self._curves:
             more = min([known for known, curve in self._curves.items() if curve.is_known and known > rows], default=0)
-            curve = self._curves[more].of_share(rows / more) if more else CostCurve(self._slope_of(rows))
+            curve = self._curves[more].of_share(rows / more) if more else CostCurve(_for_rows(self._slope, rows))
             self._curves[rows] = curve
             if self.is_fixed:
                 curve.is_fixed, curve.seconds_of_one = True, 1.0
@@ -206,10 +206,6 @@ class StepCosts:
         if dtype.itemsize < torch.float32.itemsize:
             slope = min(slope, HALF_SLOPE)
         return min(TOKEN_COST, _for_rows(slope, num_rows))
-
-    def _slope_of(self, rows: int) -> float:
-        """What is assumed of so many rows, if a forward's time depends on its tokens alone."""
-        return _for_rows(self._slope, rows)
 
     def save(self, path: str | os.PathLike[str], facts: dict[str, Any] | None = None) -> None:
         """Write the measured curves as JSON, beside `facts` about where they come from."""
@@ -271,7 +267,7 @@ def measure(
         largest: most columns a row.
         seconds: when to stop; no forward begins that would end later.
         rounds: times that each size is tried, where there is time.
-        agreement: of the processes that compute the forwards together; the first one's clock decides.
+        rank_sync: of the processes that compute the forwards together; the first one's clock decides.
 
     Returns:
         The median seconds of each size.

@@ -19,9 +19,18 @@ from hf_specdec.engine.static_shapes import draft_shapes
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.draft_runner import DraftRunner
 from hf_specdec.forward.model_runner import Tier
+from hf_specdec.methods.draft_scorer import cost_ratio
 from hf_specdec.methods.translation import Translation
 
-__all__ = ["check_pair", "draft_capability", "draft_model_of", "logits_processor_of", "translations_of", "vocab_sizes"]
+__all__ = [
+    "MAX_PADDING",
+    "check_pair",
+    "draft_capability",
+    "draft_model_of",
+    "logits_processor_of",
+    "translations_of",
+    "vocab_sizes",
+]
 
 MAX_PADDING = 1024  # ids by which vocabularies of one tokenizer differ, rounded up to a multiple for the hardware
 
@@ -160,14 +169,10 @@ def draft_model_of(
 
 
 def _relative_cost(target: PreTrainedModel, draft: PreTrainedModel) -> float:
-    """An estimate of what a forward of the draft costs: between the ratios of parameters and of layers.
-
-    A large model's time goes with its parameters, a small one's with the number of its kernels. The mean of both was
-    right for a pair of 0.9M and 5.4M parameters on a CPU, where parameters alone promised a third less.
-    """
+    """What a forward of the draft costs over one of the target, roughly."""
     sizes = [sum(weight.numel() for weight in model.parameters()) for model in (draft, target)]
     layers = [getattr(compat.text_config(model.config), "num_hidden_layers", 1) for model in (draft, target)]
-    return float((sizes[0] / max(sizes[1], 1) + layers[0] / max(layers[1], 1)) / 2)
+    return cost_ratio(sizes[0] / max(sizes[1], 1), layers[0] / max(layers[1], 1))
 
 
 def logits_processor_of(call: Call) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:

@@ -9,12 +9,11 @@ from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.forward.exit_runner import ExitRunner
+from hf_specdec.forward.exit_runner import OWN_CACHE, ExitRunner
 from hf_specdec.forward.layer_cut import layers_of, path_to_layers
 
 __all__ = ["check_exit", "exit_runner_of"]
 
-OWN_CACHE = "Pass assistant_model=hf_specdec.self_draft(model, layers=...), which keeps a cache of its own."
 SMALLER = "Pass a smaller model with the same tokenizer as assistant_model."
 
 

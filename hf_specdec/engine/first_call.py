@@ -16,7 +16,7 @@ from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.request import Request
 from hf_specdec.stats import SpecStats
 
-__all__ = ["FirstCall", "first_call_of", "may_try", "row_trial_of"]
+__all__ = ["FirstCall", "first_call_of", "is_long_and_plain", "row_trial_of"]
 
 
 class FirstCall:
@@ -60,7 +60,7 @@ def is_long_and_plain(call: Call) -> bool:
     return is_long and can_be_tried(call.model, call.model_kwargs)
 
 
-def may_try(model: PreTrainedModel, request: Request) -> bool:
+def _may_try(model: PreTrainedModel, request: Request) -> bool:
     """Whether calls of this kind may try their model."""
     method = request.method
     reads_states = isinstance(request.assistant_model, DraftHead) or (
@@ -79,7 +79,7 @@ def row_trial_of(model: PreTrainedModel, request: Request, most_rows: int) -> Ro
     """The trial that goes with a job of many prompts; `None` where all is known, or the probe has to tell."""
     key, findings = fingerprint(model), state_of(model).findings
     known = findings.known(key)
-    if not may_try(model, request) or _is_known(known, most_rows):
+    if not _may_try(model, request) or _is_known(known, most_rows):
         return None
 
     def decide(error: float, num_rows: int, has_others: bool) -> bool:
@@ -94,7 +94,7 @@ def first_call_of(call: Call, request: Request, stats: SpecStats) -> FirstCall |
     """The trial that goes with a call; `None` where everything is known, or the probe has to find it out."""
     config = call.generation_config
     shows_states = config.return_dict_in_generate and (config.output_hidden_states or config.output_attentions)
-    if shows_states or not may_try(call.model, request) or not is_long_and_plain(call):
+    if shows_states or not _may_try(call.model, request) or not is_long_and_plain(call):
         return None
     key = fingerprint(call.model)
     if _is_known(state_of(call.model).findings.known(key), len(call.input_ids)):

@@ -12,6 +12,7 @@ from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.placement import read_devices
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
+from hf_specdec.engine.draft_pairing import MAX_PADDING
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.block_runner import BlockRunner
@@ -20,11 +21,10 @@ from hf_specdec.forward.head_runner import HeadRunner
 from hf_specdec.forward.shared_cache_runner import SharedCacheRunner
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import BlockHead, DraftHead, PairHead, SharedCacheHead
+from hf_specdec.methods.draft_scorer import cost_ratio
 from hf_specdec.methods.method import Method
 
 __all__ = ["check_head", "head_runner_of", "own_head_of"]
-
-MAX_PADDING = 1024  # ids by which vocabularies of one tokenizer differ, rounded up to a multiple for the hardware
 
 
 def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
@@ -145,7 +145,7 @@ def own_head_of(target: PreTrainedModel, method: Method | None, config: SpecConf
 
 
 def _relative_cost(target: PreTrainedModel, head: DraftHead) -> float:
-    """A guess of what a forward of the head costs: the mean of the ratios of parameters and of layers."""
+    """What a forward of the head costs over one of the target, roughly."""
     num_weights = sum(weight.numel() for weight in target.parameters())
     num_layers = compat.text_config(target.config).num_hidden_layers
-    return float((head.num_weights / max(num_weights, 1) + head.num_layers / max(num_layers, 1)) / 2)
+    return cost_ratio(head.num_weights / max(num_weights, 1), head.num_layers / max(num_layers, 1))

@@ -112,7 +112,7 @@ class SpecLoop:
                 sequence.pad(length, self.batch.limits.pad_token_id)
 
     def _end_drafters(self) -> None:
-        """End every drafter, also when one of them complains."""
+        """End every drafter, also when one of them raises."""
         error: BaseException | None = None
         for sequence in self.sequences:
             try:

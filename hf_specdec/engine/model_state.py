@@ -1,6 +1,6 @@
 """What this package keeps on a model: defaults of `enable`, what the probes found, memories of the methods.
 
-It lives in the model's `__dict__`, so it is copied, pickled and dropped with the model, and no module holds state.
+It lives in the model's `__dict__`, so it is copied, pickled and dropped with the model.
 """
 
 import contextlib

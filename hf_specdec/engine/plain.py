@@ -22,7 +22,7 @@ def decode_assisted(call: Call, drafter: Drafter, *, stats: SpecStats, rank_sync
         raise ConfigError("engine", 'must be "loop" for inputs_embeds', "assisted", "Drop the engine setting.")
     candidates = CountedCandidates(drafter, stats, rank_sync)
     try:
-        output = compat.assisted_decoding(call.model, candidates, call.input_ids, **_in_step(call, rank_sync))
+        output = compat.assisted_decoding(call.model, candidates, call.input_ids, **_loop_arguments(call, rank_sync))
     finally:
         if candidates.begun:
             drafter.end()
@@ -31,7 +31,7 @@ def decode_assisted(call: Call, drafter: Drafter, *, stats: SpecStats, rank_sync
 
 def decode_plain(call: Call, *, stats: SpecStats, rank_sync: RankSync) -> Any:
     """Decode with transformers' own greedy search or sampling."""
-    output = compat.sample(call.model, call.input_ids, **_in_step(call, rank_sync))
+    output = compat.sample(call.model, call.input_ids, **_loop_arguments(call, rank_sync))
     sequences = output if isinstance(output, torch.Tensor) else output.sequences
     new_tokens = sequences[:, call.input_ids.shape[1] :]
     stats.num_tokens = new_tokens.numel()
@@ -42,7 +42,7 @@ def decode_plain(call: Call, *, stats: SpecStats, rank_sync: RankSync) -> Any:
     return with_stats(output, stats)
 
 
-def _in_step(call: Call, rank_sync: RankSync) -> dict[str, Any]:
+def _loop_arguments(call: Call, rank_sync: RankSync) -> dict[str, Any]:
     """Arguments of transformers' loops, which decide in every process: from one random state, and by one clock."""
     if call.generation_config.do_sample:
         rank_sync.share_random_state()

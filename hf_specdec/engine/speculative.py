@@ -69,13 +69,12 @@ def decode_speculatively(
     rank_sync = rank_sync or RankSync()
     sequences = _sequences(call, texts, make_drafter, stats, rank_sync)
     fixed = fixed_shapes(call, [sequence.drafter for sequence in sequences], budget)
-    compiled = None if decide is not None else compiled_forward(call, fixed)
     arguments = (model, call.input_ids, config, call.model_kwargs, texts)
     target: ModelRunner
     if decide is not None:
         target = TrialRunner(*arguments, keep_cache=keep_cache, decide=decide)
     else:
-        layers = _read_layers(draft_model)
+        layers, compiled = _read_layers(draft_model), compiled_forward(call, fixed)
         target = ModelRunner(
             *arguments, tier=tier, keep_cache=keep_cache, hidden_layers=layers, fixed=fixed, compiled=compiled
         )
@@ -90,6 +89,17 @@ def decode_speculatively(
         keep_hidden_states=bool(config.return_dict_in_generate and config.output_hidden_states),
         rank_sync=rank_sync,
     )
+    _run(loop, stats)
+    if config.do_sample:
+        rank_sync.share_random_state()
+    if call.streamer is not None:
+        call.streamer.end()
+    ids = torch.cat([text.ids()[:, : loop.length] for text in texts])  # (batch, longest)
+    return with_stats(_output(call, loop, ids), stats) if config.return_dict_in_generate else ids
+
+
+def _run(loop: SpecLoop, stats: SpecStats) -> None:
+    """Decode to the end; count what was compiled, and say once what could not be."""
     compiled_before = loop.batch.compile_seconds
     loop.run()
     stats.compile_seconds = loop.batch.compile_seconds - compiled_before
@@ -97,12 +107,6 @@ def decode_speculatively(
         stats.num_graphs += len(forward.shapes)
         if forward.reason is not None:
             state_of(forward.model).warn_once(f"{type(forward.model).__name__} is not compiled: {forward.reason}")
-    if config.do_sample:
-        rank_sync.share_random_state()
-    if call.streamer is not None:
-        call.streamer.end()
-    ids = torch.cat([text.ids()[:, : loop.length] for text in texts])  # (batch, longest)
-    return with_stats(_output(call, loop, ids), stats) if config.return_dict_in_generate else ids
 
 
 def _output(call: Call, loop: SpecLoop, ids: torch.Tensor) -> Any:

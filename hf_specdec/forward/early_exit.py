@@ -60,7 +60,7 @@ class EarlyExit:
         self._given = (states, *self._output[1:]) if isinstance(self._output, tuple) else states
 
     def _watched(self, layer: torch.nn.Module) -> torch.nn.Module:
-        """The layer, with an eye on what it returns."""
+        """The layer, whose output is kept."""
         twin = shallow_copy(layer)
         compute = twin.forward
 

@@ -27,10 +27,13 @@ from hf_specdec.forward.early_exit import EarlyExit
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.forward.tree_mask import TreeMasks
+from hf_specdec.methods.draft_scorer import cost_ratio
 from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree, TreeBuilder
 
-__all__ = ["ExitRunner"]
+__all__ = ["OWN_CACHE", "ExitRunner"]
+
+OWN_CACHE = "Pass assistant_model=hf_specdec.self_draft(model, layers=...), which keeps a cache of its own."
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +122,8 @@ class ExitRunner:
     def room(self) -> int:
         """How many tokens may be drafted below the root; none where the target has other tokens to compute first."""
         target = self.target
-        behind = any(len(text) - 1 > target.num_cached_tokens(row) for row, text in enumerate(target.texts))
-        if (behind and not target.lockstep) or target._is_dropped_next():  # noqa: SLF001 its other half
+        lacks_text = any(len(text) - 1 > target.num_cached_tokens(row) for row, text in enumerate(target.texts))
+        if (lacks_text and not target.lockstep) or target._is_dropped_next():  # noqa: SLF001 its other half
             return 0
         rooms = [1 << 30, self.target.draft_room]
         if self.max_positions is not None:
@@ -199,7 +202,7 @@ class ExitRunner:
         """Drives the first layers for one round, as the target stands now."""
         target = self.target
         if target.cache.spec is None:
-            raise ConfigError("exit_layer", "must be unset with this cache", type(target.cache).__name__, REMEDY)
+            raise ConfigError("exit_layer", "must be unset with this cache", type(target.cache).__name__, OWN_CACHE)
         if self._first is None or self._first.whole is not target.cache.spec:
             self._first = FirstLayers(target.cache.spec, self.layers)
         self._first.begin()
@@ -245,9 +248,6 @@ def _columns_of(drafting: ModelRunner) -> Sequence[TreeLayout]:
     return drafting._columns  # noqa: SLF001 a copy that nobody else has
 
 
-REMEDY = "Pass assistant_model=hf_specdec.self_draft(model, layers=...), which keeps a cache of its own."
-
-
 def _grown(known: DraftTree | None, tree: DraftTree) -> tuple[DraftTree, list[int]]:
     """`known` with the nodes of `tree` that it lacks, and where each node of `tree` is in it."""
     builder = TreeBuilder(tree.tokens[0])
@@ -260,10 +260,10 @@ def _grown(known: DraftTree | None, tree: DraftTree) -> tuple[DraftTree, list[in
 
 
 def _relative_cost(model: PreTrainedModel, draft: PreTrainedModel) -> float:
-    """A guess of what a forward of the first layers costs: the mean of the ratios of parameters and of layers."""
+    """What a forward of the first layers costs over one of the model, roughly."""
     sizes = [_num_computed(part) for part in (draft, model)]
     layers = [compat.text_config(part.config).num_hidden_layers for part in (draft, model)]
-    return float((sizes[0] / max(sizes[1], 1) + layers[0] / layers[1]) / 2)
+    return cost_ratio(sizes[0] / max(sizes[1], 1), layers[0] / layers[1])
 
 
 def _num_computed(model: PreTrainedModel) -> int:

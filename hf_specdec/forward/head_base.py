@@ -18,7 +18,7 @@ from hf_specdec.tree import DraftTree
 
 __all__ = ["BaseHeadRunner", "HeadCall", "head_cache"]
 
-RESERVE = 1024  # cache columns allocated at once behind the prompt, at most
+RESERVE = 1024  # cache columns allocated at once after the prompt, at most
 
 Head = TypeVar("Head", bound=DraftHead)
 

@@ -47,7 +47,7 @@ class StageRow:
         self.offset = self.num_written = 0
 
     def read(self, states: torch.Tensor, after: int) -> None:
-        """Take the states `(n, ...)` of the text's tokens from index `after` on, where they have not been taken."""
+        """Take the states `(n, ...)` of the text's next tokens; the first time, the first of them has index `after`."""
         if not self.first:
             self.first = after + 1
         self.inputs.append(states)

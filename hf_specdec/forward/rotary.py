@@ -56,7 +56,8 @@ class RotaryFrequencies:
             _lengths.reset(token)
             for handle in handles:
                 handle.remove()
-            self._restore(states)
+            for module, state in zip(self.modules, states, strict=True):
+                _restore(module, state)
 
     def finish(self, length: int, dtype: torch.dtype) -> None:
         """Let the modules remember a text of this length, as plain generation leaves them."""
@@ -68,10 +69,6 @@ class RotaryFrequencies:
             for layer_type in rotary_switches(module):
                 named = {} if layer_type is None else {"layer_type": layer_type}
                 module.forward(torch.empty(0, dtype=dtype, device=device), positions, **named)
-
-    def _restore(self, states: Sequence[dict[str, Any]]) -> None:
-        for module, state in zip(self.modules, states, strict=True):
-            _restore(module, state)
 
 
 class _Hook:

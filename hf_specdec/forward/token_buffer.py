@@ -20,11 +20,6 @@ class TokenBuffer:
         """Tokens so far, the prompt counted."""
         return len(self.tokens)
 
-    @property
-    def emitted(self) -> list[int]:
-        """The tokens after the prompt."""
-        return self.tokens[self.prompt_length :]
-
     def append(self, token: int) -> None:
         """Add an emitted token."""
         self.tokens.append(token)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["BlockHead", "DraftHead", "PairHead", "SharedCacheHead"]
+__all__ = ["BlockHead", "DraftHead", "PairHead", "SharedCacheHead", "attention_shape", "within"]
 
 
 class DraftHead(nn.Module):
@@ -210,3 +210,24 @@ class SharedCacheHead(DraftHead):
     @abstractmethod
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """`(N, vocab_size)` of outputs `(N, width)` that `forward` returned."""
+
+
+def attention_shape(config: Any) -> tuple[int, int, int]:
+    """Key/value heads, key size and value size of ordinary attention layers, by their configuration."""
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return int(config.num_key_value_heads), head_dim, head_dim
+
+
+def within(
+    window: int | None, mask: torch.Tensor, positions: torch.Tensor, key_positions: torch.Tensor | None
+) -> torch.Tensor:
+    """What a layer with a sliding window sees of `mask`, `(batch, 1, Q, K)` bool.
+
+    Args:
+        window: how many positions back, a token's own counted; `None` for all.
+        positions: `(batch, Q)`.
+        key_positions: `(batch, K)`; `None` where no layer slides.
+    """
+    if window is None or key_positions is None:
+        return mask
+    return mask & (positions[:, None, :, None] - key_positions[:, None, None, :] < window)

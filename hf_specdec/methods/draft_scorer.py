@@ -22,7 +22,7 @@ from hf_specdec.methods.base import Drafter
 from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree
 
-__all__ = ["BlockDraftScorer", "DraftRound", "DraftScorer", "LogitsProcessorFn", "RoundDrafter", "run"]
+__all__ = ["BlockDraftScorer", "DraftRound", "DraftScorer", "LogitsProcessorFn", "RoundDrafter", "cost_ratio", "run"]
 
 DraftRound = Generator[DraftTree, torch.Tensor, DraftTree]
 LogitsProcessorFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -71,6 +71,15 @@ class BlockDraftScorer(DraftScorer, Protocol):
     """
 
     max_draft_len: int
+
+
+def cost_ratio(weights: float, layers: float) -> float:
+    """What a forward of a draft costs over one of the target, roughly: between the ratios of weights and of layers.
+
+    A large model's time goes with its weights, a small one's with the number of its kernels. The mean of both was right
+    for a pair of 0.9M and 5.4M parameters on a CPU, where weights alone promised a third less.
+    """
+    return (weights + layers) / 2.0
 
 
 def run(round_: DraftRound, scorer: DraftScorer | None) -> DraftTree:

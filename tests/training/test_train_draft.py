@@ -16,28 +16,15 @@ from hf_specdec.training.batch import Batch
 from hf_specdec.training.draft_trainer import DraftRollout
 from hf_specdec.training.texts import read_shard, shard_path
 from tests.helpers.zoo import FAMILIES, build
-from tests.training.test_train_head import WordNumbers, target  # noqa: F401 a fixture
+from tests.training.conftest import PROMPTS, SETTINGS, WordNumbers
 
-TINY = DraftTraining(
-    num_texts=48,
-    prompt_tokens=4,
-    new_tokens=20,
-    texts_per_shard=8,
-    batch_size=4,
-    rollout_steps=3,
-    epochs=3.0,
-    eval_every=8,
-    held_out=0.3,
-    learning_rate=1e-2,
-    draft_layers=1,
-)
+TINY = DraftTraining(**SETTINGS, draft_layers=1)
 
 
 @pytest.fixture(scope="module")
-def train(target: LlamaForCausalLM) -> Callable[..., Any]:  # noqa: F811 the fixture
-    prompts = [" ".join(str((start * step) % 37 + 2) for step in range(1, 9)) for start in range(1, 40)]
+def train(target: LlamaForCausalLM) -> Callable[..., Any]:
     tokenizer: Any = WordNumbers()
-    return lambda out, config=TINY: train_draft(target, tokenizer, prompts, out, config)
+    return lambda out, config=TINY: train_draft(target, tokenizer, PROMPTS, out, config)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +42,7 @@ def batch_of(folder: Path, index: int) -> Batch:
 
 def test_it_drafts_better_than_the_layers_it_began_as(
     trained: tuple[Path, HeadReport],
-    target: LlamaForCausalLM,  # noqa: F811 the fixture
+    target: LlamaForCausalLM,
 ) -> None:
     """On the held-out greedy texts, which it has not learned from."""
     folder, report = trained
@@ -70,7 +57,7 @@ def test_it_drafts_better_than_the_layers_it_began_as(
 
 def test_it_loads_as_assistant_model_and_comes_with_a_card(
     trained: tuple[Path, HeadReport],
-    target: LlamaForCausalLM,  # noqa: F811 the fixture
+    target: LlamaForCausalLM,
 ) -> None:
     folder, report = trained
     draft = AutoModelForCausalLM.from_pretrained(folder)
@@ -94,7 +81,7 @@ def test_it_loads_as_assistant_model_and_comes_with_a_card(
 
 def test_the_target_is_left_as_it_was(
     train: Callable[..., Any],
-    target: LlamaForCausalLM,  # noqa: F811 the fixture
+    target: LlamaForCausalLM,
     tmp_path: Path,
 ) -> None:
     before = {name: weight.clone() for name, weight in target.state_dict().items()}

@@ -1,7 +1,6 @@
 """DFlash's parameters."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import ClassVar
 
 from hf_specdec.methods.heads.config import HeadConfig
@@ -39,9 +38,6 @@ class DFlashConfig(HeadConfig):
     draft_len: int = 15
     num_branches: int = 1
 
-    aliases: ClassVar[Mapping[str, str]] = HeadConfig.aliases
-    list_form: ClassVar[tuple[str, ...]] = HeadConfig.list_form
-    device_fields: ClassVar[Mapping[str, str]] = HeadConfig.device_fields
     vllm_method: ClassVar[str] = "dflash"
     tensorrt_type: ClassVar[str] = "DFlash"
     needs_file: ClassVar[bool] = True

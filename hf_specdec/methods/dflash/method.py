@@ -5,8 +5,8 @@ import dataclasses
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.dflash.config import DFlashConfig
 from hf_specdec.methods.dflash.network import dflash_head_of
+from hf_specdec.methods.draft_model.method import drafter_of
 from hf_specdec.methods.draft_scorer import BlockDraftScorer
-from hf_specdec.methods.heads.drafter import head_drafter
 from hf_specdec.methods.method import DrafterContext, Method
 
 __all__ = ["DFLASH"]
@@ -16,7 +16,7 @@ def _make(config: DFlashConfig, context: DrafterContext) -> Drafter:
     scorer = context.scorer
     assert isinstance(scorer, BlockDraftScorer)
     within = dataclasses.replace(config, draft_len=min(config.draft_len, scorer.max_draft_len))
-    return head_drafter(DFLASH.name, within, context)
+    return drafter_of(DFLASH.name, within, context)
 
 
 DFLASH = Method(

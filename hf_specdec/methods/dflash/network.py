@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.methods.draft_head import BlockHead
+from hf_specdec.methods.draft_head import BlockHead, attention_shape
 from hf_specdec.methods.heads.wrapped import WrappedHead
 
 __all__ = ["DFlashHead", "dflash_head_of", "is_dflash_config"]
@@ -56,9 +56,7 @@ class DFlashHead(WrappedHead, BlockHead):
 
     def cache_shapes(self) -> dict[int, tuple[int, int, int]]:
         """Key/value heads, key size and value size of each layer."""
-        config = self.config
-        head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-        return dict.fromkeys(range(self.num_layers), (int(config.num_key_value_heads), head_dim, head_dim))
+        return dict.fromkeys(range(self.num_layers), attention_shape(self.config))
 
     def forward(
         self,

@@ -1,4 +1,6 @@
-"""The registry's entry of draft models, and the acceptances that its calls have counted."""
+"""The registry's entry of draft models, and the drafter that heads share with them."""
+
+from functools import partial
 
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
@@ -7,14 +9,19 @@ from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.methods.draft_model.translated import TranslatedDrafter
 from hf_specdec.methods.method import DrafterContext, Method
 
-__all__ = ["DRAFT_MODEL"]
+__all__ = ["DRAFT_MODEL", "drafter_of"]
 
 
-def _make(config: DraftModelConfig, context: DrafterContext) -> Drafter:
+def drafter_of(name: str, config: DraftModelConfig, context: DrafterContext) -> Drafter:
+    """A drafter that asks the call's draft model or head.
+
+    Args:
+        name: of the method. Acceptances are counted apart by it, by branches and by the size of the draft: drafts of
+            another shape, or of another size, are accepted more or less often.
+    """
     scorer = context.scorer
     assert scorer is not None
-    # Drafts of another shape, or of a draft model of another size, are accepted more or less often.
-    name = f"{DRAFT_MODEL.name}, {config.num_branches} branches, {scorer.relative_cost:.6f}"
+    name = f"{name}, {config.num_branches} branches, {scorer.relative_cost:.6f}"
     if context.translation is not None:
         memory = None if context.is_sampled else context.state.of(f"{name}, translated", AcceptanceCounts)
         return TranslatedDrafter(config, scorer, context.translation, memory=memory)
@@ -33,8 +40,7 @@ DRAFT_MODEL = Method(
     config_class=DraftModelConfig,
     config_arguments=("draft_model_config", "draft_target_model_config"),
     summary="drafts with a smaller model of the same vocabulary",
-    make=_make,
+    make=partial(drafter_of, "draft_model"),
     needs_draft_model=True,
     takes_draft_model=True,
-    translates=True,
 )

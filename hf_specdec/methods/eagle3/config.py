@@ -1,7 +1,6 @@
 """EAGLE-3's parameters."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import ClassVar
 
 from hf_specdec.methods.heads.config import HeadConfig
@@ -41,9 +40,6 @@ class Eagle3Config(HeadConfig):
     draft_len: int = 6
     num_branches: int = 4
 
-    aliases: ClassVar[Mapping[str, str]] = HeadConfig.aliases
-    list_form: ClassVar[tuple[str, ...]] = HeadConfig.list_form
-    device_fields: ClassVar[Mapping[str, str]] = HeadConfig.device_fields
     vllm_method: ClassVar[str] = "eagle3"
     tensorrt_type: ClassVar[str] = "Eagle3"
     needs_file: ClassVar[bool] = True

@@ -1,15 +1,12 @@
 """The registry's entry of EAGLE-3 heads."""
 
-from hf_specdec.methods.base import Drafter
+from functools import partial
+
+from hf_specdec.methods.draft_model.method import drafter_of
 from hf_specdec.methods.eagle3.config import Eagle3Config
-from hf_specdec.methods.heads.drafter import head_drafter
-from hf_specdec.methods.method import DrafterContext, Method
+from hf_specdec.methods.method import Method
 
 __all__ = ["EAGLE3"]
-
-
-def _make(config: Eagle3Config, context: DrafterContext) -> Drafter:
-    return head_drafter(EAGLE3.name, config, context)
 
 
 EAGLE3 = Method(
@@ -18,7 +15,7 @@ EAGLE3 = Method(
     config_class=Eagle3Config,
     config_arguments=("eagle3_config",),
     summary="drafts with a head that reads the target's hidden states",
-    make=_make,
+    make=partial(drafter_of, "eagle3"),
     needs_draft_head=True,
     takes_draft_head=True,
 )

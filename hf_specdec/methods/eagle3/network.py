@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hf_specdec.compat.decoder_layers import LAYERS, config_of_layers
-from hf_specdec.methods.draft_head import PairHead
+from hf_specdec.methods.draft_head import PairHead, attention_shape, within
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
 
 __all__ = ["Eagle3Head"]
@@ -76,9 +76,7 @@ class Eagle3Head(PairHead):
 
     def cache_shapes(self, stage: int) -> dict[int, tuple[int, int, int]]:
         """Key/value heads, key size and value size of each layer."""
-        layer = self.config.layer
-        head_dim = int(getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
-        return dict.fromkeys(range(len(self.layers)), (int(layer.num_key_value_heads), head_dim, head_dim))
+        return dict.fromkeys(range(len(self.layers)), attention_shape(self.config.layer))
 
     def layer_ids(self, num_layers: int) -> tuple[int, ...]:
         """The hidden states that it reads of a target with `num_layers` layers."""
@@ -119,10 +117,7 @@ class Eagle3Head(PairHead):
         """See `PairHead.forward`; there is one stage."""
         rotary = self.rotary_emb(states, positions)
         for layer in self.layers:
-            seen = mask
-            window = _window_of(layer)
-            if window is not None and key_positions is not None:
-                seen = mask & (positions[:, None, :, None] - key_positions[:, None, None, :] < window)
+            seen = within(_window_of(layer), mask, positions, key_positions)
             given = {"attention_mask": seen, "position_embeddings": rotary, "past_key_values": cache}
             if layer is self.layers[0]:
                 states = self._first_layer(layer, embeddings, states, given)

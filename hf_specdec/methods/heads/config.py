@@ -26,7 +26,6 @@ class HeadConfig(DraftModelConfig):
         name: field for name, field in DraftModelConfig.aliases.items() if field != "exit_layer"
     }
     list_form: ClassVar[tuple[str, ...]] = ()
-    device_fields: ClassVar[Mapping[str, str]] = DraftModelConfig.device_fields
     transformers_arguments: ClassVar[Mapping[str, str]] = {}
     vllm_method: ClassVar[str]
     tensorrt_type: ClassVar[str]

@@ -119,10 +119,6 @@ class LookaheadConfig(SpecConfig):
             "max_verification_set_size": self.verification_set_size,
         }
 
-    def fits_within(self, reserved: "LookaheadConfig") -> bool:
-        """Whether neither window, n-grams nor verification set exceed those of `reserved`."""
-        return all(getattr(self, name) <= getattr(reserved, name) for name in self.list_form)
-
     def check_within(self, reserved: Self, field: str = "spec_config") -> None:
         """Raise unless this configuration, a request's, fits within the one `reserved` for the model.
 

@@ -1,7 +1,6 @@
 """Parameters of drafting with a checkpoint's own MTP layers."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import ClassVar
 
 from hf_specdec.methods.heads.config import HeadConfig
@@ -38,9 +37,6 @@ class MtpConfig(HeadConfig):
     draft_len: int = 4
     num_branches: int = 1
 
-    aliases: ClassVar[Mapping[str, str]] = HeadConfig.aliases
-    list_form: ClassVar[tuple[str, ...]] = HeadConfig.list_form
-    device_fields: ClassVar[Mapping[str, str]] = HeadConfig.device_fields
     vllm_method: ClassVar[str] = "mtp"
     tensorrt_type: ClassVar[str] = "MTP"
     needs_file: ClassVar[bool] = False

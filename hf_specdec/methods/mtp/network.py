@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from hf_specdec.compat.mtp import MtpModel, load_mtp, mtp_logits, use_mask_attention
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.methods.draft_head import PairHead
+from hf_specdec.methods.draft_head import PairHead, within
 from hf_specdec.methods.heads.wrapped import WrappedHead
 
 __all__ = ["MtpHead"]
@@ -100,8 +100,7 @@ class MtpHead(WrappedHead, PairHead):
     ) -> torch.Tensor:
         """See `PairHead.forward`; stage s is layer s, which writes to layer s of the cache."""
         kind = self._kinds[stage]
-        if kind == SLIDING and self._window is not None and key_positions is not None:
-            mask = mask & (positions[:, None, :, None] - key_positions[:, None, None, :] < self._window)
+        mask = within(self._window if kind == SLIDING else None, mask, positions, key_positions)
         by_kind = {"layer_type": kind} if self._mtp[0].has_per_layer_rope else {}
         rotary = None
         if self.rotary_emb is not None:
