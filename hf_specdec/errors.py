@@ -20,6 +20,7 @@ __all__ = [
     "RankError",
     "SpecError",
     "UnsupportedModelError",
+    "first_line",
     "unknown_name",
 ]
 
@@ -97,3 +98,8 @@ def unknown_name(field: str, value: object, known: Iterable[str]) -> ConfigError
     close = difflib.get_close_matches(value[:MOST_SHOWN], names, n=1) if isinstance(value, str) else []
     remedy = f"Did you mean {close[0]!r}?" if close else "Choose one of them."
     return ConfigError(field, f"must be one of {', '.join(map(repr, names))}", value, remedy)
+
+
+def first_line(error: Exception) -> str:
+    """What another library's error says first; its type where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

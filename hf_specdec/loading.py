@@ -16,10 +16,9 @@ from safetensors import SafetensorError
 
 from hf_specdec.api import SpecGenerationMixin, enable
 from hf_specdec.compat import dropped_settings, generation_model, input_device
-from hf_specdec.compat.decoder_layers import cached_file
 from hf_specdec.compat.gemma_assistant import is_gemma_assistant, with_shared_layers
 from hf_specdec.distributed.placement import parallel_arguments
-from hf_specdec.errors import CheckpointError, unknown_name
+from hf_specdec.errors import CheckpointError, first_line, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
 from hf_specdec.methods.dflash.network import DFlashHead, is_dflash_config
@@ -27,7 +26,6 @@ from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.eagle3.checkpoint import is_head, load_head
 from hf_specdec.methods.gemma4_assistant.network import GemmaAssistantHead
 from hf_specdec.methods.mtp.network import MtpHead
-from hf_specdec.methods.translation import are_alike
 from hf_specdec.quantization.bnb import prepare
 from hf_specdec.quantization.fp8 import check_offloading
 from hf_specdec.quantization.precision import (
@@ -47,8 +45,6 @@ __all__ = [
     "describe_weights",
     "is_draft_head",
     "load_draft",
-    "load_foreign_tokenizer",
-    "load_tokenizer",
 ]
 
 MIN_TOKENS = 16  # that a tokenizer makes of the fixed text, if it has a vocabulary
@@ -119,7 +115,7 @@ class _EnabledAutoModel:
         try:
             model, info = cls.auto_class.from_pretrained(path, output_loading_info=True, **kwargs)
         except (OSError, SafetensorError, json.JSONDecodeError) as error:
-            raise CheckpointError(f"{os.fspath(path)!r} could not be loaded: {_first_line(error)}") from error
+            raise CheckpointError(f"{os.fspath(path)!r} could not be loaded: {first_line(error)}") from error
         if missing := sorted(info["missing_keys"]):
             raise CheckpointError(
                 f"{os.fspath(path)!r} must hold every weight of {type(model).__name__}, but lacks {len(missing)}, "
@@ -240,39 +236,6 @@ def load_draft(path: str | os.PathLike[str], *, precision: str | None = None, **
     return AutoModelForCausalLM.from_pretrained(path, precision=precision, **kwargs)
 
 
-def load_tokenizer(path: str | os.PathLike[str]) -> transformers.PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint.
-
-    Raises:
-        CheckpointError: it is missing or damaged.
-    """
-    try:
-        return transformers.AutoTokenizer.from_pretrained(path)
-    except Exception as error:
-        raise CheckpointError(
-            f"`tokenizer` must be one that transformers can load, but that of {os.fspath(path)!r} is not: "
-            f"{_first_line(error)} Put the checkpoint's tokenizer files beside its weights."
-        ) from error
-
-
-def load_foreign_tokenizer(
-    path: str | os.PathLike[str], tokenizer: transformers.PreTrainedTokenizerBase
-) -> transformers.PreTrainedTokenizerBase | None:
-    """The tokenizer of a draft model's checkpoint, where its tokens are others than those of the target's `tokenizer`.
-
-    Returns:
-        `None` where nothing has to be translated; a checkpoint without a tokenizer has the target's.
-
-    Raises:
-        CheckpointError: it is damaged.
-    """
-    try:
-        found = cached_file(os.fspath(path), "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
-    except (OSError, ValueError):  # no checkpoint: loading the model says so
-        return None
-    return None if found is None or are_alike(tokenizer, own := load_tokenizer(path)) else own
-
-
 def describe_weights(model: transformers.PreTrainedModel, *, compare: bool = False) -> LoadedWeights:
     """What is loaded: layers and dtypes, bytes, what was left in full precision, and what this machine can load.
 
@@ -325,7 +288,7 @@ def _check_folder(path: str | os.PathLike[str]) -> None:
     try:
         content = json.loads(config.read_text("utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{str(config)!r} must be JSON, but is not: {_first_line(error)}") from error
+        raise CheckpointError(f"{str(config)!r} must be JSON, but is not: {first_line(error)}") from error
     model_type = content.get("model_type") if isinstance(content, dict) else None
     if model_type not in transformers.CONFIG_MAPPING and not (isinstance(content, dict) and "auto_map" in content):
         raise CheckpointError(
@@ -344,7 +307,3 @@ def _check_adapter(config: Path) -> None:
         raise CheckpointError(f"{str(config)!r} must name its base_model_name_or_path.") from error
     if isinstance(base, str) and base:
         _check_folder(base)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
