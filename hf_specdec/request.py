@@ -15,6 +15,7 @@ from hf_specdec.compat import generation_model
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import DrafterContext, Method
 from hf_specdec.methods.registry import METHODS, as_head, config_arguments, resolve
 from hf_specdec.methods.translation import are_alike, check_tokenizers
@@ -23,7 +24,6 @@ from hf_specdec.observer import SpecStep
 __all__ = ["Request", "own_arguments", "read_request", "with_default_method"]
 
 Observer = Callable[[SpecStep], None]
-TRANSLATED = 2  # tokens of the target that one of a draft model's own vocabulary may become, on the mean
 DRAFT_BUDGET = 64  # for a drafter of the user's own, which has no configuration here
 
 
@@ -136,11 +136,11 @@ def read_request(
     if (reserved := defaults.get(method.name)) is not None:
         parsed.check_within(reserved, field)
     assistant = _assistant_model(kwargs, method, parsed)
-    tokenizers = None if assistant is None else _tokenizers(kwargs, method, parsed)
+    tokenizers = None if assistant is None else _tokenizers(kwargs, assistant, parsed)
     return Request(
         method=method,
         config=parsed,
-        budget=parsed.node_budget * (1 if tokenizers is None else TRANSLATED),
+        budget=parsed.node_budget if tokenizers is None else parsed.translated_budget,
         make_drafter=lambda context: method.make(parsed, context),
         observer=observer,
         assistant_model=assistant,
@@ -149,21 +149,22 @@ def read_request(
     )
 
 
-def _tokenizers(kwargs: dict[str, Any], method: Method, config: SpecConfig) -> tuple[Any, Any] | None:
+def _tokenizers(kwargs: dict[str, Any], assistant: Any, config: SpecConfig) -> tuple[Any, Any] | None:
     """The target's tokenizer and the draft model's, taken out of `kwargs`; `None` where the draft reads the target's.
 
     Raises:
-        ConfigError: one is missing, or the method compares probabilities, which differ between vocabularies.
+        ConfigError: one is missing, the draft is a head, or probabilities would be compared, which differ between
+            vocabularies.
     """
     own = kwargs.pop("assistant_tokenizer", None)
     if own is None:
         return None
+    if isinstance(assistant, DraftHead):
+        rule = "must be unset with a draft head, which drafts the target's tokens"
+        raise ConfigError("assistant_tokenizer", rule, type(own).__name__, "Leave it out.")
     check_tokenizers(kwargs.get("tokenizer"), own)
     if are_alike(kwargs["tokenizer"], own):
         return None
-    if not method.translates:
-        rule, remedy = f"must be unset with spec_method={method.name!r}", 'Use spec_method="draft_model".'
-        raise ConfigError("assistant_tokenizer", rule, type(own).__name__, remedy)
     if config.draws_drafts:
         rule = "must be False with an assistant_tokenizer: probabilities of two vocabularies cannot be compared"
         raise ConfigError("use_logits", rule, True, "Leave it out: drafts are compared by token.")

@@ -98,19 +98,18 @@ def measure_gpu(
 
 def _methods(loaded: LoadedModel, batch: int) -> dict[str, dict[str, Any]]:
     """Arguments of `generate` by the row's name; transformers' assisted generation takes one sequence."""
-    draft = loaded.assistant
     rows: dict[str, dict[str, Any]] = {
         "plain, eager": {"spec_method": None},
         "plain, static cache": {"spec_method": None} | STATIC,
     }
     if batch == 1:
         rows["transformers' prompt lookup"] = {"spec_method": None, "prompt_lookup_num_tokens": 10}
-        if draft is not None:
-            rows["transformers' assistant"] = {"spec_method": None, "assistant_model": draft}
+        if loaded.assistant is not None:
+            rows["transformers' assistant"] = {"spec_method": None} | loaded.assisted
     ours: dict[str, dict[str, Any]] = {name: {"spec_method": name} for name in ("prompt_lookup", "lookahead", "auto")}
     ours["auto"]["spec_config"] = {"pool": "request"}  # the call is made twice: it must not be remembered
-    if draft is not None:
-        ours["draft_model"] = {"spec_method": "draft_model", "assistant_model": draft}
+    if loaded.assistant is not None:
+        ours["draft_model"] = {"spec_method": "draft_model"} | loaded.assisted
     return rows | ours | {f"{name}, static cache": arguments | STATIC for name, arguments in ours.items()}
 
 

@@ -11,9 +11,9 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.bench.widen import check_widening, widen, widen_head
+from hf_specdec.checkpoint_tokenizers import load_foreign_tokenizer, load_tokenizer
 from hf_specdec.distributed.placement import read_devices
 from hf_specdec.errors import ConfigError, unknown_name
-from hf_specdec.loading import load_foreign_tokenizer, load_tokenizer
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.quantization.precision import DTYPES, PRECISIONS
 
@@ -49,6 +49,13 @@ class LoadedModel:
         """What documents and tables call it: the name, and the size that it was widened to."""
         size = self.facts.get("widening")
         return f"{self.name}, {size['hidden_size']}x{size['num_layers']}" if size else self.name
+
+    @property
+    def assisted(self) -> dict[str, Any]:
+        """Arguments of `generate` for the draft model, with the tokenizers where it has one of its own."""
+        own = self.assistant_tokenizer
+        translated = {} if own is None else {"tokenizer": self.tokenizer, "assistant_tokenizer": own}
+        return {"assistant_model": self.assistant, **translated}
 
 
 def load_model(
@@ -87,18 +94,7 @@ def load_model(
     where = pick_device(device)
     folder = embedded.path("target") if path is None else path
     draft = embedded.path("draft") if path is None and assistant is None else assistant
-    facts: dict[str, Any] = {}
-    drafting: DraftHead | None = None
-    if widen_to is None:
-        model = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision)
-        if head is not None:
-            drafting = hf_specdec.AutoDraftHead.from_pretrained(head, dtype=model.dtype)
-    else:
-        original = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision="fp32")
-        model, facts["widening"] = _widened(original, folder, precision, widen_to)
-        if head is not None:
-            drafting = widen_head(hf_specdec.AutoDraftHead.from_pretrained(head).float(), original, model)
-            drafting.to(model.dtype)
+    model, drafting, facts = _target_and_head(folder, precision, head, widen_to)
     if attn_implementation is not None:
         _set_attention(model, attn_implementation)
     helper = None if draft is None else hf_specdec.AutoModelForCausalLM.from_pretrained(draft, precision=own_precision)
@@ -113,6 +109,24 @@ def load_model(
         head=None if drafting is None else drafting.to(where),
         facts=facts,
     )
+
+
+def _target_and_head(
+    folder: str, precision: str, head: str | None, widen_to: tuple[int, int] | None
+) -> tuple[Any, DraftHead | None, dict[str, Any]]:
+    """The model, its head, both at their new size where one is wanted, and what is to be told of that."""
+    drafting: DraftHead | None = None
+    if widen_to is None:
+        model = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision)
+        if head is not None:
+            drafting = hf_specdec.AutoDraftHead.from_pretrained(head, dtype=model.dtype)
+        return model, drafting, {}
+    original = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision="fp32")
+    large, facts = _widened(original, folder, precision, widen_to)
+    if head is not None:
+        drafting = widen_head(hf_specdec.AutoDraftHead.from_pretrained(head).float(), original, large)
+        drafting.to(large.dtype)
+    return large, drafting, {"widening": facts}
 
 
 def _set_attention(model: Any, name: str) -> None:

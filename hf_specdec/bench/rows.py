@@ -189,7 +189,7 @@ def _method_row(name: str, method_name: str, value: Any, loaded: LoadedModel) ->
     if method.own_head is not None:
         _check_own_head(name, method, loaded)
     if (method.needs_draft_model and config.drafting_layers is None) or companion == "draft_model":
-        how |= _draft_of(loaded, name, translates=method.translates)
+        how |= _draft_of(loaded, name)
         described |= {"assistant": loaded.assistant_name, "assistant_dtype": precision_of(how["assistant_model"])}
     _check_devices(name, config, loaded)
     found = capability(loaded.model) if method.needs_tree else None
@@ -219,29 +219,16 @@ def _head_of(loaded: LoadedModel, name: str, method: Method) -> DraftHead:
     return loaded.head
 
 
-def _draft_of(loaded: LoadedModel, name: str, *, translates: bool) -> dict[str, Any]:
-    """The model's assistant, if it can draft for it, with the tokenizers where it has one of its own.
-
-    Args:
-        translates: whether the method can use such a one.
-    """
+def _draft_of(loaded: LoadedModel, name: str) -> dict[str, Any]:
+    """The model's assistant, if it can draft for it, with the tokenizers where it has one of its own."""
     if loaded.assistant is None:
         remedy = "Name one with --draft-model, or measure the embedded target."
         raise ConfigError(name, "must have a draft model", None, remedy)
-    if loaded.assistant_tokenizer is not None and not translates:
-        raise ConfigError(name, "must have a draft with the target's tokenizer", loaded.assistant_name, "Choose one.")
     try:
         draft_capability(loaded.model, loaded.assistant, translates=loaded.assistant_tokenizer is not None)
     except UnsupportedModelError as error:
         raise ConfigError(name, "must have a draft that can roll back", loaded.assistant_name, str(error)) from error
-    return _assisted(loaded)
-
-
-def _assisted(loaded: LoadedModel) -> dict[str, Any]:
-    """Arguments of `generate` for the model's assistant."""
-    own = loaded.assistant_tokenizer
-    translated = {} if own is None else {"tokenizer": loaded.tokenizer, "assistant_tokenizer": own}
-    return {"assistant_model": loaded.assistant, **translated}
+    return loaded.assisted
 
 
 def _check_devices(name: str, config: SpecConfig, loaded: LoadedModel) -> None:
@@ -258,7 +245,7 @@ def _assistant_row(loaded: LoadedModel) -> Row:
     if loaded.assistant is None:
         remedy = "Name one with --draft-model, or measure the embedded target."
         raise ConfigError(ASSISTANT, "must have an assistant model", None, remedy)
-    return transformers_row(ASSISTANT, _assisted(loaded), {"assistant": loaded.assistant_name})
+    return transformers_row(ASSISTANT, loaded.assisted, {"assistant": loaded.assistant_name})
 
 
 def _own_row(name: str, loaded: LoadedModel) -> Row:

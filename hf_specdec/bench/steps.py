@@ -18,7 +18,7 @@ from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.operations import OperationCounter
 from hf_specdec.bench.prompts import Prompt
 
-__all__ = ["measure_steps", "operation_rows"]
+__all__ = ["measure_steps", "operation_rows", "step_rows"]
 
 STATIC = {"cache_implementation": "static"}
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaMemcpyAsync")
@@ -26,7 +26,7 @@ GRAPH_LAUNCH = "cudaGraphLaunch"
 WARM_STEPS = 2  # in which masks are tried out and buffers are made
 
 
-def _rows(loaded: LoadedModel) -> dict[str, dict[str, Any]]:
+def step_rows(loaded: LoadedModel) -> dict[str, dict[str, Any]]:
     """Arguments of `generate` by the row's name."""
     auto: dict[str, Any] = {"spec_method": "auto", "spec_config": {"num_nodes": 32, "pool": "request"}}
     chain: dict[str, Any] = {"spec_method": "prompt_lookup"}
@@ -42,7 +42,7 @@ def _rows(loaded: LoadedModel) -> dict[str, dict[str, Any]]:
         "auto, 32 nodes, sampled": auto | {"do_sample": True},
     }
     if loaded.assistant is not None:
-        rows["draft_model"] = {"spec_method": "draft_model", "assistant_model": loaded.assistant}
+        rows["draft_model"] = {"spec_method": "draft_model"} | loaded.assisted
     return rows
 
 
@@ -73,7 +73,7 @@ def operation_rows(loaded: LoadedModel, prompts: Sequence[Prompt], *, max_new_to
     inputs = [encode(loaded, prompt) for prompt in prompts]
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, "disable_compile": True}
     rows = []
-    for name, arguments in _rows(loaded).items():
+    for name, arguments in step_rows(loaded).items():
         calls = [own | options | arguments for own in inputs]
         rows.append({"name": name, **_row(loaded, calls)})
     return rows

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 import hf_specdec
 from hf_specdec.bench.widen import check_widening, read_size, widen, widen_head
+from hf_specdec.checkpoint_tokenizers import draft_tokenizers
 from hf_specdec.cli import options
 from hf_specdec.cli.inputs import load_draft
 from hf_specdec.cli.options import LoadOptions
@@ -73,9 +74,10 @@ def demo(
     dtype = dtype or ("fp32" if model is None else "auto")
     loaded = loading.load(model, dtype)
     target = loaded.model
-    draft = None
+    draft, foreign = None, None
     if model is None or draft_model is not None:
         draft = load_draft(draft_model, draft_dtype or dtype, None, loaded.where.beside(target))
+        foreign = draft_tokenizers(draft, draft_model, loaded.tokenizer).get("assistant_tokenizer")
     if widen_to is not None:
         large = _widened(target, widen_to)
         draft, target = widen_head(draft, target, large) if isinstance(draft, DraftHead) else draft, large
@@ -85,7 +87,7 @@ def demo(
         max_seconds=max_seconds,
         queue_size=queue_size,
     )
-    racer = Racer(target, loaded.tokenizer, draft, limits=limits)
+    racer = Racer(target, loaded.tokenizer, draft, draft_tokenizer=foreign, limits=limits)
     note("Each method tries the model once.", "dim")
     racer.warm_up()
     serve.launch(serve.Page(racer), host=host, port=port, share=share)

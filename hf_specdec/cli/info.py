@@ -7,9 +7,10 @@ import torch
 from transformers import PreTrainedModel
 
 import hf_specdec
+from hf_specdec.checkpoint_tokenizers import draft_tokenizers
 from hf_specdec.cli import options
 from hf_specdec.cli.extras import extras, versions
-from hf_specdec.cli.inputs import draft_tokenizers, load_draft
+from hf_specdec.cli.inputs import load_draft
 from hf_specdec.cli.options import LoadOptions
 from hf_specdec.cli.report import print_json, reports_errors
 from hf_specdec.cli.spread import spread
@@ -61,7 +62,7 @@ def info(
         if isinstance(draft, DraftHead):
             groups |= {"draft head": _head(draft), "pair": _head_pair(loaded, draft)}
         else:
-            translates = bool(draft_tokenizers(draft_model, "draft_model", target.tokenizer))
+            translates = bool(draft_tokenizers(draft, draft_model, target.tokenizer))
             drafts = describe_weights(draft, compare=True)
             groups |= {"draft model": _model(draft), "pair": _pair(loaded, draft, translates=translates)}
             groups["draft weights"] = drafts.to_dict() if json else weights_facts(drafts)

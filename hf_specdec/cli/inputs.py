@@ -9,17 +9,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 import hf_specdec
 from hf_specdec import embedded, loading
+from hf_specdec.checkpoint_tokenizers import load_tokenizer
 from hf_specdec.cli.where import Where
 from hf_specdec.distributed.placement import place
 from hf_specdec.errors import ConfigError, MissingExtraError
 from hf_specdec.files import lone_surrogate
-from hf_specdec.loading import is_draft_head, load_foreign_tokenizer, load_tokenizer
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.registry import resolve
 
 __all__ = [
     "check_seed",
-    "draft_tokenizers",
     "encode",
     "load",
     "load_draft",
@@ -143,26 +142,6 @@ def load_draft(
     own = "head" if method is not None and resolve(method).needs_draft_head else "draft"
     path = draft_model if draft_model is not None else embedded.path(own)
     return loading.load_draft(path, precision=dtype, **_listed(config, "draft", device))
-
-
-def draft_tokenizers(
-    draft_model: str | None, method: str, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, PreTrainedTokenizerBase]:
-    """Arguments of `generate` for a draft model with a tokenizer of its own; none for one with the target's.
-
-    Raises:
-        CheckpointError: the tokenizer is damaged.
-        ConfigError: the method drafts the target's tokens only.
-    """
-    if draft_model is None or is_draft_head(draft_model):
-        return {}
-    own = load_foreign_tokenizer(draft_model, tokenizer)
-    if own is None:
-        return {}
-    if not resolve(method).translates:
-        rule = f"must have the target's tokenizer with --spec-method {method}"
-        raise ConfigError("--draft-model", rule, draft_model, "Use --spec-method draft_model, which translates.")
-    return {"tokenizer": tokenizer, "assistant_tokenizer": own}
 
 
 def _listed(config: SpecConfig | None, role: str, device: torch.device | None) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import torch
 import typer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_specdec.cli.inputs import draft_tokenizers, load, load_draft, read_sampling, set_threads
+from hf_specdec.checkpoint_tokenizers import draft_tokenizers
+from hf_specdec.cli.inputs import load, load_draft, read_sampling, set_threads
 from hf_specdec.cli.method import check_draft_options, describe_methods, loads_draft, read_method
 from hf_specdec.cli.where import Where, read_where
 from hf_specdec.methods.config import SpecConfig
@@ -23,8 +24,8 @@ DraftModelPath = Annotated[
         "--draft-model",
         "--assistant-model",
         "--head",
-        help="Folder or hub name of a smaller model, or of a draft head. With --spec-method draft_model it may have a "
-        "tokenizer of its own. Default: the embedded draft or head, for the embedded target.",
+        help="Folder or hub name of a smaller model, or of a draft head. A model may have a tokenizer of "
+        "its own. Default: the embedded draft or head, for the embedded target.",
     ),
 ]
 Dtype = Annotated[
@@ -195,10 +196,9 @@ class MethodOptions:
             return {}
         how: dict[str, Any] = {"spec_method": method, "spec_config": config}
         if loads_draft(method, config, self.draft_model):
-            how |= draft_tokenizers(self.draft_model, method, target.tokenizer)
             beside = target.where.beside(target.model)
-            precision = self.draft_dtype or dtype
-            how["assistant_model"] = load_draft(self.draft_model, precision, config, beside, method=method)
+            draft = load_draft(self.draft_model, self.draft_dtype or dtype, config, beside, method=method)
+            how |= {"assistant_model": draft, **draft_tokenizers(draft, self.draft_model, target.tokenizer)}
         return how
 
 

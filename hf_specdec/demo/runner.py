@@ -67,6 +67,7 @@ class Racer:
         model: an enabled model.
         tokenizer: its tokenizer.
         draft: a draft model or head, for the methods that take one.
+        draft_tokenizer: the draft model's, where it is not the target's.
         limits: what one race may use.
     """
 
@@ -76,9 +77,10 @@ class Racer:
         tokenizer: PreTrainedTokenizerBase,
         draft: PreTrainedModel | DraftHead | None = None,
         *,
+        draft_tokenizer: PreTrainedTokenizerBase | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.model, self.tokenizer, self.draft = model, tokenizer, draft
+        self.model, self.tokenizer, self.draft, self.draft_tokenizer = model, tokenizer, draft, draft_tokenizer
         self.limits = limits or Limits()
         threads = torch.get_num_threads()
         self._worker = ThreadPoolExecutor(1, "race", initializer=lambda: torch.set_num_threads(threads))
@@ -189,6 +191,8 @@ class Racer:
             options |= {"spec_method": name, "spec_config": settings.config_of(method)}
         if method in WITH_DRAFT:
             options["assistant_model"] = self.draft
+            if self.draft_tokenizer is not None:
+                options |= {"tokenizer": self.tokenizer, "assistant_tokenizer": self.draft_tokenizer}
         with remembering(self.model, memory), torch.inference_mode():
             self.model.generate(**inputs, **options, **recorder.arguments(observes=method != PLAIN))
         is_cut = stop.is_over and len(recorder.token_ids) < settings.max_new_tokens

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from hf_specdec.api import enable
+from hf_specdec.checkpoint_tokenizers import load_foreign_tokenizer
 from hf_specdec.errors import MissingExtraError
-from hf_specdec.loading import AutoDraftHead, AutoModelForCausalLM, is_draft_head, load_foreign_tokenizer
+from hf_specdec.loading import AutoDraftHead, AutoModelForCausalLM, is_draft_head
 from hf_specdec.methods.registry import config_arguments
 from hf_specdec.per_row import PerRow
 from hf_specdec.request import with_default_method

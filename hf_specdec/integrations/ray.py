@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from hf_specdec.arguments import settings_of
+from hf_specdec.checkpoint_tokenizers import draft_tokenizers, load_tokenizer
 from hf_specdec.errors import ConfigError, MissingExtraError
-from hf_specdec.loading import AutoModelForCausalLM, load_draft, load_tokenizer
+from hf_specdec.loading import AutoModelForCausalLM, load_draft
 from hf_specdec.many_prompts import ManyResult
 from hf_specdec.methods.config import check_positive
 from hf_specdec.prompt_inputs import inputs_of
@@ -42,7 +43,8 @@ class SpecTextGenerator:
         id_column (`str`, *optional*): whole numbers, one for each row. A sampled row draws from `seed` plus its number,
             whichever actor it comes to. Needed for sampling.
         seed (`int`, *optional*, defaults to `0`): see `id_column`.
-        draft_model (`str`, *optional*): folder or name of a draft model or draft head.
+        draft_model (`str`, *optional*): folder or name of a draft model or draft head. A draft model may have a
+            tokenizer of its own.
         precision (`str`, *optional*): as for `AutoModelForCausalLM.from_pretrained`.
         model_kwargs (`dict`, *optional*): for `from_pretrained`; by default the model goes to the actor's GPU, if it
             has one.
@@ -77,9 +79,11 @@ class SpecTextGenerator:
         if self.samples and id_column is None:
             remedy = "Name a column of whole numbers, from which each row's seed follows."
             raise ConfigError("id_column", "must be given where texts are sampled", None, remedy)
+        tokenizers = {"tokenizer": self.tokenizer}
         if draft_model is not None:
-            options["assistant_model"] = load_draft(draft_model, precision=precision, **place)
-        self.batch = SharedBatch(loaded, tokenizer=self.tokenizer, **options)
+            options["assistant_model"] = draft = load_draft(draft_model, precision=precision, **place)
+            tokenizers |= draft_tokenizers(draft, draft_model, self.tokenizer)
+        self.batch = SharedBatch(loaded, **tokenizers, **options)
 
     async def __call__(self, rows: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Columns of rows, with the two new ones. Ray calls it again while earlier rows are decoded."""

@@ -61,6 +61,11 @@ class SpecConfig:
         return 0
 
     @property
+    def translated_budget(self) -> int:
+        """The same where a draft model has a tokenizer of its own, in the target's tokens."""
+        return self.node_budget
+
+    @property
     def drafting_layers(self) -> int | None:
         """Layers of the target that draft, where it does so by itself."""
         return None

@@ -84,7 +84,6 @@ class Method:
         takes_draft_head (`bool`): whether it uses one that is given.
         own_head: makes the head out of the target's own checkpoint, where the call brings none.
         as_head: makes a head of a transformers model that is one, and `None` of any other object.
-        translates (`bool`): whether its draft model may have a tokenizer of its own.
     """
 
     name: str
@@ -100,7 +99,6 @@ class Method:
     takes_draft_head: bool = False
     own_head: Callable[[PreTrainedModel], DraftHead] | None = None
     as_head: Callable[[object], DraftHead | None] | None = None
-    translates: bool = False
 
     @property
     def needs_assistant(self) -> bool:

@@ -12,6 +12,7 @@ exchanged by their role. Whatever goes wrong here costs acceptance, and never ch
     text.drafted([31, 7, 7])        # the draft's tokens after the tail, as the target's
 """
 
+import weakref
 from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
@@ -27,6 +28,11 @@ INCOMPLETE = "\ufffd"  # what decoding makes of bytes that are no character yet
 MOST_BYTES = 8  # tokens that may wait for a character's other bytes
 ANCHORS = ("\n", "a")
 ROLES = ("bos_token", "eos_token", "pad_token")
+MOST_ALONE = 0.01  # tokens that one of two alike vocabularies may have alone, as a share of those of both
+
+# Of pairs of tokenizers that were compared, whether they are alike: large vocabularies take a tenth of a second.
+_COMPARED: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, weakref.WeakKeyDictionary[PreTrainedTokenizerBase, bool]]
+_COMPARED = weakref.WeakKeyDictionary()
 
 
 class Vocabulary:
@@ -136,6 +142,10 @@ class Translation:
             return []
         return tokens[len(begun) :] + ends
 
+    def ends(self, token: int) -> bool:
+        """Whether nothing is read of a draft after its token `token`."""
+        return token in self._specials
+
     def _new_text(self) -> str:
         """Characters that the target's tokens have completed since the last time."""
         read, new = self._ids[: self._num_read], self._ids[self._num_read :]
@@ -171,19 +181,29 @@ class Translation:
 def are_alike(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> bool:
     """Whether the ids of two tokenizers are the same tokens, so that nothing has to be translated.
 
-    One of them may have some more added tokens, as models of one family have that were taught other markup.
+    What texts are split into decides: an id that both have must be one token, and one of them may have a few more, as
+    vocabularies that were padded. Added tokens may differ, as those of models of one family that were taught other
+    markup do: no text is split into them.
     """
     if target is draft:
         return True
-    (own, own_added), (other, other_added) = (_tokens(target), _tokens(draft))
-    return own == other and all(own_added[one] == other_added[one] for one in own_added.keys() & other_added.keys())
+    compared = _COMPARED.setdefault(target, weakref.WeakKeyDictionary())
+    if draft not in compared:
+        compared[draft] = _have_same_tokens(target, draft)
+    return compared[draft]
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[dict[int, str], dict[int, str]]:
-    """Tokens by id: those that texts are split into, and those that were added."""
-    added = tokenizer.get_added_vocab()
-    known = {number: token for token, number in tokenizer.get_vocab().items() if token not in added}
-    return known, {number: token for token, number in added.items()}
+def _have_same_tokens(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> bool:
+    own, other = _tokens(target), _tokens(draft)
+    common = own.keys() & other.keys()
+    num_alone = max(len(own), len(other)) - len(common)
+    return num_alone <= MOST_ALONE * len(common) and all(own[number] == other[number] for number in common)
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """By id, the tokens that texts are split into; those of a tokenizer that has none but added ones."""
+    known, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
+    return {number: token for token, number in known.items() if token not in added or len(added) == len(known)}
 
 
 def check_tokenizers(tokenizer: object, assistant_tokenizer: object) -> None:

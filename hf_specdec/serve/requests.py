@@ -141,8 +141,7 @@ class RequestReader:
         found = {"spec_method": method.name, "spec_config": config}
         if self.memory == "key" and api_key is not None:
             found["spec_method"] = method.remembering(self._memories.setdefault(api_key, MethodState()))
-        reads_draft = method.translates or self.draft_tokenizer is None
-        takes_model = method.takes_draft_model and reads_draft and not drafts_itself
+        takes_model = method.takes_draft_model and not drafts_itself
         takes_draft = method.name in self.draft_model.methods if is_head else takes_model
         if self.draft_model is None or not takes_draft:
             return found

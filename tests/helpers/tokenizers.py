@@ -1,14 +1,19 @@
 """Tokenizers of the kinds that models have, trained on a few texts.
 
 tokenizer = byte_level(texts, 300)
+save_foreign_draft(folder, texts)
 """
 
+from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-__all__ = ["byte_level", "characters", "marked"]
+from tests.helpers.zoo import DECODER
+
+__all__ = ["byte_level", "characters", "marked", "save_foreign_draft"]
 
 
 def byte_level(texts: list[str], size: int) -> Any:
@@ -42,3 +47,12 @@ def characters() -> Any:
     tokenizer = Tokenizer(models.WordLevel(letters, unk_token="<unk>"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"), decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def save_foreign_draft(folder: Path, texts: list[str]) -> str:
+    """A tiny random draft model with a tokenizer of 300 tokens, as a checkpoint."""
+    tokenizer = byte_level(texts, 300)
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**{**DECODER, "vocab_size": len(tokenizer)})).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import hf_specdec
+from tests.helpers.tokenizers import save_foreign_draft
 
 pytestmark = [pytest.mark.extras, pytest.mark.filterwarnings("ignore")]  # the harness warns on its own
 lm_eval = pytest.importorskip("lm_eval")
@@ -86,6 +87,13 @@ def test_a_draft_model_or_head_is_loaded_beside_it(tasks: Path) -> None:
     for method, name in {"draft_model": "draft", "eagle3": "head"}.items():
         path = str(hf_specdec.embedded.path(name))
         assert evaluate(tasks, "hf-specdec", 2, spec_method=method, draft_model=path) == expected
+
+
+def test_a_draft_with_a_tokenizer_of_its_own_is_translated(tasks: Path, tmp_path: Path) -> None:
+    import hf_specdec.integrations.lm_eval  # noqa: F401 - registers the class
+
+    draft = save_foreign_draft(tmp_path, PROMPTS)
+    assert evaluate(tasks, "hf-specdec", 2, spec_method="draft_model", draft_model=draft) == evaluate(tasks, "hf", 2)
 
 
 def test_the_command_takes_a_list_form(tasks: Path) -> None:

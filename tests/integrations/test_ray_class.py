@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 import hf_specdec
 from hf_specdec.integrations.ray import SpecTextGenerator, generate_texts
 from tests.helpers.support import plain
+from tests.helpers.tokenizers import save_foreign_draft
 
 PATH = str(hf_specdec.embedded.path("target"))
 PROMPTS = [f"def function_{number}(items):\n    " for number in range(6)]
@@ -79,6 +81,23 @@ def test_token_ids_are_prompts_and_a_wrong_row_is_told_in_its_column() -> None:
     assert [bool(error) for error in found["error"]] == [False, True, False]
     with pytest.raises(hf_specdec.ConfigError, match="The columns are text"):
         asyncio.run(called(generator, {"text": column(PROMPTS)}))
+    generator.batch.close()
+
+
+def test_a_draft_with_a_tokenizer_of_its_own_is_translated(tmp_path: Path) -> None:
+    folder, steps = save_foreign_draft(tmp_path, PROMPTS), list[hf_specdec.SpecStep]()
+    generator = SpecTextGenerator(
+        PATH,
+        **OPTIONS,
+        do_sample=False,
+        draft_model=folder,
+        spec_method="draft_model",
+        spec_config={"confidence_threshold": 0.0},
+        spec_observer=steps.append,
+    )
+    found = asyncio.run(called(generator, {"prompt": column(PROMPTS[:2])}))
+    assert list(found["generated_text"]) == [expected(generator, prompt, do_sample=False) for prompt in PROMPTS[:2]]
+    assert "draft_model" in {node.source for step in steps for node in step.nodes}
     generator.batch.close()
 
 

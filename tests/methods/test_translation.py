@@ -1,5 +1,10 @@
 """One text in two vocabularies: whatever the text, both say the same characters, and what is fixed stays."""
 
+import gc
+import itertools
+import weakref
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -166,11 +171,36 @@ def test_what_is_no_tokenizer_is_refused() -> None:
 
 
 def test_vocabularies_of_one_family_are_alike() -> None:
-    """Also where one has markup beside that of the other; not where an id is two tokens."""
+    """Also where each has markup of its own, or one a token more that texts are split into."""
     texts = ["def add(a, b):", "import os"]
     base, more, other = (byte_level(texts, 280) for _ in range(3))
     more.add_tokens(["<think>", "</think>"])
     other.add_tokens(["<tool>"])
-    assert are_alike(base, more)
-    assert are_alike(more, base)
-    assert not are_alike(more, other)
+    padded = byte_level(texts, 281)
+    assert len(padded.get_vocab()) == len(base.get_vocab()) + 1
+    for one, two in itertools.permutations((base, more, other, padded), 2):
+        assert are_alike(one, two)
+
+
+def test_an_id_that_is_two_tokens_makes_vocabularies_foreign() -> None:
+    base = byte_level(["def add(a, b):"], 262)
+    other = byte_level(["class Reader"], 262)
+    assert base.get_vocab().keys() != other.get_vocab().keys()
+    assert not are_alike(base, other)
+    assert not are_alike(LETTERS, SMALL)
+
+
+def test_a_pair_is_compared_once_and_not_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    kind = type(SMALL)
+    vocabulary = kind.get_vocab
+    monkeypatch.setattr(kind, "get_vocab", lambda tokenizer: asked.append(tokenizer) or vocabulary(tokenizer))
+    target, draft = byte_level(SAMPLES, 300), byte_level(SAMPLES, 310)
+    found = [are_alike(target, draft) for _ in range(3)]
+    assert found == [False] * 3
+    assert asked == [target, draft]
+    asked.clear()
+    references = [weakref.ref(target), weakref.ref(draft)]
+    del target, draft
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]

@@ -7,27 +7,28 @@ is lookahead's window added, where it is worth its columns.
 Knows neither clocks nor models.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from hf_specdec.methods.auto.config import AutoSpecConfig
+from hf_specdec.methods.auto.draft_source import draft_source_of
 from hf_specdec.methods.auto.predictor import Predictor
-from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, best_tokens
+from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT
 from hf_specdec.methods.auto.search import CompiledSearch, Found, Search, search_of
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.auto.window import AutoWindow
 from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, RoundDrafter
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.translation import Translation
 from hf_specdec.observer import DraftedNode
-from hf_specdec.tree import DraftTree, TreeBuilder
+from hf_specdec.tree import DraftTree
 
 __all__ = ["AutoDrafter"]
 
 MAX_NGRAM = 4
 SMALLEST = 1e-3  # nodes below this probability are never worth a look
-WIDTH = 10  # nodes scored by one forward of the draft model, at most
 RETRY = 16  # where asking the draft model does not pay, ask every so many steps all the same, to notice a change
 
 
@@ -38,6 +39,7 @@ class AutoDrafter(RoundDrafter):
         config: see `AutoSpecConfig`.
         memory: what is remembered; `None` is a memory of this text alone.
         scorer: the draft model with this row's text, if there is one.
+        translation: this row's text in the draft model's vocabulary, where that is another one.
         is_sampled: whether tokens are drawn.
         takes_trees: whether the target verifies siblings; where not, a chain is grown.
     """
@@ -54,10 +56,12 @@ class AutoDrafter(RoundDrafter):
         memory: SpecMemory | None = None,
         *,
         scorer: DraftScorer | None = None,
+        translation: Translation | None = None,
         is_sampled: bool = False,
         takes_trees: bool = True,
     ) -> None:
         super().__init__(scorer)
+        self.draft = draft_source_of(scorer, translation)
         self.config, self.takes_trees, self.is_sampled = config, takes_trees, is_sampled
         self.remembers = memory is not None
         self._start(SpecMemory(1, config.max_recycled) if memory is None else memory)
@@ -76,8 +80,8 @@ class AutoDrafter(RoundDrafter):
         """Index the prompt."""
         self._start(self.memory if self.remembers else SpecMemory(1, self.config.max_recycled))
         self.index.extend(prompt_ids)
-        if self.scorer is not None:
-            self.scorer.begin(prompt_ids)
+        if self.draft is not None:
+            self.draft.begin(prompt_ids)
 
     def grow(self, budget: int) -> DraftRound:
         """The tree of the likeliest nodes, at most `budget`; asks the draft model as often as that pays."""
@@ -87,19 +91,17 @@ class AutoDrafter(RoundDrafter):
             return DraftTree.chain(self.index.tokens[-1])
         search = self._search = self._described = search_of(self.predictor, self.index, takes_trees=self.takes_trees)
         found = search.likeliest(budget, self._floor)
-        if self.scorer is None:
+        if self.draft is None:
             return self._tree_of(found)
-        request, scored = TreeBuilder(self.index.tokens[-1]), dict[int, int]()  # the place of each node in the request
+        self.draft.start(self.index.tokens[-1])
         for number in range(self.config.draft_len):
-            wanted = self._worth_scoring(search, found, scored)
-            if not wanted or not self._pays(number):
+            request = self.draft.request(search, found) if self._pays(number) else None
+            if request is None:
                 break
-            for node in wanted:
-                scored[node] = request.add(scored[search.parent(node)], search.token(node)) if node else 0
-            rows = yield request.build()
-            for node, entry in zip(wanted, best_tokens(NodeLogits(rows)), strict=True):
-                search.score(node, entry)
-            before, found = found, search.likeliest(budget, self._floor)
+            self.draft.read((yield request))
+            before = found
+            while self.draft.tell(search):
+                found = search.likeliest(budget, self._floor)
             self.predictor.experience.gained(number, self._value(search, found) - self._value(search, before))
         return self._tree_of(found)
 
@@ -112,8 +114,8 @@ class AutoDrafter(RoundDrafter):
             if self.window is not None:
                 self.window.observe(tree, read)
         self.index.extend(accepted)
-        if self.scorer is not None:
-            self.scorer.keep(tree, accepted)
+        if self.draft is not None:
+            self.draft.keep(tree, accepted)
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
         """The source that made each node likeliest, and what each source said of it."""
@@ -165,15 +167,6 @@ class AutoDrafter(RoundDrafter):
     def _value(self, search: Search | CompiledSearch, found: Found) -> float:
         """Expected accepted tokens of a tree by what is known now, less those that its forward has to gain."""
         return search.value(found.nodes) - (len(found.nodes) - 1) * self.draft_cost.of_node
-
-    def _worth_scoring(self, search: Search | CompiledSearch, found: Found, scored: Mapping[int, int]) -> list[int]:
-        """The likeliest nodes that the draft model has not been asked for and can be."""
-        assert self.scorer is not None
-        wanted = [node for node in found.nodes if node not in scored and (not node or search.parent(node) in scored)]
-        if not self.scorer.takes_trees and scored:
-            last = next(reversed(scored))
-            wanted = [node for node in wanted if search.parent(node) == last][:1]
-        return wanted[:WIDTH]
 
     def _pays(self, number: int) -> bool:
         """Whether the draft model's forward of this number is worth its time, by what such forwards added before."""

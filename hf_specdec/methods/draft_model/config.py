@@ -10,6 +10,7 @@ from hf_specdec.methods.config import MAX_STEP_TOKENS, SpecConfig, check_devices
 __all__ = ["DraftModelConfig"]
 
 MAX_TREE_NODES = 32  # default node budget of a tree, at most
+TRANSLATED = 2  # tokens of the target that one of the draft's own vocabulary may become, on the mean
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,11 @@ class DraftModelConfig(SpecConfig):
         if self.num_branches == 1:
             return self.draft_len
         return min(self.draft_len * self.num_branches, MAX_TREE_NODES)
+
+    @property
+    def translated_budget(self) -> int:
+        """The same in the target's tokens, where the draft has a tokenizer of its own."""
+        return TRANSLATED * self.node_budget
 
     def to_vllm(self, *, draft_model: str | None = None) -> dict[str, Any]:
         """`method="draft_model"`; vLLM drafts chains of a fixed length."""

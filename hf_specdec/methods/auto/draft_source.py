@@ -1,0 +1,183 @@
+"""A draft model as one of auto's sources: what it is asked next, and what it says of a search's nodes.
+
+`DraftSource` asks one that has the target's tokenizer about the likeliest nodes. `TranslatedSource` lets one with a
+tokenizer of its own write on in its own vocabulary, and tells the search what that is in the target's.
+Knows neither clocks nor models.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from hf_specdec.methods.auto.calibration import MOST
+from hf_specdec.methods.auto.recycled_logits import Entry, best_tokens, log_odds
+from hf_specdec.methods.auto.search import CompiledSearch, Found, Search
+from hf_specdec.methods.draft_scorer import DraftScorer
+from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.translation import Translation
+from hf_specdec.tree import DraftTree, TreeBuilder
+
+__all__ = ["AnyDraftSource", "DraftSource", "TranslatedSource", "draft_source_of"]
+
+WIDTH = 10  # nodes scored by one forward of the draft model, at most
+
+
+class DraftSource:
+    """A draft model with the target's tokenizer.
+
+    Args:
+        scorer: the draft model with one row's text.
+    """
+
+    def __init__(self, scorer: DraftScorer) -> None:
+        self.scorer = scorer
+        self._request = TreeBuilder(0)
+        self._places: dict[int, int] = {}  # in the request, of the nodes that are in it
+        self._wanted: list[int] = []
+        self._entries: Sequence[Entry] = ()  # for those wanted last, until they are told
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Start a text."""
+        self.scorer.begin(prompt_ids)
+
+    def start(self, root: int) -> None:
+        """A step begins, whose last token is `root`."""
+        self._request, self._places, self._wanted, self._entries = TreeBuilder(root), {}, [], ()
+
+    def request(self, search: Search | CompiledSearch, found: Found) -> DraftTree | None:
+        """What the draft model's next forward scores: the likeliest nodes that it can and has not; `None` for none."""
+        known = self._places
+        wanted = [node for node in found.nodes if node not in known and (not node or search.parent(node) in known)]
+        if not self.scorer.takes_trees and known:
+            last = next(reversed(known))
+            wanted = [node for node in wanted if search.parent(node) == last][:1]
+        self._wanted = wanted[:WIDTH]
+        if not wanted:
+            return None
+        for node in self._wanted:
+            known[node] = self._request.add(known[search.parent(node)], search.token(node)) if node else 0
+        return self._request.build()
+
+    def read(self, rows: torch.Tensor) -> None:
+        """`(new nodes, vocab_size)`: the draft model's logits for what was requested last."""
+        self._entries = best_tokens(NodeLogits(rows))
+
+    def tell(self, search: Search | CompiledSearch) -> bool:
+        """Tell the search what is known of its nodes; whether that was anything new."""
+        entries, self._entries = self._entries, ()
+        for node, entry in zip(self._wanted, entries, strict=False):
+            search.score(node, entry)
+        return bool(entries)
+
+    def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
+        """The text goes on with `accepted`, after `tree` was verified."""
+        self.scorer.keep(tree, accepted)
+
+
+class TranslatedSource:
+    """A draft model with a tokenizer of its own, which writes one continuation of the text a step.
+
+    The continuation is translated after every forward. A token of the target has the probability of those of the draft
+    that it takes to be written; where the next one changes it, as `th` becomes `the`, both stay on offer.
+
+    Args:
+        scorer: the draft model, with the fixed tokens of `translation` as its text.
+        translation: this row's text in both vocabularies; it has begun.
+    """
+
+    def __init__(self, scorer: DraftScorer, translation: Translation) -> None:
+        self.scorer, self.translation = scorer, translation
+        self._unread: list[int] = []  # tokens of the target, of the text, that the translation has not seen
+        self._verified: DraftTree | None = None
+        self.start(0)
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Start a text; the translation has its prompt."""
+        self.scorer.begin(self.translation.fixed)
+
+    def start(self, root: int) -> None:
+        """A step begins."""
+        self._chain: list[int] = []  # the draft's tokens after the tail
+        self._probability = 1.0  # of all of them
+        self._paths: dict[tuple[int, ...], float] = {(): 1.0}  # in the target's tokens, with their probabilities
+        self._told: dict[tuple[int, ...], int] = {}  # tokens that the search knows to follow each
+
+    def request(self, search: Search | CompiledSearch, found: Found) -> DraftTree | None:
+        """What the draft model's next forward reads: the text's tail and what it has written; `None` after its end."""
+        self._catch_up()
+        known = self.translation
+        if self._chain and known.ends(self._chain[-1]):
+            return None
+        if len(known.tail) + len(self._chain) > self.scorer.room():
+            return None
+        return DraftTree.chain(known.fixed[-1], [*known.tail, *self._chain])
+
+    def read(self, rows: torch.Tensor) -> None:
+        """`(new nodes, draft's vocab_size)`: the draft model's logits; the last ones say how it goes on."""
+        tokens, log_probs = NodeLogits(rows[-1:]).top(1)
+        self._chain.append(int(tokens[0, 0]))
+        self._probability *= math.exp(log_probs[0, 0])
+        path = tuple(self.translation.drafted(self._chain))
+        for end in range(1, len(path) + 1):
+            self._paths.setdefault(path[:end], self._probability)
+
+    def tell(self, search: Search | CompiledSearch) -> bool:
+        """Tell the search what is known of its nodes; whether that was anything new."""
+        is_new = False
+        for path, following in self._following().items():
+            node = _node_at(search, path)
+            if node is not None and self._told.get(path) != len(following):
+                self._told[path], is_new = len(following), True
+                search.score(node, (list(following), log_odds(np.array([*following.values()])).tolist()))
+        return is_new
+
+    def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
+        """The text goes on with `accepted`; where the draft model was not asked, they are translated when it is."""
+        self._unread += accepted
+        self._verified = tree
+        if self._chain:
+            self._chain = []
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Translate what the text gained, and let the draft model keep it."""
+        if self._unread:
+            unread, self._unread = self._unread, []
+            assert self._verified is not None
+            self.scorer.keep(self._verified, self.translation.extend(unread))
+
+    def _following(self) -> Mapping[tuple[int, ...], Mapping[int, float]]:
+        """After every path, the tokens that it goes on with, and the probability of each there."""
+        found: dict[tuple[int, ...], dict[int, float]] = {}
+        for path, probability in self._paths.items():
+            if path:
+                before = self._paths[path[:-1]]
+                share = probability / before if before else 0.0
+                found.setdefault(path[:-1], {})[path[-1]] = min(share, MOST)
+        return found
+
+
+AnyDraftSource = DraftSource | TranslatedSource
+
+
+def draft_source_of(scorer: DraftScorer | None, translation: Translation | None) -> AnyDraftSource | None:
+    """The source that a draft model is; `None` where there is none.
+
+    Args:
+        translation: the row's text in the draft model's vocabulary, where that is another one.
+    """
+    if scorer is None:
+        return None
+    return DraftSource(scorer) if translation is None else TranslatedSource(scorer, translation)
+
+
+def _node_at(search: Search | CompiledSearch, path: Sequence[int]) -> int | None:
+    """The search's node at the end of `path` below the root; `None` where there is none yet."""
+    node = 0
+    for token in path:
+        node = search.child(node, token)
+        if node < 0:
+            return None
+    return node
