@@ -34,10 +34,13 @@ def write_page(document: Document, path: str | os.PathLike[str]) -> list[Path]:
 
 
 def page_text(document: Document, figures: list[Path]) -> str:
-    """The hardware as a heading, the figures, the tables, what their columns say, and how to make such a page.
+    """Hardware and sizes of models as a heading, the figures, the tables, their columns, and how to make such a page.
 
     Args:
         figures: relative to the page.
     """
     pictures = [f"![{figure.stem.replace('_', ' ').capitalize()}]({figure.as_posix()})" for figure in figures]
-    return "\n\n".join([f"# {facts(document)[0]}", HEAD, *pictures, markdown(document).rstrip("\n"), FOOT]) + "\n"
+    models = [entry["model"] for entry in document.get("models", [])]
+    sizes = dict.fromkeys(f"{model['parameters'] / 1e6:.1f}M parameters" for model in models)
+    heading = "; ".join([facts(document)[0], *sizes])
+    return "\n\n".join([f"# {heading}", HEAD, *pictures, markdown(document).rstrip("\n"), FOOT]) + "\n"
