@@ -173,10 +173,10 @@ def test_what_is_no_tokenizer_is_refused() -> None:
 def test_vocabularies_of_one_family_are_alike() -> None:
     """Also where each has markup of its own, or one a token more that texts are split into."""
     texts = ["def add(a, b):", "import os"]
-    base, more, other = (byte_level(texts, 280) for _ in range(3))
+    base, more, other = (byte_level(texts, 265) for _ in range(3))
     more.add_tokens(["<think>", "</think>"])
     other.add_tokens(["<tool>"])
-    padded = byte_level(texts, 281)
+    padded = byte_level(texts, 266)
     assert len(padded.get_vocab()) == len(base.get_vocab()) + 1
     for one, two in itertools.permutations((base, more, other, padded), 2):
         assert are_alike(one, two)
