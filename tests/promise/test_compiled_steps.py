@@ -49,7 +49,7 @@ def test_few_graphs_serve_texts_of_any_length(model: Any, graphs: list[Any], met
         assert stats.num_graphs == len(graphs) <= len(widths_up_to(7 + 8))
         numbers.append(len(graphs))
         seconds.append(stats.compile_seconds)
-    assert numbers[0] > 1
+    assert numbers[0] > (0 if method == "auto" else 1), "auto may fill its six nodes at every step"
     assert seconds[0] > 0.0
     known = next(place for place, number in enumerate(numbers) if number == numbers[-1])
     assert all(spent == 0.0 for spent in seconds[known + 1 :])
