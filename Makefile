@@ -83,10 +83,11 @@ $(VENV)/.torch:
 	$(PIP_INSTALL) $(TORCH)
 	@touch $@
 
-# uv installs the rest several times as quickly as pip, and leaves torch as it is.
+# uv installs the rest several times as quickly as pip, and leaves torch as it is. It does not read pip's configuration: where
+# only pip knows the way to the packages (a mirror, say), pip installs them.
 $(VENV)/.installed: pyproject.toml $(VENV)/.torch
 	$(PIP_INSTALL) uv
-	$(UV_INSTALL) --editable ".[dev,docs]"
+	$(UV_INSTALL) --editable ".[dev,docs]" || $(PIP_INSTALL) --editable ".[dev,docs]"
 	@touch $@
 
 $(OLDEST)/.installed: pyproject.toml
