@@ -5,23 +5,18 @@ Names                              Why
 `embed_norm`                       a norm inside some models' embedding modules, which their drafters go without
 `_compiled_call_impl`, `_torchdynamo_orig_callable`
                                    of torch: a compiled module does not call hooks set on its parts
-`selected_hidden_states`           where it exists, chosen hidden states are numbered as those of all layers are; older
-                                   releases leave out the embeddings, so that k is what layer k + 1 computes
 """
 
 import copy
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.utils import output_capturing
 
 __all__ = [
     "bare_embeddings",
     "counts_unpadded",
     "generation_model",
-    "hidden_states_option",
     "ignores_positions",
     "innermost_decoder",
     "is_compiled",
@@ -51,11 +46,6 @@ def bare_embeddings(embeddings: Any) -> Any:
 def text_config(config: Any) -> Any:
     """The decoder's configuration of a composite model, or `config` itself."""
     return config.get_text_config(decoder=True)
-
-
-def hidden_states_option(layers: Iterable[int]) -> bool | list[int]:
-    """`output_hidden_states` of a forward whose `hidden_states[k]` are read for each k of `layers`."""
-    return list(layers) if hasattr(output_capturing, "selected_hidden_states") else True
 
 
 def private_config(config: Any) -> Any:

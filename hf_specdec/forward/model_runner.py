@@ -91,7 +91,7 @@ class ModelRunner(HiddenStates):
         if original is not None:
             self.kwargs[compat.cache_name(model_kwargs)] = self.cache.model_cache
         if self.hidden_layers and self.kwargs.get("output_hidden_states") is not True:
-            self.kwargs["output_hidden_states"] = compat.hidden_states_option(self.hidden_layers)
+            self.kwargs["output_hidden_states"] = list(self.hidden_layers)
         self.outputs: Any = None
         self.early_exit: EarlyExitRounds | None = None
         self._num_cached = [len(text) for text in self.texts]  # tokens of each text in the cache once the prompt is

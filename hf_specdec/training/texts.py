@@ -164,7 +164,7 @@ def _computed(
             input_ids=rows,
             attention_mask=seen.long(),
             position_ids=positions,
-            output_hidden_states=compat.hidden_states_option(layer_ids) if layer_ids else None,
+            output_hidden_states=list(layer_ids) or None,
             use_cache=False,
         )
         states = [outputs.hidden_states[i].cpu().bfloat16() for i in layer_ids]

@@ -130,7 +130,6 @@ def spread(place: str) -> dict[str, str]:
     return dict.fromkeys(here, "cpu") | {"model.layers.1": place, "lm_head": place}
 
 
-@pytest.mark.filterwarnings("ignore:You are calling .generate")  # transformers 5.17's, of weights kept elsewhere
 def test_fp8_weights_may_be_offloaded_to_the_cpu(tmp_path: Path) -> None:
     """accelerate's hooks bring codes and scales along."""
     llama().save_pretrained(tmp_path)
