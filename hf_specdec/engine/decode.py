@@ -128,12 +128,12 @@ def one_by_one_reason(model: PreTrainedModel, request: Request, found: Found) ->
         return reason
     if request.config.engine == "assisted":
         return "transformers' assisted decoding takes one sequence"
-    if found.capability.tier != "tree":
-        return found.capability.reason
     if model.config.is_encoder_decoder:
         return "its decoder reads an encoding of each prompt"
     if compat.has_own_input_preparation(model):
         return "its class prepares the inputs of each forward itself"
+    if found.capability.tier != "tree":
+        return found.capability.reason
     return _batch_reason(model, found)
 
 

@@ -61,6 +61,7 @@ def test_own_draws_are_of_one_thread() -> None:
     assert torch.equal(own, torch.rand(3, generator=torch.Generator().manual_seed(9)))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("family", APART)
 def test_decoding_one_by_one_is_said_once_with_its_reason(family: str, caplog: pytest.LogCaptureFixture) -> None:
     model = build_any(family)

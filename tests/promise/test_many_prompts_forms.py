@@ -18,7 +18,7 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfo
 
 @pytest.fixture(scope="module")
 def target() -> Any:
-    return hf_specdec.enable(AutoModelForCausalLM.from_pretrained(embedded.path("target")))
+    return hf_specdec.enable(AutoModelForCausalLM.from_pretrained(embedded.path("target"), dtype="float32"))
 
 
 @pytest.fixture
