@@ -17,6 +17,7 @@ def target() -> Any:
     return hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), precision="fp32")
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize(
     ("method", "name", "accepted_per_step"),
     [("draft_model", "draft", 0.3), ("eagle3", "head", 0.8), ("auto", "head", 0.8)],

@@ -46,6 +46,7 @@ def steps_of(target: Any, tokenizer: Any, **how: Any) -> list[SpecStep]:
     return steps
 
 
+@pytest.mark.at_most(4)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_drafted_node_has_a_source(target: Any, draft: Any, tokenizer: Any, name: str) -> None:
     """Also where the verified tree is a part of what was proposed, or has its nodes in another order."""
@@ -61,6 +62,7 @@ def test_every_drafted_node_has_a_source(target: Any, draft: Any, tokenizer: Any
                 assert 0.0 <= node.probability <= above + 1e-9
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize(
     ("name", "expected"), [("chain", {"text"}), ("lookahead", {"text", "window"}), ("draft_model", {"draft_model"})]
 )
@@ -88,6 +90,7 @@ def test_a_window_is_the_only_source_where_lookahead_keeps_no_text(target: Any, 
     assert {node.source for step in steps for node in step.nodes} == {"window"}
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize(
     ("method", "config"),
     [

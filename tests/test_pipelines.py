@@ -23,6 +23,7 @@ def unenabled() -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(PATH, dtype="float32")
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("how", [{}, {"spec_method": "prompt_lookup"}, {"spec_method": "lookahead"}])
 def test_a_model_that_was_not_enabled_gives_the_same_text(plain_texts: Any, how: dict[str, Any]) -> None:
     model = unenabled()

@@ -57,6 +57,7 @@ def test_without_a_choice_both_modes_and_every_row_are_measured(run: Run) -> Non
     )
 
 
+@pytest.mark.wide
 def test_the_table_and_markdown_show_the_rows(run: Run) -> None:
     for words in ((), ("--markdown",)):
         result = run(*BENCH, *words)
@@ -129,6 +130,7 @@ def test_a_journal_is_continued_like_a_document(run: Run, monkeypatch: pytest.Mo
     assert read_document(file) == whole
 
 
+@pytest.mark.wide
 def test_random_tokens_and_any_row_to_compare_with(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     words = ("--random-tokens", "2x16", "--limit-per-task", "1", "--limit", "1", "--output", str(file))
@@ -140,6 +142,7 @@ def test_random_tokens_and_any_row_to_compare_with(run: Run, tmp_path: Path) -> 
     assert "speed over generate" in shown.stdout and "speed over plain" not in shown.stdout
 
 
+@pytest.mark.wide
 def test_a_document_is_shown_and_drawn_without_measuring(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / "bench.json"
@@ -154,6 +157,7 @@ def test_prompts_come_from_files(run: Run, tmp_path: Path) -> None:
     assert bench(run, "--prompts", str(tmp_path / "p.txt"))["prompts"] == [{"id": "p.txt", "task": "text"}]
 
 
+@pytest.mark.wide
 def test_widening_says_how_far_the_logits_moved(run: Run) -> None:
     result = run(*BENCH, "--widen", "320x7", "--dtype", "bf16", "--json")
     assert result.exit_code == 0, result.stderr
@@ -170,6 +174,7 @@ def test_the_cost_curve_of_this_machine(run: Run) -> None:
     assert [point["num_tokens"] for point in curve["points"]] == [1, 2, 4, 8, 16, 32, 64]
 
 
+@pytest.mark.wide
 def test_batches_are_tasks_of_a_run(run: Run) -> None:
     summary = entry_of(bench(run, "--batch-size", "2"))["summary"]["greedy"]
     assert summary["plain"]["speed"].keys() == {"2 rows", "overall"}

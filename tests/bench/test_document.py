@@ -293,6 +293,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("kind", FIGURES)
 def test_figures_are_drawn_as_png_and_svg(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("matplotlib")

@@ -36,6 +36,7 @@ def entry(loaded: LoadedModel) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.wide
 def test_each_size_is_a_task_of_its_own(entry: dict[str, Any]) -> None:
     summary = entry["summary"]["greedy"]
     assert list(summary) == [REFERENCE, "plain", "prompt_lookup"]

@@ -14,6 +14,7 @@ SPEEDS = ("--limit", "1", "--max-new-tokens", "4", "--rounds", "1", "--row", "pl
 COST = ("--cost", "--rounds", "1", "--context-length", "16")
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize(("options", "cell"), [(SPEEDS, "| plain | "), (COST, "| context of 16 | ")])
 def test_a_page_has_the_tables_and_shows_the_figures_beside_it(
     options: tuple[str, ...], cell: str, run: Run, tmp_path: Path

@@ -14,6 +14,7 @@ from hf_specdec.bench.tables import markdown
 PROMPTS = [Prompt("copy", "code", ("a = 1\nb = 2\na = 1\nb =",)), Prompt("new", "code", ("def f(x):\n",))]
 
 
+@pytest.mark.wide
 def test_each_precision_has_its_row() -> None:
     """fp32, which logits are set against, and bf16, which bytes and seconds are, are always among them."""
     path, prompts = embedded.path("draft"), default_prompts()[:2]

@@ -145,6 +145,7 @@ def test_an_interrupted_run_continues_to_the_same_records(
     assert entry_of(whole)["summary"].keys() == entry["summary"].keys()
 
 
+@pytest.mark.wide
 def test_a_finished_run_can_be_given_more_rounds(loaded: LoadedModel, document: dict[str, Any]) -> None:
     more = BenchSettings(max_new_tokens=8, rounds=3)
     before = len(calls(entry_of(document), is_watched=False))
@@ -167,6 +168,7 @@ def test_another_run_s_document_is_refused(loaded: LoadedModel, document: dict[s
         bench(loaded, *names, settings=settings, document=document)
 
 
+@pytest.mark.wide
 def test_a_candidate_generator_whose_verification_is_broken_is_flagged(loaded: LoadedModel) -> None:
     names = ("tests.bench.wrong_rows:HonestCandidates", "tests.bench.wrong_rows:WrongContext")
     document = bench(loaded, *names, settings=ONE_ROUND).run()
@@ -273,6 +275,7 @@ def test_the_random_generator_decides_nothing_that_is_compared(loaded: LoadedMod
     assert untimed(entry_of(one)["records"]) == untimed(entry_of(two)["records"])
 
 
+@pytest.mark.wide
 def test_what_a_row_predicts_is_kept_with_the_call(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read from the call's statistics, where they have it."""
     points = [(0.05, 0.0, 3), (0.9, 1.0, 2)]

@@ -73,6 +73,7 @@ def test_clients_ask_at_once_and_every_prompt_is_answered_in_its_place() -> None
     assert len(bodies) == 3
 
 
+@pytest.mark.wide
 def test_ratios_are_those_to_the_first_server() -> None:
     """A server of a quarter of the delay is more than twice as fast, in both measures."""
     with answering(0.08) as (slow, _), answering(0.02) as (fast, bodies):

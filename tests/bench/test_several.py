@@ -97,6 +97,7 @@ def test_each_model_has_the_records_it_would_have_alone(models: list[LoadedModel
     assert json.loads(json.dumps(both)) == both
 
 
+@pytest.mark.wide
 def test_rows_are_those_that_each_model_allows(both: dict[str, Any]) -> None:
     one, other = both["models"]
     assert "transformers:assistant" in one["summary"]["greedy"] and set(one["left_out"]) == {"eagle3", "mtp", "dflash"}

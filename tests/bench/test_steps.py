@@ -37,6 +37,7 @@ def test_a_row_for_each_way_says_what_its_steps_ask(document: dict[str, Any]) ->
     assert [point["num_nodes"] for point in document["auto"]] == [8, 16, 32, 64]
 
 
+@pytest.mark.wide
 def test_its_tables_have_a_line_for_each_row() -> None:
     document = measure_steps(load_model(device="cpu"), default_prompts()[:1], max_new_tokens=12, num_counted=1)
     operations, auto = tables(document)

@@ -111,6 +111,7 @@ def trees_of(target: Any, head: Any) -> list[Any]:
     return trees
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize(
     "flags",
     [{}, {"norm_before_fc": True}, {"fc_norm": True}, {"layer_class": QWEN3, "draft_vocab_size": 100}],

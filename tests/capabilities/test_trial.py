@@ -59,6 +59,7 @@ def test_a_batch_is_tried_after_a_sequence_was(fresh: Any, probes: list[str]) ->
     assert not probes
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("change", [steer, see_all])
 @pytest.mark.parametrize("call", [ALONE, BATCH], ids=["alone", "batch"])
 def test_a_model_that_fails_is_probed_and_gives_plains_text(

@@ -31,6 +31,7 @@ def alone(model: Any, prompts: list[list[int]]) -> list[list[int]]:
     return [plain(model, torch.tensor([prompt]), **MANY)[0, len(prompt) :].tolist() for prompt in prompts]
 
 
+@pytest.mark.at_most(4)
 @pytest.mark.parametrize("method", ["plain", "auto", "prompt_lookup"])
 @pytest.mark.parametrize("count", [1, 3, 6])
 def test_many_prompts_try_their_model_in_the_first_steps(
@@ -77,6 +78,7 @@ def test_the_trial_of_many_prompts_is_two_plain_forwards_and_two_wider_steps(fre
     assert set(shapes[3 + len(steps) :]) == {(3, 1)}
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("change", [steer, see_all])
 @pytest.mark.parametrize("count", [1, 4])
 def test_many_prompts_of_a_model_that_fails_are_probed_and_get_plains_texts(

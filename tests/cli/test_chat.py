@@ -46,6 +46,7 @@ def answers(tokenizer: Any, said: list[str], max_new_tokens: int = 12) -> list[s
     return found
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("method", ["prompt_lookup", "auto", "none"])
 def test_answers_are_plain_generation_s(run: Run, tokenizer: Any, template: str, method: str) -> None:
     said = ["write a stack", "and a queue"]

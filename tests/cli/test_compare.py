@@ -105,6 +105,7 @@ def test_a_model_that_transformers_refuses_leaves_its_row_out(run: Run, monkeypa
     assert "is left out: assisted generation is not supported" in result.stderr
 
 
+@pytest.mark.wide
 def test_no_round_drafts_from_the_answers_of_another(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every round begins with what the memory file held, and none with what another round added to it."""
     known: list[int] = []

@@ -108,6 +108,7 @@ def test_device_list_may_name_the_cpu(run: Run) -> None:
     assert json.loads(result.stdout)["device"] == "cpu"
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize(
     ("words", "method"),
     [

@@ -41,6 +41,7 @@ def test_text_names_tier_and_methods(run: Run) -> None:
         assert word in result.stdout
 
 
+@pytest.mark.wide
 def test_json_holds_what_is_loaded_and_what_it_costs(run: Run) -> None:
     found = json.loads(run("info", "--dtype", "fp8", "--draft-dtype", "bf16", "--json").stdout)
     weights = found["weights"]

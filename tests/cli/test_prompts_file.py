@@ -61,6 +61,7 @@ def test_a_finished_job_is_not_done_again(run: Run, prompts_file: Path, tmp_path
     assert json.loads(again.stdout)["num_prompts"] == len(PROMPTS) + 1
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "change", wide_but([("--seed", "4")], [("--max-new-tokens", "13"), ("--seed", "4"), ("--spec-method", "plain")])
 )

@@ -21,6 +21,7 @@ LIST_FORMS = {
 }
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("method", LIST_FORMS)
 def test_every_method_scores_as_plain_generation(run: Run, method: str) -> None:
     result = run(*SHORT, *LIST_FORMS[method], "--check-accuracy", "--json")

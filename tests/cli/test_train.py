@@ -26,6 +26,7 @@ def test_train_makes_a_head_from_a_file_of_prompts(run: Run, tmp_path: Path) -> 
     assert "held-out" in (out / "README.md").read_text().lower()
 
 
+@pytest.mark.wide
 def test_train_distils_a_draft_model(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "draft"
     result = run("train", "--kind", "draft", "--draft-layers", "1", "--out", str(out), *QUICK, "--json")

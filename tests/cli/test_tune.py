@@ -59,6 +59,7 @@ def test_generate_begins_with_the_costs_of_the_file(run: Run, costs: Path) -> No
     assert found["spec_config"]["costs"] == str(costs)
 
 
+@pytest.mark.wide
 def test_costs_of_another_precision_are_an_error(run: Run, costs: Path) -> None:
     config = json.dumps({"costs": str(costs)})
     result = run("generate", PROMPT, "--dtype", "bf16", "--max-new-tokens", "4", "--auto-config", config)
@@ -131,6 +132,7 @@ def test_a_file_that_is_no_memory_is_refused_and_left_alone(run: Run, tmp_path: 
     assert path.read_text() == "my notes"
 
 
+@pytest.mark.wide
 def test_auto_takes_a_draft_model(run: Run) -> None:
     words = ("generate", PROMPT, *SHORT, "--spec-method", "auto", "--auto-config", "{'num_nodes': 8}")
     alone = document(run, *words)

@@ -1,5 +1,6 @@
 """A racer on the embedded pair, a recorded race, and a page that is being served."""
 
+import asyncio
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -48,4 +49,7 @@ def served(racer: Racer) -> Iterator[str]:
     _, address, _ = launch(page, port=None, blocks_thread=False)
     yield address
     page.close()
+    left_open = asyncio.get_event_loop_policy().get_event_loop()  # gradio makes it the thread's, and never closes it
+    asyncio.set_event_loop(None)
+    left_open.close()
     gc.collect()  # what servers and clients leave open is found where their warnings are expected

@@ -61,6 +61,7 @@ def test_two_visitors_at_once_get_their_own(served: str, tmp_path: Path) -> None
         assert "Step 1 of" in step or "Nothing was drafted" in step
 
 
+@pytest.mark.wide
 def test_a_visitor_without_a_race_sees_nobody_s_steps(served: str, tmp_path: Path) -> None:
     client(served, tmp_path).predict(*inputs(GALLERY[0].prompt), api_name="/race")
     with pytest.raises(gradio_client.exceptions.AppError, match="not in the list of choices"):

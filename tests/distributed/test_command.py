@@ -90,6 +90,7 @@ def test_options_of_placement_that_do_not_go_together(
     assert hint in done.stderr
 
 
+@pytest.mark.wide
 def test_an_offloaded_target_gives_the_same_text(run: Run, tmp_path: Path) -> None:
     how = ("def main(argv=None):\n", "--json", *SHORT, "--max-new-tokens", "5")
     offload = ("--device-map", "auto", "--max-memory", '{"cpu": "12MB"}', "--offload-folder", str(tmp_path))

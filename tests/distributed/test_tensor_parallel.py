@@ -66,6 +66,7 @@ def is_of_grid(item: pytest.Item) -> TypeGuard[pytest.Function]:
     )
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize(
     ("family", "method", "batch", "sampled", "place"),
     [pytest.param(*case, marks=() if case in QUICK else pytest.mark.wide) for case in GRID],

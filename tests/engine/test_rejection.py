@@ -76,6 +76,7 @@ def test_the_token_has_the_target_s_distribution(num_drawn: int) -> None:
     assert value < bound
 
 
+@pytest.mark.at_most(3)
 @pytest.mark.parametrize(
     ("p", "q"),
     [
@@ -283,6 +284,7 @@ def test_texts_have_the_target_s_distribution(shape: str) -> None:
     assert value < critical_value(degrees)
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("case", wide_but(["hot draft", "narrow target"], WARPS))
 def test_temperature_and_top_p_of_either_model_are_followed(case: str) -> None:
     """1,500 texts of two tokens from trees; odds of one in a million."""

@@ -55,7 +55,7 @@ def steps_of(model: Any, inputs: Any, method: dict[str, Any], **options: Any) ->
     return counter.steps[FIRST:], tokens[0].tolist()
 
 
-@pytest.mark.each_value
+@pytest.mark.at_most(3)
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_greedy_step_reads_once(model: Any, inputs: Any, place: str, method: str, cache: str) -> None:
@@ -67,7 +67,7 @@ def test_a_greedy_step_reads_once(model: Any, inputs: Any, place: str, method: s
     assert max(step.num_tokens for step in steps) > 1
 
 
-@pytest.mark.each_value
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("method", ["chain", "tree", "lookahead", "auto"])
 def test_a_sampled_step_reads_once_a_token(model: Any, inputs: Any, place: str, method: str, cache: str) -> None:
@@ -80,7 +80,7 @@ def test_a_sampled_step_reads_once_a_token(model: Any, inputs: Any, place: str, 
     assert max(step.outside - 8 * step.num_tokens for step in steps) <= 12
 
 
-@pytest.mark.each_value
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize(("method", "batch"), [("lookahead", 1), ("lookahead", 2), ("auto_chain", 3)])
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def text_of_column(text: list[int], tree: DraftTree, column: int) -> list[int]:
     return text[:-1] + [tokens[place] for place in sorted(seen, key=lambda place: depths[place])]
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("name", wide_but(["gpt2", "gemma3"], ["llama", "gpt2", "mistral", "gemma3"]))
 def test_window_and_candidates_are_computed_as_texts_of_their_own(name: str) -> None:
     model: Any = hf_specdec.enable(build(FAMILIES[name]))

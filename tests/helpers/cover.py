@@ -2,8 +2,9 @@
 
 `@pytest.mark.pairwise` keeps cells that together hold every pair of values of two parameters, or of two of those that
 it names, and `@pytest.mark.each_value` cells that hold every value. The tests of a file that are marked
-`each_value_in_file` share one cover: it holds a cell of each test, and every value in some test. The others are marked
-`wide`, and run in `make test-all`.
+`each_value_in_file` share one cover: it holds a cell of each test, and every value in some test. Of a test with
+`@pytest.mark.at_most(n)` n of these cells are kept, spread over all. The others are marked `wide`, and run in
+`make test-all`.
 """
 
 import itertools
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-__all__ = ["IN_FILE", "cover", "mark_wide", "wide_but"]
+__all__ = ["IN_FILE", "cover", "mark_wide", "spread", "wide_but"]
 
 Cell = Mapping[str, str]
 IN_FILE = "each_value_in_file"
@@ -60,6 +61,13 @@ def wide_but(quick: Container[str], names: Iterable[str]) -> list[Any]:
     return [pytest.param(name, marks=() if name in quick else pytest.mark.wide) for name in names]
 
 
+def spread(length: int, count: int) -> list[int]:
+    """`count` places of a list, or all if it has no more, as far apart as can be."""
+    if count >= length:
+        return list(range(length))
+    return [0] if count == 1 else [place * (length - 1) // (count - 1) for place in range(count)]
+
+
 def mark_wide(items: list[pytest.Item]) -> None:
     """Mark as `wide` what the covers of the thinned tests leave out."""
     groups: dict[_Group, list[pytest.Function]] = {}
@@ -67,10 +75,19 @@ def mark_wide(items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec") and (group := _group(item)):
             groups.setdefault(group, []).append(item)
     for group, functions in groups.items():
-        kept = set(cover([_cell(item) for item in functions], group.strength, group.among))
-        for place, item in enumerate(functions):
-            if place not in kept:
-                item.add_marker("wide")
+        _keep(functions, cover([_cell(item) for item in functions], group.strength, group.among))
+    bounded: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("at_most") and not _is_left_out(item):
+            bounded.setdefault(_test(item), []).append(item)
+    for functions in bounded.values():
+        _keep(functions, spread(len(functions), functions[0].get_closest_marker("at_most").args[0]))
+
+
+def _keep(items: list[pytest.Function], places: list[int]) -> None:
+    """Mark the others as `wide`."""
+    for place in {*range(len(items))} - {*places}:
+        items[place].add_marker("wide")
 
 
 class _Group(NamedTuple):
@@ -83,14 +100,22 @@ class _Group(NamedTuple):
 
 def _group(item: pytest.Function) -> _Group | None:
     """The group of a cell; a test's own mark comes before its file's."""
-    if any(item.get_closest_marker(name) for name in LEFT_OUT):
+    if _is_left_out(item):
         return None
-    test = item.nodeid.partition("[")[0]
+    test = _test(item)
     if mark := item.get_closest_marker("pairwise"):
         return _Group(test, 2, mark.args)
     if item.get_closest_marker("each_value"):
         return _Group(test)
     return _Group(str(item.path)) if item.get_closest_marker(IN_FILE) else None
+
+
+def _is_left_out(item: pytest.Function) -> bool:
+    return any(item.get_closest_marker(name) for name in LEFT_OUT)
+
+
+def _test(item: pytest.Function) -> str:
+    return item.nodeid.partition("[")[0]
 
 
 def _cell(item: pytest.Function) -> Cell:

@@ -59,6 +59,7 @@ def test_an_enabled_model_takes_it(model: Any, asked: Any) -> None:
     assert attention_of(model) == "eager"
 
 
+@pytest.mark.wide
 def test_it_is_an_argument_of_loading() -> None:
     load = hf_specdec.AutoModelForCausalLM.from_pretrained
     path = embedded.path("target")

@@ -64,6 +64,7 @@ def test_half_precision_differs_by_rounding_only(family: str, attention: str) ->
         assert error <= 1.5 * rounding + 1e-3
 
 
+@pytest.mark.at_most(3)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", OFFERED)

@@ -16,6 +16,7 @@ def of(*names: str, marks: Any = ()) -> list[Any]:
     return [pytest.param(name, kind, marks=marks) for name in names for kind in kinds_of(name)]
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("model_type", "kind"), [*of(*QUICK), *of(*WIDE, marks=pytest.mark.wide)])
 def test_the_page_says_what_each_attention_does(model_type: str, kind: str) -> None:

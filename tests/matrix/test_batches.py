@@ -106,6 +106,7 @@ def test_rows_end_at_different_places(batches: Callable[[str, str], Batch]) -> N
     assert len({int(length) + padding for length, padding in zip(lengths, PADDING, strict=True)}) >= 3
 
 
+@pytest.mark.at_most(3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sampled_row_is_its_prompt_alone(batches: Callable[[str, str], Batch], family: str, method: str) -> None:
@@ -137,6 +138,7 @@ def test_the_seeds_of_a_batch_come_from_the_global_generator(batches: Callable[[
     assert texts[0] != texts[1]
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("family", ["llama", "gemma3", "bloom", "t5"])
 @pytest.mark.parametrize("method", METHODS)
 def test_several_answers_to_each_prompt(batches: Callable[[str, str], Batch], family: str, method: str) -> None:
@@ -153,6 +155,7 @@ def test_several_answers_to_each_prompt(batches: Callable[[str, str], Batch], fa
     assert output.sequences[4, : len(alone)].tolist() == alone.tolist()
 
 
+@pytest.mark.at_most(3)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if not family.is_seq2seq])
 def test_random_trees_in_rows(batches: Callable[[str, str], Batch], family: str, seed: int) -> None:

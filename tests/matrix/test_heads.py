@@ -58,6 +58,7 @@ def test_a_head_changes_nothing(
     assert ours.spec_stats.plain_reason is None
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_generate_many_keeps_every_text(pairs: Callable[[str], Pair], name: str) -> None:
     target, head = pairs(name)

@@ -48,6 +48,7 @@ def with_image(model: Any, model_type: str, *, rows: int) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask, **kwargs, **named}
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("model_type", [*GRIDS, *WHOLE])

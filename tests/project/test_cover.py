@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.helpers.cover import cover
+from tests.helpers.cover import cover, spread
 
 SIZES = {"family": 7, "method": 5, "mode": 3, "cache": 2}
 CELLS: list[Mapping[str, str]] = [
@@ -47,3 +47,8 @@ def test_values_take_turns() -> None:
 
 def test_one_cell_is_its_own_cover() -> None:
     assert cover([{"family": "3"}], 2) == [0]
+
+
+@pytest.mark.parametrize(("length", "count", "kept"), [(7, 3, [0, 3, 6]), (5, 2, [0, 4]), (4, 1, [0]), (2, 3, [0, 1])])
+def test_kept_cells_are_spread_over_all(length: int, count: int, kept: list[int]) -> None:
+    assert spread(length, count) == kept

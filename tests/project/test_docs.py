@@ -33,6 +33,7 @@ LONG = {
     "docs/guides/many-prompts.md",
     "docs/guides/pipeline.md",
     "docs/guides/placement.md",
+    "docs/guides/precision.md",
     "docs/guides/prompt-lookup.md",
     "docs/guides/static-caches.md",
     "docs/guides/summarize.md",

@@ -10,6 +10,7 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 QUICK = ("1-first-generate", "3-chat")
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize(
     "notebook",
     [pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.wide) for path in NOTEBOOKS],

@@ -64,6 +64,7 @@ def test_the_wheel_carries_models_types_and_licence(built: Path) -> None:
     assert sum(info.file_size for info in models) <= MAX_MODEL_BYTES
 
 
+@pytest.mark.wide
 def test_the_sdist_carries_models_and_tests(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:

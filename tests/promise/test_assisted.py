@@ -11,6 +11,7 @@ from tests.helpers.support import PROMPT, plain, run, speculative
 ASSISTED = {"spec_method": "prompt_lookup", "spec_config": PromptLookupConfig(engine="assisted")}
 
 
+@pytest.mark.at_most(3)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "gemma3", "mixtral", "bloom", "t5"])
 def test_greedy_text_is_the_same(zoo: Callable[[str], Any], family: str) -> None:
     model = zoo(family)

@@ -73,6 +73,7 @@ def test_the_call_that_learns_the_costs_gives_plain_generates_tokens(name: str) 
     assert generate(model, spec_method="auto", **how).sequences.tolist() == reference.tolist()
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("name", [name for name in CASES if "kept" not in name and "mamba2" not in name])
 def test_lookahead_s_window_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget.Budget, "_pause_or_go_on", lambda self, gain, least: None)

@@ -52,6 +52,7 @@ def families(zoo: Callable[[str], Any]) -> Callable[[str], tuple[Any, Any, list[
     return family
 
 
+@pytest.mark.at_most(8)
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["llama", "gpt_neo"])
@@ -63,6 +64,7 @@ def test_every_setting_gives_plain_generates_rows(
     assert_same_batch(model, method_of(method, draft), PADDED, **options)
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["llama", "gemma3", "lfm2"])

@@ -39,6 +39,7 @@ def call(model: Any, draft: Any, ids: torch.Tensor, shape: str = "chain", **opti
     return speculative(model, ids, return_dict_in_generate=True, **draft_options, **STATIC | options)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("batch", wide_but([2], [1, 2]))
 @pytest.mark.parametrize("shape", wide_but(["tree"], SHAPES))
 def test_few_graphs_serve_texts_of_any_length(pair: tuple[Any, Any], graphs: list[Any], shape: str, batch: int) -> None:

@@ -55,6 +55,7 @@ def test_few_graphs_serve_texts_of_any_length(model: Any, graphs: list[Any], met
     assert all(spent == 0.0 for spent in seconds[known + 1 :])
 
 
+@pytest.mark.wide
 def test_sampled_tokens_are_plain_generates(model: Any, graphs: list[Any]) -> None:
     options = STATIC | {"max_new_tokens": 16, "do_sample": True, "top_k": 20}
     torch.manual_seed(3)

@@ -35,6 +35,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("made", MADE)
 def test_a_head_drafts_for_a_target_that_was_copied_or_wrapped(made: str) -> None:
     model = hf_specdec.enable(build(FAMILIES["llama"]))  # transformers' hooks for hidden states cannot be pickled

@@ -36,6 +36,7 @@ def layers_of(model: Any) -> Any:
     return model.model.layers
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("family", ["llama", "gemma3", "bloom", "deepseek_v3", "gpt_neo"])
 def test_it_drafts_what_a_model_of_the_first_layers_drafts(family: str, shape: str) -> None:
@@ -118,6 +119,7 @@ def test_a_chain_tier_batch_is_plain_generates(zoo: Callable[[str], Any], shape:
     assert exits(model, BATCH, SHAPES[shape], attention_mask=MASK).sequences.tolist() == expected.tolist()
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_seed_gives_plain_generates_text(model: Any, shape: str, seed: int) -> None:
@@ -175,6 +177,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("made", MADE)
 def test_it_works_on_models_that_were_copied_or_wrapped(model: Any, made: str) -> None:

@@ -102,6 +102,7 @@ def test_it_speculates_in_fp32(checkpoint: tuple[str, str]) -> None:
         assert model.generate(PROMPT, **SETTINGS, **how).tolist() == expected.tolist()
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("precision", [None, "auto", "bf16"])
 def test_it_loads_as_transformers_loads_it_and_speculates(checkpoint: tuple[str, str], precision: str | None) -> None:
     model = load(checkpoint[1], precision=precision)

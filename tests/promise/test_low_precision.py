@@ -16,6 +16,7 @@ from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, QUICK, build
 
 
+@pytest.mark.at_most(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("family", wide_but(QUICK, FAMILIES))
 def test_every_family_runs_in_half_precision(family: str, dtype: torch.dtype) -> None:

@@ -22,6 +22,7 @@ def build_any(family: str) -> Any:
     return build({**FAMILIES, **FALLBACK}[family])
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("family", APART)
 def test_the_global_generator_is_left_alone_while_a_prompt_samples(family: str) -> None:
     """No seeding, not even for a moment: another thread may be drawing."""

@@ -221,6 +221,7 @@ def test_two_jobs_on_one_model_take_turns(pair: tuple[Any, Any]) -> None:
             assert result.token_ids == alone(pair[0], result.prompt, **OPTIONS)
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("family", ["mistral", "gemma3", "gpt_oss"])
 @pytest.mark.parametrize("method", ["prompt_lookup", "lookahead"])
 def test_a_shared_beginning_may_be_longer_than_the_window(family: str, method: str) -> None:

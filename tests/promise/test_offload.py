@@ -67,6 +67,7 @@ def methods(pair: tuple[Any, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_text_is_plain_s(pair: tuple[Any, Any], methods: Any, method: str, model: Any) -> None:
     """Greedy and, where the seed counts, sampled."""
@@ -78,6 +79,7 @@ def test_a_text_is_plain_s(pair: tuple[Any, Any], methods: Any, method: str, mod
         assert pair[0].generate(PROMPT, **settings, **methods[method]).tolist() == expected.tolist()
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"assisted"}))
 def test_a_batch_is_plain_s(pair: tuple[Any, Any], methods: Any, method: str, model: Any) -> None:
     settings = {"max_new_tokens": 16, "do_sample": False, "attention_mask": MASK}
@@ -110,6 +112,7 @@ def test_a_device_list_names_where_the_model_computes(pair: tuple[Any, Any], mod
     assert torch.equal(ours, plain(model, PROMPT, **settings))
 
 
+@pytest.mark.wide
 def test_a_draft_of_the_target_s_first_layers(pair: tuple[Any, Any], model: Any) -> None:
     settings = {"max_new_tokens": 12, "do_sample": False}
     first = hf_specdec.self_draft(pair[0], layers=1)

@@ -79,6 +79,7 @@ def load_in_fp32(checkpoint: Callable[[str], str], family: str, precision: str) 
     return model
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("family", wide_but(QUICK, FAMILIES))
 def test_fp8_weights_change_nothing_about_speculation(
@@ -95,6 +96,7 @@ def test_fp8_weights_change_nothing_about_speculation(
     assert output.tolist() == expected.tolist()
 
 
+@pytest.mark.at_most(3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("precision", ["fp8", "nf4"])
 def test_each_method_gives_plain_s_tokens_in_fp32(
@@ -119,6 +121,7 @@ def test_sampled_tokens_follow_the_seed(checkpoint: Callable[[str], str], whole_
     assert model.generate(PROMPT, **settings, spec_method="prompt_lookup").tolist() == expected.tolist()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("precision", QUANTISED)
 def test_a_draft_has_a_precision_of_its_own(precision: str) -> None:
     """Whatever the draft's weights, the target's tokens are the target's."""
@@ -166,6 +169,7 @@ def test_texts_part_only_at_near_ties_in_bf16(precision: str) -> None:
 SAVED = ("llama", "gpt2", "mixtral", "t5")  # a plain one, one without the format, experts, an encoder
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("family", wide_but(SAVED, FAMILIES))
 def test_a_saved_fp8_model_loads_again(checkpoint: Callable[[str], str], tmp_path: Path, family: str) -> None:
     """The same codes, scales and logits, with `precision` or without."""

@@ -119,6 +119,7 @@ def test_a_copied_model_has_a_memory_of_its_own_that_knows_the_same(model: Any, 
     assert len(memory.pool) == before < len(theirs.pool)
 
 
+@pytest.mark.wide
 def test_two_models_and_four_threads_share_one_memory(model: Any) -> None:
     memory = SpecMemory(400, 300)
     models = [hf_specdec.enable(one, spec_memory=memory) for one in (model, build(FAMILIES["gpt2"]))]

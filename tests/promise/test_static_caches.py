@@ -173,6 +173,7 @@ def test_a_sampled_row_is_its_prompt_alone(
         assert output.sequences[row].tolist() == alone[0].tolist()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("batch", wide_but([3], [1, 3]))
 @pytest.mark.parametrize(
     "family",

@@ -84,6 +84,7 @@ def test_a_model_met_first_by_two_threads_is_probed_safely() -> None:
     assert [texts[0] for texts in run_threads(jobs)] == expected
 
 
+@pytest.mark.wide
 def test_two_models_side_by_side_keep_to_themselves(zoo: Callable[[str], Any]) -> None:
     models = [zoo("llama"), zoo("gpt_oss")]
     expected = [expected_texts(model)[0] for model in models]

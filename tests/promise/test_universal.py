@@ -127,6 +127,7 @@ def test_it_drafts_at_least_as_well_as_universal_assisted_decoding(pair: Pair) -
     assert (num_tokens - 1) * len(PROMPTS) / ours > 1.2, "the pair is worth comparing"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("config", wide_but([TREE], [CHAIN, TREE]), ids=["chain", "tree"])
 def test_each_row_of_a_batch_is_plain_generates(pair: Pair, config: dict[str, Any]) -> None:
     inputs = pair.inputs(PROMPTS)
@@ -198,6 +199,7 @@ def test_auto_with_it_gives_the_seeds_text(pair: Pair, seed: int) -> None:
     assert pair.model.generate(**inputs, **options, spec_method="auto", **pair.how).tolist() == expected.tolist()
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("method", ["draft_model", "auto"])
 def test_many_prompts_share_a_batch(pair: Pair, method: str) -> None:
     how = {name: value for name, value in pair.how.items() if name != "tokenizer"}

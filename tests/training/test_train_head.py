@@ -127,6 +127,7 @@ def test_the_shape_of_a_head_that_is_trained_on_stays(
         train(tmp_path, config, head=load_head(trained[0]))
 
 
+@pytest.mark.wide
 def test_several_prompt_lengths_take_turns_at_each_temperature(train: Callable[..., Any], tmp_path: Path) -> None:
     config = dataclasses.replace(TINY, prompt_tokens=(2, 6), epochs=0.1)
     train(tmp_path, config)
@@ -143,6 +144,7 @@ def test_work_of_other_settings_is_not_gone_on_with(train: Callable[..., Any], t
         train(tmp_path)
 
 
+@pytest.mark.wide
 def test_the_target_writes_from_its_first_token_without_prompts(train: Callable[..., Any], tmp_path: Path) -> None:
     train(tmp_path, prompts=None)
     shard = read_shard(tmp_path / "work", 0)
