@@ -138,8 +138,9 @@ def test_speculation_changes_nothing(
         assert stats.num_accepted_tokens >= NEW_TOKENS // 4
 
 
+# Whether auto without a fixed number of nodes drafts in so short a text depends on the clock.
 @pytest.mark.each_value
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "plain"])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("plain", "auto")])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_method_accepts_drafts_on_this_family(
     cells: Callable[[str, str, str], Cell], family: str, method: str
