@@ -6,7 +6,7 @@ import weakref
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hf_specdec.errors import ConfigError
@@ -47,8 +47,9 @@ PAIRS = {"bytes": (LARGE, SMALL), "larger": (SMALL, LARGE), "marked": (SMALL, MA
 
 def read(translation: Translation) -> str:
     """What the draft has read, fixed and tail."""
-    ids = [token for token in (*translation.fixed, *translation.tail) if token not in (0, 1, 2)]
-    text: str = translation.draft.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    draft = translation.draft.tokenizer
+    ids = [token for token in (*translation.fixed, *translation.tail) if token not in draft.all_special_ids]
+    text: str = draft.decode(ids, clean_up_tokenization_spaces=False)
     return text
 
 
@@ -57,6 +58,7 @@ def read(translation: Translation) -> str:
 @given(text=TEXTS, cut=st.integers(0, 40), step=st.integers(1, 5))
 def test_the_draft_reads_the_targets_text(name: str, text: str, cut: int, step: int) -> None:
     """However the text grows, the draft has read every character that is complete; fixed tokens never change."""
+    assume("\ufffd\ufffd" not in text)  # decoding writes it for incomplete bytes, and several cannot be told from those
     target, draft = PAIRS[name]
     ids = [token for token in target.encode("x" + text) if token > 1]
     cut = min(cut, len(ids) - 1) + 1
