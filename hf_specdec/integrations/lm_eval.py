@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hf_specdec.api import enable
-from hf_specdec.checkpoint_tokenizers import load_foreign_tokenizer
+from hf_specdec.checkpoint_tokenizers import draft_tokenizers
 from hf_specdec.errors import MissingExtraError
 from hf_specdec.loading import AutoDraftHead, AutoModelForCausalLM, is_draft_head
 from hf_specdec.methods.registry import config_arguments
@@ -50,12 +50,13 @@ class SpecHFLM(HFLM):
 
     def _draft(self, path: str) -> dict[str, Any]:
         """Arguments of `generate` for a draft model or a draft head, in the target's dtype."""
+        draft: Any
         if is_draft_head(path):
-            return {"assistant_model": AutoDraftHead.from_pretrained(path, dtype=self.model.dtype)}
-        place = {"device_map": {"": str(self.device)}, "dtype": self.model.dtype}
-        found = {"assistant_model": AutoModelForCausalLM.from_pretrained(path, **place)}
-        own = load_foreign_tokenizer(path, self.tokenizer)
-        return found if own is None else {**found, "tokenizer": self.tokenizer, "assistant_tokenizer": own}
+            draft = AutoDraftHead.from_pretrained(path, dtype=self.model.dtype)
+        else:
+            device_map = {"": str(self.device)}
+            draft = AutoModelForCausalLM.from_pretrained(path, dtype=self.model.dtype, device_map=device_map)
+        return {"assistant_model": draft, **draft_tokenizers(draft, path, self.tokenizer)}
 
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **kwargs: Any) -> torch.Tensor:
         """Continue `(batch, length)` ids; each row ends at a stop sequence of its own.
