@@ -189,21 +189,13 @@ class DraftTree:
         """The same tree, its first branch as nodes 1, 2, ...: where that is accepted, nothing moves in a cache."""
         if self.is_chain:
             return self
-        old = [0]
-        while self._children[old[-1]]:
-            old.append(next(iter(self._children[old[-1]].values())))
-        on_branch = set(old)
-        old += [node for node in range(1, len(self.tokens)) if node not in on_branch]
-        builder = TreeBuilder(self.tokens[0])
-        new_index = {0: 0}
-        for node in old[1:]:
-            new_index[node] = builder.add(new_index[self.parents[node]], self.tokens[node])
-        drafted_from, probabilities = self.drafted_from, self.probabilities
-        if drafted_from is not None:
-            drafted_from = {new_index[node]: row for node, row in drafted_from.items()}
-        if probabilities is not None:
-            probabilities = tuple([probabilities[node] for node in old])
-        return replace(builder.build(), extra=self.extra, drafted_from=drafted_from, probabilities=probabilities)
+        branch = [0]
+        while self._children[branch[-1]]:
+            branch.append(next(iter(self._children[branch[-1]].values())))
+        if branch[-1] == len(branch) - 1:
+            return self
+        on_branch = set(branch)
+        return self._of_nodes(branch + [node for node in range(1, len(self.tokens)) if node not in on_branch])
 
     def truncated(
         self, *, max_depth: int | None = None, max_nodes: int | None = None, vocab_size: int | None = None
@@ -216,23 +208,49 @@ class DraftTree:
         keep_tokens = vocab_size is None or max(self.tokens) < vocab_size
         if keep_depth and keep_tokens and (max_nodes is None or self.num_draft_tokens <= max_nodes):
             return self
-        builder = TreeBuilder(self.tokens[0])
-        new_index = {0: 0}
+        if keep_depth and keep_tokens and max_nodes is not None:
+            return self._beginning(max_nodes + 1)
+        kept, keeps = [0], [True] + [False] * (len(self.tokens) - 1)
         for node in range(1, len(self.tokens)):
-            if max_nodes is not None and len(new_index) > max_nodes:
+            if max_nodes is not None and len(kept) > max_nodes:
                 break
-            parent = self.parents[node]
             fits = max_depth is None or self.depths[node] <= max_depth
             known = vocab_size is None or self.tokens[node] < vocab_size
-            if parent in new_index and fits and known:
-                new_index[node] = builder.add(new_index[parent], self.tokens[node])
-        drafted_from = self.drafted_from
-        if drafted_from is not None:
-            drafted_from = {new_index[node]: row for node, row in drafted_from.items() if node in new_index}
+            if keeps[self.parents[node]] and fits and known:
+                keeps[node] = True
+                kept.append(node)
+        return self._of_nodes(kept)
+
+    def _beginning(self, length: int) -> "DraftTree":
+        """The first `length` nodes."""
+        tokens, parents, probabilities = self.tokens[:length], self.parents[:length], self.probabilities
+        children = tuple([{t: c for t, c in below.items() if c < length} for below in self._children[:length]])
+        return DraftTree(
+            tokens,
+            parents,
+            self.depths[:length],
+            self.is_chain or parents == tuple(range(-1, length - 1)),
+            children,
+            self.extra,
+            None if self.drafted_from is None else {n: row for n, row in self.drafted_from.items() if n < length},
+            None if probabilities is None else probabilities[:length],
+        )
+
+    def _of_nodes(self, nodes: Sequence[int]) -> "DraftTree":
+        """The tree of these nodes in this order, each after its parent."""
+        new = {node: place for place, node in enumerate(nodes)}
+        parents = tuple([new.get(self.parents[node], -1) for node in nodes])
         probabilities = self.probabilities
-        if probabilities is not None:
-            probabilities = tuple([probabilities[node] for node in new_index])
-        return replace(builder.build(), extra=self.extra, drafted_from=drafted_from, probabilities=probabilities)
+        return DraftTree(
+            tuple([self.tokens[node] for node in nodes]),
+            parents,
+            tuple([self.depths[node] for node in nodes]),
+            parents == tuple(range(-1, len(nodes) - 1)),
+            tuple([{t: new[c] for t, c in self._children[node].items() if c in new} for node in nodes]),
+            self.extra,
+            None if self.drafted_from is None else {new[n]: row for n, row in self.drafted_from.items() if n in new},
+            None if probabilities is None else tuple([probabilities[node] for node in nodes]),
+        )
 
     def visible(self) -> torch.Tensor:
         """`(C, C)` bool over the forward's C tokens, on the CPU: entry (i, j) says that token i may see token j.

@@ -85,9 +85,7 @@ class Budget:
         widening = curve.slope(self.max_nodes + 1)  # shared with the other rows' nodes, as drafting is not
         return DraftCost(of_node=self.rate * (widening + drafting), of_forward=self.rate)
 
-    def cut(
-        self, trees: Sequence[DraftTree], num_live: int, worths: Sequence[float] | None = None
-    ) -> list[DraftTree]:
+    def cut(self, trees: Sequence[DraftTree], num_live: int, worths: Sequence[float] | None = None) -> list[DraftTree]:
         """The trees without what does not gain its time, each row's first branch in front.
 
         `worths`: of a token in each row, 1 on average over the live ones; by default they are all worth the same.
@@ -189,11 +187,12 @@ class Budget:
             largest = max(largest, min(len(tree), self.max_nodes + 1))
         time_value = self.rate * num_live  # tokens that come about in the time of one forward
         extra = max(tree.num_columns - len(tree) for tree in trees)  # drafters weigh these themselves
-        alone = time_value * curve.ratio(self._width_of(1 + extra))
+        times = curve.table(self._width_of(largest + extra))  # of a forward of 1, 2, ... columns
+        alone = times[self._width_of(1 + extra) - 1]
         best, best_value, value = 1, 0.0, 0.0
         for size in range(2, largest + 1):
             value += gains[size]
-            gain = value - time_value * curve.ratio(self._width_of(size + extra)) + alone
+            gain = value - time_value * (times[self._width_of(size + extra) - 1] - alone)
             if gain > best_value:
                 best, best_value = size, gain
         return best, best_value
