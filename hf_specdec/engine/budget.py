@@ -3,9 +3,9 @@
 A step's value is the tokens it is expected to add less the tokens that would come about in its time otherwise, by the
 rate of the steps before it (so the rate itself grows as large as it can: Dinkelbach's rule for a ratio). The trees'
 probabilities say what to expect, a `CostCurve` what a forward takes. Rows of a batch share a forward, so they are
-weighed together, each token by what it is worth in its row (`row_worth`); those whose texts have ended and that cannot
-leave it cost as much, and bring nothing. Where nothing gains its time, steps verify one token, as plain decoding does;
-where drafting itself does not gain its time, drafters are paused, and tried again ever more rarely.
+weighed together; those whose texts have ended and that cannot leave it cost as much, and bring nothing. Where nothing
+gains its time, steps verify one token, as plain decoding does; where drafting itself does not gain its time, drafters
+are paused, and tried again ever more rarely.
 
 What forwards of unknown sizes cost is found out by steps of these sizes, a few of them where many tokens are to come.
 """
@@ -85,16 +85,13 @@ class Budget:
         widening = curve.slope(self.max_nodes + 1)  # shared with the other rows' nodes, as drafting is not
         return DraftCost(of_node=self.rate * (widening + drafting), of_forward=self.rate)
 
-    def cut(self, trees: Sequence[DraftTree], num_live: int, worths: Sequence[float] | None = None) -> list[DraftTree]:
-        """The trees without what does not gain its time, each row's first branch in front.
-
-        `worths`: of a token in each row, 1 on average over the live ones; by default they are all worth the same.
-        """
+    def cut(self, trees: Sequence[DraftTree], num_live: int) -> list[DraftTree]:
+        """The trees without what does not gain its time, each row's first branch in front."""
         self._num_proposed = sum(tree.num_draft_tokens for tree in trees)
         if self._paused:
             return list(trees)
         curve = self.costs.curve(len(trees))
-        size, self._expected = self._best_size(trees, num_live, curve, worths or [1.0] * len(trees))
+        size, self._expected = self._best_size(trees, num_live, curve)
         if self._exploring:
             self._explored.add(self._exploring)
             self._explored_at = self._num_steps
@@ -109,13 +106,13 @@ class Budget:
         return [tree.truncated(max_nodes=size - 1).first_branch_first() for tree in trees]
 
     def record(
-        self, trees: Sequence[DraftTree], num_live: int, *, num_tokens: float, seconds: float, draft_seconds: float
+        self, trees: Sequence[DraftTree], num_live: int, *, num_tokens: int, seconds: float, draft_seconds: float
     ) -> None:
         """After a step: correct costs and rate.
 
         Args:
             num_live: rows whose texts went on when it began.
-            num_tokens: tokens that the step added to all rows, each as many times as it is worth.
+            num_tokens: tokens that the step added to all rows.
             seconds: of the step without drafting.
             draft_seconds: of drafting.
         """
@@ -173,17 +170,15 @@ class Budget:
             self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
             self._gain = 0.0
 
-    def _best_size(
-        self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve, worths: Sequence[float]
-    ) -> tuple[int, float]:
+    def _best_size(self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve) -> tuple[int, float]:
         """The number of columns a row with the greatest value, and how much more that is than one column's."""
         gains = [0.0] * (self.max_nodes + 2)  # by size: what the node that is the last of that size adds, all rows
         largest = 1
-        for tree, worth in zip(trees, worths, strict=True):
+        for tree in trees:
             if tree.probabilities is None:
                 continue
             for size, probability in enumerate(tree.probabilities[1 : self.max_nodes + 1], 2):
-                gains[size] += worth * probability
+                gains[size] += probability
             largest = max(largest, min(len(tree), self.max_nodes + 1))
         time_value = self.rate * num_live  # tokens that come about in the time of one forward
         extra = max(tree.num_columns - len(tree) for tree in trees)  # drafters weigh these themselves

@@ -65,7 +65,7 @@ class ContinuousBatching:
         self.max_rows, self.max_columns = max_rows, max_columns
         self.stats = SpecStats()
         self.num_reused_columns = 0
-        self._steps = StepRunner(self.stats, budget=budget, observer=observer, rank_sync=rank_sync, ends_together=False)
+        self._steps = StepRunner(self.stats, budget=budget, observer=observer, rank_sync=rank_sync)
         self._batch: Batch | None = None
         self._columns: list[int] = []  # needed by each sequence of the batch
         self._next: QueuedSequence | None = None

@@ -10,7 +10,6 @@ from typing import Any
 
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.budget import Budget
-from hf_specdec.engine.row_worth import row_worths
 from hf_specdec.engine.sequence import OnToken, SequenceState
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.compiled_forward import CompiledForward
@@ -134,7 +133,6 @@ class StepRunner:
         observer: called with a `SpecStep` for every sequence after every verify step.
         rank_sync: of the processes that decode together; by default this one is alone.
         on_token: called with the sequence, the node that decided and the token, for every token of a text.
-        ends_together: whether what counts is when the last row ends, since no other text takes an ended row's place.
     """
 
     def __init__(
@@ -145,11 +143,9 @@ class StepRunner:
         observer: Callable[[SpecStep], None] | None = None,
         rank_sync: RankSync | None = None,
         on_token: OnToken | None = None,
-        ends_together: bool = True,
     ) -> None:
         self.stats, self.budget, self.observer, self.on_token = stats, budget, observer, on_token
-        self.rank_sync, self.ends_together = rank_sync or RankSync(), ends_together
-        self._worths: list[float] = []  # of a token in each row, in this step
+        self.rank_sync = rank_sync or RankSync()
         self._observer_seconds = self._compile_seconds = 0.0
 
     def begin(self, batch: Batch) -> None:
@@ -196,12 +192,8 @@ class StepRunner:
         live = [sequence for sequence in batch.sequences if not sequence.finished]
         tokens_left = max((sequence.tokens_left for sequence in live), default=0)
         cost = budget.draft_cost(len(batch.sequences), len(live), tokens_left)
-        if self.ends_together:
-            self._worths = row_worths(batch.sequences)
-        else:
-            self._worths = [float(not sequence.finished) for sequence in batch.sequences]
-        for sequence, worth in zip(batch.sequences, self._worths, strict=True):
-            sequence.drafter.draft_cost = cost.where_worth(worth) if worth else cost
+        for sequence in batch.sequences:
+            sequence.drafter.draft_cost = cost
 
     def _propose(self, batch: Batch) -> list[DraftTree]:
         """The drafters' trees, cut to what the model can verify and what the texts have room for."""
@@ -224,7 +216,7 @@ class StepRunner:
             DraftTree.chain(sequence.text.tokens[-1]) if tree is None else _cut(tree, batch, depth)
             for sequence, tree, depth in zip(batch.sequences, proposed, depths, strict=True)
         ]
-        return trees if self.budget is None else self.budget.cut(trees, batch.num_live, self._worths)
+        return trees if self.budget is None else self.budget.cut(trees, batch.num_live)
 
     def _forward(self, batch: Batch, trees: Sequence[DraftTree]) -> list[NodeOutputs]:
         """What the target computes for each tree's nodes, handed to the samplers."""
@@ -292,7 +284,7 @@ class StepRunner:
             self.budget.record(
                 trees,
                 num_live,
-                num_tokens=sum(w * len(result.tokens) for w, result in zip(self._worths, results, strict=True)),
+                num_tokens=sum(len(result.tokens) for result in results),
                 seconds=seconds.verify + seconds.commit,
                 draft_seconds=seconds.draft,
             )

@@ -37,10 +37,6 @@ class DraftCost:
     of_node: float = 0.0
     of_forward: float = 1.0
 
-    def where_worth(self, worth: float) -> "DraftCost":
-        """What tokens have to gain that are each worth `worth` > 0."""
-        return self if worth == 1.0 else DraftCost(self.of_node / worth, self.of_forward / worth)
-
 
 class Drafter(CandidateGenerator, ABC):
     """Base class of all drafters. Subclasses implement `begin`, `propose` and `observe`.
