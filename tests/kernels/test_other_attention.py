@@ -132,6 +132,7 @@ def test_somebody_s_attention_that_is_deaf_to_masks_gets_chains(kind: str | None
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's, when it compiles
 def test_under_flex_attention_chains_are_verified() -> None:
     """Its masks are compiled; the first forwards take a minute and more."""
     model = family_model("llama")
