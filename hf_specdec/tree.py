@@ -206,9 +206,9 @@ class DraftTree:
         deepest = len(self.tokens) - 1 if self.is_chain else max(self.depths)
         keep_depth = max_depth is None or deepest <= max_depth
         keep_tokens = vocab_size is None or max(self.tokens) < vocab_size
-        if keep_depth and keep_tokens and (max_nodes is None or self.num_draft_tokens <= max_nodes):
-            return self
-        if keep_depth and keep_tokens and max_nodes is not None:
+        if keep_depth and keep_tokens:
+            if max_nodes is None or self.num_draft_tokens <= max_nodes:
+                return self
             return self._beginning(max_nodes + 1)
         kept, keeps = [0], [True] + [False] * (len(self.tokens) - 1)
         for node in range(1, len(self.tokens)):
