@@ -165,17 +165,11 @@ class DraftTree:
 
     def first_branch(self) -> list[int]:
         """Tokens of the branch that takes the first child of every node, the root left out."""
-        tokens, node = [], 0
-        while self._children[node]:
-            node = next(iter(self._children[node].values()))
-            tokens.append(self.tokens[node])
-        return tokens
+        return [self.tokens[node] for node in self._first_path()[1:]]
 
     def chained(self) -> "DraftTree":
         """The first branch alone, for models that verify chains; where children were drawn, the first drawn."""
-        path = [0]
-        while self._children[path[-1]]:
-            path.append(next(iter(self._children[path[-1]].values())))
+        path = self._first_path()
         chain = DraftTree.chain(self.tokens[0], [self.tokens[node] for node in path[1:]])
         if self.probabilities is not None:
             chain = chain.with_probabilities(tuple([self.probabilities[node] for node in path]))
@@ -189,9 +183,7 @@ class DraftTree:
         """The same tree, its first branch as nodes 1, 2, ...: where that is accepted, nothing moves in a cache."""
         if self.is_chain:
             return self
-        branch = [0]
-        while self._children[branch[-1]]:
-            branch.append(next(iter(self._children[branch[-1]].values())))
+        branch = self._first_path()
         if branch[-1] == len(branch) - 1:
             return self
         on_branch = set(branch)
@@ -220,6 +212,13 @@ class DraftTree:
                 keeps[node] = True
                 kept.append(node)
         return self._of_nodes(kept)
+
+    def _first_path(self) -> list[int]:
+        """Nodes of the branch that takes the first child of every node, the root first."""
+        path = [0]
+        while self._children[path[-1]]:
+            path.append(next(iter(self._children[path[-1]].values())))
+        return path
 
     def _beginning(self, length: int) -> "DraftTree":
         """The first `length` nodes."""

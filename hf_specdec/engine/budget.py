@@ -182,12 +182,11 @@ class Budget:
             largest = max(largest, min(len(tree), self.max_nodes + 1))
         time_value = self.rate * num_live  # tokens that come about in the time of one forward
         extra = max(tree.num_columns - len(tree) for tree in trees)  # drafters weigh these themselves
-        times = curve.table(self._width_of(largest + extra))  # of a forward of 1, 2, ... columns
-        alone = times[self._width_of(1 + extra) - 1]
+        alone = time_value * curve.ratio(self._width_of(1 + extra))
         best, best_value, value = 1, 0.0, 0.0
         for size in range(2, largest + 1):
             value += gains[size]
-            gain = value - time_value * (times[self._width_of(size + extra) - 1] - alone)
+            gain = value - time_value * curve.ratio(self._width_of(size + extra)) + alone
             if gain > best_value:
                 best, best_value = size, gain
         return best, best_value

@@ -91,17 +91,6 @@ class CostCurve:
         share = (num_columns - SIZES[left]) / (SIZES[right] - SIZES[left])
         return self.ratios[left] + share * (self.ratios[right] - self.ratios[left])
 
-    def table(self, limit: int) -> list[float]:
-        """`ratio` of 1, 2, ... up to `limit` or more tokens."""
-        found = [self.ratios[0]]
-        for place, right in enumerate(SIZES[1:], 1):
-            if len(found) >= limit:
-                return found
-            low, left = self.ratios[place - 1], SIZES[place - 1]
-            step = (self.ratios[place] - low) / (right - left)
-            found += [low + step * more for more in range(1, right - left + 1)]
-        return found + [self.ratio(size) for size in range(len(found) + 1, limit + 1)]
-
     def slope(self, limit: int) -> float:
         """The least that a token more costs on average, over all sizes up to `limit`."""
         sizes = [size for size in SIZES if 1 < size <= max(limit, 2)]

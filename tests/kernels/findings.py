@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import logging
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -205,7 +206,8 @@ def examine_all(models: list[tuple[str, str]]) -> Iterator[Finding]:
         signal.alarm(SECONDS)
         try:
             varied(model_type, kind)
-        except Exception:
+        except Exception as error:
+            sys.stderr.write(f"{model_type} ({kind}) is left out of the page: {type(error).__name__}: {error}\n")
             continue
         finally:
             signal.alarm(0)
