@@ -12,6 +12,7 @@ from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.draft_runner import RowScorer
+from hf_specdec.kernels.grouped import GroupedHeads
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree
@@ -92,7 +93,7 @@ class BaseHeadRunner(ABC, Generic[Head]):
         self._scorers: list[RowScorer | None] = [None] * len(self.texts)
         self._target_ids = None if head.target_ids is None else head.target_ids.to(call.device)
         self._num_scored = [0] * len(self.texts)  # nodes of each row's tree in this round
-        self._has_ended = False
+        self._has_ended, self._grouped = False, GroupedHeads()
 
     @property
     def num_rows(self) -> int:
@@ -113,7 +114,7 @@ class BaseHeadRunner(ABC, Generic[Head]):
         """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
         self.rank_sync.score(trees)
         self._end_round()
-        with self.rank_sync.forward():
+        with self.rank_sync.forward(), self._grouped:
             rows = [self._like_the_targets(found) for found in self._score(trees)]
         for place, tree in enumerate(trees):
             if tree is not None:

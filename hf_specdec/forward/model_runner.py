@@ -20,6 +20,7 @@ from hf_specdec.forward.inputs import StepInputs, rows_of
 from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
+from hf_specdec.kernels.grouped import GroupedHeads
 from hf_specdec.methods.node_logits import NodeLogits, read_rows
 from hf_specdec.tree import DraftTree
 
@@ -85,6 +86,7 @@ class ModelRunner(HiddenStates):
         self._widths, self.compiled = () if fixed is None else fixed.widths, compiled
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
         self.rotary = rotary_of(model)
+        self._grouped = GroupedHeads(model)
         self._drop_length = cache_drop_length(model)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
@@ -191,7 +193,7 @@ class ModelRunner(HiddenStates):
         model, adapter = rest or (self.model, self.adapter)
         adapted = adapter.applied(step_inputs.tree) if adapter else contextlib.nullcontext()
         rotated = self.rotary.applied(step_inputs.lengths) if self.rotary else contextlib.nullcontext()
-        with adapted, rotated:
+        with adapted, rotated, self._grouped:
             if self.compiled is None or model is not self.model:
                 self.outputs, self._best = model(**inputs, return_dict=True), None
             else:

@@ -1,0 +1,157 @@
+"""Grouped heads under a mask: the same attention without copies of keys and values, in the package's own forwards."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import AttentionInterface
+
+from hf_specdec.kernels.grouped import GroupedHeads
+from tests.kernels.families import family_model
+from tests.kernels.test_attention_function import arguments, layer_of
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """Heads of the keys and rows of the queries of every call of torch's attention."""
+    seen: list[tuple[int, int]] = []
+    original = torch.nn.functional.scaled_dot_product_attention
+
+    def noting(query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append((key.shape[1], query.shape[2]))
+        return original(query, key, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noting)
+    yield seen
+
+
+def attention(given: dict[str, Any], *, inside: bool, module: torch.nn.Module | None = None) -> torch.Tensor:
+    grouped = GroupedHeads()
+    function = AttentionInterface()["sdpa"]
+    module = module or layer_of("qwen2")
+    if not inside:
+        return function(module, **given)[0]
+    with grouped:
+        return function(module, **given)[0]
+
+
+def masks(batch: int) -> dict[str, torch.Tensor]:
+    seen = torch.rand(batch, 1, 5, 12, generator=torch.Generator().manual_seed(0)) < 0.5
+    seen[..., -5:] |= torch.eye(5, dtype=torch.bool)
+    return {"bool": seen, "added": torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("kind", ["bool", "added"])
+def test_it_is_the_same_attention_without_copies(
+    kind: str, rows: int, dtype: torch.dtype, keys: list[tuple[int, int]]
+) -> None:
+    mask = masks(rows)[kind]
+    mask = mask if kind == "bool" else mask.to(dtype)
+    given = {name: tensor.to(dtype) for name, tensor in arguments(batch=rows).items()} | {"attention_mask": mask}
+    folded, expected = (attention(given | {"scaling": 0.3}, inside=inside) for inside in (True, False))
+    torch.testing.assert_close(folded, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert folded.is_contiguous() and folded.dtype == dtype
+    assert keys == [(2, 10), (4, 5)]
+
+
+def test_every_layer_uses_one_folded_mask(keys: list[tuple[int, int]]) -> None:
+    given = arguments()
+    for _ in range(3):
+        attention(given, inside=True)
+    (made,) = given["attention_mask"]._hf_specdec_notes.made.values()
+    assert made.shape == (1, 1, 10, 12)
+    assert keys == [(2, 10)] * 3
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "no mask": arguments() | {"attention_mask": None},
+    "one query": arguments(queries=1),
+    "dropout": arguments() | {"dropout": 0.1},
+    "a bias for each head": arguments() | {"attention_mask": torch.zeros(1, 4, 5, 12)},
+    "a position bias": arguments() | {"position_bias": torch.zeros(1, 4, 5, 12)},
+    "a long padded prompt": arguments(queries=64, keys=64),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_what_cannot_be_folded_is_transformers_own(case: str) -> None:
+    torch.manual_seed(3)
+    inside = attention(OTHERS[case], inside=True)
+    torch.manual_seed(3)
+    assert torch.equal(inside, attention(OTHERS[case], inside=False))
+
+
+def test_gradients_flow(keys: list[tuple[int, int]]) -> None:
+    given = arguments()
+    given["query"].requires_grad_()
+    attention(given, inside=True).sum().backward()
+    assert given["query"].grad is not None
+    assert keys == [(4, 5)]
+
+
+def test_ungrouped_heads_are_left_alone(keys: list[tuple[int, int]]) -> None:
+    given = arguments()
+    given |= {name: given[name].repeat_interleave(2, dim=1) for name in ("key", "value")}
+    attention(given, inside=True, module=layer_of("llama_mha"))
+    assert keys == [(4, 5)]
+
+
+def test_other_threads_see_nothing_of_it(keys: list[tuple[int, int]]) -> None:
+    given = arguments()
+    with GroupedHeads(), GroupedHeads():
+        thread = threading.Thread(target=attention, args=(given,), kwargs={"inside": False})
+        thread.start()
+        thread.join()
+    attention(given, inside=False)
+    assert keys == [(4, 5), (4, 5)]
+
+
+def test_it_is_registered_once_over_what_was_there() -> None:
+    GroupedHeads()
+    first = AttentionInterface()["sdpa"]
+    GroupedHeads()
+    assert AttentionInterface()["sdpa"] is first
+    assert first.original.__name__ == "sdpa_attention_forward"
+
+
+def test_a_compiled_forward_stays_in_one_piece() -> None:
+    given = arguments()
+    with GroupedHeads():
+        compiled = torch.compile(AttentionInterface()["sdpa"], backend="eager", fullgraph=True)
+        output = compiled(layer_of("qwen2"), **given)[0]
+    assert torch.equal(output, attention(given, inside=False))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"spec_method": "prompt_lookup"}, {"lookahead_config": [3, 3, 3]}, {"spec_method": "auto"}],
+    ids=["prompt_lookup", "lookahead", "auto"],
+)
+def test_verifying_copies_no_keys(asked: dict[str, Any], keys: list[tuple[int, int]]) -> None:
+    model = family_model("llama")
+    prompt = torch.tensor([[5, 6, 7, 8] * 6])
+    expected = model.generate(prompt, max_new_tokens=24, do_sample=False, spec_method="plain")
+    keys.clear()
+    written = model.generate(prompt, max_new_tokens=24, do_sample=False, **asked)
+    assert torch.equal(written, expected)
+    config = model.config
+    groups = config.num_attention_heads // config.num_key_value_heads
+    wide = [call for call in keys if call[1] > 1][1:]  # the first one reads the prompt
+    assert groups > 1 and len(wide) > config.num_hidden_layers
+    assert all(heads == config.num_key_value_heads and rows % groups == 0 for heads, rows in wide)
+
+
+def test_a_model_of_other_attention_enters_no_block() -> None:
+    model = family_model("llama")
+    model.set_attn_implementation("eager")
+    try:
+        assert not GroupedHeads(model).is_used
+    finally:
+        model.set_attn_implementation("sdpa")
+    assert GroupedHeads(model).is_used
