@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from hf_specdec.compat import attention_implementation
 from hf_specdec.compat.attention import attention_function_of, register_attention
 from hf_specdec.kernels.layout import fits
-from hf_specdec.kernels.masks import prepared
+from hf_specdec.kernels.masks import additive, prepared
 
 __all__ = ["GroupedHeads"]
 
@@ -126,7 +126,7 @@ def _folded(
     batch, num_heads, num_queries, head_dim = query.shape
     num_kv_heads = key.shape[1]
     groups = num_heads // num_kv_heads
-    folded_mask = prepared(mask, ("grouped", groups), lambda: mask.repeat(1, 1, groups, 1))
+    folded_mask = prepared(mask, ("grouped", groups, query.dtype), lambda: _folded_mask(mask, groups, query.dtype))
     attended = torch.nn.functional.scaled_dot_product_attention(
         query.reshape(batch, num_kv_heads, groups * num_queries, head_dim),
         key,
@@ -135,3 +135,11 @@ def _folded(
         scale=scaling,
     )
     return attended.reshape(batch, num_heads, num_queries, -1).transpose(1, 2).contiguous()
+
+
+def _folded_mask(mask: torch.Tensor, groups: int, dtype: torch.dtype) -> torch.Tensor:
+    """A mask `(B, 1, M, K)` for the folded queries, `(B, 1, g*M, K)`: of numbers, which torch makes of booleans anew
+    in every layer.
+    """
+    numbers = additive(mask, dtype, -torch.inf) if mask.dtype == torch.bool else mask
+    return numbers.repeat(1, 1, groups, 1)
