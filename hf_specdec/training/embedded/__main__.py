@@ -1,34 +1,53 @@
 """Trains the embedded pair: ``python -m hf_specdec.training.embedded --work DIR --minutes 120 --export DIR``.
 
-Four stages, each resumed from its checkpoint in `--work`: tokenizer, target, unlooping of the target, draft.
+Four stages, each resumed from its checkpoint in `--work`: tokenizer, target, unlooping of the target, draft. With
+`--start FOLDER` the models there are trained on, with `--stages draft` the draft alone.
 """
 
 import functools
 import json
 import logging
 from collections.abc import Callable, Iterator
+from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from hf_specdec.training.embedded import corpus, evaluate, objectives
 from hf_specdec.training.embedded.fit import fit
 from hf_specdec.training.embedded.models import new_model
+from hf_specdec.training.embedded.own_texts import own_texts
 
 WINDOW, BATCH_SIZE = 512, 8
+NUM_OWN_TEXTS = 6144
 Batches = Iterator[torch.Tensor]
 Wrap = Callable[[Any], Any]
-SHARES = {"target": 0.70, "unloop": 0.16, "draft": 0.14}
+
+
+class Stage(StrEnum):
+    """What is trained, in this order."""
+
+    TARGET = "target"
+    UNLOOP = "unloop"
+    DRAFT = "draft"
+
+
+SHARES = {Stage.TARGET: 0.60, Stage.UNLOOP: 0.14, Stage.DRAFT: 0.26}
 
 
 def main(
     work: Annotated[Path, typer.Option(help="Folder for tokenizer, token arrays and checkpoints.")],
     export: Annotated[Path, typer.Option(help="Folder to write `target/` and `draft/` to.")],
     minutes: Annotated[float, typer.Option(help="Time for all stages together.")] = 120.0,
+    start: Annotated[
+        Path | None, typer.Option(help="Folder with `target/` and `draft/` to train on. Default: new models.")
+    ] = None,
+    stages: Annotated[list[Stage] | None, typer.Option(help="What to train; repeat for more. Default: all.")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")] = "cpu",
     compile_model: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
@@ -38,13 +57,21 @@ def main(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
-    tokenizer, train, held_out = _data(work)
-    batches = iter(corpus.TokenStream(train, window=WINDOW, batch_size=BATCH_SIZE, seed=seed))
+    tokenizer, train, held_out = _data(work, start)
+    batches = _stream(train, seed)
     wrap = torch.compile if compile_model else (lambda function: function)
-    target = new_model("target", vocab_size=len(tokenizer)).to(device)
-    draft = new_model("draft", vocab_size=len(tokenizer)).to(device)
-    _train_target(target, batches, held_out, work, minutes, wrap)
-    _train_draft(draft, target, batches, held_out, work, minutes, wrap)
+    target, draft = (_model(name, start, len(tokenizer)).to(device) for name in ("target", "draft"))
+    chosen = stages or list(Stage)
+    per_share = minutes / sum(SHARES[stage] for stage in chosen)
+    if Stage.TARGET in chosen:
+        _train_target(target, batches, held_out, work, per_share * SHARES[Stage.TARGET], wrap)
+    if Stage.UNLOOP in chosen:
+        _train_against_loops(target, batches, held_out, work, per_share * SHARES[Stage.UNLOOP])
+    if Stage.DRAFT in chosen:
+        target.eval().requires_grad_(False)
+        own = _stream(_own_texts(target, train, work, seed), seed)
+        by_turns = chain.from_iterable(zip(batches, own, strict=True))
+        _train_draft(draft, target, by_turns, held_out, work, per_share * SHARES[Stage.DRAFT], wrap)
     report = _report(target, draft, tokenizer, held_out)
     for name, model in (("target", target), ("draft", draft)):
         model.generation_config.pad_token_id = tokenizer.pad_token_id
@@ -58,18 +85,25 @@ def main(
 def _train_target(
     target: PreTrainedModel, batches: Batches, held_out: np.ndarray, work: Path, minutes: float, wrap: Wrap
 ) -> None:
-    """Language modelling, then the same with a penalty on loops."""
+    """Language modelling."""
     few = held_out[: 64 * WINDOW]
     fit(
         target,
         wrap(functools.partial(objectives.next_token, target)),
         batches,
         checkpoint=work / "target.pt",
-        minutes=minutes * SHARES["target"],
+        minutes=minutes,
         matrix_lr=0.02,
         other_lr=2e-3,
         evaluate=lambda: {"held-out": evaluate.held_out_loss(target, few)},
     )
+
+
+def _train_against_loops(
+    target: PreTrainedModel, batches: Batches, held_out: np.ndarray, work: Path, minutes: float
+) -> None:
+    """Language modelling with a penalty on loops."""
+    few = held_out[: 64 * WINDOW]
     fit(
         target,
         functools.partial(
@@ -77,7 +111,7 @@ def _train_target(
         ),
         batches,
         checkpoint=work / "unloop.pt",
-        minutes=minutes * SHARES["unloop"],
+        minutes=minutes,
         matrix_lr=0.002,
         other_lr=2e-4,
         evaluate=lambda: {
@@ -97,18 +131,20 @@ def _train_draft(
     minutes: float,
     wrap: Wrap,
 ) -> None:
-    """Distillation of the finished target."""
+    """Distillation of the finished target, on training text and on the target's own text by turns."""
     few = held_out[: 64 * WINDOW]
     fit(
         draft,
         wrap(functools.partial(objectives.distil, draft, target)),
         batches,
         checkpoint=work / "draft.pt",
-        minutes=minutes * SHARES["draft"],
+        minutes=minutes,
         matrix_lr=0.02,
         other_lr=2e-3,
-        evaluate=lambda: {"agreement": evaluate.agreement(draft, target, few)},
-        report_every=120.0,
+        evaluate=lambda: {
+            "agreement": evaluate.agreement(draft, target, few),
+            "on greedy text": evaluate.greedy_agreement(draft, target, held_out),
+        },
     )
 
 
@@ -126,12 +162,35 @@ def _report(
     }
 
 
-def _data(work: Path) -> tuple[PreTrainedTokenizerFast, np.ndarray, np.ndarray]:
+def _stream(tokens: np.ndarray, seed: int) -> Batches:
+    return iter(corpus.TokenStream(tokens, window=WINDOW, batch_size=BATCH_SIZE, seed=seed))
+
+
+def _own_texts(target: PreTrainedModel, train: np.ndarray, work: Path, seed: int) -> np.ndarray:
+    """What the target writes after pieces of the training text, made once and kept in `work`."""
+    path = work / "own_texts.npy"
+    if not path.exists():
+        np.save(path, own_texts(target, train, num_texts=NUM_OWN_TEXTS, seed=seed))
+    texts: np.ndarray = np.load(path)
+    return texts
+
+
+def _model(name: str, start: Path | None, vocab_size: int) -> PreTrainedModel:
+    """In fp32, to be trained."""
+    if start is None:
+        return new_model(name, vocab_size=vocab_size)
+    return LlamaForCausalLM.from_pretrained(start / name, dtype=torch.float32)
+
+
+def _data(work: Path, start: Path | None) -> tuple[PreTrainedTokenizerFast, np.ndarray, np.ndarray]:
     """Tokenizer, training tokens and held-out tokens, made once and kept in `work`."""
     files = corpus.split_files(corpus.stdlib_files())
     if not (work / "held_out.npy").exists():
         work.mkdir(parents=True, exist_ok=True)
-        tokenizer = corpus.train_tokenizer(files.train)
+        if start is None:
+            tokenizer = corpus.train_tokenizer(files.train)
+        else:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(start / "target")
         tokenizer.save_pretrained(work / "tokenizer")
         np.save(work / "train.npy", corpus.encode(files.train, tokenizer))
         np.save(work / "held_out.npy", corpus.encode(files.held_out, tokenizer))

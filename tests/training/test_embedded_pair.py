@@ -1,0 +1,66 @@
+"""Training of the embedded pair: what counts as a loop, whose texts the draft learns from, and training on."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from hf_specdec.training.embedded import __main__ as script
+from hf_specdec.training.embedded import evaluate, objectives
+from hf_specdec.training.embedded.models import new_model
+from hf_specdec.training.embedded.own_texts import own_texts
+
+
+@pytest.fixture
+def target():
+    torch.manual_seed(0)
+    return new_model("draft", vocab_size=64).eval()
+
+
+def test_a_loop_is_a_piece_that_stands_three_times_in_a_row():
+    text = torch.tensor([[9, 8, 7, *[1, 2, 3, 4] * 4, 5], [*range(20)]])
+    mask = objectives.loop_mask(text)
+    assert mask[0].nonzero().flatten().tolist() == [14, 15, 16, 17, 18]  # where the third time ends, and what follows
+    assert not mask[1].any()
+    assert not objectives.loop_mask(torch.tensor([[1, 2, 1, 2, 1, 2, 3]])).any()  # six tokens are too few
+
+
+def test_half_of_the_own_texts_are_greedy(target):
+    tokens = np.random.default_rng(0).integers(64, size=500).astype(np.uint16)
+    texts = own_texts(target, tokens, num_texts=4, prompt_length=8, new_tokens=6, rows=2).reshape(4, 14)
+    prompts = torch.from_numpy(texts[:, :8].astype(np.int64))
+    greedy = target.generate(prompts, max_new_tokens=6, do_sample=False, eos_token_id=None)
+    same = (greedy.numpy() == texts).all(1).tolist()
+    assert same == [True, True, False, False]
+
+
+def test_a_stage_of_its_own_trains_given_models_on(tmp_path, target, monkeypatch):
+    """The draft learns, the target stays as it was, and a second run finds the work done."""
+    start, work = tmp_path / "start", tmp_path / "work"
+    vocabulary = {chr(65 + place): place for place in range(64)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE(vocabulary, [])), eos_token="A", pad_token="A"
+    )
+    for name in ("target", "draft"):
+        target.save_pretrained(start / name)
+        tokenizer.save_pretrained(start / name)
+    work.mkdir()
+    tokenizer.save_pretrained(work / "tokenizer")
+    for name in ("train", "held_out"):
+        np.save(work / f"{name}.npy", np.random.default_rng(1).integers(64, size=2000).astype(np.uint16))
+    monkeypatch.setattr(script, "NUM_OWN_TEXTS", 2)
+    monkeypatch.setattr(script, "WINDOW", 32)
+    monkeypatch.setattr(evaluate, "NUM_PROMPTS", 8)
+    monkeypatch.setattr(evaluate, "NEW_TOKENS", 8)
+    options = {"work": work, "export": tmp_path / "out", "start": start, "stages": [script.Stage.DRAFT], "threads": 1}
+    script.main(**options, minutes=0.02)
+    before, after = (LlamaForCausalLM.from_pretrained(folder / "draft") for folder in (start, tmp_path / "out"))
+    assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
+    kept = LlamaForCausalLM.from_pretrained(tmp_path / "out" / "target")
+    assert torch.equal(kept.lm_head.weight, before.lm_head.weight.to(torch.bfloat16))
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    script.main(**options, minutes=0.02)
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
