@@ -85,8 +85,7 @@ class ModelRunner(HiddenStates):
         self.cache = rollback_cache(original, reserve=reserve, lockstep=self.lockstep, fixed=fixed, kept=kept)
         self._widths, self.compiled = () if fixed is None else fixed.widths, compiled
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
-        self.rotary = rotary_of(model)
-        self._grouped = GroupedHeads(model)
+        self.rotary, self._grouped = rotary_of(model), GroupedHeads(model)
         self._drop_length = cache_drop_length(model)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
