@@ -3,7 +3,7 @@
 Every figure shows a step that `spec_observer` saw, so what is drawn is what the loop did.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,9 @@ class Run:
 def ngram_match(run: Run) -> Figure:
     """The last tokens of the text, where they stood before, and what is drafted from there."""
     text, step = max(run.steps("prompt_lookup", draft_len_per_match=None), key=lambda seen: len(seen[1].accepted))
-    size = next(n for n in (2, 1) if _place(text, n) is not None)
-    place = _place(text, size)
-    assert place is not None
     drafted = step.tree.tokens[1:]
-    earlier = text[place - size : place + len(drafted)]
+    size, place = next((n, found) for n in (3, 2, 1) if (found := _place(text, drafted, n)) is not None)
+    earlier = [*text, *drafted][place - size : place + len(drafted)]  # a draft may go on into itself
     figure, axes = plt.subplots(figsize=(9, 1.9))
     axes.axis("off")
     colors = [ROOT] * size + [PLAIN] * len(drafted)
@@ -103,9 +101,14 @@ def ngram_match(run: Run) -> Figure:
     return figure
 
 
-def _place(text: list[int], size: int) -> int | None:
-    """Index after the last earlier place of the text's last `size` tokens."""
-    places = [end for end in range(size, len(text)) if text[end - size : end] == text[-size:]]
+def _place(text: list[int], drafted: Sequence[int], size: int) -> int | None:
+    """Index after the last earlier place of the text's last `size` tokens that goes on with what was drafted."""
+    whole, end = [*text, *drafted], text[-size:]
+    places = [
+        place
+        for place in range(size, len(text))
+        if text[place - size : place] == end and whole[place : place + len(drafted)] == [*drafted]
+    ]
     return places[-1] if places else None
 
 
