@@ -93,7 +93,7 @@ class BaseHeadRunner(ABC, Generic[Head]):
         self._scorers: list[RowScorer | None] = [None] * len(self.texts)
         self._target_ids = None if head.target_ids is None else head.target_ids.to(call.device)
         self._num_scored = [0] * len(self.texts)  # nodes of each row's tree in this round
-        self._has_ended, self._grouped = False, GroupedHeads()
+        self._has_ended, self._grouped = False, GroupedHeads(device=head.device)
 
     @property
     def num_rows(self) -> int:

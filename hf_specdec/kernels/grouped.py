@@ -40,14 +40,17 @@ _register_lock = threading.Lock()
 class GroupedHeads:
     """A block in which torch's attention folds the queries of a group, in the thread that enters it.
 
-    Outside, and for what it cannot fold, the function that is registered for `"sdpa"` is transformers' own.
+    Outside, and for what it cannot fold, the function that is registered for `"sdpa"` is transformers' own. Off the CPU
+    nothing is wrapped.
 
     Args:
         model: whose attention it is; `None` for one that is known to be torch's.
+        device: where that one computes.
     """
 
-    def __init__(self, model: PreTrainedModel | None = None) -> None:
-        self.is_used = model is None or attention_implementation(model.config) == NAME
+    def __init__(self, model: PreTrainedModel | None = None, device: torch.device | str = "cpu") -> None:
+        is_torchs = model is None or attention_implementation(model.config) == NAME
+        self.is_used = is_torchs and torch.device(device if model is None else model.device).type == "cpu"
         if self.is_used:
             _register()
 

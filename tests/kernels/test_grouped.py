@@ -1,5 +1,6 @@
 """Grouped heads under a mask: the same attention without copies of keys and values, in the package's own forwards."""
 
+import copy
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -155,3 +156,9 @@ def test_a_model_of_other_attention_enters_no_block() -> None:
     finally:
         model.set_attn_implementation("sdpa")
     assert GroupedHeads(model).is_used
+
+
+def test_off_the_cpu_nothing_is_wrapped() -> None:
+    assert GroupedHeads().is_used
+    assert not GroupedHeads(device="meta").is_used
+    assert not GroupedHeads(copy.deepcopy(family_model("llama")).to("meta")).is_used
