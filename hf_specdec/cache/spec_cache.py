@@ -83,10 +83,10 @@ class SpecCache(Cache):
         """A cache with the same content and structure, or `None` where a layer is not plain attention.
 
         Args:
-            cache: a `DynamicCache`, empty or not; it is left as it is.
+            cache: a `DynamicCache`, empty or not; it is left as it is. A subclass may hold more than its layers show.
             reserve (`int`): tokens to allocate room for at once.
         """
-        if not isinstance(cache, DynamicCache) or cache.offloading:
+        if type(cache) is not DynamicCache or cache.offloading:
             return None
         layers: list[Any] = []
         blocks = Blocks(max(len(cache.layers), 1))

@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+import hf_specdec
 from tests.helpers.support import (
     CHAIN_DRAFTS,
     DRAFTS,
@@ -22,6 +23,7 @@ from tests.helpers.support import (
     speculative,
 )
 from tests.helpers.zoo import WINDOW
+from tests.helpers.zoo_wide import varied
 from tests.promise.conftest import Draft
 
 FAMILIES = ["llama", "mistral", "gemma3", "gpt_oss", "deepseek_v3", "bloom"]
@@ -193,6 +195,21 @@ def test_a_cache_of_layers_we_do_not_know_is_served_or_refused(model: Any, draft
     else:
         assert_same_run(ours, reference)
         assert_same_cache(ours.kwargs["past_key_values"], reference.kwargs["past_key_values"])
+
+
+@pytest.mark.parametrize("draft", CHAIN_DRAFTS, indirect=True)
+@pytest.mark.parametrize("whose", ["plain", "ours", "empty"])
+def test_a_cache_class_of_the_models_own_file_is_continued(draft: Draft, whose: str) -> None:
+    """MiniMax keeps its recurrent states in a subclass of `DynamicCache`, beside the layers."""
+    model = hf_specdec.enable(varied("minimax", "causal"))
+    method = {"plain": {}, "ours": {"spec_method": "prompt_lookup"}, "empty": {}}[whose]
+    generate = speculative if method else plain
+    first = generate(model, PROMPT, max_new_tokens=8, do_sample=False, return_dict_in_generate=True, **method)
+    cache = type(first.past_key_values)() if whose == "empty" else first.past_key_values
+    text = torch.cat([first.sequences, MORE], dim=1)
+    reference, ours = both(model, lambda: {"input_ids": text, "past_key_values": copy.deepcopy(cache)}, draft)
+    assert_same_run(ours, reference)
+    assert_same_cache(ours.kwargs["past_key_values"], reference.kwargs["past_key_values"])
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "bloom"])
