@@ -123,8 +123,8 @@ def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
             smallest if smallest < 0 else largest,
             "Use the model's own tokenizer.",
         )
-    positions = position_limit(model)
-    if not model.config.is_encoder_decoder and positions is not None and ids.shape[1] > positions:
+    positions = None if model.config.is_encoder_decoder else position_limit(model, reach=ids.shape[1])
+    if positions is not None:
         raise ConfigError(
             "input_ids",
             f"must be at most {positions} tokens long (the model's max_position_embeddings)",

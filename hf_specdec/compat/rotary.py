@@ -5,6 +5,7 @@ Names                        Why
                              the state of `dynamic_rope_update`, which works by the last position of a forward
 `original_max_position_embeddings`
                              where long-rope changes its frequencies, and where Phi-3 drops its cache
+`_buffers`                   position tables; torch's own iteration takes four times as long
 """
 
 from typing import Any
@@ -18,6 +19,7 @@ __all__ = ["cache_drop_length", "position_limit", "rotary_grows", "rotary_state"
 
 GROWING, SWITCHING = "dynamic", "longrope"
 OFFSETS = 8  # rows that a position table may have in front of the first position
+EVERY_MODULES = vars(torch.nn.Module()).keys()  # attributes
 
 
 def rotary_switches(module: Any) -> dict[str | None, int]:
@@ -56,13 +58,16 @@ def _switch(module: Any, layer: str | None, kind: Any) -> int | None:
     return None
 
 
-def position_limit(model: PreTrainedModel) -> int | None:
+def position_limit(model: PreTrainedModel, *, reach: int | None = None) -> int | None:
     """Positions of a model that looks them up in a table; `None` where there is no table, as with rotary positions.
 
     Sinusoidal tables that their module extends (`make_weights`, as XGLM's) end nowhere.
+
+    Args:
+        reach: positions that are wanted; where the configuration has as many, no table is looked for.
     """
     positions = max_positions(model.config)
-    if positions is None:
+    if positions is None or (reach is not None and reach <= positions):
         return None
     words = {id(module) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
 
@@ -73,13 +78,17 @@ def position_limit(model: PreTrainedModel) -> int | None:
         if isinstance(module, torch.nn.Embedding):
             if id(module) not in words and fits(module.num_embeddings):
                 return positions
-            continue
-        if callable(getattr(module, "make_weights", None)):
-            continue
-        tensors = [*module.buffers(recurse=False), *vars(module).values()]
-        if any(isinstance(t, torch.Tensor) and t.ndim > 1 and any(map(fits, t.shape)) for t in tensors):
+        elif any(map(fits, _table_sizes(module))) and not callable(getattr(module, "make_weights", None)):
             return positions
     return None
+
+
+def _table_sizes(module: torch.nn.Module) -> list[int]:
+    """Sizes of the tables that a module holds beside its weights."""
+    attributes = vars(module)
+    own = [attributes[name] for name in attributes.keys() - EVERY_MODULES]
+    tensors = [value for value in (*attributes["_buffers"].values(), *own) if isinstance(value, torch.Tensor)]
+    return [size for tensor in tensors if tensor.ndim > 1 for size in tensor.shape]
 
 
 def cache_drop_length(model: PreTrainedModel) -> int | None:

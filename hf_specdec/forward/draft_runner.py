@@ -176,9 +176,10 @@ class DraftRunner:
         return [self._like_the_targets(row) for row in rows]
 
     def keep(self, place: int, accepted: Sequence[int]) -> None:
-        """The text of one row goes on; note which scored nodes are part of it."""
+        """The text of one row goes on; the first time after nodes were scored, note which of them are part of it."""
         tree = self._trees[place]
-        self._paths[place] = [] if tree is None or not accepted else _scored_path(tree, accepted[:-1])
+        if tree is not None and accepted:
+            self._paths[place], self._trees[place] = _scored_path(tree, accepted[:-1]), None
         for token in accepted:
             self.texts[place].append(token if token < self._own_vocab_size else 0)
         self._has_ended = True
