@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hf_specdec.errors import ConfigError
+
 __all__ = ["DraftTree", "ExtraTokens", "TreeBuilder"]
 
 
@@ -122,7 +124,14 @@ class DraftTree:
         return replace(self, drafted_from=drafted_from)
 
     def with_probabilities(self, probabilities: tuple[float, ...]) -> "DraftTree":
-        """The same tree with an estimate for each node."""
+        """The same tree with an estimate for each node.
+
+        Raises:
+            ConfigError: there are more or fewer than nodes, or one is no probability.
+        """
+        if len(probabilities) != len(self.tokens) or not all(0.0 <= one <= 1.0 for one in probabilities):
+            rule = f"must hold a number from 0 to 1 for each of the {len(self.tokens)} nodes"
+            raise ConfigError("probabilities", rule, probabilities, "Begin with 1.0 for the root.")
         return replace(self, probabilities=probabilities)
 
     def child(self, node: int, token: int) -> int | None:
@@ -142,16 +151,17 @@ class DraftTree:
 
     def predictions(self, path: Sequence[int], tokens: Sequence[int]) -> list[tuple[float, bool]]:
         """What became of the nodes whose parents were accepted: the probability of each given its parent's acceptance,
-        and whether it was the token of the text.
+        and whether it was the token of the text. Below a node of probability 0 nothing was predicted.
 
         Args:
             path: the accepted nodes from the root on.
-            tokens: the token of the text behind each of them.
+            tokens: the token of the text after each of them.
         """
         assert self.probabilities is not None
         return [
             (self.probabilities[child] / self.probabilities[node], self.tokens[child] == token)
             for node, token in zip(path, tokens, strict=True)
+            if self.probabilities[node] > 0.0
             for child in self._children[node].values()
         ]
 

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from hf_specdec.errors import ConfigError
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 
@@ -128,3 +129,20 @@ def test_equal_trees_are_equal_and_survive_copies() -> None:
     for twin in (copy.deepcopy(tree), pickle.loads(pickle.dumps(tree))):
         assert twin == tree
         assert [twin.children(node) for node in range(9)] == [tree.children(node) for node in range(9)]
+
+
+def test_predictions_are_of_the_nodes_below_accepted_ones() -> None:
+    tree = DraftTree.chain(1, [2, 3]).with_probabilities((1.0, 0.5, 0.2))
+    assert tree.predictions([0], [9]) == [(0.5, False)]
+    assert tree.predictions([0, 1], [2, 9]) == [(0.5, True), (0.4, False)]
+
+
+def test_below_a_node_that_was_held_for_impossible_nothing_is_predicted() -> None:
+    tree = DraftTree.chain(1, [2, 3]).with_probabilities((1.0, 0.0, 0.0))
+    assert tree.predictions([0, 1, 2], [2, 3, 4]) == [(0.0, True)]
+
+
+@pytest.mark.parametrize("probabilities", [(1.0,), (1.0, 0.5, 0.2), (1.0, 1.5), (1.0, -0.1), (1.0, float("nan"))])
+def test_probabilities_that_are_none_are_refused(probabilities: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="`probabilities` must hold a number from 0 to 1 for each of the 2 nodes"):
+        DraftTree.chain(1, [2]).with_probabilities(probabilities)

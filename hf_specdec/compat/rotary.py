@@ -5,7 +5,7 @@ Names                        Why
                              the state of `dynamic_rope_update`, which works by the last position of a forward
 `original_max_position_embeddings`
                              where long-rope changes its frequencies, and where Phi-3 drops its cache
-`_buffers`                   position tables; torch's own iteration takes four times as long
+`_buffers`                   position tables, found in half the time that torch's own iteration takes
 """
 
 from typing import Any

@@ -28,7 +28,8 @@ class OwnDraws(TorchFunctionMode):
         """Call `function`, with a generator of the stream if it is a draw without one."""
         given = kwargs or {}
         if function in DRAWS and given.get("generator") is None:
-            device = args[0].device if isinstance(args[0], torch.Tensor) else given.get("device")
+            drawn_from = args[0] if args else given.get("input")
+            device = drawn_from.device if isinstance(drawn_from, torch.Tensor) else given.get("device")
             given = {**given, "generator": self._generator(torch.device(device or "cpu"))}
         return function(*args, **given)
 

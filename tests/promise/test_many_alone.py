@@ -3,6 +3,7 @@
 import logging
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,6 +61,20 @@ def test_own_draws_are_of_one_thread() -> None:
         own = torch.rand(3)
     assert torch.equal(found[0], expected)
     assert torch.equal(own, torch.rand(3, generator=torch.Generator().manual_seed(9)))
+
+
+DRAWS: dict[str, Callable[..., torch.Tensor]] = {
+    "multinomial of a named tensor": lambda **draw: torch.multinomial(input=torch.ones(50), num_samples=1, **draw),
+    "rand of a named size": lambda **draw: torch.rand(size=(3,), **draw),
+    "rand of several sizes": lambda **draw: torch.rand(2, 3, **draw),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_own_draws_take_arguments_by_name(name: str) -> None:
+    with OwnDraws(9):
+        own = DRAWS[name]()
+    assert torch.equal(own, DRAWS[name](generator=torch.Generator().manual_seed(9)))
 
 
 @pytest.mark.each_value
