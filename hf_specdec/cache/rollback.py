@@ -113,8 +113,12 @@ class _AttentionRollback:
             self.model_cache.is_updated = original.is_updated
 
     def adopt_prefill(self, cache: Any) -> "RollbackCache":
-        if cache is not self.model_cache and isinstance(cache, compat.DynamicCache):
-            return rollback_cache(cache, reserve=self.spec.reserve, lockstep=self.lockstep)  # the model took its own
+        if cache is not self.model_cache:  # the model took its own
+            if isinstance(cache, compat.DynamicCache):
+                return rollback_cache(cache, reserve=self.spec.reserve, lockstep=self.lockstep)
+            own = StateCache(cache)
+            own.handed_out = self.handed_out
+            return own
         self.spec.sync()
         return self
 

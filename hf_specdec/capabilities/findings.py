@@ -6,8 +6,10 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
+from torch.random import fork_rng
 from transformers import PreTrainedModel
 
+from hf_specdec import compat
 from hf_specdec.capabilities.probe import Capability, probe, untried
 from hf_specdec.capabilities.probe_exit import ExitFinding, probe_exit
 from hf_specdec.capabilities.probe_rows import probe_rows
@@ -53,7 +55,7 @@ class Found:
         with self._lock:
             if rank_sync.any(not self._reasons):
                 try:
-                    with _uncompiled():
+                    with _undisturbed(model):
                         self._reasons = [probe_rows(model, self.capability.tier, encoder_kwargs)]
                 except ProbeFailed as error:
                     _raise_if_shared(error, rank_sync)
@@ -66,7 +68,7 @@ class Found:
         with self._lock:
             if rank_sync.any(layers not in self._exits):
                 try:
-                    with _uncompiled():
+                    with _undisturbed(model):
                         found = probe_exit(model, layers, "tree" if self.capability.tier == "tree" else "chain")
                 except ProbeFailed as error:
                     _raise_if_shared(error, rank_sync)
@@ -96,7 +98,7 @@ class Findings:
             if not rank_sync.any(key not in self._known):
                 return self._known[key]
             try:
-                with _uncompiled():
+                with _undisturbed(model):
                     found = Found(probe(model, encoder_kwargs))
             except ProbeFailed as error:
                 _raise_if_shared(error, rank_sync)
@@ -131,7 +133,13 @@ def _raise_if_shared(error: ProbeFailed, rank_sync: RankSync) -> None:
 
 
 @contextlib.contextmanager
-def _uncompiled() -> Iterator[None]:
-    """Run compiled models as they were written: a probe's forwards would use up the recompilations of the real ones."""
-    with _stance_lock, torch.compiler.set_stance("force_eager"):
+def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
+    """Leave the call its recompilations, which a compiled model's probe would use up, and its random numbers.
+
+    A forward draws numbers in train mode alone, for dropout.
+    """
+    device = compat.input_device(model)
+    devices = [] if device.type == "cpu" else [device]
+    kept = fork_rng(devices, enabled=model.training, device_type=device.type)
+    with _stance_lock, torch.compiler.set_stance("force_eager"), kept:
         yield

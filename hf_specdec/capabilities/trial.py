@@ -55,11 +55,13 @@ KNOWN_ARGUMENTS = ("attention_mask", "position_ids")
 def can_be_tried(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
     """Whether a few tokens of this call's text show as much of the model as a probe does.
 
-    They do where attention over transformers' own caches and masks is all there is, and no window is to be passed.
+    They do where attention over transformers' own caches and masks is all there is, and no window is to be passed. In
+    train mode a trial's forwards would draw random numbers for dropout that belong to the call.
     """
     cache: Any = model_kwargs.get(compat.cache_name(model_kwargs))
     return (
-        not model.config.is_encoder_decoder
+        not model.training
+        and not model.config.is_encoder_decoder
         and type(cache) is compat.DynamicCache
         and not cache.offloading
         and all(type(layer) is compat.DynamicLayer for layer in cache.layers)

@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, St
 from transformers.generation import GenerationMode
 from transformers.modeling_outputs import BaseModelOutput
 
-from hf_specdec.compat.caches import DummyLayer
+from hf_specdec.compat.caches import CACHE_NAMES, DummyLayer
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.models import text_config
 
@@ -101,11 +101,16 @@ def prefill(
 def updated_kwargs(
     model: PreTrainedModel, outputs: Any, model_kwargs: dict[str, Any], *, num_new_tokens: int = 1
 ) -> dict[str, Any]:
-    """`model_kwargs` after more tokens: masks, positions and token types extended by them."""
-    kwargs = model._update_model_kwargs_for_generation(
+    """`model_kwargs` after more tokens: masks, positions and token types extended by them.
+
+    A cache under another name than the one that the model has written is left out: RWKV takes one and ignores it.
+    """
+    kwargs: dict[str, Any] = model._update_model_kwargs_for_generation(
         outputs, model_kwargs, is_encoder_decoder=model.config.is_encoder_decoder, num_new_tokens=num_new_tokens
     )
-    return cast("dict[str, Any]", kwargs)
+    written = next((name for name in CACHE_NAMES if outputs.get(name) is not None), None)
+    ignored = set() if written is None else set(CACHE_NAMES) - {written}
+    return {name: value for name, value in kwargs.items() if name not in ignored}
 
 
 def sample(model: PreTrainedModel, input_ids: torch.Tensor, **kwargs: Any) -> Any:

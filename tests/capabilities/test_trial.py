@@ -141,3 +141,20 @@ def test_samples_follow_their_seed(fresh: Any) -> None:
     expected = plain(fresh, **ALONE | {"do_sample": True})
     torch.manual_seed(5)
     assert fresh.generate(**ALONE | {"do_sample": True}, spec_method="auto").tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("num_tokens", [8, SHORTEST_CALL + 4])
+@pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
+def test_a_first_call_in_train_mode_drops_out_what_plain_generation_does(family: str, num_tokens: int) -> None:
+    """Finding out that several tokens at once are not what they are one by one takes none of the call's numbers."""
+    model = build(FAMILIES[family]).train()
+    for module in model.modules():
+        if family == "llama" and isinstance(module, type(model.model.layers[0].self_attn)):
+            module.attention_dropout = 0.2
+    call: dict[str, Any] = {"max_new_tokens": num_tokens, "do_sample": False, "eos_token_id": None}
+    torch.manual_seed(3)
+    expected = plain(model, PROMPT, **call)
+    torch.manual_seed(3)
+    ours = hf_specdec.enable(model).generate(PROMPT, **call, spec_method="auto", return_dict_in_generate=True)
+    assert ours.sequences.tolist() == expected.tolist()
+    assert ours.spec_stats.plain_reason is not None

@@ -212,6 +212,16 @@ def test_a_cache_class_of_the_models_own_file_is_continued(draft: Draft, whose: 
     assert_same_cache(ours.kwargs["past_key_values"], reference.kwargs["past_key_values"])
 
 
+@pytest.mark.parametrize("draft", CHAIN_DRAFTS, indirect=True)
+def test_a_cache_that_the_model_ignores_is_left_empty(draft: Draft) -> None:
+    """RWKV writes a state of its own, whatever is passed as `past_key_values`."""
+    model = hf_specdec.enable(varied("rwkv", "causal"))
+    reference, ours = both(model, lambda: {"past_key_values": DynamicCache()}, draft)
+    assert_same_run(ours, reference)
+    assert ours.output.past_key_values is ours.kwargs["past_key_values"]
+    assert seq_length(ours.kwargs["past_key_values"]) == seq_length(reference.kwargs["past_key_values"]) == 0
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "bloom"])
 def test_a_padded_conversation_goes_on_with_its_cache(zoo: Callable[[str], Any], draft: Draft, family: str) -> None:
     """Padding in front stays masked in the turns that follow."""
