@@ -203,11 +203,11 @@ def run_tests(folder: Path) -> dict[str, Any]:
 
 
 def main(
-    output: Annotated[Path, typer.Option("--output", help="The JSON document; its tables go beside it, as .md.")],
-    shape: Annotated[list[str] | None, typer.Option("--shape", help="Of 1B, 7B and tiny. Default: 1B and 7B.")] = None,
-    tests: Annotated[Path | None, typer.Option("--tests", help="Also run this folder's tests marked gpu.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="Default: the accelerator, or the CPU.")] = None,
-    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="By which steps are measured.")] = 12,
+    output: Annotated[Path, typer.Option(help="The JSON document; its tables go beside it, as .md.")],
+    shape: Annotated[list[str] | None, typer.Option(help="Of 1B, 7B and tiny. Default: 1B and 7B.")] = None,
+    tests: Annotated[Path | None, typer.Option(help="Also run this folder's tests marked gpu.")] = None,
+    device: Annotated[str | None, typer.Option(help="Default: the accelerator, or the CPU.")] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="By which steps are measured.")] = 12,
 ) -> None:
     """Measure, and write one document."""
     check_document_file("output", output)

@@ -29,8 +29,7 @@ class ModelsOptions:
     """What is measured on, and where."""
 
     model: Annotated[
-        list[str] | None,
-        typer.Option("--model", help="Folder or hub name; repeat for more. Default: the embedded target."),
+        list[str] | None, typer.Option(help="Folder or hub name; repeat for more. Default: the embedded target.")
     ] = None
     draft_model: Annotated[
         str | None,
@@ -44,32 +43,27 @@ class ModelsOptions:
     head: Annotated[
         str | None,
         typer.Option(
-            "--head",
             help="Draft head of the rows eagle3, dflash and auto+head, widened with its model. Default: the embedded "
-            "head, for the embedded target.",
+            "head, for the embedded target."
         ),
     ] = None
     widen: Annotated[
         list[str] | None,
         typer.Option(
-            "--widen",
             help="HIDDENxLAYERS: measure each model widened to this size, its function unchanged; native is its own "
-            "size. Repeat for more. Default: native.",
+            "size. Repeat for more. Default: native."
         ),
     ] = None
     dtype: Annotated[
         str | None,
         typer.Option(
-            "--dtype",
-            help="Precision: auto, fp32, bf16, fp16, fp8, int8, nf4. Default: fp32 for the embedded target, else auto.",
+            help="Precision: auto, fp32, bf16, fp16, fp8, int8, nf4. Default: fp32 for the embedded target, else auto."
         ),
     ] = None
     draft_dtype: options.DraftDtype = None
     attn_implementation: options.AttnImplementation = None
-    device: Annotated[str | None, typer.Option("--device", help="Where it runs. Default: the accelerator, or cpu.")] = (
-        None
-    )
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads. Default: 1 on a CPU.")] = None
+    device: Annotated[str | None, typer.Option(help="Where it runs. Default: the accelerator, or cpu.")] = None
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: 1 on a CPU.")] = None
 
     @property
     def paths(self) -> list[str | None]:

@@ -25,26 +25,19 @@ class PromptOptions:
     """What is measured on, beside the models."""
 
     prompts: Annotated[
-        list[str] | None,
-        typer.Option("--prompts", help="File or folder of prompts; repeat for more. Default: the built-in set."),
+        list[str] | None, typer.Option(help="File or folder of prompts; repeat for more. Default: the built-in set.")
     ] = None
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most prompts, taken from the tasks in turn.")] = (
-        None
-    )
-    limit_per_task: Annotated[
-        int | None, typer.Option("--limit-per-task", min=1, help="Most prompts of each task.")
-    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Most prompts, taken from the tasks in turn.")] = None
+    limit_per_task: Annotated[int | None, typer.Option(min=1, help="Most prompts of each task.")] = None
     random_tokens: Annotated[
         str | None,
         typer.Option(
-            "--random-tokens",
-            help="COUNTxLENGTH: also COUNT prompts of LENGTH random tokens, a task of their own; for example 8x64.",
+            help="COUNTxLENGTH: also COUNT prompts of LENGTH random tokens, a task of their own; for example 8x64."
         ),
     ] = None
     batch_size: Annotated[
         list[int] | None,
         typer.Option(
-            "--batch-size",
             min=1,
             help="Prompts decoded together, first turns only; repeat for more, each a task of its own. Default: one "
             "prompt, all turns. With --many: rows of generate_many; default 8.",
@@ -76,10 +69,9 @@ class RunOptions:
     row: Annotated[
         list[str] | None,
         typer.Option(
-            "--row",
             help=f"What to measure beside generate: a method ({', '.join(METHODS)}), a method with its configuration "
             "(prompt_lookup:num_branches=4), auto+draft_model, auto+head, token_recycling, transformers:prompt_lookup, "
-            "transformers:assistant, module:Class, or default for all there are. Repeat for more. Default: default.",
+            "transformers:assistant, module:Class, or default for all there are. Repeat for more. Default: default."
         ),
     ] = None
     prompt_lookup_config: options.PromptLookupForm = None
@@ -87,18 +79,16 @@ class RunOptions:
     draft_model_config: options.DraftModelForm = None
     against: Annotated[
         list[str] | None,
-        typer.Option(
-            "--against", help="A row that the others are compared with, task by task, beside generate; repeat for more."
-        ),
+        typer.Option(help="A row that the others are compared with, task by task, beside generate; repeat for more."),
     ] = None
     max_new_tokens: options.MaxNewTokens = 128
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Timed rounds, after one that warms up.")] = 3
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds, after one that warms up.")] = 3
     do_sample: Annotated[
         bool | None,
         typer.Option("--do-sample/--no-do-sample", help="Sampled rows only, or greedy rows only. Default: both."),
     ] = None
-    temperature: Annotated[float, typer.Option("--temperature", help="Of the sampled rows.")] = 0.7
-    seed: Annotated[int, typer.Option("--seed", help="Of the sampled rows: round r draws from seed + r.")] = 0
+    temperature: Annotated[float, typer.Option(help="Of the sampled rows.")] = 0.7
+    seed: Annotated[int, typer.Option(help="Of the sampled rows: round r draws from seed + r.")] = 0
 
     @property
     def rows(self) -> list[str]:
@@ -129,32 +119,27 @@ class KindOptions:
     context_length: Annotated[
         list[int] | None,
         typer.Option(
-            "--context-length",
             min=1,
             help="With --cost and --drafting: tokens in the cache; repeat for more. Default: 128, 512; 1k, 10k, 100k.",
         ),
     ] = None
     replay: Annotated[
         Path | None,
-        typer.Option(
-            "--replay", help="Run drafters against recorded answers (JSONL of prompt_ids, answer_ids), instead."
-        ),
+        typer.Option(help="Run drafters against recorded answers (JSONL of prompt_ids, answer_ids), instead."),
     ] = None
     many: Annotated[
         bool, typer.Option("--many", help="Measure generate_many against plain batches one after the other, instead.")
     ] = False
     precisions: Annotated[
-        str | None,
-        typer.Option("--precisions", help="Set precisions side by side, instead: all, or names with commas between."),
+        str | None, typer.Option(help="Set precisions side by side, instead: all, or names with commas between.")
     ] = None
     drafting: Annotated[
         bool, typer.Option("--drafting", help="Measure what drafting costs a step on the host, instead.")
     ] = False
     steps: Annotated[
-        bool,
-        typer.Option("--steps", help="Measure what a step costs beside the forward: operations, reads, drafting."),
+        bool, typer.Option("--steps", help="Measure what a step costs beside the forward: operations, reads, drafting.")
     ] = False
-    show: Annotated[Path | None, typer.Option("--show", help="Measure nothing; print or plot this document.")] = None
+    show: Annotated[Path | None, typer.Option(help="Measure nothing; print or plot this document.")] = None
 
     @property
     def chosen(self) -> str:
@@ -179,21 +164,15 @@ class OutputOptions:
     markdown: Annotated[bool, typer.Option("--markdown", help="Print markdown.")] = False
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", help="Also write the JSON document here, while measuring; as JSON lines if it ends in .jsonl."
-        ),
+        typer.Option(help="Also write the JSON document here, while measuring; as JSON lines if it ends in .jsonl."),
     ] = None
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Continue an interrupted run from its document, and write it back.")
+        Path | None, typer.Option(help="Continue an interrupted run from its document, and write it back.")
     ] = None
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the figures into this folder, as PNG and SVG.")] = (
-        None
-    )
+    plot: Annotated[Path | None, typer.Option(help="Draw the figures into this folder, as PNG and SVG.")] = None
     page: Annotated[
         Path | None,
-        typer.Option(
-            "--page", help="Write a page of Markdown with the tables, and its figures into a folder beside it."
-        ),
+        typer.Option(help="Write a page of Markdown with the tables, and its figures into a folder beside it."),
     ] = None
 
     def check(self, kind: str) -> None:

@@ -35,10 +35,9 @@ GREEN, RESET = "\x1b[32m", "\x1b[0m"
 def chat(
     *,
     model: options.ModelPath = None,
-    system: Annotated[str | None, typer.Option("--system", help="What the model is told before the chat.")] = None,
+    system: Annotated[str | None, typer.Option(help="What the model is told before the chat.")] = None,
     chat_template: Annotated[
-        Path | None,
-        typer.Option("--chat-template", help="A Jinja file. Default: the template of the model's tokenizer."),
+        Path | None, typer.Option(help="A Jinja file. Default: the template of the model's tokenizer.")
     ] = None,
     show_drafts: Annotated[bool, typer.Option("--show-drafts", help="Show accepted drafts in green.")] = False,
     choice: MethodOptions,

@@ -46,8 +46,7 @@ def demo(
     model: options.ModelPath = None,
     draft_model: options.DraftModelPath = None,
     dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", help="Precision of the weights. Default: fp32 for the embedded target, else auto."),
+        str | None, typer.Option(help="Precision of the weights. Default: fp32 for the embedded target, else auto.")
     ] = None,
     draft_dtype: options.DraftDtype = None,
     loading: LoadOptions,

@@ -65,7 +65,7 @@ def generate(
             "generation for a draft model.",
         ),
     ] = False,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="With --compare: timed rounds after the warm-up.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="With --compare: timed rounds after the warm-up.")] = 3,
     json: options.Json = False,
 ) -> None:
     """Continue a prompt with speculative decoding.

@@ -72,8 +72,7 @@ DraftModelForm = Annotated[
     ),
 ]
 EngineName = Annotated[
-    str | None,
-    typer.Option("--engine", help="loop: this package's loop. assisted: transformers' assisted decoding."),
+    str | None, typer.Option("--engine", help="loop: this package's loop. assisted: transformers' assisted decoding.")
 ]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Most tokens to generate.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="With --do-sample: the same seed draws the same text.")]
@@ -95,24 +94,20 @@ class LoadOptions:
 
     attn_implementation: AttnImplementation = None
     threads: Annotated[
-        int | None,
-        typer.Option("--threads", min=1, help="CPU threads. Default: 1 for the embedded target, else torch's choice."),
+        int | None, typer.Option(min=1, help="CPU threads. Default: 1 for the embedded target, else torch's choice.")
     ] = None
     device_map: Annotated[
         str | None,
         typer.Option(
-            "--device-map",
             help="Where the target goes: auto, balanced, balanced_low_0, sequential (accelerate's), a device, disk, or "
-            "JSON of parts and devices. Default: the device lists, else the GPUs if there are any.",
+            "JSON of parts and devices. Default: the device lists, else the GPUs if there are any."
         ),
     ] = None
     max_memory: Annotated[
-        str | None,
-        typer.Option("--max-memory", help='With --device-map auto: memory by device, \'{"0": "20GB"}\'.'),
+        str | None, typer.Option(help='With --device-map auto: memory by device, \'{"0": "20GB"}\'.')
     ] = None
     offload_folder: Annotated[
-        Path | None,
-        typer.Option("--offload-folder", help="With --device-map: where weights that fit nowhere else go."),
+        Path | None, typer.Option(help="With --device-map: where weights that fit nowhere else go.")
     ] = None
 
     def load(
@@ -145,9 +140,8 @@ class MethodOptions:
     spec_method: Annotated[
         str | None,
         typer.Option(
-            "--spec-method",
             help=f"How to draft. {describe_methods()}; none: transformers' own loop. Default: the method that the "
-            "other options belong to, else auto.",
+            "other options belong to, else auto."
         ),
     ] = None
     prompt_lookup_config: PromptLookupForm = None
@@ -156,13 +150,11 @@ class MethodOptions:
     auto_config: Annotated[
         str | None,
         typer.Option(
-            "--auto-config",
-            help='Auto\'s parameters, as JSON or Python: \'{"costs": "costs.json"}\' takes what hf-specdec tune wrote.',
+            help='Auto\'s parameters, as JSON or Python: \'{"costs": "costs.json"}\' takes what hf-specdec tune wrote.'
         ),
     ] = None
     spec_config: Annotated[
-        str | None,
-        typer.Option("--spec-config", help="The method's parameters, as JSON or Python: '{\"num_branches\": 4}'."),
+        str | None, typer.Option(help="The method's parameters, as JSON or Python: '{\"num_branches\": 4}'.")
     ] = None
     draft_model: DraftModelPath = None
     draft_dtype: DraftDtype = None
@@ -209,9 +201,9 @@ class SamplingOptions:
     do_sample: Annotated[bool, typer.Option("--do-sample", help="Sample instead of taking the likeliest token.")] = (
         False
     )
-    temperature: Annotated[float | None, typer.Option("--temperature", help="With --do-sample.")] = None
-    top_p: Annotated[float | None, typer.Option("--top-p", help="With --do-sample.")] = None
-    top_k: Annotated[int | None, typer.Option("--top-k", help="With --do-sample.")] = None
+    temperature: Annotated[float | None, typer.Option(help="With --do-sample.")] = None
+    top_p: Annotated[float | None, typer.Option(help="With --do-sample.")] = None
+    top_k: Annotated[int | None, typer.Option(help="With --do-sample.")] = None
 
     def read(self) -> dict[str, Any]:
         """Keyword arguments of `generate`; see `read_sampling`."""

@@ -35,22 +35,17 @@ class ManyOptions:
     prompts_file: Annotated[
         Path | None,
         typer.Option(
-            "--prompts-file",
             help="A .jsonl file (.gz too) of prompts: a string a line, or an object with prompt, question, text or "
-            "turns. Needs --out.",
+            "turns. Needs --out."
         ),
     ] = None
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out",
-            help="With --prompts-file: the .jsonl file of results. A job that was interrupted goes on where it "
-            "stopped.",
+            help="With --prompts-file: the .jsonl file of results. A job that was interrupted goes on where it stopped."
         ),
     ] = None
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", min=1, help="With --prompts-file: prompts decoded together.")
-    ] = 8
+    batch_size: Annotated[int, typer.Option(min=1, help="With --prompts-file: prompts decoded together.")] = 8
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="With --prompts-file: try prompts again that failed before.")
     ] = False

@@ -22,31 +22,26 @@ def serve(
     *,
     model: options.ModelPath = None,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is every network of this machine.")
+        str, typer.Option(help="Address to listen on; 0.0.0.0 is every network of this machine.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
     api_key: Annotated[
         list[str] | None,
-        typer.Option("--api-key", envvar="HF_SPECDEC_API_KEY", help="A key that requests must carry; may be repeated."),
+        typer.Option(envvar="HF_SPECDEC_API_KEY", help="A key that requests must carry; may be repeated."),
     ] = None,
     served_model_name: Annotated[
-        str | None,
-        typer.Option("--served-model-name", help="What clients call the model. Default: its folder or name."),
+        str | None, typer.Option(help="What clients call the model. Default: its folder or name.")
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Requests decoded together.")] = 8,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", min=1, help="Most new tokens of a request that does not say.")
-    ] = 512,
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens of a request that does not say.")] = 512,
     max_queue: Annotated[
-        int,
-        typer.Option("--max-queue", min=1, help="Most requests that wait for a place; further ones get status 429."),
+        int, typer.Option(min=1, help="Most requests that wait for a place; further ones get status 429.")
     ] = 256,
     memory: Annotated[
         str,
         typer.Option(
-            "--memory",
             help="Which earlier texts methods draft from: none beside the request's own (request), those of the same "
-            "API key (key), or those of all clients (shared).",
+            "API key (key), or those of all clients (shared)."
         ),
     ] = "request",
     choice: MethodOptions,

@@ -35,16 +35,14 @@ class ArticleOptions:
     articles: Annotated[
         Path | None,
         typer.Option(
-            "--articles",
             help="A .jsonl file (.gz too) whose lines have `article` and `highlights`. Default: twelve short articles "
-            "that ship with the package.",
+            "that ship with the package."
         ),
     ] = None
     dataset: Annotated[
-        str | None,
-        typer.Option("--dataset", help="A data set for `datasets` to load: abisee/cnn_dailymail:3.0.0:test."),
+        str | None, typer.Option(help="A data set for `datasets` to load: abisee/cnn_dailymail:3.0.0:test.")
     ] = None
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most articles.")] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Most articles.")] = None
 
     def read(self) -> list[Article]:
         """The articles, once it is known that they can be scored."""
@@ -66,17 +64,11 @@ class AccuracyOptions:
     ] = False
     rouge1_threshold: Annotated[
         float | None,
-        typer.Option(
-            "--rouge1-threshold",
-            min=0,
-            max=100,
-            help="Least ROUGE-1 of the method. Default: plain's, less half a point.",
-        ),
+        typer.Option(min=0, max=100, help="Least ROUGE-1 of the method. Default: plain's, less half a point."),
     ] = None
     equal_threshold: Annotated[
         float | None,
         typer.Option(
-            "--equal-threshold",
             min=0,
             max=1,
             help="Least share of summaries with plain's tokens. Default: 1 where the method promises it, in fp32; "
@@ -91,11 +83,10 @@ def summarize(
     *,
     model: options.ModelPath = None,
     articles: ArticleOptions,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Articles in one call of generate.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Articles in one call of generate.")] = 1,
     max_input_tokens: Annotated[
         int,
         typer.Option(
-            "--max-input-tokens",
             min=1,
             help="Most tokens of an article; the rest of it is left out, as is what the model has no positions for.",
         ),
@@ -103,9 +94,8 @@ def summarize(
     prompt_template: Annotated[
         str | None,
         typer.Option(
-            "--prompt-template",
             help="The prompt, with {article} in it. Default: a request through the chat template, if there is one; "
-            "else the article and 'TL;DR:'.",
+            "else the article and 'TL;DR:'."
         ),
     ] = None,
     accuracy: AccuracyOptions,

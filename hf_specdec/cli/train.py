@@ -28,51 +28,41 @@ class TrainingOptions:
     """How the draft is trained."""
 
     kind: Annotated[
-        Kind,
-        typer.Option("--kind", help="An EAGLE-3 head on the target's hidden states, or a draft model of fewer layers."),
+        Kind, typer.Option(help="An EAGLE-3 head on the target's hidden states, or a draft model of fewer layers.")
     ] = "head"
 
-    num_texts: Annotated[int, typer.Option("--num-texts", help="Texts that the target writes.")] = DEFAULT.num_texts
+    num_texts: Annotated[int, typer.Option(help="Texts that the target writes.")] = DEFAULT.num_texts
     prompt_tokens: Annotated[
-        str,
-        typer.Option("--prompt-tokens", help='Tokens of a prompt; of several lengths, "64,512", files take turns.'),
+        str, typer.Option(help='Tokens of a prompt; of several lengths, "64,512", files take turns.')
     ] = str(DEFAULT.prompt_tokens)
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", help="Tokens that the target writes after each prompt.")
-    ] = DEFAULT.new_tokens
-    head: Annotated[
-        Path | None,
-        typer.Option("--head", help="Folder of an EAGLE-3 head to train on. Default: a new head."),
-    ] = None
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens that the target writes after each prompt.")] = (
+        DEFAULT.new_tokens
+    )
+    head: Annotated[Path | None, typer.Option(help="Folder of an EAGLE-3 head to train on. Default: a new head.")] = (
+        None
+    )
     layers: Annotated[
         str | None,
         typer.Option(
-            "--layers",
             help='Hidden states that the head reads, "2,16,29": 0 the embeddings, the number of layers the last one. '
-            "Default: a low, a middle and a high one.",
+            "Default: a low, a middle and a high one."
         ),
     ] = None
     draft_vocab_size: Annotated[
-        int | None,
-        typer.Option("--draft-vocab-size", help="Tokens that the head can draft. Default: all, at most 32,000."),
+        int | None, typer.Option(help="Tokens that the head can draft. Default: all, at most 32,000.")
     ] = None
     draft_layers: Annotated[
-        int | None,
-        typer.Option("--draft-layers", help="Layers of a draft model. Default: a quarter of the target's."),
+        int | None, typer.Option(help="Layers of a draft model. Default: a quarter of the target's.")
     ] = None
-    epochs: Annotated[float, typer.Option("--epochs", help="Most passes over the texts.")] = DEFAULT.epochs
-    minutes: Annotated[float | None, typer.Option("--minutes", help="Most minutes of training. Default: no bound.")] = (
-        None
+    epochs: Annotated[float, typer.Option(help="Most passes over the texts.")] = DEFAULT.epochs
+    minutes: Annotated[float | None, typer.Option(help="Most minutes of training. Default: no bound.")] = None
+    batch_size: Annotated[int, typer.Option(help="Texts a step, of one process.")] = DEFAULT.batch_size
+    rollout_steps: Annotated[int, typer.Option(help="Draft steps that are measured; a head is trained on them.")] = (
+        DEFAULT.rollout_steps
     )
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Texts a step, of one process.")] = DEFAULT.batch_size
-    rollout_steps: Annotated[
-        int, typer.Option("--rollout-steps", help="Draft steps that are measured; a head is trained on them.")
-    ] = DEFAULT.rollout_steps
-    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="Default: 0.4 / hidden_size.")] = None
-    mixed_precision: Annotated[str, typer.Option("--mixed-precision", help="Of training: no, bf16, fp16.")] = (
-        DEFAULT.mixed_precision
-    )
-    seed: Annotated[int, typer.Option("--seed", help="Of everything that is drawn.")] = DEFAULT.seed
+    learning_rate: Annotated[float | None, typer.Option(help="Default: 0.4 / hidden_size.")] = None
+    mixed_precision: Annotated[str, typer.Option(help="Of training: no, bf16, fp16.")] = DEFAULT.mixed_precision
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = DEFAULT.seed
 
     def read(self) -> HeadTraining | DraftTraining:
         """The same, checked."""
@@ -99,14 +89,13 @@ class TrainingOptions:
 @spread
 def train(
     *,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the draft; an interrupted training there goes on.")],
+    out: Annotated[Path, typer.Option(help="Folder of the draft; an interrupted training there goes on.")],
     model: options.ModelArgument = None,
     prompts: Annotated[
         list[Path] | None,
         typer.Option(
-            "--prompts",
             help="A .jsonl file (.gz too) of prompts, a text file, or a folder of text files; repeat for more. Texts "
-            "are cut into prompts. Default: the target writes from its first token on.",
+            "are cut into prompts. Default: the target writes from its first token on."
         ),
     ] = None,
     training: TrainingOptions,

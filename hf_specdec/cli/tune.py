@@ -22,16 +22,15 @@ __all__ = ["tune"]
 @spread
 def tune(
     *,
-    out: Annotated[Path, typer.Option("--out", help='The file to write, for auto_config={"costs": FILE}.')],
+    out: Annotated[Path, typer.Option(help='The file to write, for auto_config={"costs": FILE}.')],
     model: options.ModelArgument = None,
     dtype: options.Dtype = "auto",
     loading: LoadOptions,
     batch_size: Annotated[
-        list[int] | None,
-        typer.Option("--batch-size", min=1, help="Rows decoded together; repeat for more. Default: 1."),
+        list[int] | None, typer.Option(min=1, help="Rows decoded together; repeat for more. Default: 1.")
     ] = None,
-    context_length: Annotated[int, typer.Option("--context-length", min=1, help="Tokens in the cache.")] = 256,
-    seconds: Annotated[float, typer.Option("--seconds", help="Most time to measure, for each batch size.")] = 20.0,
+    context_length: Annotated[int, typer.Option(min=1, help="Tokens in the cache.")] = 256,
+    seconds: Annotated[float, typer.Option(help="Most time to measure, for each batch size.")] = 20.0,
     json: options.Json = False,
 ) -> None:
     """Measure what a forward of T tokens costs, and keep it in a file for `auto`.
