@@ -3,6 +3,7 @@
 Never a list of model names. The reference is the model as plain `generate` drives it: a prompt, then token by token.
 """
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,7 +44,8 @@ class Capability:
         reason (`str`): what was found, in a sentence.
         attention (`str | None`): the attention implementation it was found with.
         dtype (`str`): the dtype it was found with.
-        error (`float`): largest difference of a logit from the reference, over the largest logit.
+        error (`float`): largest difference of a logit from the reference, over the largest logit; NaN where nothing
+            was compared.
     """
 
     tier: Tier
@@ -53,8 +55,8 @@ class Capability:
     error: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
+        """The fields as JSON values; no error where nothing was compared."""
+        return {**asdict(self), "error": None if math.isnan(self.error) else self.error}
 
 
 @torch.no_grad()

@@ -90,11 +90,7 @@ class ModelsOptions:
 
     @property
     def one_path(self) -> str | None:
-        """The only path.
-
-        Raises:
-            ConfigError: there are several.
-        """
+        """The only path; an error where there are several."""
         return _only("--model", self.paths)
 
     @property

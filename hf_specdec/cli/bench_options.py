@@ -143,11 +143,7 @@ class KindOptions:
 
     @property
     def chosen(self) -> str:
-        """The one that is asked for; "speeds" without any.
-
-        Raises:
-            ConfigError: two are.
-        """
+        """The one that is asked for; "speeds" without any."""
         names = ("cost", "replay", "many", "precisions", "drafting", "steps", "show")
         asked = [name for name in names if getattr(self, name)]
         if len(asked) > 1:

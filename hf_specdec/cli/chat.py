@@ -10,6 +10,7 @@ import typer
 from transformers import DynamicCache
 
 from hf_specdec.cli import options
+from hf_specdec.cli.inputs import check_seed
 from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.cli.report import note, reports_errors
@@ -51,6 +52,7 @@ def chat(
     """Chat with a model in the terminal."""
     method, config = choice.read(model, memory=spec_memory)
     drawn = sampling.read()
+    check_seed(seed)
     kept = open_memory(spec_memory)
     target = loading.load(model, dtype, config)
     _set_template(target.tokenizer, chat_template)
@@ -134,11 +136,7 @@ class _Chat:
         self._forget_cache()
 
     def text_of(self, said: str) -> str:
-        """The chat with a new message, as the template writes it.
-
-        Raises:
-            ConfigError: the template refuses it.
-        """
+        """The chat with a new message, as the template writes it."""
         return chat_text(self.tokenizer, [*self.messages, {"role": "user", "content": said}])
 
     def answer(self, said: str) -> None:

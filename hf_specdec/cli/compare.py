@@ -77,7 +77,7 @@ def compare_methods(job: Job, texts: Sequence[str], how: Mapping[str, Any], roun
     """
     method = str(how["spec_method"])
     ours = Row.of_arguments(method, "method", how, is_seed_exact=how["spec_config"].is_seed_exact)
-    options = dict(job.options)
+    options = {"temperature": None, **job.options}  # the model's own, where the job says nothing
     mode = "sampled" if options.pop("do_sample") else "greedy"
     settings = BenchSettings(modes=(mode,), rounds=rounds, seed=job.seed or 0, **options)
     prompts = [Prompt(str(number), "prompts", (text,)) for number, text in enumerate(texts)]

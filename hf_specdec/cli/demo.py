@@ -26,11 +26,7 @@ DEFAULTS = Limits()
 
 
 def _serving() -> ModuleType:
-    """The module that serves pages.
-
-    Raises:
-        MissingExtraError: gradio is not installed.
-    """
+    """The module that serves pages."""
     try:
         return importlib.import_module("hf_specdec.demo.serve")
     except ModuleNotFoundError as error:

@@ -16,7 +16,7 @@ from hf_specdec.cli.job import Job, Result
 from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.cli.prompts import PROMPTS
-from hf_specdec.cli.prompts_file import ManyJob, ManyOptions, own_device, run_many
+from hf_specdec.cli.prompts_file import ManyOptions, own_device, run_many
 from hf_specdec.cli.report import note, print_json, reports_errors
 from hf_specdec.cli.spread import spread
 from hf_specdec.cli.table import print_comparison
@@ -110,29 +110,20 @@ def _continue(job: Job, text: str | None, how: Mapping[str, Any], rounds: int, a
 
 def _many(job: Job, how: Mapping[str, Any], asked: ManyOptions, is_one_model: bool, as_json: bool) -> None:
     own = {name: value for name, value in how.items() if name != "tokenizer"}  # the job's
-    many = ManyJob(
-        job.model,
-        job.tokenizer,
-        options={**job.options, **(own or {"spec_method": "plain"})},
-        settings={name: value for name, value in _setting(job, how).items() if name != "threads"},
-        seed=job.seed or 0,
-        batch_size=asked.batch_size,
-        is_one_model=is_one_model,
-        retry_failed=asked.retry_failed,
-    )
-    prompts_file, out = asked.files
-    summary = run_many(many, prompts_file, out)
+    many = dataclasses.replace(job, options={**job.options, **(own or {"spec_method": "plain"})})
+    settings = {name: value for name, value in _setting(job, how).items() if name != "threads"}
+    summary = run_many(many, asked, settings, is_one_model=is_one_model)
     if summary is None:  # another process of the same job sums up
         return
     if as_json:
-        print_json({**_setting(job, how), "out": str(out), **summary})
+        print_json({**_setting(job, how), "out": str(asked.out), **summary})
     else:
-        note(f"{summary['num_prompts']} prompts in {out}, {summary['num_failed']} failed", "dim")
+        note(f"{summary['num_prompts']} prompts in {asked.out}, {summary['num_failed']} failed", "dim")
     failures = summary["failures"]
     for index, reason in list(failures.items())[:SHOWN_FAILURES]:
         note(f"prompt {index}: {reason}", "red")
     if len(failures) > SHOWN_FAILURES:
-        note(f"and {len(failures) - SHOWN_FAILURES} more, each with its error in {out}", "red")
+        note(f"and {len(failures) - SHOWN_FAILURES} more, each with its error in {asked.out}", "red")
     if failures:
         note("hint: --retry-failed tries them again", "cyan")
         raise typer.Exit(1)

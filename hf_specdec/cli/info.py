@@ -15,7 +15,7 @@ from hf_specdec.cli.options import LoadOptions
 from hf_specdec.cli.report import print_json, reports_errors
 from hf_specdec.cli.spread import spread
 from hf_specdec.cli.table import print_facts
-from hf_specdec.cli.weights import support_text, weights_facts
+from hf_specdec.cli.weights import weights_facts
 from hf_specdec.compat import attention_implementation
 from hf_specdec.distributed.placement import where_it_lies
 from hf_specdec.engine.draft_pairing import draft_capability, vocab_sizes
@@ -54,7 +54,7 @@ def info(
         "versions": versions(),
         "machine": _machine(),
         "model": _model(loaded),
-        "capability": dataclasses.asdict(hf_specdec.capability(loaded)),
+        "capability": hf_specdec.capability(loaded).to_dict(),
         "weights": found.to_dict() if json else weights_facts(found),
     }
     if model is None or draft_model is not None:
@@ -76,7 +76,7 @@ def info(
             name: "; ".join(filter(None, [f"also {', '.join(others)}" if others else "", METHODS[name].summary]))
             for name, others in aliases.items()
         }
-        precisions = {found.precision: support_text(found) for found in machine_support()}
+        precisions = {one.precision: f"{'yes' if one.works else 'no'}: {one.reason}" for one in machine_support()}
         groups |= {"precisions": precisions}
         print_facts([*groups.items(), ("methods", methods), ("extras", {extra.name: extra for extra in optional})])
 

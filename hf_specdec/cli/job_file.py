@@ -26,11 +26,7 @@ OWN_LINES = "must be a new file, or one of the same job (model, prompts, method 
 
 
 def check_job_output(path: Path, prompts_file: Path) -> None:
-    """Refuse an output that no job of any settings wrote, before anything is loaded.
-
-    Raises:
-        ConfigError: it is the file of prompts, no regular file, not writable, or holds other things than results.
-    """
+    """Refuse an output that no job of any settings wrote, before anything is loaded."""
     if path.exists() and path.samefile(prompts_file):
         raise ConfigError(FIELD, "must not be the file of prompts", str(path), "Choose another file.")
     Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
@@ -107,11 +103,7 @@ class JobFile:
                 raise OSError(f"{str(self.path)!r} took {written} of {len(text)} bytes of a line: no room is left")
 
     def finish(self, num_prompts: int) -> list[dict[str, Any]]:
-        """Sort the file by prompt; returns its lines.
-
-        Raises:
-            ConfigError: prompts are missing.
-        """
+        """Sort the file by prompt; returns its lines."""
         found = self._lines()
         if missing := set(range(num_prompts)) - set(found):
             rule, remedy = f"must hold a line for each of {num_prompts} prompts", "Start the command again."

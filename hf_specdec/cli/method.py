@@ -39,9 +39,6 @@ def read_method(
         list_forms: what was given to the options named after arguments of `generate`, such as `lookahead_config`.
         draft_model: `--draft-model`, which chooses a method like a list form.
         memory: `--spec-memory`, which chooses `auto`.
-
-    Raises:
-        ConfigError: an unknown name or key, or options that contradict each other.
     """
     forms = {argument: text for argument, text in list_forms.items() if text is not None}
     if name == "none":
@@ -73,11 +70,7 @@ def check_draft_options(
     draft_model: str | None,
     draft_dtype: str | None,
 ) -> None:
-    """Raise where an option of the draft model comes with a method that has none, or a draft is missing.
-
-    Raises:
-        ConfigError: it does, or the target is the user's own and no draft is named.
-    """
+    """Raise where an option of the draft model comes with a method that has none, or a draft is missing."""
     needs_draft = loads_draft(method, config, None)
     if needs_draft and model is not None and draft_model is None:
         rule = f"must be given with --model and --spec-method {method}"

@@ -1,17 +1,21 @@
 """The options that several commands have, each with its help text; those that go together as one class."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
-from hf_specdec.checkpoint_tokenizers import draft_tokenizers
-from hf_specdec.cli.inputs import load, load_draft, read_sampling, set_threads
+import hf_specdec
+from hf_specdec import embedded
+from hf_specdec.checkpoint_tokenizers import draft_tokenizers, load_tokenizer
+from hf_specdec.cli.inputs import load_draft, set_threads
 from hf_specdec.cli.method import check_draft_options, describe_methods, loads_draft, read_method
 from hf_specdec.cli.where import Where, read_where
+from hf_specdec.errors import ConfigError, MissingExtraError
 from hf_specdec.methods.config import SpecConfig
 
 __all__ = ["LoadOptions", "Loaded", "MethodOptions", "SamplingOptions"]
@@ -121,16 +125,21 @@ class LoadOptions:
     ) -> Loaded:
         """Load the target; see `read_where` for the arguments."""
         set_threads(path, self.threads)
-        where = read_where(
-            device_map=self.device_map,
-            max_memory=self.max_memory,
-            offload_folder=self.offload_folder,
-            tensor_parallel=tensor_parallel,
-            config=config,
-            device=device,
-        )
-        model, tokenizer = load(path, dtype, config, where, attn_implementation=self.attn_implementation)
-        return Loaded(model, tokenizer, where)
+        given, attention = (self.device_map, self.max_memory, self.offload_folder), self.attn_implementation
+        where = read_where(*given, config, tensor_parallel=tensor_parallel, device=device)
+        folder = embedded.path("target") if path is None else path
+        if path is None or not sys.stderr.isatty():
+            logging.disable_progress_bar()
+        try:
+            model = hf_specdec.AutoModelForCausalLM.from_pretrained(
+                folder, precision=dtype, attn_implementation=attention, **where.target
+            )
+        except ImportError as error:
+            if attention is None or isinstance(error, MissingExtraError):
+                raise
+            remedy = f"transformers says: {error}"
+            raise ConfigError("--attn-implementation", "must be installed", attention, remedy) from error
+        return Loaded(model, load_tokenizer(folder), where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,5 +215,10 @@ class SamplingOptions:
     top_k: Annotated[int | None, typer.Option(help="With --do-sample.")] = None
 
     def read(self) -> dict[str, Any]:
-        """Keyword arguments of `generate`; see `read_sampling`."""
-        return read_sampling(self.do_sample, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+        """Keyword arguments of `generate`."""
+        options = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        given = {name: value for name, value in options.items() if value is not None}
+        if given and not self.do_sample:
+            name, value = next(iter(given.items()))
+            raise ConfigError(f"--{name.replace('_', '-')}", "must come with --do-sample", value, "Add --do-sample.")
+        return {"do_sample": self.do_sample, **given}

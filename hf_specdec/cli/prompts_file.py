@@ -14,16 +14,16 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from transformers import PreTrainedTokenizerBase
 
 import hf_specdec
+from hf_specdec.cli.job import Job
 from hf_specdec.cli.job_file import JobFile, check_job_output
 from hf_specdec.cli.processes import processes
 from hf_specdec.errors import ConfigError
 from hf_specdec.files import lines_of, lone_surrogate, read_text
 from hf_specdec.progress import with_bar
 
-__all__ = ["ManyJob", "ManyOptions", "own_device", "read_prompts", "run_many"]
+__all__ = ["ManyOptions", "own_device", "read_prompts", "run_many"]
 
 FORMS = 'a string, or an object with "prompt", "question", "text" or "turns"'
 
@@ -62,11 +62,7 @@ class ManyOptions:
         return self.prompts_file, self.out
 
     def check(self, *, prompt: str | None, compare: bool) -> None:
-        """Refuse options that do not go with a file of prompts, and an output that no such job wrote.
-
-        Raises:
-            ConfigError: one of the two files is missing or is another kind of file, or another job is asked for too.
-        """
+        """Refuse options that do not go with a file of prompts, and an output that no such job wrote."""
         if (self.prompts_file is None) != (self.out is None):
             given, missing = ("--prompts-file", "--out") if self.out is None else ("--out", "--prompts-file")
             raise ConfigError(missing, f"must be given with {given}", None, f"Add {missing} FILE.jsonl.")
@@ -83,34 +79,8 @@ class ManyOptions:
         check_job_output(out, prompts_file)
 
 
-@dataclass(frozen=True, slots=True)
-class ManyJob:
-    """One job over a file.
-
-    Attributes:
-        options: keyword arguments of `generate_many`, the method's among them.
-        settings: what decides the results, as JSON values: an output of other settings is not gone on with.
-        is_one_model (`bool`): whether the processes of this launch share one model: then all go through all prompts,
-            and the first writes.
-        retry_failed (`bool`): whether prompts that failed before are tried again.
-    """
-
-    model: Any
-    tokenizer: PreTrainedTokenizerBase
-    options: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    batch_size: int
-    seed: int
-    is_one_model: bool = False
-    retry_failed: bool = False
-
-
 def read_prompts(path: Path) -> list[Any]:
-    """The prompts of a `.jsonl` file, packed with gzip or not; a line that is none of the forms stays an error.
-
-    Raises:
-        ConfigError: there is no such file, or it is empty.
-    """
+    """The prompts of a `.jsonl` file, packed with gzip or not; a line that is none of the forms stays an error."""
     if not path.is_file():
         raise ConfigError("--prompts-file", "must be an existing file", str(path), "Check the spelling.")
     prompts = [_prompt(line) for _, line in lines_of(read_text(path, "--prompts-file"))]
@@ -125,29 +95,34 @@ def own_device() -> torch.device | None:
     return state.device if state.num_processes > 1 else None
 
 
-def run_many(job: ManyJob, prompts_file: Path, out: Path) -> dict[str, Any] | None:
+def run_many(job: Job, asked: ManyOptions, settings: Mapping[str, Any], *, is_one_model: bool) -> dict[str, Any] | None:
     """Generate for every prompt that is not done yet.
+
+    Args:
+        settings: what decides the results, as JSON values: an output of other settings is not gone on with.
+        is_one_model: whether the processes of this launch share one model: then all go through all prompts, and the
+            first writes.
 
     Returns:
         How many prompts the output holds, how many of them failed, and why, by their numbers; `None` in all processes
         but the first.
     """
-    state = processes()
+    state, (prompts_file, out) = processes(), asked.files
     prompts = read_prompts(prompts_file)
     content = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
-    file = JobFile(out, {**job.settings, "prompts": content, "seed": job.seed})
+    file = JobFile(out, {**settings, "prompts": content, "seed": job.seed or 0})
     with file.held() if state.is_main_process else contextlib.nullcontext():
         if state.is_main_process:
             file.recover()
         state.wait_for_everyone()
-        done = file.done(retries_failed=job.retry_failed)
-        count, own = (1, 0) if job.is_one_model else (state.num_processes, state.process_index)
+        done = file.done(retries_failed=asked.retry_failed)
+        count, own = (1, 0) if is_one_model else (state.num_processes, state.process_index)
         state.wait_for_everyone()  # before anything is added to what all have read
         share = [index for index in range(len(prompts)) if index % count == own]
         todo = [index for index in share if index not in done]
-        lines = _results(job, prompts, todo)
+        lines = _results(job, asked.batch_size, prompts, todo)
         for line in with_bar(lines, total=len(share), done=len(share) - len(todo), is_shown=state.is_main_process):
-            if state.is_main_process or not job.is_one_model:
+            if state.is_main_process or not is_one_model:
                 file.append(line)
         state.wait_for_everyone()
         if not state.is_main_process:
@@ -157,7 +132,7 @@ def run_many(job: ManyJob, prompts_file: Path, out: Path) -> dict[str, Any] | No
     return {"num_prompts": len(written), "num_failed": len(failures), "failures": failures}
 
 
-def _results(job: ManyJob, prompts: list[Any], todo: list[int]) -> Iterator[dict[str, Any]]:
+def _results(job: Job, batch_size: int, prompts: list[Any], todo: list[int]) -> Iterator[dict[str, Any]]:
     """Output lines, in the order in which texts end."""
     good = [index for index in todo if isinstance(prompts[index], str)]
     for index in todo:
@@ -168,8 +143,8 @@ def _results(job: ManyJob, prompts: list[Any], todo: list[int]) -> Iterator[dict
         (prompts[index] for index in good),
         indices=good,
         tokenizer=job.tokenizer,
-        max_batch_size=job.batch_size,
-        seed=job.seed,
+        max_batch_size=batch_size,
+        seed=job.seed or 0,
         **job.options,
     )
     for result in results:

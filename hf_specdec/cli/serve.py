@@ -53,16 +53,37 @@ def serve(
     The server listens on this machine alone unless --host says otherwise.
     """
     uvicorn = _uvicorn()
-    _check_memory(memory, api_key)
+    from hf_specdec.serve.app import build_app  # needs the extra
+    from hf_specdec.serve.engine import ServingEngine
+    from hf_specdec.serve.requests import RequestReader
+
+    if memory not in ("request", "key", "shared"):
+        raise unknown_name("--memory", memory, ("request", "key", "shared"))
+    if memory == "key" and not api_key:
+        raise ConfigError("--memory", "must come with --api-key where it is by key", memory, "Add --api-key KEY.")
     method, config = choice.read(model)
     target = loading.load(model, dtype, config)
     how = choice.arguments(method, config, dtype, target)
-    name = served_model_name or model or "embedded"
-    settings = {"spec_method": method or "plain", "spec_config": config, "max_new_tokens": max_new_tokens}
-    settings |= {"draft_model": how.get("assistant_model"), "draft_tokenizer": how.get("assistant_tokenizer")}
-    settings["memory"] = memory
-    limits = {"max_batch_size": batch_size, "max_queue": max_queue}
-    app = _app(target.model, target.tokenizer, name, settings, limits, api_key or [])
+    name, method = served_model_name or model or "embedded", method or "plain"
+    reader = RequestReader(
+        target.model,
+        target.tokenizer,
+        name,
+        spec_method=method,
+        spec_config=config,
+        max_new_tokens=max_new_tokens,
+        draft_model=how.get("assistant_model"),
+        draft_tokenizer=how.get("assistant_tokenizer"),
+        memory=memory,  # type: ignore[arg-type]  # checked above
+    )
+    engine = ServingEngine(
+        target.model,
+        target.tokenizer,
+        max_batch_size=batch_size,
+        max_queue=max_queue,
+        options={"spec_method": method},
+    )
+    app = build_app(engine, reader, api_keys=api_key or [])
     if host not in LOCAL and not api_key:
         note(f"note: everyone who reaches {host} can use the model; --api-key asks for a key", "yellow")
     note(f"serving {name} on http://{host}:{port}/v1", "dim")
@@ -74,23 +95,3 @@ def _uvicorn() -> Any:
         return importlib.import_module("uvicorn")
     except ImportError as error:
         raise MissingExtraError("uvicorn", "serve", "The server") from error
-
-
-def _check_memory(memory: str, api_key: list[str] | None) -> None:
-    """Refuse an unknown kind of memory, and one by key where there are no keys."""
-    if memory not in ("request", "key", "shared"):
-        raise unknown_name("--memory", memory, ("request", "key", "shared"))
-    if memory == "key" and not api_key:
-        raise ConfigError("--memory", "must come with --api-key where it is by key", memory, "Add --api-key KEY.")
-
-
-def _app(
-    model: Any, tokenizer: Any, name: str, settings: dict[str, Any], limits: dict[str, int], api_keys: list[str]
-) -> Any:
-    """The application: the reader of requests has `settings`, the engine `limits`."""
-    from hf_specdec.serve.app import build_app
-    from hf_specdec.serve.engine import ServingEngine
-    from hf_specdec.serve.requests import RequestReader
-
-    engine = ServingEngine(model, tokenizer, options={"spec_method": settings["spec_method"]}, **limits)
-    return build_app(engine, RequestReader(model, tokenizer, name, **settings), api_keys=api_keys)

@@ -19,8 +19,8 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.quantization.report import precision_of
 from hf_specdec.summarization.articles import Article, load_articles, read_articles
-from hf_specdec.summarization.rouge import Rouge, check_rouge, score
-from hf_specdec.summarization.run import Summaries, Summarizer, summarize_all
+from hf_specdec.summarization.rouge import check_rouge, score
+from hf_specdec.summarization.run import Summarizer, summarize_all
 
 __all__ = ["summarize"]
 
@@ -124,34 +124,59 @@ def summarize(
     shared = {"max_new_tokens": max_new_tokens, **drawn}
     summarizer = Summarizer(target.model, target.tokenizer, shared, seed, batch_size, max_input_tokens, prompt_template)
     with remembering(target.model, kept):
-        found = _measure(summarizer, texts, {PLAIN: {}, method: how}, json)
+        rows = _measured(summarizer, texts, {PLAIN: {}, method: how})
+    setting = {
+        "model": target.model.config.name_or_path,
+        "dtype": precision_of(target.model),
+        "threads": torch.get_num_threads(),
+        "num_articles": len(texts),
+        "batch_size": batch_size,
+    }
+    if json:
+        print_json({**setting, "options": {**shared, "seed": seed}, "rows": rows})
+    else:
+        _print_table(rows, setting)
+    if rows[-1]["num_equal_to_plain"] < len(texts) and setting["dtype"] != "float32":
+        told = f"note: in {setting['dtype']} a near-tie may fall the other way; --dtype fp32 compares without them"
+        note(told, "yellow")
     if accuracy.check_accuracy:
-        least = accuracy.equal_threshold
-        found.check(accuracy.rouge1_threshold, _least_equal(summarizer, config) if least is None else least)
+        _check(rows, len(texts), accuracy, _least_equal(summarizer, config))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Accuracy:
-    """How the method's summaries compare with plain generation's."""
+def _measured(
+    summarizer: Summarizer, articles: list[Article], ways: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """What each way came to, plain generation first, as JSON values."""
+    written = summarize_all(summarizer, articles, ways)
+    plain, references = written[PLAIN], [article.reference for article in articles]
+    return [
+        {
+            "name": name,
+            **dataclasses.asdict(score(summaries.texts, references)),
+            "num_tokens": summaries.num_tokens,
+            "tokens_per_second": summaries.tokens_per_second,
+            "num_equal_to_plain": len(articles) if summaries is plain else summaries.num_equal(plain),
+            "summaries": summaries.texts,
+        }
+        for name, summaries in written.items()
+    ]
 
-    plain: Rouge
-    method: Rouge
-    num_equal: int
-    num_articles: int
 
-    def check(self, least_rouge1: float | None, least_equal: float) -> None:
-        """Exit with 1 where a threshold is missed; without one, ROUGE-1 may be half a point below plain's."""
-        least_rouge1 = self.plain.rouge1 - TOLERANCE if least_rouge1 is None else least_rouge1
-        share = self.num_equal / self.num_articles
-        missed = []
-        if self.method.rouge1 < least_rouge1:
-            missed.append(f"ROUGE-1 is {self.method.rouge1:.2f}, below {least_rouge1:.2f}")
-        if share < least_equal:
-            missed.append(f"{self.num_equal} of {self.num_articles} summaries are equal, below {least_equal:.0%}")
-        for message in missed:
-            note(f"error: {message}", "red")
-        if missed:
-            raise typer.Exit(1)
+def _check(rows: list[dict[str, Any]], num_articles: int, accuracy: AccuracyOptions, least_equal: float) -> None:
+    """Exit with 1 where a threshold is missed; without one, ROUGE-1 may be half a point below plain's."""
+    plain, method = rows
+    least_rouge1 = accuracy.rouge1_threshold
+    least_rouge1 = plain["rouge1"] - TOLERANCE if least_rouge1 is None else least_rouge1
+    least_equal = least_equal if accuracy.equal_threshold is None else accuracy.equal_threshold
+    num_equal, missed = method["num_equal_to_plain"], []
+    if method["rouge1"] < least_rouge1:
+        missed.append(f"ROUGE-1 is {method['rouge1']:.2f}, below {least_rouge1:.2f}")
+    if num_equal / num_articles < least_equal:
+        missed.append(f"{num_equal} of {num_articles} summaries are equal, below {least_equal:.0%}")
+    for message in missed:
+        note(f"error: {message}", "red")
+    if missed:
+        raise typer.Exit(1)
 
 
 def _least_equal(summarizer: Summarizer, config: SpecConfig) -> float:
@@ -160,54 +185,13 @@ def _least_equal(summarizer: Summarizer, config: SpecConfig) -> float:
     return float(follows_seed and precision_of(summarizer.model) == "float32")
 
 
-def _measure(
-    summarizer: Summarizer, articles: list[Article], ways: Mapping[str, Mapping[str, Any]], as_json: bool
-) -> _Accuracy:
-    written = summarize_all(summarizer, articles, ways)
-    plain, method = written.values()
-    accuracy = _accuracy(plain, method, articles)
-    _report(summarizer, written, accuracy, as_json)
-    precision = precision_of(summarizer.model)
-    if accuracy.num_equal < accuracy.num_articles and precision != "float32":
-        note(f"note: in {precision} a near-tie may fall the other way; --dtype fp32 compares without them", "yellow")
-    return accuracy
-
-
-def _accuracy(plain: Summaries, method: Summaries, articles: list[Article]) -> _Accuracy:
-    references = [article.reference for article in articles]
-    scores = score(plain.texts, references), score(method.texts, references)
-    return _Accuracy(*scores, method.num_equal(plain), len(articles))
-
-
-def _report(summarizer: Summarizer, written: Mapping[str, Summaries], accuracy: _Accuracy, as_json: bool) -> None:
-    model = summarizer.model
-    setting = {"model": model.config.name_or_path, "dtype": precision_of(model), "threads": torch.get_num_threads()}
-    setting |= {"num_articles": accuracy.num_articles, "batch_size": summarizer.batch_size}
-    equal = [accuracy.num_articles, accuracy.num_equal]
-    rows: list[dict[str, Any]] = [
-        {
-            "name": name,
-            **dataclasses.asdict(rouge),
-            "num_tokens": summaries.num_tokens,
-            "tokens_per_second": summaries.tokens_per_second,
-            "num_equal_to_plain": num_equal,
-            "summaries": summaries.texts,
-        }
-        for (name, summaries), rouge, num_equal in zip(
-            written.items(), (accuracy.plain, accuracy.method), equal, strict=True
-        )
-    ]
-    if as_json:
-        options = {**summarizer.options, "seed": summarizer.seed}
-        print_json({**setting, "options": options, "rows": rows})
-        return
+def _print_table(rows: list[dict[str, Any]], setting: Mapping[str, Any]) -> None:
     table = Table(caption=", ".join(f"{name} {value}" for name, value in setting.items()), caption_justify="left")
     table.add_column("")
     for heading in ("ROUGE-1", "ROUGE-2", "ROUGE-L", "ROUGE-Lsum", "tokens", "tokens/s", "equal to\nplain"):
         table.add_column(heading, justify="right")
     for row in rows:
         scores = (f"{row[kind]:.2f}" for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum"))
-        speed = f"{row['tokens_per_second']:.1f}"
-        equality = f"{row['num_equal_to_plain']} of {accuracy.num_articles}"
-        table.add_row(row["name"], *scores, str(row["num_tokens"]), speed, equality)
+        equality = f"{row['num_equal_to_plain']} of {setting['num_articles']}"
+        table.add_row(row["name"], *scores, str(row["num_tokens"]), f"{row['tokens_per_second']:.1f}", equality)
     stdout_console().print(table)

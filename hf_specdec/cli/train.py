@@ -136,11 +136,7 @@ def _numbers(option: str, text: str, remedy: str) -> tuple[int, ...]:
 
 
 def _texts_of(path: Path) -> list[str]:
-    """The texts of a file, or of all files below a folder; files that are no UTF-8 text are left out of folders.
-
-    Raises:
-        ConfigError: there is nothing, or a line of a `.jsonl` file is no prompt.
-    """
+    """The texts of a file, or of all files below a folder; files that are no UTF-8 text are left out of folders."""
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and _is_text(file))
         if not files:

@@ -3,10 +3,9 @@
 import re
 from typing import Any
 
-from hf_specdec.quantization.precision import Support
 from hf_specdec.quantization.report import LoadedWeights
 
-__all__ = ["support_text", "weights_facts"]
+__all__ = ["weights_facts"]
 
 
 def weights_facts(found: LoadedWeights) -> dict[str, Any]:
@@ -30,11 +29,6 @@ def weights_facts(found: LoadedWeights) -> dict[str, Any]:
             f"{error.same_argmax:.1%} of {error.num_tokens} positions, against the checkpoint's own precision"
         )
     return facts
-
-
-def support_text(support: Support) -> str:
-    """Whether a precision works here, and why."""
-    return f"{'yes' if support.works else 'no'}: {support.reason}"
 
 
 def _size(num_bytes: int) -> str:

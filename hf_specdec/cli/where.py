@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from hf_specdec.distributed.placement import read_devices
+from hf_specdec.distributed.placement import place, read_devices
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
 
-__all__ = ["Where", "read_where"]
+__all__ = ["Where", "placement", "read_where"]
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's
 LAUNCH = "Start it with: torchrun --nproc-per-node 2 -m hf_specdec ... --tensor-parallel"
@@ -28,12 +28,12 @@ class Where:
     """Where the models of a command go.
 
     Attributes:
-        target: arguments of `from_pretrained` for the target; none of them leaves it to the device lists.
+        target: arguments of `from_pretrained` for the target.
         tensor_parallel (`bool`): whether the processes of this launch share one target.
         device (`torch.device | None`): of this process, where several share a job.
     """
 
-    target: dict[str, Any] = field(default_factory=dict)
+    target: dict[str, Any]
     tensor_parallel: bool = False
     device: torch.device | None = None
 
@@ -58,22 +58,19 @@ class Where:
 
 
 def read_where(
-    *,
     device_map: str | None,
     max_memory: str | None,
     offload_folder: Path | None,
+    config: SpecConfig | None,
+    *,
     tensor_parallel: bool,
-    config: SpecConfig | None = None,
-    device: torch.device | None = None,
+    device: torch.device | None,
 ) -> Where:
     """The options, checked against one another.
 
     Args:
         config: the method's, whose device lists say where models go as well.
         device: of this process, where several share a job and each has a model of its own.
-
-    Raises:
-        ConfigError: options that do not go together, or that cannot be read.
     """
     listed = config.device_lists.get("target") if config is not None else None
     for option, value in {"--max-memory": max_memory, "--offload-folder": offload_folder}.items():
@@ -90,8 +87,7 @@ def read_where(
             raise ConfigError("--tensor-parallel", "must run in several processes", 1, LAUNCH)
         return Where({"tp_plan": "auto"}, True)
     if device_map is None:
-        own = {"device_map": {"": str(device)}} if device is not None and listed is None else {}
-        return Where(own, device=device)
+        return Where(placement(config, "target", device), device=device)
     if listed is not None:
         raise ConfigError("--device-map", "must be left out beside a device list", device_map, "Give only one.")
     if device is not None:
@@ -103,6 +99,15 @@ def read_where(
     if offload_folder is not None:
         target["offload_folder"] = str(offload_folder)
     return Where(target)
+
+
+def placement(config: SpecConfig | None, role: str, device: torch.device | None) -> dict[str, Any]:
+    """Arguments of `from_pretrained`: where the configuration's list for a role says, else on `device`."""
+    fields, lists = (config.device_fields, config.device_lists) if config is not None else ({}, {})
+    if device is not None and lists.get(role) is None:
+        return {"device_map": {"": str(device)}}
+    device_map, max_memory = place(lists.get(role), fields.get(role, ""))
+    return {"device_map": device_map, "max_memory": max_memory}
 
 
 def _device_map(text: str) -> str | dict[str, Any]:

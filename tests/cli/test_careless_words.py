@@ -38,6 +38,7 @@ NO_GPU = pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a
         (["generate", "x", "--do-sample", "--seed", str(1 << 64)], "`--seed` must be 0 to"),
         (["generate", "x", "--do-sample", "--seed", "-1"], "`--seed` must be 0 to"),
         (["bench", "--seed", str(1 << 64)], "`--seed` must be 0 to"),
+        (["chat", "--seed", str(1 << 64)], "`--seed` must be 0 to"),
         (["generate", "x\udce9y"], "`PROMPT` must be Unicode text"),
         (["generate", "x", "--spec-memory", "/dev/null"], "`--spec-memory` must be a regular file"),
         (["generate", "x", "--spec-config", "[" * 100_000], "`spec_config` must be"),

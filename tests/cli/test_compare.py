@@ -60,6 +60,20 @@ def test_a_sample_is_compared_from_one_seed(run: Run) -> None:
     assert rows(run, "--dtype", "fp32", "--do-sample", "--temperature", "0.7")["auto"]["equal_to_plain"]
 
 
+def test_a_sampled_comparison_keeps_the_models_own_temperature(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --temperature no call gets one, as without --compare."""
+    seen: list[Any] = []
+    real = model_run.measured_call
+
+    def watched(loaded: Any, row: Any, inputs: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(options.get("temperature"))
+        return real(loaded, row, inputs, options, *args, **kwargs)
+
+    monkeypatch.setattr(model_run, "measured_call", watched)
+    run(*COMPARE, "--dtype", "fp32", "--rounds", "1", "--do-sample")
+    assert set(seen) == {None}
+
+
 @pytest.mark.wide
 def test_without_a_prompt_several_are_compared(run: Run) -> None:
     result = run("generate", "--compare", "--max-new-tokens", "4", "--rounds", "1", "--dtype", "fp32", "--json")

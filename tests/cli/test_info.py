@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.cli import extras
 from hf_specdec.methods.registry import METHODS
@@ -32,6 +33,14 @@ def test_json_holds_versions_model_capability_methods_and_extras(run: Run) -> No
     assert found["capability"]["reason"]
     assert found["methods"]["prompt_lookup"] == ["ngram"]
     assert {extra["name"] for extra in found["extras"]} >= {"bench", "bnb", "fp8", "xformers"}
+
+
+def test_a_model_that_decodes_plainly_has_no_error_in_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was compared; JSON has no NaN."""
+    plain = hf_specdec.Capability("plain", "its forward fails", "sdpa", "float32", float("nan"))
+    monkeypatch.setattr(hf_specdec, "capability", lambda model: plain)
+    found = json.loads(run("info", "--json").stdout, parse_constant=pytest.fail)
+    assert (found["capability"]["tier"], found["capability"]["error"]) == ("plain", None)
 
 
 def test_text_names_tier_and_methods(run: Run) -> None:
