@@ -4,7 +4,6 @@ import time
 from typing import Any
 
 import torch
-from transformers.generation import CandidateGenerator
 
 from hf_specdec import compat
 from hf_specdec.engine.assisted import CountedCandidates
@@ -22,7 +21,7 @@ class DecodeWithCandidates:
         streamer: the call's streamer, which transformers drops on the way here.
     """
 
-    def __init__(self, candidates: CandidateGenerator, streamer: Any = None) -> None:
+    def __init__(self, candidates: Any, streamer: Any) -> None:
         self.candidates, self.streamer = candidates, streamer
 
     def __call__(
@@ -45,9 +44,6 @@ class DecodeWithCandidates:
 
 class _TimedCandidates(CountedCandidates):
     """Counts drafts and the seconds spent on them."""
-
-    def __init__(self, candidates: Any, stats: SpecStats) -> None:
-        super().__init__(candidates, stats)
 
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> tuple[torch.LongTensor, Any]:
         """The text and a drafted chain behind it."""

@@ -7,6 +7,7 @@ import torch
 
 from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.prompts import Prompt
+from hf_specdec.compat import max_positions
 from hf_specdec.errors import ConfigError
 
 __all__ = ["encode", "fitting", "padded"]
@@ -79,7 +80,7 @@ def fitting(loaded: LoadedModel, prompts: Sequence[Prompt], max_new_tokens: int)
     Raises:
         ConfigError: none fits.
     """
-    positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    positions = max_positions(loaded.model.config)
     if positions is None:
         return list(prompts), ""
     fit, too_long = [], []

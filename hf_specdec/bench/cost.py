@@ -17,10 +17,10 @@ from hf_specdec.bench.document import COST
 from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel, check_models
 from hf_specdec.bench.statistics import median_with_interval
+from hf_specdec.compat import max_positions
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import check_positive
-from hf_specdec.observer import SpecStep
 from hf_specdec.tree import DraftTree
 
 __all__ = ["NUM_TOKENS", "measure_cost"]
@@ -59,7 +59,11 @@ def measure_cost(
         raise ConfigError("num_tokens", "must begin with 1", list(num_tokens), "The curve is relative to it.")
     room = (rounds + WARM_UP_CYCLES) * len(num_tokens) + max(num_tokens)
     for loaded, length in itertools.product(models, context_lengths):
-        _check_positions(loaded, length, room)
+        positions = max_positions(loaded.model.config)
+        if positions is not None and length + room > positions:
+            fits = f"{room} more tokens fit the model's {positions} positions"
+            rule = f"must be at most {positions - room}, so that {fits}"
+            raise ConfigError("context_lengths", rule, length, "Choose a shorter context or fewer rounds.")
     entries: list[dict[str, Any]] = [{**model_facts(loaded), "curves": []} for loaded in models]
     jobs = list(itertools.product(zip(models, entries, strict=True), context_lengths))
     for number, ((loaded, entry), length) in enumerate(jobs):
@@ -77,10 +81,6 @@ def _cycles(loaded: LoadedModel, length: int, num_tokens: Sequence[int], rounds:
     ids = torch.randint(vocab_size, (1, length), generator=generator).to(loaded.model.device)
     num_steps = (rounds + WARM_UP_CYCLES) * len(num_tokens)
     seconds: list[float] = []
-
-    def observe(step: SpecStep) -> None:
-        seconds.append(step.verify_seconds)
-
     loaded.model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -90,7 +90,7 @@ def _cycles(loaded: LoadedModel, length: int, num_tokens: Sequence[int], rounds:
         pad_token_id=0,
         stopping_criteria=StoppingCriteriaList([_StopAfter(seconds, num_steps)]),
         spec_method=_ChainDrafter(num_tokens, vocab_size),
-        spec_observer=observe,
+        spec_observer=lambda step: seconds.append(step.verify_seconds),
     )
     width = len(num_tokens)
     cycles = [seconds[start : start + width] for start in range(0, num_steps, width)]
@@ -107,13 +107,6 @@ def _points(cycles: Sequence[Sequence[float]], num_tokens: Sequence[int]) -> lis
         }
         for index, count in enumerate(num_tokens)
     ]
-
-
-def _check_positions(loaded: LoadedModel, length: int, room: int) -> None:
-    positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and length + room > positions:
-        rule = f"must be at most {positions - room}, so that {room} more tokens fit the model's {positions} positions"
-        raise ConfigError("context_lengths", rule, length, "Choose a shorter context or fewer rounds.")
 
 
 class _ChainDrafter(Drafter):

@@ -71,9 +71,6 @@ def summarize_again(document: Document, against: Sequence[str] | None = None) ->
 
     Args:
         against: rows to compare all others with from now on; as before by default.
-
-    Raises:
-        ConfigError: one of them was not measured, or the document is not one of speeds.
     """
     if document["kind"] != SPEEDS:
         if against:
@@ -163,11 +160,7 @@ def _bring_to_format_3(document: Document) -> None:
 
 
 def check_document_file(field: str, path: str | os.PathLike[str]) -> None:
-    """Refuse an output that cannot be written, or that holds anything but a document, before anything is measured.
-
-    Raises:
-        ConfigError: names `field`.
-    """
+    """Refuse an output that cannot be written, or that holds anything but a document, before anything is measured."""
     check_output(field, path)
     if Path(path).exists() and Path(path).stat().st_size:
         _parsed(path, field)

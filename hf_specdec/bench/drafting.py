@@ -47,9 +47,9 @@ def measure_drafting(
     return new_document(DRAFTING, loaded.model.device, settings=settings, models=[model_facts(loaded)], **named)
 
 
-def made_up_text(length: int, seed: int = 0) -> list[int]:
+def made_up_text(length: int) -> list[int]:
     """`length` tokens that repeat themselves about as much as written text does."""
-    generator = random.Random(seed)
+    generator = random.Random(0)
     weights = list(accumulate(1 / rank for rank in range(1, VOCAB_SIZE + 1)))
     drawn = generator.choices(range(VOCAB_SIZE), cum_weights=weights, k=length)
     text: list[int] = []
@@ -154,9 +154,7 @@ class TimedDrafter(Drafter):
         self.drafter.end()
 
 
-def auto_points(
-    loaded: LoadedModel, prompts: Sequence[Prompt], num_nodes: Sequence[int] = NUM_NODES, *, max_new_tokens: int = 64
-) -> list[dict[str, float]]:
+def auto_points(loaded: LoadedModel, prompts: Sequence[Prompt], *, max_new_tokens: int = 64) -> list[dict[str, float]]:
     """Milliseconds of thread time a step of `auto` with fixed numbers of nodes: drafting, observing, reading logits.
 
     Every second prompt is decoded first and fills the memory, one for each number of nodes; the others are counted.
@@ -168,7 +166,7 @@ def auto_points(
     inputs = [encode(loaded, prompt) for prompt in [*known[::2], *known[1::2]]]
     num_fillers = len(known[::2]) if len(known) > 1 else 0
     points = []
-    for nodes in num_nodes:
+    for nodes in NUM_NODES:
         memory, config = SpecMemory(), AutoSpecConfig(num_nodes=nodes)
         drafters = []
         for own in inputs:

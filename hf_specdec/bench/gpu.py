@@ -23,6 +23,7 @@ from hf_specdec.bench.conversation import encode
 from hf_specdec.bench.document import GPU, check_document_file, write_document
 from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel, load_model, pick_device
+from hf_specdec.bench.measure import synchronize
 from hf_specdec.bench.prompts import Prompt, default_prompts, spread
 from hf_specdec.bench.steps import measure_steps
 from hf_specdec.bench.tables import markdown
@@ -120,15 +121,12 @@ def _rows(loaded: LoadedModel, shape: Shape, prompts: Sequence[Prompt]) -> list[
     for batch in shape.batches:
         for context in shape.contexts:
             inputs = _inputs(text, batch, context, loaded.model.device)
-            plain: list[list[int]] | None = None
+            plain: tuple[float, list[list[int]]] | None = None  # of the first row
             for name, arguments in _methods(loaded, batch).items():
                 row, tokens = _row(loaded, inputs, shape.max_new_tokens, arguments)
-                plain = plain or tokens
-                rows.append({"batch": batch, "context": context, "name": name, **row, "equal": tokens == plain})
-            first = next(row for row in rows if (row["batch"], row["context"]) == (batch, context))
-            for row in rows:
-                if (row["batch"], row["context"]) == (batch, context):
-                    row["over_plain"] = row["tokens_per_second"] / first["tokens_per_second"]
+                speed, expected = plain = plain or (row["tokens_per_second"], tokens)
+                equality = {"equal": tokens == expected, "over_plain": row["tokens_per_second"] / speed}
+                rows.append({"batch": batch, "context": context, "name": name, **row, **equality})
     return rows
 
 
@@ -149,10 +147,10 @@ def _row(
     options |= {"pad_token_id": 0, "return_dict_in_generate": True, **arguments}
     start = time.perf_counter()
     model.generate(**options)
-    _wait(model.device)
+    synchronize(model.device)
     first = time.perf_counter()
     output = model.generate(**options)
-    _wait(model.device)
+    synchronize(model.device)
     seconds = time.perf_counter() - first
     stats = getattr(output, "spec_stats", None)
     tokens: list[list[int]] = output.sequences[:, inputs["input_ids"].shape[1] :].tolist()
@@ -180,17 +178,12 @@ def _copy_bandwidth(device: torch.device) -> float:
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)
-    _wait(device)
+    synchronize(device)
     start = time.perf_counter()
     for _ in range(NUM_COPIES):
         target.copy_(source)
-    _wait(device)
+    synchronize(device)
     return 2 * size * NUM_COPIES / (time.perf_counter() - start)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def run_tests(folder: Path) -> dict[str, Any]:

@@ -159,11 +159,7 @@ def _quantised(model: PreTrainedModel, precision: str) -> Any:
 
 
 def check_models(models: Sequence[LoadedModel]) -> None:
-    """Raise unless the models can be measured in one run.
-
-    Raises:
-        ConfigError: there is none, two have the same label, or they are on different devices.
-    """
+    """Raise unless the models can be measured in one run."""
     labels = [loaded.label for loaded in models]
     devices = {str(loaded.model.device) for loaded in models}
     if not labels:
@@ -175,11 +171,7 @@ def check_models(models: Sequence[LoadedModel]) -> None:
 
 
 def pick_device(name: str | torch.device | None) -> torch.device:
-    """The device called `name`; without a name the accelerator, or the CPU where there is none.
-
-    Raises:
-        ConfigError: it is no device, or is not here.
-    """
+    """The device called `name`; without a name the accelerator, or the CPU where there is none."""
     if name is None:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         return accelerator if accelerator is not None else torch.device("cpu")

@@ -17,7 +17,7 @@ from hf_specdec.bench.memory import PeakMemory
 from hf_specdec.bench.rows import Row
 from hf_specdec.stats import SpecStats
 
-__all__ = ["Outcome", "measured_call"]
+__all__ = ["Outcome", "measured_call", "synchronize"]
 
 Inputs = Mapping[str, torch.Tensor]
 
@@ -73,7 +73,7 @@ def measured_call(
     handle = None if watch is None else loaded.model.register_forward_pre_hook(watch.forward, with_kwargs=True)
     memory = PeakMemory(loaded.model.device)
     try:
-        _synchronize(loaded)
+        synchronize(loaded.model.device)
         if watch is not None:
             memory.start()
             watch.started = time.perf_counter()
@@ -173,7 +173,7 @@ class _Watch:
         return {**found, "blocks": self.blocks, "first_token_seconds": self.first_token_seconds or 0.0}
 
 
-def _synchronize(loaded: LoadedModel) -> None:
-    """Let the accelerator finish what was asked of it before."""
-    if loaded.model.device.type != "cpu":
-        torch.accelerator.synchronize(loaded.model.device)
+def synchronize(device: torch.device) -> None:
+    """Let an accelerator finish what was asked of it before."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -41,11 +41,7 @@ def is_method(name: str) -> bool:
 
 
 def method_called(name: str) -> Method:
-    """The method of this package, or the one that only the benchmark knows, called `name`.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The method of this package, or the one that only the benchmark knows, called `name`."""
     return COMPARISONS.get(name) or resolve(name)
 
 
@@ -59,9 +55,6 @@ def split_config(name: str) -> tuple[str, Any]:
     """The method's name, and its configuration as `SpecConfig.parse` takes it; `None` without one.
 
     Behind `=` stands a dict or a list, behind `:` its keys, `key=value,key=value`; a word as a value is that text.
-
-    Raises:
-        ConfigError: what stands behind `:` has another form.
     """
     keyed = KEYS.fullmatch(name)
     if keyed is not None:
@@ -99,11 +92,7 @@ def is_import(name: str) -> bool:
 
 
 def imported(name: str) -> Callable[..., Any]:
-    """The class or function called `module:name`.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The class or function called `module:name`."""
     module_name, _, attribute = name.partition(":")
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module_name), attribute)

@@ -4,9 +4,11 @@ Every operation outside the model's forward is a launch on a GPU, every read a s
 counted; they are the same on a GPU but for what `hf_specdec.transfer.is_host` decides.
 """
 
+import itertools
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -15,15 +17,13 @@ from transformers import PreTrainedModel
 
 __all__ = ["OperationCounter", "StepOperations"]
 
-Counts = tuple[int, int, int, int, int]
 READERS = {torch.Tensor.cpu, torch.Tensor.tolist}  # what reads without `_local_scalar_dense`, as `item()` does
 VIEWS = frozenset(
     "alias detach diagonal expand lift_fresh permute select slice split squeeze transpose unbind unsqueeze view".split()
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StepOperations:
+class StepOperations(NamedTuple):
     """One step's counts.
 
     Attributes:
@@ -32,7 +32,7 @@ class StepOperations:
         inside (`int`): operations inside the target's forward, views among them.
         reads (`int`): reads of a tensor by the host, outside the forwards.
         drafts (`int`): operations inside the draft models' forwards, views among them.
-        num_tokens (`int`): tokens that the step added.
+        num_tokens (`int`): tokens that the step added, where an observer tells.
     """
 
     outside: int
@@ -40,7 +40,7 @@ class StepOperations:
     inside: int
     reads: int
     drafts: int
-    num_tokens: int
+    num_tokens: int = 0
 
 
 class OperationCounter:
@@ -49,77 +49,57 @@ class OperationCounter:
     def __init__(self, model: PreTrainedModel, *drafts: PreTrainedModel) -> None:
         self.model, self.drafts = model, drafts
         self.steps: list[StepOperations] = []
-        self._outside = self._views = self._inside = self._reads = self._in_drafts = 0
-        self._depth = self._draft_depth = 0
-        self._ended: Counts = (0, 0, 0, 0, 0)
-        self._modes: tuple[Any, ...] = ()
-        self._hooks: list[Any] = []
-        self._marks: list[Counts] = []  # what was counted before each forward
+        self._counts = Counter[str]()
+        self._at_last_step = Counter[str]()
+        self._at_forwards: list[Counter[str]] = []  # what was counted before each forward
+        self._depths = {"inside": 0, "drafts": 0}
+        self._entered = ExitStack()
 
     def __enter__(self) -> "OperationCounter":
         """Start counting."""
-        self._hooks = [
-            self.model.register_forward_pre_hook(lambda *_: self._enter_forward(1)),
-            self.model.register_forward_hook(lambda *_: self._enter_forward(-1), always_call=True),
-        ]
-        for draft in self.drafts:
-            self._hooks.append(draft.register_forward_pre_hook(lambda *_: self._enter_draft(1)))
-            self._hooks.append(draft.register_forward_hook(lambda *_: self._enter_draft(-1), always_call=True))
-        modes: tuple[Any, ...] = (_Dispatched(self._count), _Called(self._count_read))
-        self._modes = modes
-        for mode in modes:
-            mode.__enter__()
+        for model, where in [(self.model, "inside"), *((draft, "drafts") for draft in self.drafts)]:
+            begins, ends = self._forward_hook(where, 1), self._forward_hook(where, -1)
+            self._entered.enter_context(model.register_forward_pre_hook(begins))
+            self._entered.enter_context(model.register_forward_hook(ends, always_call=True))
+        self._entered.enter_context(_Dispatched(self._count))
+        self._entered.enter_context(_Called(self._count_read))
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Stop counting."""
-        for mode in reversed(self._modes):
-            mode.__exit__(*error)
-        for hook in self._hooks:
-            hook.remove()
+        self._entered.__exit__(*error)
 
     def end_step(self, step: Any) -> None:
         """A `spec_observer`: what was counted since the last one is a step's."""
-        now = self._counts()
-        self.steps.append(StepOperations(*_difference(now, self._ended), len(step.accepted)))
-        self._ended = now
+        found = _between(self._at_last_step, self._counts)
+        self.steps.append(found._replace(num_tokens=len(step.accepted)))
+        self._at_last_step = self._counts.copy()
 
     def between_forwards(self) -> list[StepOperations]:
         """What was counted from each forward's beginning to the next one's; for plain generation, too."""
-        return [
-            StepOperations(*_difference(later, earlier), 0)
-            for earlier, later in zip(self._marks, self._marks[1:], strict=False)
-        ]
+        return [_between(earlier, later) for earlier, later in itertools.pairwise(self._at_forwards)]
 
-    def _counts(self) -> Counts:
-        return self._outside, self._views, self._inside, self._reads, self._in_drafts
+    def _forward_hook(self, where: str, change: int) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            if where == "inside" and not self._depths[where]:
+                self._at_forwards.append(self._counts.copy())
+            self._depths[where] += change
 
-    def _enter_forward(self, change: int) -> None:
-        if self._depth == 0:
-            self._marks.append(self._counts())
-        self._depth += change
-
-    def _enter_draft(self, change: int) -> None:
-        self._draft_depth += change
+        return hook
 
     def _count(self, name: str) -> None:
-        if self._depth:
-            self._inside += 1
-        elif self._draft_depth:
-            self._in_drafts += 1
-        elif name in VIEWS:
-            self._views += 1
-        else:
-            self._outside += 1
-            self._reads += name == "_local_scalar_dense"
+        where = next((where for where, depth in self._depths.items() if depth), None)
+        self._counts[where or ("views" if name in VIEWS else "outside")] += 1
+        if name == "_local_scalar_dense":
+            self._count_read()
 
     def _count_read(self) -> None:
-        self._reads += not (self._depth or self._draft_depth)
+        self._counts["reads"] += not any(self._depths.values())
 
 
-def _difference(later: Counts, earlier: Counts) -> Counts:
-    outside, views, inside, reads, drafts = (after - before for after, before in zip(later, earlier, strict=True))
-    return outside, views, inside, reads, drafts
+def _between(earlier: Counter[str], later: Counter[str]) -> StepOperations:
+    names = ("outside", "views", "inside", "reads", "drafts")
+    return StepOperations(*(later[name] - earlier[name] for name in names))
 
 
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]

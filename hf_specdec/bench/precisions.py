@@ -89,24 +89,29 @@ def measure_precisions(
     names: Sequence[str],
     *,
     path: str | None = None,
+    device: str | torch.device | None = None,
     widen_to: tuple[int, int] | None = None,
     max_new_tokens: int = 32,
     rounds: int = 9,
 ) -> dict[str, Any]:
-    """A document of kind "precisions": a row for each, fp32 and bf16 among them; one that does not load has its error.
+    """A document of kind "precisions": a row for each, fp32 and bf16 among them; others that do not load have an error.
 
     Args:
         names: methods whose tokens are compared with plain `generate`'s.
         path: folder or hub name; `None` is the embedded target.
+        device: of all precisions; a widened model is on the CPU by default, another one as `load_model` puts it.
         rounds: timed steps of each length.
     """
+    device = device or ("cpu" if widen_to else None)
     models: dict[str, LoadedModel] = {}
     rows: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys((REFERENCE, BASELINE, *precisions)):
         started = time.perf_counter()
         try:
-            models[name] = load_model(path, dtype=name, device="cpu" if widen_to else None, widen_to=widen_to)
+            models[name] = load_model(path, dtype=name, device=device, widen_to=widen_to)
         except SpecError as error:
+            if name in (REFERENCE, BASELINE):
+                raise
             rows[name] = {"precision": name, "error": str(error)}
             continue
         weights = loaded_weights(models[name].model)

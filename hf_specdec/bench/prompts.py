@@ -61,13 +61,12 @@ def default_prompts() -> list[Prompt]:
     return _from_folder(Path(__file__).parent / "default_prompts")
 
 
-def random_prompts(count: int, *, length: int = 64, seed: int = 0) -> list[Prompt]:
+def random_prompts(count: int, *, length: int) -> list[Prompt]:
     """Prompts of `length` random tokens, a task of their own: text in which nothing can be looked up."""
     check_positive("random_tokens", count, "Usual are 8 prompts.")
     check_positive("random_tokens", length, "Usual are 64 tokens.")
     return [
-        Prompt(f"{RANDOM_TOKENS}/{length}/{seed + index}", RANDOM_TOKENS, ("",), False, length, seed + index)
-        for index in range(count)
+        Prompt(f"{RANDOM_TOKENS}/{length}/{seed}", RANDOM_TOKENS, ("",), False, length, seed) for seed in range(count)
     ]
 
 
@@ -98,11 +97,7 @@ def load_prompts(
 
 
 def batched(prompts: Sequence[Prompt], sizes: Iterable[int]) -> list[Prompt]:
-    """Batches of the prompts in their order, a task for each size; what fills no batch is left out.
-
-    Raises:
-        ConfigError: a size below 1, or above the number of prompts.
-    """
+    """Batches of the prompts in their order, a task for each size; what fills no batch is left out."""
     found = []
     for size in dict.fromkeys(sizes):
         check_positive("batch_size", size, "Usual values are 1 to 16.")

@@ -69,11 +69,7 @@ class ReplayResult:
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """The answers of a JSONL file.
-
-    Raises:
-        ConfigError: a line is not an object with non-empty lists `prompt_ids` and `answer_ids`.
-    """
+    """The answers of a JSONL file."""
     file = Path(path)
     return [_record(line, f"{file.name}:{number}") for number, line in lines_of(read_text(file, "replay"))]
 

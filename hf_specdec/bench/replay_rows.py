@@ -51,9 +51,6 @@ def replay_rows(
 
     Args:
         names: methods, methods with configurations (`prompt_lookup:num_branches=4`), or `module:Class`.
-
-    Raises:
-        ConfigError: an unknown name, or a method that needs a draft model.
     """
     if not records:
         raise ConfigError("replay", "must hold at least one recorded answer", 0, "Check the file.")

@@ -142,11 +142,7 @@ def named_rows(names: Iterable[str | Row], loaded: LoadedModel) -> tuple[list[Ro
 
 
 def own_rows(names: Iterable[str], loaded: LoadedModel) -> list[Row]:
-    """The rows called `names`, all of them this package's.
-
-    Raises:
-        ConfigError: one does not exist or is transformers', or the model lacks what it needs.
-    """
+    """The rows called `names`, all of them this package's."""
     rows = [row(name, loaded) for name in names]
     for found in rows:
         if found.kind not in ("method", "drafter"):
@@ -155,11 +151,7 @@ def own_rows(names: Iterable[str], loaded: LoadedModel) -> list[Row]:
 
 
 def row(name: str, loaded: LoadedModel) -> Row:
-    """The row called `name`.
-
-    Raises:
-        ConfigError: there is none of this name, or the model lacks what it needs.
-    """
+    """The row called `name`."""
     if name == REFERENCE:
         return reference()
     if name == LOOKUP:

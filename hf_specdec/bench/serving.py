@@ -57,11 +57,7 @@ class Server:
     fields: dict[str, Any]
 
     def ask(self, prompt: str, max_tokens: int) -> tuple[str, int, float]:
-        """The streamed answer to one prompt: its text, its tokens, and the seconds until its end.
-
-        Raises:
-            SpecError: the server refuses, or its answer ends with an error.
-        """
+        """The streamed answer to one prompt: its text, its tokens, and the seconds until its end."""
         body = {**self.fields, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
         started = time.perf_counter()
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=3600)) as connection:
@@ -142,11 +138,7 @@ def compare(
 
 @contextlib.contextmanager
 def running(command: Sequence[str], port: int, environment: dict[str, str]) -> Iterator[None]:
-    """A server's process, from the time it answers to the end of the block.
-
-    Raises:
-        SpecError: it ends, or does not answer in time.
-    """
+    """A server's process, from the time it answers to the end of the block."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment})
         try:

@@ -5,10 +5,11 @@ On a CPU times are thread time; on CUDA they are the device's, and launches are 
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity
 
 from hf_specdec.bench.conversation import encode, fitting
 from hf_specdec.bench.document import STEPS
@@ -125,13 +126,8 @@ def _launches(device: torch.device, call: Callable[[], Any]) -> tuple[int, int] 
     """Kernels and copies launched, and CUDA graphs; `None` without CUDA."""
     if device.type != "cuda":
         return None
-    with torch.profiler.profile(activities=list(_activities())) as profile:
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize(device)
     counts = {event.key: event.count for event in profile.key_averages()}
     return sum(counts.get(name, 0) for name in LAUNCHES), counts.get(GRAPH_LAUNCH, 0)
-
-
-def _activities() -> Iterator[Any]:
-    yield torch.profiler.ProfilerActivity.CPU
-    yield torch.profiler.ProfilerActivity.CUDA

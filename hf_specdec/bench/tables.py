@@ -73,7 +73,7 @@ def _against_table(panel: Panel) -> list[Table]:
     cells = []
     for name, row in rows.items():
         ratios = [None if base == name else row["speed_against"][base].get(OVERALL) for base in bases]
-        cells.append([name, *(f"{_times(ratio)} [{_interval(ratio)}]" if ratio else "-" for ratio in ratios)])
+        cells.append([name, *map(_times_with_interval, ratios)])
     return [Table("", ["overall", *(f"over {base}" for base in bases)], cells)] if bases else []
 
 
@@ -103,7 +103,7 @@ def _task_tables(document: Document, panel: Panel) -> list[Table]:
         for name, row in panel.rows.items():
             ratios = row["speed_against"].get(base, {})
             measured = [None if name == base else ratios.get(task) for task in columns]
-            cells.append([name, *(f"{_times(ratio)} [{_interval(ratio)}]" if ratio else "-" for ratio in measured)])
+            cells.append([name, *map(_times_with_interval, measured)])
         found.append(Table("", [f"speed over {base}", *columns], cells))
     return found
 
@@ -156,7 +156,7 @@ def _cost_table(entry: Mapping[str, Any], with_label: bool) -> Table:
     rows = []
     for curve in entry["curves"]:
         points = curve["points"]
-        cells = [f"{point['ratio']['median']:.2f} [{_interval(point['ratio'])}]" for point in points[1:]]
+        cells = [_times_with_interval(point["ratio"]) for point in points[1:]]
         rows.append([f"context of {curve['context_length']}", f"{points[0]['seconds'] * 1000:.2f} ms", *cells])
     title = f"{entry['name']}: t(T) / t(1)" if with_label else "t(T) / t(1)"
     return Table(title, ["", "t(1)", *(f"T = {count}" for count in counts[1:])], rows)
@@ -291,6 +291,10 @@ def _details(row: dict[str, Any]) -> list[str]:
 
 def _times(ratio: dict[str, Any] | None) -> str:
     return "-" if ratio is None else f"{ratio['median']:.2f}"
+
+
+def _times_with_interval(ratio: dict[str, Any] | None) -> str:
+    return f"{_times(ratio)} [{_interval(ratio)}]" if ratio else "-"
 
 
 def _interval(ratio: dict[str, Any] | None) -> str:

@@ -126,6 +126,7 @@ def _precisions(asked: _Asked) -> Document:
         asked.prompts.load(),
         names,
         path=asked.models.one_path,
+        device=asked.models.device,
         widen_to=asked.models.one_size,
         max_new_tokens=asked.run.max_new_tokens,
         rounds=asked.run.rounds,

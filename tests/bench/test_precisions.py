@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from hf_specdec import embedded
+from hf_specdec.bench import precisions
 from hf_specdec.bench.loaded_model import LoadedModel, load_model
 from hf_specdec.bench.precisions import compare_tokens, measure_precisions, step_seconds
 from hf_specdec.bench.prompts import Prompt, default_prompts
 from hf_specdec.bench.tables import markdown
+from hf_specdec.errors import CheckpointError
 
 PROMPTS = [Prompt("copy", "code", ("a = 1\nb = 2\na = 1\nb =",)), Prompt("new", "code", ("def f(x):\n",))]
 
@@ -28,6 +30,26 @@ def test_each_precision_has_its_row() -> None:
     assert rows["fp32"]["tokens"] == [expected]
     assert rows["fp8"]["model"]["dtype"] == "fp8"
     assert "| fp8 |" in markdown(document) and "equal, prompt_lookup" in markdown(document)
+
+
+def test_a_model_without_a_reference_is_an_error() -> None:
+    """Other precisions have a row with their error; without fp32 and bf16 there is nothing to set them against."""
+    with pytest.raises(CheckpointError, match="no-such-folder"):
+        measure_precisions(["fp8"], PROMPTS, ["prompt_lookup"], path="./no-such-folder")
+
+
+def test_every_precision_is_loaded_on_the_device_that_is_asked_for(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices: list[Any] = []
+
+    def load(path: Any, **options: Any) -> LoadedModel:
+        devices.append(str(options["device"]))
+        return loaded
+
+    monkeypatch.setattr(precisions, "load_model", load)
+    measure_precisions(["fp8"], PROMPTS, ["prompt_lookup"], device=torch.device("cpu"), max_new_tokens=2, rounds=1)
+    assert devices == ["cpu"] * 3
 
 
 def test_a_widened_model_is_quantised_at_its_size() -> None:

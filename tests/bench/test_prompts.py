@@ -146,6 +146,13 @@ def test_random_tokens_must_fit_too(loaded: LoadedModel) -> None:
         fitting(loaded, prompts, 13)
 
 
+def test_a_model_without_an_end_of_positions_takes_any_prompt(loaded: LoadedModel) -> None:
+    """Some configurations say -1 for none."""
+    endless = dataclasses.replace(loaded, model=tiny_llama(4096))
+    endless.model.config.max_position_embeddings = -1
+    assert fitting(endless, prompts := random_prompts(1, length=600), 8) == (prompts, "")
+
+
 def test_prompts_that_are_too_long_are_named_with_their_lengths(loaded: LoadedModel) -> None:
     long = random_prompts(5, length=600)
     short = Prompt("short", "text", ("x = 1\n",))
