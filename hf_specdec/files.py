@@ -2,16 +2,18 @@
 
 import contextlib
 import gzip
+import json
 import os
 import stat
 import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hf_specdec.errors import ConfigError
 
-__all__ = ["check_output", "lines_of", "lone_surrogate", "read_text", "replacing"]
+__all__ = ["check_output", "json_value", "lines_of", "lone_surrogate", "read_text", "replacing"]
 
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
@@ -50,6 +52,14 @@ def lines_of(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield number, line
+
+
+def json_value(text: str) -> Any:
+    """The value of a JSON text; `None` where it is none, or is nested too deeply."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def lone_surrogate(text: str) -> int | None:

@@ -87,10 +87,10 @@ def own_arguments() -> tuple[str, ...]:
     return ("spec_method", "spec_config", "spec_observer", *config_arguments())
 
 
-def with_default_method(kwargs: Mapping[str, Any], default: str = "auto") -> dict[str, Any]:
-    """Arguments of `generate` that name a method: their own, that of a method's argument among them, or the default."""
+def with_default_method(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `generate` that name a method: their own, that of a method's argument among them, or "auto"."""
     methods = config_arguments()
-    named = next((methods[name].name for name in kwargs if name in methods), default)
+    named = next((methods[name].name for name in kwargs if name in methods), "auto")
     return {"spec_method": named, **kwargs}
 
 

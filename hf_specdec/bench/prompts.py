@@ -12,7 +12,6 @@ count in a task of their sub-folder. Text that nothing can be drafted for is mad
 tokenizers or models.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import lines_of, read_text
+from hf_specdec.files import json_value, lines_of, read_text
 from hf_specdec.methods.config import check_positive
 
 __all__ = ["RANDOM_TOKENS", "Prompt", "batched", "default_prompts", "load_prompts", "random_prompts", "spread"]
@@ -170,11 +169,7 @@ def _from_lines(path: Path, name: Path) -> list[Prompt]:
 
 
 def _from_line(line: str, path: Path, number: int, stem: str) -> Prompt:
-    try:
-        entry: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        entry = None
-    match entry:
+    match json_value(line):
         case {"question_id": name, "category": str(task), "turns": [*turns]}:
             return Prompt(f"{stem}/{name}", task, _texts(turns, path, number), is_chat=True)
         case {"id": name, "task": str(task), "turns": [*turns]}:

@@ -6,7 +6,6 @@ prompt's forward and counts neither as a token nor as a step. A recording has no
 see `None`, and are judged by what they draft from the text alone. Knows nothing about time on a device.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import lines_of, read_text
+from hf_specdec.files import json_value, lines_of, read_text
 from hf_specdec.methods.base import Drafter
 from hf_specdec.tree import DraftTree
 
@@ -119,10 +118,7 @@ def _verify(tree: DraftTree, expected: Sequence[int]) -> Sequence[int]:
 
 
 def _record(line: str, where: str) -> Record:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        value = None
+    value = json_value(line)
     fields = value if isinstance(value, dict) else {}
     prompt_ids, answer_ids = fields.get("prompt_ids"), fields.get("answer_ids")
     for ids in (prompt_ids, answer_ids):

@@ -70,10 +70,9 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
     Raises:
         ProbeFailed: a fault that may pass; it says nothing of the model.
     """
-    attention, dtype = compat.attention_implementation(model.config), str(model.dtype).removeprefix("torch.")
     if _forgets_what_it_sees(model):
         reason = "several tokens in one forward do not work: its cache has a window that its mask does not have"
-        return Capability("plain", reason, attention, dtype, float("nan"))
+        return _found(model, "plain", reason)
     why_not_tree = _known_reason(model)
     try:
         if model.config.is_encoder_decoder:
@@ -86,25 +85,24 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
             except REFUSALS as exception:
                 why_not_tree = sentence(exception)
         error = tried(lambda attempt: _try_chain(model, encoder_kwargs or {}, attempt))
-        return Capability("chain", f"several tokens in sequence work; no tree: {why_not_tree}", attention, dtype, error)
+        return _found(model, "chain", f"several tokens in sequence work; no tree: {why_not_tree}", error)
     except REFUSALS as exception:
-        reason = f"several tokens in one forward do not work: {sentence(exception)}"
-        return Capability("plain", reason, attention, dtype, float("nan"))
+        return _found(model, "plain", f"several tokens in one forward do not work: {sentence(exception)}")
 
 
 def verifies_trees(model: PreTrainedModel, error: float) -> Capability:
     """What holds for a model whose trees were right, but for `error`."""
-    attention, dtype = compat.attention_implementation(model.config), str(model.dtype).removeprefix("torch.")
-    return Capability(
-        "tree", "a tree of tokens gives the logits of the same tokens in sequence", attention, dtype, error
-    )
+    return _found(model, "tree", "a tree of tokens gives the logits of the same tokens in sequence", error)
 
 
 def untried(model: PreTrainedModel, error: ProbeFailed) -> Capability:
     """What holds for a call whose probe failed."""
+    return _found(model, "plain", f"several tokens in one forward could not be tried: {error}")
+
+
+def _found(model: PreTrainedModel, tier: Tier, reason: str, error: float = math.nan) -> Capability:
     attention, dtype = compat.attention_implementation(model.config), str(model.dtype).removeprefix("torch.")
-    reason = f"several tokens in one forward could not be tried: {error}"
-    return Capability("plain", reason, attention, dtype, float("nan"))
+    return Capability(tier, reason, attention, dtype, error)
 
 
 def _forgets_what_it_sees(model: PreTrainedModel) -> bool:

@@ -110,7 +110,8 @@ def _continue(job: Job, text: str | None, how: Mapping[str, Any], rounds: int, a
 
 def _many(job: Job, how: Mapping[str, Any], asked: ManyOptions, is_one_model: bool, as_json: bool) -> None:
     own = {name: value for name, value in how.items() if name != "tokenizer"}  # the job's
-    many = dataclasses.replace(job, options={**job.options, **(own or {"spec_method": "plain"})})
+    options = {**job.options, **(own or {"spec_method": "plain"}), "max_batch_size": asked.batch_size}
+    many = dataclasses.replace(job, options=options)
     settings = {name: value for name, value in _setting(job, how).items() if name != "threads"}
     summary = run_many(many, asked, settings, is_one_model=is_one_model)
     if summary is None:  # another process of the same job sums up

@@ -20,7 +20,7 @@ from hf_specdec.cli.job import Job
 from hf_specdec.cli.job_file import JobFile, check_job_output
 from hf_specdec.cli.processes import processes
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import lines_of, lone_surrogate, read_text
+from hf_specdec.files import json_value, lines_of, lone_surrogate, read_text
 from hf_specdec.progress import with_bar
 
 __all__ = ["ManyOptions", "own_device", "read_prompts", "run_many"]
@@ -120,7 +120,7 @@ def run_many(job: Job, asked: ManyOptions, settings: Mapping[str, Any], *, is_on
         state.wait_for_everyone()  # before anything is added to what all have read
         share = [index for index in range(len(prompts)) if index % count == own]
         todo = [index for index in share if index not in done]
-        lines = _results(job, asked.batch_size, prompts, todo)
+        lines = _results(job, prompts, todo)
         for line in with_bar(lines, total=len(share), done=len(share) - len(todo), is_shown=state.is_main_process):
             if state.is_main_process or not is_one_model:
                 file.append(line)
@@ -132,7 +132,7 @@ def run_many(job: Job, asked: ManyOptions, settings: Mapping[str, Any], *, is_on
     return {"num_prompts": len(written), "num_failed": len(failures), "failures": failures}
 
 
-def _results(job: Job, batch_size: int, prompts: list[Any], todo: list[int]) -> Iterator[dict[str, Any]]:
+def _results(job: Job, prompts: list[Any], todo: list[int]) -> Iterator[dict[str, Any]]:
     """Output lines, in the order in which texts end."""
     good = [index for index in todo if isinstance(prompts[index], str)]
     for index in todo:
@@ -143,7 +143,6 @@ def _results(job: Job, batch_size: int, prompts: list[Any], todo: list[int]) -> 
         (prompts[index] for index in good),
         indices=good,
         tokenizer=job.tokenizer,
-        max_batch_size=batch_size,
         seed=job.seed or 0,
         **job.options,
     )
@@ -157,11 +156,7 @@ def _results(job: Job, batch_size: int, prompts: list[Any], todo: list[int]) -> 
 
 def _prompt(line: str) -> Any:
     """The text of one line; `{"line": ..., "error": ...}` where it has none."""
-    try:
-        entry: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        entry = None
-    match entry:
+    match json_value(line):
         case (
             str(text)
             | {"prompt": str(text)}

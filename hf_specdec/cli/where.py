@@ -1,7 +1,6 @@
 """Where a command's models go: options to arguments of `from_pretrained`, and processes that share a model."""
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.distributed.placement import place, read_devices
 from hf_specdec.errors import ConfigError
+from hf_specdec.files import json_value
 from hf_specdec.methods.config import SpecConfig
 
 __all__ = ["Where", "placement", "read_where"]
@@ -137,10 +137,7 @@ def _max_memory(text: str) -> dict[Any, Any]:
 
 
 def _json_of(option: str, text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
+    found = json_value(text)
     if not isinstance(found, dict):
         raise ConfigError(option, "must be a JSON object", text, 'For example \'{"0": "20GB", "cpu": "60GB"}\'.')
     return found

@@ -6,12 +6,19 @@ Knows nothing of models.
 from typing import Any
 
 from transformers import cache_utils
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DummyLayer,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+)
 
 __all__ = [
     "CACHE_NAMES",
     "DummyLayer",
-    "StateLayer",
     "cache_name",
     "cached_length",
     "can_crop",
@@ -21,10 +28,6 @@ __all__ = [
     "replaced_attributes",
 ]
 
-# Placeholder of a layer that keeps no keys of its own; older releases have none, and no such layers.
-DummyLayer: Any = getattr(cache_utils, "DummyLayer", type("DummyLayer", (), {}))
-# Layers with a recurrent or convolution state; they derive from nothing that attention layers derive from.
-StateLayer: Any = getattr(cache_utils, "LinearAttentionCacheLayerMixin", CacheLayerMixin)
 CACHE_NAMES = ("past_key_values", "cache_params", "state")  # under which `generate` keeps a model's cache
 
 
@@ -60,7 +63,8 @@ def can_reorder(cache: Any) -> bool:
 
 def holds_states(value: Any) -> bool:
     """Whether the attributes of an object are part of a cache's content: caches, some of no common base, and layers."""
-    return isinstance(value, (Cache, CacheLayerMixin, StateLayer)) or type(value).__name__.endswith("Cache")
+    known = (Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin)  # the last of no common base with the second
+    return isinstance(value, known) or type(value).__name__.endswith("Cache")
 
 
 def replaced_attributes(layer: Any) -> tuple[str, ...]:

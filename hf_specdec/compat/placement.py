@@ -3,10 +3,9 @@
 Names                              Why
 `_device_mesh`                     over which processes a tensor-parallel model's weights are shared out
 `_no_split_modules`                parts that accelerate must not tear apart
-`DistributedConfig`                newer releases take `tp_plan` in it only
+`DistributedConfig`                `from_pretrained` takes `tp_plan` in it only
 """
 
-import dataclasses
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -21,9 +20,8 @@ def device_mesh(model: PreTrainedModel) -> Any:
 
 
 def tensor_parallel_arguments(plan: dict[str, Any]) -> dict[str, Any]:
-    """`tp_plan` and `tp_size` as `from_pretrained` takes them: in a configuration, in older releases by themselves."""
-    known = [field.name for field in dataclasses.fields(DistributedConfig)]
-    return {"distributed_config": DistributedConfig(**plan)} if "tp_plan" in known else plan
+    """`tp_plan` and `tp_size` as `from_pretrained` takes them."""
+    return {"distributed_config": DistributedConfig(**plan)}
 
 
 def unsplittable_modules(model: PreTrainedModel) -> list[str]:

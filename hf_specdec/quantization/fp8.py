@@ -32,12 +32,10 @@ class Fp8Config(compat.QuantizationConfigMixin):
         transposed (`list[str]`): layers that were GPT-2's `Conv1D` and are ordinary ones now.
     """
 
-    def __init__(
-        self, ignore: list[str] | None = None, left: Mapping[str, str] | None = None, quant_method: str = METHOD
-    ) -> None:
+    def __init__(self, ignore: list[str] | None = None, quant_method: str = METHOD) -> None:
         self.quant_method = quant_method
         self.ignore = ignore
-        self.left: dict[str, str] = dict(left or {})
+        self.left: dict[str, str] = {}
         self.transposed: list[str] = []
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,14 +139,10 @@ class _Quantize(compat.ConversionOps):
         return made
 
 
-def fp8_config(saved: Mapping[str, Any] | None = None) -> Fp8Config:
-    """The configuration for loading, known to transformers from here on.
-
-    Args:
-        saved: a checkpoint's `quantization_config`, of the form that `Fp8Config.to_dict` writes.
-    """
+def fp8_config() -> Fp8Config:
+    """The configuration for loading, known to transformers from here on."""
     compat.register(METHOD, Fp8Config, Fp8Quantizer)
-    return Fp8Config(ignore=None if saved is None else list(saved.get("ignore") or []))
+    return Fp8Config()
 
 
 def check_offloading(model: PreTrainedModel) -> None:

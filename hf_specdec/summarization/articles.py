@@ -1,6 +1,5 @@
 """Articles with reference summaries: the set that ships with the package, a `.jsonl` file, or a data set."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_specdec.errors import ConfigError, MissingExtraError
-from hf_specdec.files import lines_of, read_text
+from hf_specdec.files import json_value, lines_of, read_text
 
 __all__ = ["Article", "load_articles", "read_articles"]
 
@@ -40,7 +39,8 @@ def read_articles(path: Path | None, *, limit: int | None = None) -> list[Articl
     if not path.is_file():
         raise ConfigError("--articles", "must be an existing file", str(path), "Check the spelling.")
     lines = lines_of(read_text(path, "--articles"))
-    return _articles("--articles", ((f"{path.name}:{number}", _object(line)) for number, line in lines), limit)
+    rows = ((f"{path.name}:{number}", json_value(line) or line) for number, line in lines)
+    return _articles("--articles", rows, limit)
 
 
 def load_articles(name: str, *, limit: int | None = None) -> list[Article]:
@@ -82,11 +82,3 @@ def _article(place: str, row: Any) -> Article:
         shown = sorted(fields) if fields else str(row)[:80]
         raise ConfigError(place, rule, shown, 'For example {"article": "...", "highlights": "..."}.')
     return Article(*found)
-
-
-def _object(line: str) -> Any:
-    """The value of a line; the line itself where it is not JSON, for the check of its fields to refuse."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return line

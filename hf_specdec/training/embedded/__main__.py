@@ -184,16 +184,16 @@ def _model(name: str, start: Path | None, vocab_size: int) -> PreTrainedModel:
 
 def _data(work: Path, start: Path | None) -> tuple[PreTrainedTokenizerFast, np.ndarray, np.ndarray]:
     """Tokenizer, training tokens and held-out tokens, made once and kept in `work`."""
-    files = corpus.split_files(corpus.stdlib_files())
+    train, held_out = corpus.split_files(corpus.stdlib_files())
     if not (work / "held_out.npy").exists():
         work.mkdir(parents=True, exist_ok=True)
         if start is None:
-            tokenizer = corpus.train_tokenizer(files.train)
+            tokenizer = corpus.train_tokenizer(train)
         else:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(start / "target")
         tokenizer.save_pretrained(work / "tokenizer")
-        np.save(work / "train.npy", corpus.encode(files.train, tokenizer))
-        np.save(work / "held_out.npy", corpus.encode(files.held_out, tokenizer))
+        np.save(work / "train.npy", corpus.encode(train, tokenizer))
+        np.save(work / "held_out.npy", corpus.encode(held_out, tokenizer))
     tokenizer = PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
     return tokenizer, np.load(work / "train.npy"), np.load(work / "held_out.npy")
 

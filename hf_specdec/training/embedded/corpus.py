@@ -6,7 +6,6 @@ Knows nothing about models. ``TokenStream`` serves random windows of one long to
 import hashlib
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +13,11 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+NUM_HELD_OUT = 40  # files
+VOCAB_SIZE = 4096
 END_OF_TEXT = "<|endoftext|>"
 # One newline with the indentation after it, a word with one space before it, single digits, runs of symbols.
 SPLIT = r"\r?\n[ \t]*| ?[^\W\d]+|\d|[^\s\w]+|\s+?(?=\S)|\s+"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """Files to train on and files never trained on, both sorted by their path below the standard library."""
-
-    train: list[Path]
-    held_out: list[Path]
 
 
 def stdlib_files() -> list[Path]:
@@ -34,14 +27,14 @@ def stdlib_files() -> list[Path]:
     return [p for p in paths if 200 <= p.stat().st_size <= 400_000 and _is_utf8(p)]
 
 
-def split_files(files: list[Path], *, held_out: int = 40) -> Split:
-    """Hold out the `held_out` files whose path hashes lowest: the same files on every machine and in every run."""
+def split_files(files: list[Path]) -> tuple[list[Path], list[Path]]:
+    """Files to train on, and the 40 whose path hashes lowest, never trained on: the same ones in every run."""
     root = Path(sysconfig.get_path("stdlib"))
     by_hash = sorted(files, key=lambda p: hashlib.sha256(p.relative_to(root).as_posix().encode()).digest())
-    return Split(train=sorted(by_hash[held_out:]), held_out=sorted(by_hash[:held_out]))
+    return sorted(by_hash[NUM_HELD_OUT:]), sorted(by_hash[:NUM_HELD_OUT])
 
 
-def train_tokenizer(files: list[Path], *, vocab_size: int = 4096) -> PreTrainedTokenizerFast:
+def train_tokenizer(files: list[Path]) -> PreTrainedTokenizerFast:
     """Byte-level BPE over `files`; id 0 is the end-of-text token and every byte has an id, so nothing is unknown."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -52,7 +45,7 @@ def train_tokenizer(files: list[Path], *, vocab_size: int = 4096) -> PreTrainedT
     )
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=VOCAB_SIZE,
         special_tokens=[END_OF_TEXT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -8,22 +8,23 @@ from transformers import PreTrainedModel
 
 from hf_specdec.training.embedded.objectives import loop_mask, next_token
 
+WINDOW, ROWS = 512, 8
 NUM_PROMPTS, PROMPT_LENGTH, NEW_TOKENS = 256, 64, 128
 
 
-def held_out_loss(model: PreTrainedModel, tokens: np.ndarray, *, window: int = 512) -> float:
+def held_out_loss(model: PreTrainedModel, tokens: np.ndarray) -> float:
     """Nats a token over consecutive windows, none of whose tokens was trained on. `tokens` is `(num_tokens,)`."""
     with torch.no_grad():
-        losses = [next_token(model, batch).item() for batch in _windows(tokens, window)]
+        losses = [next_token(model, batch).item() for batch in _windows(tokens)]
     return float(np.mean(losses))
 
 
-def agreement(draft: PreTrainedModel, target: PreTrainedModel, tokens: np.ndarray, *, window: int = 512) -> float:
+def agreement(draft: PreTrainedModel, target: PreTrainedModel, tokens: np.ndarray) -> float:
     """Share of held-out positions where both models' most likely next token is the same."""
     with torch.no_grad():
         same = [
             (draft(input_ids=b).logits.argmax(-1) == target(input_ids=b).logits.argmax(-1)).float().mean().item()
-            for b in _windows(tokens, window)
+            for b in _windows(tokens)
         ]
     return float(np.mean(same))
 
@@ -55,7 +56,8 @@ def _continuations(model: PreTrainedModel, tokens: np.ndarray) -> torch.Tensor:
     return text
 
 
-def _windows(tokens: np.ndarray, window: int, rows: int = 8) -> Iterator[torch.Tensor]:
-    count = len(tokens) // window
-    stacked = torch.from_numpy(tokens[: count * window].astype(np.int64).reshape(count, window))
-    yield from torch.split(stacked, rows)
+def _windows(tokens: np.ndarray) -> Iterator[torch.Tensor]:
+    """`(8, 512)` consecutive tokens each, the last one of fewer rows."""
+    count = len(tokens) // WINDOW
+    stacked = torch.from_numpy(tokens[: count * WINDOW].astype(np.int64).reshape(count, WINDOW))
+    yield from torch.split(stacked, ROWS)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-MAX_PERIOD = 48
+MAX_PERIOD, REPEATS = 48, 3
 
 
 def next_token(model: PreTrainedModel, batch: torch.Tensor) -> torch.Tensor:
@@ -48,15 +48,15 @@ def unloop(
     return loss + weight * unlikely[looping[:, 1:]].sum() / (rows * new_tokens)
 
 
-def loop_mask(ids: torch.Tensor, *, max_period: int = MAX_PERIOD, repeats: int = 3) -> torch.Tensor:
+def loop_mask(ids: torch.Tensor) -> torch.Tensor:
     """Where a text goes round in circles: True from a period's third time on. `(batch, length)` bool, as `ids`.
 
-    A period of p tokens counts from `repeats` times in a row on, and only over at least 8 tokens in all.
+    A period of p tokens counts from `REPEATS` times in a row on, and only over at least 8 tokens in all.
     """
     mask = torch.zeros_like(ids, dtype=torch.bool)
     length = ids.shape[1]
-    for period in range(1, min(max_period, length // repeats) + 1):
-        run = max(period * (repeats - 1), 8 - period)
+    for period in range(1, min(MAX_PERIOD, length // REPEATS) + 1):
+        run = max(period * (REPEATS - 1), 8 - period)
         same = torch.zeros_like(mask)
         same[:, period:] = ids[:, period:] == ids[:, :-period]
         total = F.pad(same.int().cumsum(1), (1, 0))
