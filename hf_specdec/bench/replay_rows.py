@@ -79,16 +79,12 @@ def _results(job: Job, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
 def _default_jobs() -> list[Job]:
     chain, tree = PromptLookupConfig(), {"num_branches": BRANCHES}
     trees = [PromptLookupConfig.parse({**tree, "max_nodes": budget}) for budget in BUDGETS]
+    others = [name for name, method in METHODS.items() if not method.needs_model and name not in NOT_BY_DEFAULT]
     return [
         _method_job("prompt_lookup, chain", "prompt_lookup", chain),
         *(_method_job(f"prompt_lookup, {BRANCHES} branches", "prompt_lookup", config) for config in trees),
-        *(job for name in _text_methods() for job in _jobs(name)),
+        *(job for name in others for job in _jobs(name)),
     ]
-
-
-def _text_methods() -> list[str]:
-    """Methods that draft from the text and need nothing else, those that have default rows left out."""
-    return [name for name, method in METHODS.items() if not method.needs_model and name not in NOT_BY_DEFAULT]
 
 
 def _jobs(name: str) -> list[Job]:

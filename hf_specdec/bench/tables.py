@@ -79,9 +79,17 @@ def _against_table(panel: Panel) -> list[Table]:
 
 def _detail_table(panel: Panel) -> Table:
     """What lies behind the speeds."""
-    headings = ["", "by CPU time", "tokens a step", "drafted a step", "tokens/s", "first token", "draft share"]
-    headings.append("peak memory")
-    return Table("", headings, [[name, *_details(row)] for name, row in panel.rows.items()])
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "by CPU time": lambda row: _times(row["speed_by_processor_time"]),
+        "tokens a step": lambda row: f"{row['mean_acceptance_length']:.2f}",
+        "drafted a step": lambda row: f"{row['drafted_per_step']:.1f}",
+        "tokens/s": lambda row: _known(row["tokens_per_second"], "{:.1f}"),
+        "first token": lambda row: _known(row["first_token_seconds"], "{:.1f} ms", 1000),
+        "draft share": lambda row: _known(row["draft_share"], "{:.1%}"),
+        "peak memory": lambda row: _known(row["peak_memory_bytes"], "{:.0f} MiB", 1 / 2**20),
+    }
+    cells = [[name, *(text(row) for text in columns.values())] for name, row in panel.rows.items()]
+    return Table("", ["", *columns], cells)
 
 
 def _steps_table(document: Document, panel: Panel) -> Table:
@@ -274,19 +282,8 @@ def _markdown_table(table: Table) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _details(row: dict[str, Any]) -> list[str]:
-    speed, first, share, memory = (
-        row[name] for name in ("tokens_per_second", "first_token_seconds", "draft_share", "peak_memory_bytes")
-    )
-    return [
-        _times(row["speed_by_processor_time"]),
-        f"{row['mean_acceptance_length']:.2f}",
-        f"{row['drafted_per_step']:.1f}",
-        "-" if speed is None else f"{speed:.1f}",
-        "-" if first is None else f"{first * 1000:.1f} ms",
-        "-" if share is None else f"{share:.1%}",
-        "-" if memory is None else f"{memory / 2**20:.0f} MiB",
-    ]
+def _known(value: float | None, text: str, factor: float = 1) -> str:
+    return "-" if value is None else text.format(value * factor)
 
 
 def _times(ratio: dict[str, Any] | None) -> str:

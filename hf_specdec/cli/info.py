@@ -17,7 +17,7 @@ from hf_specdec.cli.spread import spread
 from hf_specdec.cli.table import print_facts
 from hf_specdec.cli.weights import weights_facts
 from hf_specdec.compat import attention_implementation
-from hf_specdec.distributed.placement import where_it_lies
+from hf_specdec.distributed.placement import available_devices, where_it_lies
 from hf_specdec.engine.draft_pairing import draft_capability, vocab_sizes
 from hf_specdec.engine.head_pairing import check_head
 from hf_specdec.errors import SpecError
@@ -82,10 +82,8 @@ def info(
 
 
 def _machine() -> dict[str, Any]:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    count = torch.accelerator.device_count() if accelerator is not None else 0
     return {
-        "devices": ["cpu", *(f"{accelerator}:{index}" for index in range(count))],
+        "devices": list(map(str, available_devices())),
         "threads": torch.get_num_threads(),
         "drafting": "in Python: no compiled core is installed" if compiled.core is None else "in the compiled core",
     }

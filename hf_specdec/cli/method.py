@@ -43,8 +43,9 @@ def read_method(
     forms = {argument: text for argument, text in list_forms.items() if text is not None}
     if name == "none":
         own = {_option(argument): text for argument, text in forms.items()}
-        given = None if memory is None else str(memory)
-        _check_absent({"--spec-config": spec_config, **own, "--engine": engine, "--spec-memory": given})
+        for option, value in {"--spec-config": spec_config, **own, "--engine": engine, "--spec-memory": memory}.items():
+            if value is not None:
+                raise ConfigError(option, "must come with a method", str(value), f"Use --spec-method {DEFAULT_METHOD}.")
         return None, None
     method = resolve(name) if name is not None else _method_of(forms, draft_model, memory)
     if memory is not None and method.name != AUTO:
@@ -109,12 +110,6 @@ def _config(method: Method, forms: Mapping[str, str], spec_config: str | None) -
     for argument, text in forms.items():
         return method.config_class.parse(_from_json(text), argument)
     return method.config_class.parse(_from_json(spec_config), "spec_config")
-
-
-def _check_absent(options: Mapping[str, str | None]) -> None:
-    for option, value in options.items():
-        if value is not None:
-            raise ConfigError(option, "must come with a method", value, f"Use --spec-method {DEFAULT_METHOD}.")
 
 
 def _option(argument: str) -> str:

@@ -95,7 +95,8 @@ def read_where(
         raise ConfigError("--device-map", rule, device_map, "Each process takes a device of its own.")
     target: dict[str, Any] = {"device_map": _device_map(device_map)}
     if max_memory is not None:
-        target["max_memory"] = _max_memory(max_memory)
+        sizes = _json_of("--max-memory", max_memory).items()
+        target["max_memory"] = {int(name) if name.isdigit() else name: size for name, size in sizes}  # GPUs by number
     if offload_folder is not None:
         target["offload_folder"] = str(offload_folder)
     return Where(target)
@@ -129,11 +130,6 @@ def _device_map(text: str) -> str | dict[str, Any]:
         raise ConfigError("--device-map", rule, text, 'For example auto, cpu, or \'{"model": "cpu"}\'.') from error
     read_devices([text], "--device-map")
     return {"": text}
-
-
-def _max_memory(text: str) -> dict[Any, Any]:
-    """Memory of each device; GPUs by number."""
-    return {int(name) if name.isdigit() else name: size for name, size in _json_of("--max-memory", text).items()}
 
 
 def _json_of(option: str, text: str) -> dict[str, Any]:

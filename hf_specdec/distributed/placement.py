@@ -18,6 +18,7 @@ from hf_specdec.errors import ConfigError
 __all__ = [
     "DEVICE_LIST",
     "available_devices",
+    "default_device",
     "is_placed",
     "move",
     "move_pair",
@@ -35,9 +36,14 @@ Placement = tuple[str | dict[str, str] | None, dict[int | str, int] | None]
 
 def available_devices() -> list[torch.device]:
     """The devices of this machine: the CPU, then the accelerators by number."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    count = torch.accelerator.device_count() if accelerator is not None else 0
-    return [torch.device("cpu"), *(torch.device(str(accelerator), index) for index in range(count))]
+    accelerator = default_device()
+    count = torch.accelerator.device_count() if accelerator.type != "cpu" else 0
+    return [torch.device("cpu"), *(torch.device(accelerator.type, index) for index in range(count))]
+
+
+def default_device() -> torch.device:
+    """The accelerator, or the CPU where there is none."""
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def read_devices(device_list: DeviceList, field: str = DEVICE_LIST) -> list[torch.device]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 
+from hf_specdec.distributed.placement import default_device
 from hf_specdec.errors import ConfigError, MissingExtraError, unknown_name
 from hf_specdec.quantization.bnb import bnb_config, is_installed, load_bitsandbytes
 from hf_specdec.quantization.fp8 import METHOD, fp8_config, saved_here
@@ -56,7 +57,7 @@ class Support:
 def machine_support() -> list[Support]:
     """Every precision but `"auto"`, with the reason."""
     found = [Support(name, True, "torch") for name in DTYPES if name != "auto"]
-    found.append(Support("fp8", True, fp8_backend(_default_device())))
+    found.append(Support("fp8", True, fp8_backend(default_device())))
     return found + [_bnb_support(name) for name in FROM_BNB]
 
 
@@ -114,7 +115,7 @@ def _is_for_cpu(given: Mapping[str, Any]) -> bool:
     """Whether a part of the model will lie in the CPU's memory."""
     places = given.get("device_map")
     named = places.values() if isinstance(places, Mapping) else [places]
-    return _default_device().type == "cpu" or any(str(place) in ("cpu", "disk") for place in named)
+    return default_device().type == "cpu" or any(str(place) in ("cpu", "disk") for place in named)
 
 
 def _skeleton(auto_class: Any, path: Any, given: Mapping[str, Any]) -> Any:
@@ -221,7 +222,7 @@ def _bnb_support(precision: str) -> Support:
     if not is_installed():
         return Support(precision, False, 'bitsandbytes is missing: pip install "hf_specdec[bnb]"')
     known: set[str] = getattr(load_bitsandbytes(precision), "supported_torch_devices", set())
-    device = _default_device().type
+    device = default_device().type
     if device not in known:
         return Support(precision, False, f"the installed bitsandbytes does not know {device}")
     return Support(precision, True, f"bitsandbytes on {device}")
@@ -229,8 +230,3 @@ def _bnb_support(precision: str) -> Support:
 
 def _possible() -> str:
     return ", ".join(repr(support.precision) for support in machine_support() if support.works)
-
-
-def _default_device() -> torch.device:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return accelerator if accelerator is not None else torch.device("cpu")

@@ -178,11 +178,8 @@ class _Reply:
     """OpenAI's objects for one request."""
 
     def __init__(self, body: GenerationRequest, prompt_tokens: int, max_new_tokens: int) -> None:
-        self.is_chat, self.prompt_tokens, self.max_new_tokens = (
-            isinstance(body, ChatRequest),
-            prompt_tokens,
-            max_new_tokens,
-        )
+        self.is_chat = isinstance(body, ChatRequest)
+        self.prompt_tokens, self.max_new_tokens = prompt_tokens, max_new_tokens
         self.includes_usage = body.stream_options is not None and body.stream_options.include_usage
         self._kind = "chat.completion" if self.is_chat else "text_completion"
         prefix = "chatcmpl" if self.is_chat else "cmpl"

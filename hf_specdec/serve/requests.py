@@ -123,8 +123,8 @@ class RequestReader:
         try:
             asked = request.spec_method
             method = resolve(self.spec_method if asked is None else "plain" if asked == "none" else asked)
-            given = request.spec_config if request.spec_config is not None else self._default_config(method.name)
-            config = method.config_class.parse(given)
+            own = self.spec_config if method.name == resolve(self.spec_method).name else None
+            config = method.config_class.parse(own if request.spec_config is None else request.spec_config)
             keeps_texts = self.memory == "shared" or (self.memory == "key" and api_key is not None)
             if not keeps_texts and getattr(config, "pool", None) == "shared":
                 config = dataclasses.replace(config, pool="request")  # type: ignore[call-arg]  # it has one
@@ -147,6 +147,3 @@ class RequestReader:
             return found
         translated = {} if self.draft_tokenizer is None else {"assistant_tokenizer": self.draft_tokenizer}
         return {**found, "assistant_model": self.draft_model, **translated}
-
-    def _default_config(self, method: str) -> Any:
-        return self.spec_config if method == resolve(self.spec_method).name else None

@@ -1,7 +1,5 @@
 """Three charts of a lane as SVG: acceptance by position, time by step, tokens a step over the text."""
 
-from collections.abc import Sequence
-
 from hf_specdec.demo.draw.markup import escaped
 from hf_specdec.demo.record import PLAIN, Lane, Race
 
@@ -78,20 +76,14 @@ def _gains(lane: Lane) -> str:
     """Tokens that each step added, by where in the text."""
     gains = [len(step.tokens) for step in lane.steps]
     most, total = max(gains), lane.steps[-1].num_before + gains[-1]
-    points, x = [], 0.0
+    stairs = f"M{LEFT + lane.steps[0].num_before / total * PLOT_WIDTH:.1f} {TOP + PLOT_HEIGHT}"
     for step, gain in zip(lane.steps, gains, strict=True):
-        x = LEFT + step.num_before / total * PLOT_WIDTH
-        y = TOP + PLOT_HEIGHT * (1 - gain / most)
-        points.append(f"{x:.1f} {y:.1f}H{x + gain / total * PLOT_WIDTH:.1f}")
-    path = f'<path class="hs-gain" d="M{"V".join([_vertical(p, first) for first, p in enumerate(points)])}"/>'
+        end = LEFT + (step.num_before + gain) / total * PLOT_WIDTH
+        stairs += f"V{TOP + PLOT_HEIGHT * (1 - gain / most):.1f}H{end:.1f}"
+    path = f'<path class="hs-gain" d="{stairs}"/>'
     ticks = "".join([_tick(LEFT + share * PLOT_WIDTH, f"{share * total:.0f}") for share in (0.0, 0.5, 1.0)])
     said = f"mean {sum(gains) / len(gains):.2f}, most {most}"
     return _chart("Tokens a step over the text", "new tokens so far", said, path + ticks, float(most), "{:.0f}")
-
-
-def _vertical(point: str, place: int) -> str:
-    """A point of a staircase: the first by both coordinates, the others by their height, since lines are level."""
-    return point if place == 0 else point.partition(" ")[2]
 
 
 def _tick(x: float, text: str) -> str:
@@ -99,12 +91,11 @@ def _tick(x: float, text: str) -> str:
 
 
 def _chart(title: str, axis: str, said: str, inside: str, most: float, form: str) -> str:
-    levels = _levels(most)
     grid = "".join(
         [
             f'<path class="hs-grid" d="M{LEFT} {y:.1f}H{LEFT + PLOT_WIDTH}"/>'
             f'<text class="hs-tick" x="{LEFT - 5}" y="{y + 3:.1f}" text-anchor="end">{form.format(level)}</text>'
-            for level in levels
+            for level in (0.0, most / 2, most)
             for y in [TOP + PLOT_HEIGHT * (1 - level / most)]
         ]
     )
@@ -114,8 +105,3 @@ def _chart(title: str, axis: str, said: str, inside: str, most: float, form: str
         f'<text class="hs-axis" x="{LEFT + PLOT_WIDTH / 2:.0f}" y="{HEIGHT - 4}" text-anchor="middle">{axis}</text>'
         "</svg></figure>"
     )
-
-
-def _levels(most: float) -> Sequence[float]:
-    """Where the grid's lines are."""
-    return [0.0, most / 2, most] if most != 1.0 else [0.0, 0.5, 1.0]
