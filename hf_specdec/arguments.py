@@ -1,11 +1,4 @@
-"""From a user's arguments of `generate` to those that transformers' `generate` gets: checks, and what it would lose.
-
-kwargs = {**named_arguments(plain_generate, args), **kwargs}
-check_modes(settings_of(kwargs, configs), kwargs)
-check_prompt(model, kwargs)
-place_models(model, draft, config, kwargs)
-bind_stop_strings(model, kwargs)
-"""
+"""From a user's arguments of `generate` to those that transformers' `generate` gets: checks, and what it would lose."""
 
 import copy
 import inspect

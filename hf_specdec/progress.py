@@ -1,8 +1,4 @@
-"""A bar on stderr for results that come one by one; nothing where stderr is no terminal.
-
-for result in with_bar(results, total=200):
-    ...
-"""
+"""A bar on stderr for results that come one by one; nothing where stderr is no terminal."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeVar

@@ -1,7 +1,4 @@
-"""Small arrays from the host to a device, all of them by one copy: each copy would be a launch of its own.
-
-ids, positions = to_device((np.array([[5, 6]]), np.array([[0, 1]])), device)
-"""
+"""Small arrays from the host to a device, all of them by one copy: each copy would be a launch of its own."""
 
 import functools
 import math

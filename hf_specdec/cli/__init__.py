@@ -3,14 +3,6 @@
 Data goes to stdout, logs to stderr, `--json` prints one JSON document. A user's mistake exits with 2. A command's
 module is imported when the command is called, so that `--help` and `--version` are there at once. Options may be
 written with `_` for `-`.
-
-    hf-specdec generate "def fib(n):" --compare
-    hf-specdec bench --limit 6
-    hf-specdec info --model path/to/model
-    hf-specdec serve --model path/to/model --spec-method auto
-    hf-specdec summarize --spec-method auto --check-accuracy
-    hf-specdec train path/to/model --prompts prompts.jsonl --out head
-    hf-specdec tune path/to/model --out costs.json
 """
 
 import importlib

@@ -1,8 +1,4 @@
-"""The page: Gradio components around the racer and the drawings. Holds no logic of its own.
-
-page = Page(racer)
-page.blocks    # a `gr.Blocks`; `serve.launch` serves it
-"""
+"""The page: Gradio components around the racer and the drawings. Holds no logic of its own."""
 
 import json
 import logging

@@ -1,7 +1,4 @@
-"""Serves a page: on this machine alone unless told otherwise, with nothing that the page does not need.
-
-launch(Page(racer), host="127.0.0.1", port=7860, share=False)
-"""
+"""Serves a page: on this machine alone unless told otherwise, with nothing that the page does not need."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""What a visitor may ask for, checked, and its short form in a link.
-
-Settings(prompt="import os\n", methods=("auto",)).to_query()    # "prompt=import+os%0A&methods=auto"
-Settings.from_query({"prompt": "import os\n", "methods": "auto,lookahead"})
-"""
+"""What a visitor may ask for, checked, and its short form in a link."""
 
 import math
 from collections.abc import Mapping

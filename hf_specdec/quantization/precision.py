@@ -1,8 +1,4 @@
-"""Precisions: what this machine can do, what a checkpoint allows, and the arguments that ask transformers for it.
-
-loading_arguments("fp8", path, {"device_map": "auto"})    # keyword arguments of `from_pretrained`
-[support for support in machine_support() if support.works]
-"""
+"""Precisions: what this machine can do, what a checkpoint allows, and the arguments that ask transformers for it."""
 
 import copy
 import functools

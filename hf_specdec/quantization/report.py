@@ -1,9 +1,4 @@
-"""What a loaded model's weights are: kinds of layers, dtypes, bytes, what was left in full precision, and the price.
-
-found = loaded_weights(model)
-found.layers, found.parameter_bytes, found.left
-logit_error(model, original, token_ids).mean_kl
-"""
+"""What a loaded model's weights are: kinds of layers, dtypes, bytes, what was left in full precision, and the price."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass

@@ -1,11 +1,4 @@
-"""Requests in one batch, their tokens sent to an asyncio loop as they are decided. Knows nothing of HTTP.
-
-engine = ServingEngine(model, tokenizer, max_batch_size=8, options={"spec_method": "auto"})
-answer = engine.submit({"input_ids": ids, "max_new_tokens": 64}, loop)
-async for token_ids in answer:
-    ...
-answer.result, answer.cancel()
-"""
+"""Requests in one batch, their tokens sent to an asyncio loop as they are decided. Knows nothing of HTTP."""
 
 import asyncio
 import contextlib

@@ -1,8 +1,4 @@
-"""Distils a draft model: the target writes texts, a copy of its first layers learns its distributions.
-
-from hf_specdec.training import DraftTraining, train_draft
-report = train_draft(target, tokenizer, prompts, "draft", DraftTraining(num_texts=2000))
-"""
+"""Distils a draft model: the target writes texts, a copy of its first layers learns its distributions."""
 
 import copy
 import inspect

@@ -1,8 +1,4 @@
-"""Trains an EAGLE-3 head: the target writes texts, the head learns to draft them.
-
-from hf_specdec.training import HeadTraining, train_head
-report = train_head(target, tokenizer, prompts, "head", HeadTraining(num_texts=2000))
-"""
+"""Trains an EAGLE-3 head: the target writes texts, the head learns to draft them."""
 
 import os
 from collections.abc import Sequence
