@@ -166,16 +166,18 @@ def _measured_speeds(run: Bench, path: Path | None) -> dict[str, Any]:
         with progress_bar() as progress:
             run.run(progress, save)
     except KeyboardInterrupt:
-        if not any(entry["records"] for entry in run.document["models"]):
+        if not _has_records(run.document):
             raise
         hint = f"--resume {path} continues" if path is not None else "with --output it could be continued"
         note(f"interrupted: what has been measured follows; {hint}")
     finally:
-        if journal is not None:
-            journal.close(run.document)
-        elif path is not None:
-            write_document(run.document, path)
+        if path is not None and _has_records(run.document):  # else what is there stays
+            journal.close(run.document) if journal is not None else write_document(run.document, path)
     return run.document
+
+
+def _has_records(document: Document) -> bool:
+    return any(entry["records"] for entry in document["models"])
 
 
 MEASURED: dict[str, Callable[[_Asked], Document]] = {

@@ -1,5 +1,6 @@
 """`hf-specdec demo`: a page that shows speculation beside plain generate."""
 
+import copy
 import importlib
 from types import ModuleType
 from typing import Annotated
@@ -89,9 +90,10 @@ def demo(
 
 
 def _widened(model: PreTrainedModel, size: str) -> PreTrainedModel:
-    """The model at the cost of a larger one."""
+    """The model at the cost of a larger one, widened and checked in fp32."""
     hidden_size, num_layers = read_size(size)
-    large = widen(model, hidden_size=hidden_size, num_layers=num_layers)
-    note(f"widened to {size}: largest difference of the logits {check_widening(model, large):.1e}", "dim")
-    enabled: PreTrainedModel = hf_specdec.enable(large)
+    original = copy.deepcopy(model).float()
+    large = widen(original, hidden_size=hidden_size, num_layers=num_layers)
+    note(f"widened to {size}: largest difference of the logits {check_widening(original, large):.1e}", "dim")
+    enabled: PreTrainedModel = hf_specdec.enable(large.to(dtype=model.dtype))
     return enabled

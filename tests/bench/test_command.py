@@ -108,6 +108,21 @@ def test_an_interrupt_keeps_what_was_measured_and_resume_goes_on(
     assert json.loads(file.read_text()) == whole
 
 
+@pytest.mark.parametrize("name", ["bench.json", "bench.jsonl"])
+def test_a_run_that_measures_nothing_leaves_an_earlier_document_alone(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    bench(run, "--output", str(tmp_path / name))
+    before = (tmp_path / name).read_bytes()
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module, "measured_call", interrupted)
+    assert run(*BENCH, "--output", str(tmp_path / name)).exit_code != 0
+    assert (tmp_path / name).read_bytes() == before
+
+
 @pytest.mark.wide
 def test_a_journal_is_continued_like_a_document(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "bench.jsonl"

@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from hf_specdec.cli import app
+import hf_specdec
+from hf_specdec import embedded
+from hf_specdec.cli import app, demo
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,6 +29,16 @@ def test_a_wrong_model_is_a_message() -> None:
     done = CliRunner().invoke(app, ["demo", "--model", "/nowhere/at/all"])
     assert done.exit_code == 2
     assert "error:" in done.stderr and "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_model_of_any_dtype_is_widened(precision: str) -> None:
+    """Widened and checked in fp32, since half precision rounds logits by more than a wrong model would change them."""
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(embedded.path("target"), precision=precision)
+    large = demo._widened(model, "512x7")
+    assert (large.dtype, large.config.hidden_size) == (model.dtype, 512)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    assert large.generate(ids, max_new_tokens=4, spec_method="auto").shape == (1, 8)
 
 
 @pytest.mark.wide
