@@ -34,6 +34,7 @@ from hf_specdec.progress import with_bar
 from hf_specdec.prompt_inputs import INPUT_NAMES, check_names, each_prompt, inputs_of, numbered
 from hf_specdec.request import Request, own_arguments, read_request
 from hf_specdec.stats import SpecStats
+from hf_specdec.transfer import HOST
 
 __all__ = ["NOT_YET", "ManyResult", "generate_many"]
 
@@ -122,7 +123,7 @@ def generate_many(
         if (value := settings(name)) is not None and value != 1:
             raise ConfigError(name, "must be unset for many prompts", value, "Use generate for it.")
     if seed is None and settings("do_sample"):
-        seed = rank_sync_of(inner).decide_now(lambda: int(torch.randint(1 << 62, ())))
+        seed = rank_sync_of(inner).decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
     job = _Job(inner, tokenizer, seed, {**generate_kwargs, "spec_method": spec_method})
     results = job.run(numbered(prompts, indices), max_batch_size, max_cache_tokens)
     return with_bar(results, total=length_hint(prompts) or None) if progress else results
@@ -321,7 +322,7 @@ class _Job:
             self._seeds[index] = own
             return own
         if self.seed is None:
-            self.seed = rank_sync_of(self.model).decide_now(lambda: int(torch.randint(1 << 62, ())))
+            self.seed = rank_sync_of(self.model).decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
         self._seeds[index] = self.seed + index
         return self._seeds[index]
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from hf_specdec.compat.generate_names import known_settings
 from hf_specdec.errors import ConfigError
 from hf_specdec.request import own_arguments
+from hf_specdec.transfer import HOST
 
 __all__ = ["INPUT_NAMES", "chat_text", "check_names", "each_prompt", "inputs_of", "numbered"]
 
@@ -90,7 +91,7 @@ def inputs_of(prompt: Any, tokenizer: Any) -> dict[str, Any]:
         )
         return _encoded(chat)
     try:
-        return {"input_ids": torch.as_tensor(prompt)}
+        return {"input_ids": _tensor(prompt)}
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError("prompt", "must hold the token ids of one sequence", prompt, NOT_A_PROMPT) from error
 
@@ -125,11 +126,16 @@ def check_names(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
 
 def _sequences(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Each sequence of a tokenizer's output, without what its mask leaves out."""
-    rows = [torch.as_tensor(row) for row in columns["input_ids"]]
+    rows = [_tensor(row) for row in columns["input_ids"]]
     masks = columns.get("attention_mask")
     if masks is not None:
-        rows = [row[torch.as_tensor(mask).bool()] for row, mask in zip(rows, masks, strict=True)]
+        rows = [row[_tensor(mask).bool()] for row, mask in zip(rows, masks, strict=True)]
     return [{"input_ids": row} for row in rows]
+
+
+def _tensor(ids: Any) -> torch.Tensor:
+    """Numbers as a tensor on the host; a tensor stays where it is."""
+    return ids if isinstance(ids, torch.Tensor) else torch.as_tensor(ids, device=HOST)
 
 
 def _encoded(encoded: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["additive_bits", "is_host", "to_device"]
+__all__ = ["HOST", "additive_bits", "is_host", "to_device"]
 
 Array = npt.NDArray[Any]
-HOST = "cpu"
+HOST = torch.device("cpu")  # named wherever a tensor is made there: users may set another default device
 ALIGNMENT = 16  # bytes; every tensor of the block begins at a multiple
 
 
 def is_host(device: torch.device) -> bool:
     """Whether the host reads what is on `device` without a transfer that waits for all work before it."""
-    return device.type == HOST
+    return device.type == HOST.type
 
 
 def to_device(
@@ -62,5 +62,5 @@ def additive_bits(visible: Array, dtype: torch.dtype, lowest: float = -math.inf)
 def _bits_of(value: float, dtype: torch.dtype) -> Array:
     """The bits of a number in `dtype`, a scalar of an integer type as wide."""
     same = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-    bits: Array = torch.tensor(value, dtype=dtype).view(same).numpy()
+    bits: Array = torch.tensor(value, dtype=dtype, device=HOST).view(same).numpy()
     return bits

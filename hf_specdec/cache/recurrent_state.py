@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hf_specdec import compat
+from hf_specdec.transfer import HOST
 
 __all__ = ["StateCache"]
 
@@ -54,7 +55,7 @@ class StateCache:
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""
-        self.model_cache.reorder_cache(torch.tensor(rows))
+        self.model_cache.reorder_cache(torch.tensor(rows, device=HOST))
 
     def rollback(self) -> None:
         """Forget what was written since the last commit."""

@@ -10,6 +10,7 @@ from hf_specdec.cache.recurrent_state import StateCache
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.transfer import HOST
 
 __all__ = ["RollbackCache", "rollback_cache", "rollback_over"]
 
@@ -135,7 +136,7 @@ class _AttentionRollback:
     def select(self, rows: Sequence[int]) -> None:
         self.spec.select(rows)
         if isinstance(self.model_cache, compat.EncoderDecoderCache):
-            self.model_cache.cross_attention_cache.batch_select_indices(torch.tensor(rows))
+            self.model_cache.cross_attention_cache.batch_select_indices(torch.tensor(rows, device=HOST))
 
     def rollback(self) -> None:
         self.spec.rollback()

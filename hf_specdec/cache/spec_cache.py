@@ -10,7 +10,7 @@ import torch
 from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_layer import RowReserve, SpecLayer, WriteIndex
 from hf_specdec.compat import Cache, DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
-from hf_specdec.transfer import to_device
+from hf_specdec.transfer import HOST, to_device
 
 __all__ = ["Moves", "SpecCache"]
 
@@ -145,7 +145,7 @@ class SpecCache(Cache):
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the rows with these indices, in this order; nothing may be uncommitted."""
-        index = torch.tensor(rows)
+        index = torch.tensor(rows, device=HOST)
         for layer in self.layers:
             if isinstance(layer, SpecLayer) and layer.is_initialized:
                 layer.select(index)

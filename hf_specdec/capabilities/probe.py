@@ -147,7 +147,7 @@ def _try_tree(model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: i
     rows = torch.cat([rows, target.forward([builder.build()])[0]]).float()  # some models drop the mask of one token
     order = [[0, a, 3], [0, a, 4], [0, b, d]]
     tolerance = tolerance_of(model, encoder_kwargs, prompt, t)
-    error = compare(rows[torch.tensor(order)], wanted, tolerance)
+    error = compare(rows[torch.tensor(order, device=rows.device)], wanted, tolerance)
     target.commit([[0, b, d]])
     return max(error, _continue(model, encoder_kwargs, target, text, [t[2], t[5]], t[6:8], tolerance))
 

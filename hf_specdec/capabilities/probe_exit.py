@@ -82,7 +82,7 @@ def _try(model: PreTrainedModel, layers: int, tier: Tier, attempt: int, *, resum
         builder.add(node, t[4])
     rows = target.forward([builder.build()])[0]
     wanted = reference(model, {}, prompt, [[t[0], t[2], t[3]]])
-    compare(rows[torch.tensor(path)][None].float(), wanted, tolerance)
+    compare(rows[path][None].float(), wanted, tolerance)
     target.commit([path])
     for token in (t[2], t[3], t[5]):
         text.append(token)

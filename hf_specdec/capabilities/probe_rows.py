@@ -69,7 +69,7 @@ def _try_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any]
         logits = target.forward([tree for tree, _ in trees])
         for row, (_, path) in enumerate(trees):
             expected = wanted[row, done[row] : done[row] + len(path)]
-            error = max(error, compare(logits[row][torch.tensor(path)].float(), expected, tolerance))
+            error = max(error, compare(logits[row][path].float(), expected, tolerance))
         target.commit([path[: count + 1] for (_, path), count in zip(trees, accepted, strict=True)])
         done = [before + count + 1 for before, count in zip(done, accepted, strict=True)]
     return error

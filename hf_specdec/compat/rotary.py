@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.compat import Cache, DynamicCache, has_own_input_preparation, max_positions, text_config
+from hf_specdec.transfer import HOST
 
 __all__ = ["cache_drop_length", "position_limit", "rotary_grows", "rotary_state", "rotary_switches"]
 
@@ -99,9 +100,9 @@ def cache_drop_length(model: PreTrainedModel) -> int | None:
     length = getattr(text_config(model.config), "original_max_position_embeddings", None)
     if not isinstance(length, int) or not has_own_input_preparation(model):
         return None
-    cache = DynamicCache()
-    cache.update(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), 0)
-    ids = torch.zeros((1, length + 1), dtype=torch.long)
+    cache, states = DynamicCache(), torch.zeros(1, 1, 1, 1, device=HOST)
+    cache.update(states, states, 0)
+    ids = torch.zeros((1, length + 1), dtype=torch.long, device=HOST)
     try:
         asked = model.prepare_inputs_for_generation(
             ids, past_key_values=cache, attention_mask=torch.ones_like(ids), next_sequence_length=1, use_cache=True

@@ -21,6 +21,7 @@ from hf_specdec.forward.draft_runner import DraftRunner
 from hf_specdec.forward.model_runner import Tier
 from hf_specdec.methods.draft_scorer import cost_ratio
 from hf_specdec.methods.translation import Translation
+from hf_specdec.transfer import HOST
 
 __all__ = [
     "MAX_PADDING",
@@ -192,8 +193,8 @@ def logits_processor_of(call: Call) -> Callable[[torch.Tensor, torch.Tensor], to
 def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`(batch, longest)` ids, padded on the left, and their mask; `None` where nothing is padded."""
     longest = max(map(len, rows))
-    ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows])
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=HOST)
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=HOST)
     return ids, None if bool(mask.all()) else mask
 
 

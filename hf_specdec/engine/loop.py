@@ -11,6 +11,7 @@ from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.step import Batch, StepRunner
 from hf_specdec.observer import SpecStep
 from hf_specdec.stats import SpecStats
+from hf_specdec.transfer import HOST
 
 __all__ = ["SpecLoop"]
 
@@ -81,7 +82,7 @@ class SpecLoop:
             of_prompt = not self.hidden_states
             self.hidden_states.append(self.batch.target.hidden_states(row=0, node=None if of_prompt else node))
         if self.streamer is not None:
-            self.streamer.put(torch.tensor([token]))
+            self.streamer.put(torch.tensor([token], device=HOST))
 
     def _retire(self) -> None:
         """Take finished sequences out of the batch; where they cannot leave it, they go on with padding."""

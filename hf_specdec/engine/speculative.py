@@ -35,6 +35,7 @@ from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
 from hf_specdec.observer import SpecStep
 from hf_specdec.stats import SpecStats
+from hf_specdec.transfer import HOST
 
 MakeDrafter = Callable[[int, torch.Generator | None], Drafter]
 
@@ -164,7 +165,7 @@ def _sequences(
     device = call.input_ids.device
     generators: list[torch.Generator | None] = [None] * len(texts)
     if len(texts) > 1 and call.generation_config.do_sample:
-        first = rank_sync.decide_now(lambda: int(torch.randint(1 << 62, ())))
+        first = rank_sync.decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
         stats.seeds = [first + row for row in range(len(texts))]
         generators = [torch.Generator(device).manual_seed(seed) for seed in stats.seeds]
     sequences: list[SequenceState] = []

@@ -12,6 +12,7 @@ import torch
 from hf_specdec.forward.draft_runner import RowScorer
 from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall, head_cache
 from hf_specdec.methods.draft_head import BlockHead
+from hf_specdec.transfer import HOST
 from hf_specdec.tree import DraftTree
 
 __all__ = ["BlockRunner", "BlockScorer"]
@@ -87,17 +88,17 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         width = max(max(counts), 1)
         num_features = next(context.shape[1] for context in contexts if context is not None)
         features = torch.zeros((len(wanted), width, num_features), dtype=head.dtype, device=head.device)
-        tokens = torch.full((len(wanted), size), head.mask_token_id)
-        starts = torch.tensor(self._cache.lengths)
-        positions = torch.zeros((len(wanted), width + size), dtype=torch.long)
+        tokens = torch.full((len(wanted), size), head.mask_token_id, device=HOST)
+        starts = torch.tensor(self._cache.lengths, device=HOST)
+        positions = torch.zeros((len(wanted), width + size), dtype=torch.long, device=HOST)
         for place, (context, count) in enumerate(zip(contexts, counts, strict=True)):
             if context is not None:
                 features[place, :count] = context
             first, last = self._firsts[place] + int(starts[place]), len(self.texts[place]) - 1
             tokens[place, 0] = self.texts[place][-1]
-            positions[place, :width] = torch.arange(first, first + width)
-            positions[place, width:] = torch.arange(last, last + size)
-        mask = self._mask(starts, torch.tensor(counts), width)
+            positions[place, :width] = torch.arange(first, first + width, device=HOST)
+            positions[place, width:] = torch.arange(last, last + size, device=HOST)
+        mask = self._mask(starts, torch.tensor(counts, device=HOST), width)
         states = head(
             self._embeddings(tokens),
             features,
@@ -118,7 +119,7 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
     def _mask(self, starts: torch.Tensor, counts: torch.Tensor, width: int) -> torch.Tensor:
         """`(rows, 1, N, K)`: a block sees the text, its own new states and itself."""
         size, total = self.head.block_size, int(starts.max()) + width + self.head.block_size
-        keys = torch.arange(total).expand(len(starts), total)
+        keys = torch.arange(total, device=HOST).expand(len(starts), total)
         new = keys - starts[:, None]
         seen = (new < counts[:, None]) | ((new >= width) & (new < width + size))
         return seen[:, None, None].expand(-1, 1, size, -1)
@@ -128,8 +129,10 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         if self.head.window is None:
             return mask
         total = mask.shape[-1]
-        places = torch.tensor(self._firsts)[:, None] + torch.arange(total).expand(len(starts), total)
-        new = starts[:, None] + torch.arange(positions.shape[1])
+        places = torch.tensor(self._firsts, device=HOST)[:, None] + torch.arange(total, device=HOST).expand(
+            len(starts), total
+        )
+        new = starts[:, None] + torch.arange(positions.shape[1], device=HOST)
         places = places.scatter(1, new.clamp(max=total - 1), positions)
         blocks = positions[:, width:]
         return mask & ((blocks[:, None, :, None] - places[:, None, None, :]).abs() <= self.head.window)

@@ -29,6 +29,7 @@ from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.forward.tree_mask import TreeMasks
 from hf_specdec.methods.draft_scorer import cost_ratio
 from hf_specdec.observer import Source
+from hf_specdec.transfer import HOST
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["OWN_CACHE", "ExitRunner"]
@@ -179,7 +180,7 @@ class ExitRunner:
             return None
         found = self._round
         rows, source, target = [], [], []
-        of_column = torch.zeros((len(columns), len(columns[0])), dtype=torch.long)
+        of_column = torch.zeros((len(columns), len(columns[0])), dtype=torch.long, device=HOST)
         for row, (layout, places, drafted) in enumerate(zip(columns, found.places, found.columns, strict=True)):
             for column, place in zip(layout.node_columns, places, strict=True):
                 rows.append(row)

@@ -11,6 +11,7 @@ import torch
 
 from hf_specdec.forward.head_base import head_cache
 from hf_specdec.methods.draft_head import PairHead
+from hf_specdec.transfer import HOST
 from hf_specdec.tree import DraftTree
 
 __all__ = ["HeadStage", "StageRow", "Wanted"]
@@ -158,7 +159,7 @@ class HeadStage:
         width = max(count + len(want.nodes if want else ()) for count, want in zip(counts, wants, strict=True))
         if width == 0:
             return
-        tokens = torch.zeros((len(self.rows), width), dtype=torch.long)
+        tokens = torch.zeros((len(self.rows), width), dtype=torch.long, device=HOST)
         states = torch.zeros(
             (len(self.rows), width, self.head.hidden_size), dtype=self.head.dtype, device=self.head.device
         )
@@ -194,9 +195,9 @@ class HeadStage:
         """The next pairs of a row's text in its first new columns; each sees those before it."""
         ids, inputs = pair
         count, first = len(ids), self._starts[place] + self._width
-        tokens[place, :count] = torch.tensor(ids)
+        tokens[place, :count] = torch.tensor(ids, device=HOST)
         states[place, :count] = self.head.fuse(inputs) if self.index == 0 else inputs
-        mask[place, 0, :count, first : first + count] = torch.ones(count, count, dtype=torch.bool).tril()
+        mask[place, 0, :count, first : first + count] = torch.ones(count, count, dtype=torch.bool, device=HOST).tril()
 
     def _place_nodes(
         self,
@@ -210,7 +211,7 @@ class HeadStage:
         """Nodes in the columns after `before` others; each sees the text, its path and itself."""
         row, start, count = self.rows[place], self._starts[place], len(want.nodes)
         columns = slice(before, before + count)
-        tokens[place, columns] = torch.tensor([want.tree.tokens[node] for node in want.nodes])
+        tokens[place, columns] = torch.tensor([want.tree.tokens[node] for node in want.nodes], device=HOST)
         states[place, columns] = torch.stack(list(want.inputs))
         mask[place, 0, columns, start + row.offset : start + row.offset + row.num_written] = True
         for column, node in enumerate(want.nodes, start=before):
@@ -226,15 +227,15 @@ class HeadStage:
     def _mask(self, width: int) -> torch.Tensor:
         """`(rows, 1, width, K)`: everybody sees the text before this round, and itself."""
         total = max(self._starts) + self._width + width
-        starts = torch.tensor(self._starts)[:, None, None, None]
-        mask = torch.arange(total).expand(len(self.rows), 1, width, total) < starts
-        own = starts + self._width + torch.arange(width)[:, None]
+        starts = torch.tensor(self._starts, device=HOST)[:, None, None, None]
+        mask = torch.arange(total, device=HOST).expand(len(self.rows), 1, width, total) < starts
+        own = starts + self._width + torch.arange(width, device=HOST)[:, None]
         return mask.scatter(-1, own, True)
 
     def _run(self, tokens: torch.Tensor, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """`(rows, Q, hidden_size)`."""
         head, width = self.head, tokens.shape[1]
-        positions = torch.tensor([row.positions[-width:] for row in self.rows]).clamp(min=0)
+        positions = torch.tensor([row.positions[-width:] for row in self.rows], device=HOST).clamp(min=0)
         computed: torch.Tensor = head(
             self.embed(tokens),
             states,
@@ -249,9 +250,9 @@ class HeadStage:
 
     def _key_positions(self, total: int) -> torch.Tensor:
         """`(rows, K)`: where each key stands in its text."""
-        firsts = torch.tensor([row.first for row in self.rows])[:, None]
-        found = firsts + torch.arange(total).expand(len(self.rows), total)
+        firsts = torch.tensor([row.first for row in self.rows], device=HOST)[:, None]
+        found = firsts + torch.arange(total, device=HOST).expand(len(self.rows), total)
         for place, row in enumerate(self.rows):
             start = self._starts[place]
-            found[place, start : start + len(row.positions)] = torch.tensor(row.positions)
+            found[place, start : start + len(row.positions)] = torch.tensor(row.positions, device=HOST)
         return found.to(self.head.device)

@@ -23,7 +23,7 @@ from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.forward.tree_mask import TreeMasks
 from hf_specdec.forward.tree_rows import TreeRows
-from hf_specdec.transfer import to_device
+from hf_specdec.transfer import HOST, to_device
 
 __all__ = ["StepInputs", "rows_of"]
 
@@ -169,7 +169,7 @@ class StepInputs:
         self.kwargs = rows_of(self.kwargs, rows, batch)
         self.texts = [self.texts[row] for row in rows]
         if self.base is not None:
-            self.base = _rows(self.base, torch.tensor(rows), batch, -2)
+            self.base = _rows(self.base, torch.tensor(rows, device=HOST), batch, -2)
         self._first_positions = self._mask = None
         self._knows_padding = False
 
@@ -205,7 +205,8 @@ class StepInputs:
             [
                 [max(count + depth + first, self.shortest) for depth in row]
                 for row, count in zip(depths, num_cached, strict=True)
-            ]
+            ],
+            device=HOST,
         )
 
     def _positions_of(self, columns: Sequence[TreeLayout], num_cached: Sequence[int], in_sequence: bool) -> Array:
@@ -272,7 +273,7 @@ def _start_of(text: TokenBuffer, length: int) -> torch.Tensor:
 def rows_of(kwargs: dict[str, Any], rows: Sequence[int], batch: int) -> dict[str, Any]:
     """`rows` of everything in a forward's arguments that has one entry for each of `batch` rows."""
     return {
-        name: _rows(value, torch.tensor(rows), batch, -2 if name.endswith("position_ids") else 0)
+        name: _rows(value, torch.tensor(rows, device=HOST), batch, -2 if name.endswith("position_ids") else 0)
         for name, value in kwargs.items()
     }
 

@@ -12,6 +12,7 @@ from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.methods.draft_head import SharedCacheHead
+from hf_specdec.transfer import HOST
 from hf_specdec.tree import DraftTree
 
 __all__ = ["SharedCacheRunner"]
@@ -55,8 +56,8 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
         """One forward of the nodes whose parents are computed; they see the text, and none of the others."""
         waves = [self._next_nodes(len(known), tree) for known, tree in zip(self._states, trees, strict=True)]
         width = max(map(len, waves))
-        tokens = torch.zeros((len(waves), width), dtype=torch.long)
-        positions = torch.zeros((len(waves), width), dtype=torch.long)
+        tokens = torch.zeros((len(waves), width), dtype=torch.long, device=HOST)
+        positions = torch.zeros((len(waves), width), dtype=torch.long, device=HOST)
         states = torch.zeros((len(waves), width, self.head.hidden_size), dtype=self.head.dtype, device=self.head.device)
         for place, (nodes, tree) in enumerate(zip(waves, trees, strict=True)):
             positions[place] = len(self.texts[place]) - 1
@@ -84,9 +85,11 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
         keys, masks = {}, {}
         for kind, window in self.head.windows.items():
             keys[kind], first = self._columns(cache, self.own_layers[kind], max(ends))
-            columns = first + torch.arange(keys[kind][0].shape[-2])
-            behind = torch.tensor(ends)[:, None] - 1 - columns  # (rows, K): 0 is the text's last cached token
-            seen = (behind >= 0) & (columns >= torch.tensor(padding)[:, None])
+            columns = first + torch.arange(keys[kind][0].shape[-2], device=HOST)
+            behind = (
+                torch.tensor(ends, device=HOST)[:, None] - 1 - columns
+            )  # (rows, K): 0 is the text's last cached token
+            seen = (behind >= 0) & (columns >= torch.tensor(padding, device=HOST)[:, None])
             if window is not None:
                 seen &= behind <= window
             masks[kind] = seen[:, None, None].expand(-1, 1, width, -1).to(self.head.device)
