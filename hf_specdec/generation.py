@@ -1,8 +1,10 @@
 """One call of `generate` on its way to a decoding loop: through transformers' own `generate`, with our loop in it."""
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -241,11 +243,33 @@ def generate_with(
     if model.config.is_encoder_decoder:
         given = kwargs.get("inputs")
         bound.encoder_inputs = given if given is not None else kwargs.get(model.main_input_name)
+    reads_encoder = model.config.is_encoder_decoder and request.assistant_model is not None
     try:
-        return plain(**kwargs)
+        with _encoder_followed(model, bound) if reads_encoder else contextlib.nullcontext():
+            return plain(**kwargs)
     except BaseException:
         bound.end_streamer()
         raise
+
+
+@contextlib.contextmanager
+def _encoder_followed(model: PreTrainedModel, bound: "_BoundDecode") -> Iterator[None]:
+    """Keep for the draft model what the encoder reads in this thread.
+
+    Whisper's own `generate` hands transformers' one piece of a long recording after the other, of the rows that are
+    left.
+    """
+    thread, name = threading.get_ident(), model.main_input_name
+
+    def keep(encoder: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if threading.get_ident() == thread:
+            bound.encoder_inputs = kwargs[name] if name in kwargs else next(iter(args), None)
+
+    handle = model.get_encoder().register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _check(model: PreTrainedModel, request: Request, configs: list[GenerationConfig], kwargs: dict[str, Any]) -> None:

@@ -87,7 +87,10 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
         error = tried(lambda attempt: _try_chain(model, encoder_kwargs or {}, attempt))
         return _found(model, "chain", f"several tokens in sequence work; no tree: {why_not_tree}", error)
     except REFUSALS as exception:
-        return _found(model, "plain", f"several tokens in one forward do not work: {sentence(exception)}")
+        reason = f"several tokens in one forward do not work: {sentence(exception)}"
+        if model.training:
+            reason += " (it is in train mode; call its eval() for forwards without dropout)"
+        return _found(model, "plain", reason)
 
 
 def verifies_trees(model: PreTrainedModel, error: float) -> Capability:

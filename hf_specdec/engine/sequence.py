@@ -101,7 +101,7 @@ class SequenceState:
         return DraftTree.chain(root)
 
     def verify(self, tree: DraftTree, on_token: OnToken | None) -> VerifyResult:
-        """Verify `tree`; `on_token` is called for each token chosen, before the stop check.
+        """Verify `tree`; `on_token` is called for each token chosen, after the stop check.
 
         The result is empty after an error that ends this sequence alone.
         """
@@ -121,10 +121,10 @@ class SequenceState:
         )
         self.text.append(token)
         self.length += 1
-        if on_token is not None:
-            self.rank_sync.attempt(on_token, self, node, token)
         self.stats.num_tokens += 1
         self.finished = bool(decide(lambda: stop_check(self.text, sampler.scores), is_watched=stop_check.is_watched))
+        if on_token is not None:  # after the criteria, as in plain decoding
+            self.rank_sync.attempt(on_token, self, node, token)
         return token, self.finished
 
     def observe(self, tree: DraftTree, outputs: NodeOutputs, accepted: list[int]) -> None:

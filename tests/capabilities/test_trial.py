@@ -157,4 +157,11 @@ def test_a_first_call_in_train_mode_drops_out_what_plain_generation_does(family:
     torch.manual_seed(3)
     ours = hf_specdec.enable(model).generate(PROMPT, **call, spec_method="auto", return_dict_in_generate=True)
     assert ours.sequences.tolist() == expected.tolist()
-    assert ours.spec_stats.plain_reason is not None
+    assert "eval()" in ours.spec_stats.plain_reason
+
+
+def test_a_draft_in_train_mode_is_refused_with_the_remedy() -> None:
+    model = hf_specdec.enable(build(FAMILIES["gpt2"]))
+    draft = build(FAMILIES["gpt2"]).train()
+    with pytest.raises(hf_specdec.UnsupportedModelError, match="train mode; call its eval"):
+        model.generate(**ALONE, spec_method="draft_model", assistant_model=draft)

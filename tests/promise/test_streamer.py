@@ -1,13 +1,14 @@
 """A streamer is given what plain decoding gives it: the prompt once, each token once, and one end."""
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, TextIteratorStreamer
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, TextIteratorStreamer
 from transformers.generation.streamers import BaseStreamer
 
-from tests.helpers.support import PROMPT, assert_same_run, both, speculative
+from tests.helpers.support import PROMPT, assert_same_run, both, plain, run, speculative
 from tests.promise.conftest import Draft
 
 
@@ -49,6 +50,35 @@ def test_a_streamer_gets_the_same_calls(model: Any, draft: Draft, do_sample: boo
     assert_same_run(ours, reference)
     assert ours.kwargs["streamer"].puts == reference.kwargs["streamer"].puts
     assert ours.kwargs["streamer"].ends == reference.kwargs["streamer"].ends == 1
+
+
+class Watcher(StoppingCriteria):
+    """Remembers how many tokens the streamer had been given at each call; may fail at one of them."""
+
+    def __init__(self, streamer: Recorder, fail_at: int | None) -> None:
+        self.streamer, self.fail_at = streamer, fail_at
+        self.given: list[int] = []
+
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
+        self.given.append(len(self.streamer.puts))
+        if len(self.given) == self.fail_at:
+            raise KeyboardInterrupt
+        return torch.tensor([False])
+
+
+@pytest.mark.parametrize("fail_at", [None, 4])
+def test_criteria_are_asked_before_the_token_is_streamed(model: Any, draft: Draft, fail_at: int | None) -> None:
+    """So a token at which a criterion fails is not shown."""
+    expected = run(model, plain, dict).ids
+    streamers, watchers = [Recorder(), Recorder()], []
+    for streamer, method in zip(streamers, ({}, draft(expected)), strict=True):
+        watchers.append(Watcher(streamer, fail_at))
+        generate = speculative if method else plain
+        with pytest.raises(KeyboardInterrupt) if fail_at else contextlib.nullcontext():
+            call = {"streamer": streamer, "stopping_criteria": [watchers[-1]]}
+            generate(model, PROMPT, max_new_tokens=16, do_sample=False, **call, **method)
+    assert watchers[1].given == watchers[0].given
+    assert streamers[1].puts == streamers[0].puts
 
 
 def test_the_streamer_is_found_in_its_place_among_the_arguments(model: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hf_specdec
+from tests.helpers.support import noisy_copy
 from tests.helpers.zoo_wide import inputs, varied
 
 SETTINGS: dict[str, Any] = {"return_dict_in_generate": True, "max_new_tokens": 12, "do_sample": False}
@@ -36,3 +37,27 @@ def test_token_timestamps_are_those_of_plain_generation(whisper: Any, method: st
     ours = whisper.generate(**asked, spec_method=method)
     assert torch.equal(ours["sequences"], expected["sequences"])
     assert torch.equal(ours["token_timestamps"], expected["token_timestamps"])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", ["draft_model", "auto"])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_draft_hears_the_piece_of_a_long_recording_that_is_transcribed(whisper: Any, method: str, rows: int) -> None:
+    """Whisper's `generate` takes 30 seconds at a time, of the recordings that have not ended."""
+    config, steps = whisper.config, []
+    length = 2 * config.max_source_positions
+    sound = torch.rand((rows, config.num_mel_bins, 3 * length), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones((rows, 3 * length), dtype=torch.long)
+    mask[1:, length:] = 0  # the second recording is one piece long
+    asked = {"input_features": sound, "attention_mask": mask, "return_timestamps": True, "max_new_tokens": 9}
+    expected = type(whisper).generate(whisper, **asked, do_sample=False)
+    ours = whisper.generate(
+        **asked,
+        do_sample=False,
+        spec_method=method,
+        spec_config={"confidence_threshold": 0.0} if method == "draft_model" else {"num_nodes": 5},
+        assistant_model=noisy_copy(whisper, noise=0.01),
+        spec_observer=steps.append,
+    )
+    assert ours.tolist() == expected.tolist()
+    assert sum(len(step.accepted) for step in steps) > len(steps), "drafts of the same sound are accepted"
