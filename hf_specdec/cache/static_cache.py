@@ -148,6 +148,11 @@ class StaticSpecCache(SpecCache):
         """Columns of the buffers; the prompt has been read."""
         return max((int(layer.keys.shape[-2]) for layer in self._written), default=0)
 
+    @property
+    def is_inference(self) -> bool:
+        """Whether the buffers were made in inference mode, outside of which nobody may write to them."""
+        return any(layer.keys.is_inference() for layer in self._written)
+
     def place(self, width: int, *, written: int = 0) -> None:
         """Set where the next forward writes its `width` columns: after each row's text and `written` columns more.
 

@@ -65,12 +65,14 @@ class CompiledForward:
     def take_cache(self, batch: int, capacity: int) -> StaticSpecCache | None:
         """The cache that the last call has left, empty, where it has this shape and no other call has taken it.
 
-        A CUDA graph is recorded for the addresses of its buffers.
+        A CUDA graph is recorded for the addresses of its buffers. Those made in inference mode are of no use outside.
         """
         with self._lock:
             if self._kept is None or self._kept[0] != (batch, capacity):
                 return None
             (_, cache), self._kept = self._kept, None
+        if cache.is_inference and not torch.is_inference_mode_enabled():
+            return None
         cache.empty()
         return cache
 

@@ -55,6 +55,17 @@ def test_few_graphs_serve_texts_of_any_length(model: Any, graphs: list[Any], met
     assert all(spent == 0.0 for spent in seconds[known + 1 :])
 
 
+def test_buffers_made_in_inference_mode_stay_there(model: Any, graphs: list[Any]) -> None:
+    """Torch lets nobody write to them outside; those made outside serve both."""
+    how: dict[str, Any] = {"max_new_tokens": 12, **STATIC}
+    expected = plain(model, PROMPT, **how, disable_compile=True).tolist()
+    config = on_cpu(counting(graphs))
+    for is_inside in (True, False, True):
+        with torch.inference_mode(is_inside):
+            ours = model.generate(PROMPT, **how, compile_config=config, **METHODS["prompt_lookup"])
+        assert ours.tolist() == expected
+
+
 @pytest.mark.wide
 def test_sampled_tokens_are_plain_generates(model: Any, graphs: list[Any]) -> None:
     options = STATIC | {"max_new_tokens": 16, "do_sample": True, "top_k": 20}
