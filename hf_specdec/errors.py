@@ -10,7 +10,9 @@ SpecError
 """
 
 import difflib
+import importlib
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "CheckpointError",
@@ -21,6 +23,7 @@ __all__ = [
     "SpecError",
     "UnsupportedModelError",
     "first_line",
+    "import_extra",
     "unknown_name",
 ]
 
@@ -90,6 +93,18 @@ class MissingExtraError(SpecError, ImportError):
 
     def __reduce__(self) -> tuple[type["MissingExtraError"], tuple[str, str, str]]:
         return type(self), (self.package, self.extra, self.purpose)
+
+
+def import_extra(module: str, extra: str, purpose: str) -> Any:
+    """A module of an optional package, called as the package but for hyphens.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(module.partition(".")[0].replace("_", "-"), extra, purpose) from error
 
 
 def unknown_name(field: str, value: object, known: Iterable[str]) -> ConfigError:

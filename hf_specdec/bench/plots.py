@@ -17,7 +17,7 @@ from hf_specdec.bench.captions import facts, has_several, mode_titles, panels
 from hf_specdec.bench.document import COST, REPLAY, SPEEDS
 from hf_specdec.bench.rows import REFERENCE
 from hf_specdec.bench.statistics import OVERALL
-from hf_specdec.errors import ConfigError, MissingExtraError
+from hf_specdec.errors import ConfigError, import_extra
 
 __all__ = ["check_matplotlib", "has_figures", "plot_document"]
 
@@ -79,10 +79,7 @@ def _figures() -> dict[str, dict[str, Draw]]:
 
 def check_matplotlib() -> None:
     """Raise where there is none, before anything is measured."""
-    try:
-        importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "bench", "--plot") from error
+    import_extra("matplotlib.figure", "bench", "--plot")
 
 
 def _speed_by_task(document: Document, figure: Any) -> None:

@@ -1,7 +1,6 @@
 """`hf-specdec serve`: an OpenAI-compatible server."""
 
-import importlib
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -9,7 +8,7 @@ from hf_specdec.cli import options
 from hf_specdec.cli.options import LoadOptions, MethodOptions
 from hf_specdec.cli.report import note, reports_errors
 from hf_specdec.cli.spread import spread
-from hf_specdec.errors import ConfigError, MissingExtraError, unknown_name
+from hf_specdec.errors import ConfigError, import_extra, unknown_name
 
 __all__ = ["serve"]
 
@@ -52,7 +51,7 @@ def serve(
 
     The server listens on this machine alone unless --host says otherwise.
     """
-    uvicorn = _uvicorn()
+    uvicorn = import_extra("uvicorn", "serve", "The server")
     from hf_specdec.serve.app import build_app  # needs the extra
     from hf_specdec.serve.engine import ServingEngine
     from hf_specdec.serve.requests import RequestReader
@@ -88,10 +87,3 @@ def serve(
         note(f"note: everyone who reaches {host} can use the model; --api-key asks for a key", "yellow")
     note(f"serving {name} on http://{host}:{port}/v1", "dim")
     uvicorn.run(app, host=host, port=port, log_level="warning")
-
-
-def _uvicorn() -> Any:
-    try:
-        return importlib.import_module("uvicorn")
-    except ImportError as error:
-        raise MissingExtraError("uvicorn", "serve", "The server") from error

@@ -7,7 +7,6 @@ texts.write_parquet("texts")
 
 import asyncio
 import contextlib
-import importlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 
 from hf_specdec.arguments import settings_of
 from hf_specdec.checkpoint_tokenizers import draft_tokenizers, load_tokenizer
-from hf_specdec.errors import ConfigError, MissingExtraError
+from hf_specdec.errors import ConfigError, import_extra
 from hf_specdec.loading import AutoModelForCausalLM, load_draft
 from hf_specdec.many_prompts import ManyResult
 from hf_specdec.methods.config import check_positive
@@ -137,10 +136,7 @@ def generate_texts(
         MissingExtraError: Ray Data is not installed.
     """
     check_positive("num_actors", num_actors, "Use one for each GPU.")
-    try:
-        ray_data = importlib.import_module("ray.data")
-    except ImportError as error:
-        raise MissingExtraError("ray", "ray", "generate_texts") from error
+    ray_data = import_extra("ray.data", "ray", "generate_texts")
     rows = BATCHES_PER_CALL * int(options.get("max_batch_size", 8))
     arguments: dict[str, Any] = {"batch_size": rows, **(ray_options or {})}
     pool = ray_data.ActorPoolStrategy(size=num_actors, max_concurrent_calls_per_actor=CALLS_AT_ONCE)

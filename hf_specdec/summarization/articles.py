@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hf_specdec.errors import ConfigError, MissingExtraError
+from hf_specdec.errors import ConfigError, import_extra
 from hf_specdec.files import json_value, lines_of, read_text
 
 __all__ = ["Article", "load_articles", "read_articles"]
@@ -54,12 +54,9 @@ def load_articles(name: str, *, limit: int | None = None) -> list[Article]:
         ConfigError: the data set has no articles with summaries.
         MissingExtraError: `datasets` is not installed.
     """
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise MissingExtraError("datasets", "datasets", "A data set of articles") from error
+    datasets = import_extra("datasets", "datasets", "A data set of articles")
     path, configuration, split = (*name.split(":"), "", "")[:3]
-    rows = load_dataset(path, configuration or None, split=split or "test")
+    rows = datasets.load_dataset(path, configuration or None, split=split or "test")
     return _articles("--dataset", ((f"--dataset, row {number}", row) for number, row in enumerate(rows)), limit)
 
 

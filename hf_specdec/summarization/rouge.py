@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from hf_specdec.errors import MissingExtraError
+from hf_specdec.errors import import_extra
 
 __all__ = ["Rouge", "check_rouge", "score"]
 
@@ -31,10 +31,7 @@ class Rouge:
 
 def check_rouge() -> None:
     """Raise MissingExtraError where `rouge-score` is not installed."""
-    try:
-        import rouge_score  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("rouge-score", "bench", "ROUGE") from error
+    import_extra("rouge_score", "bench", "ROUGE")
 
 
 def score(summaries: Sequence[str], references: Sequence[str]) -> Rouge:
