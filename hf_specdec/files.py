@@ -13,7 +13,7 @@ from typing import Any
 
 from hf_specdec.errors import ConfigError
 
-__all__ = ["check_output", "json_value", "lines_of", "lone_surrogate", "read_text", "replacing"]
+__all__ = ["check_output", "is_utf8", "json_value", "lines_of", "lone_surrogate", "read_text", "replacing"]
 
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
@@ -45,6 +45,15 @@ def read_text(path: Path, field: str) -> str:
     if "\0" in text:
         raise ConfigError(field, "must be UTF-8 text", shown, "It holds zero bytes, as binary files and UTF-16 do.")
     return text
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether a file holds UTF-8 text."""
+    try:
+        path.read_text("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def lines_of(text: str) -> Iterator[tuple[int, str]]:

@@ -14,6 +14,7 @@ from hf_specdec.cli.prompts_file import FORMS, own_device, read_prompts
 from hf_specdec.cli.report import note, print_json, reports_errors, stdout_console
 from hf_specdec.cli.spread import spread
 from hf_specdec.errors import ConfigError
+from hf_specdec.files import is_utf8
 from hf_specdec.methods.eagle3.checkpoint import load_head
 from hf_specdec.training import DraftTraining, HeadReport, HeadTraining, train_draft, train_head
 
@@ -138,12 +139,12 @@ def _numbers(option: str, text: str, remedy: str) -> tuple[int, ...]:
 def _texts_of(path: Path) -> list[str]:
     """The texts of a file, or of all files below a folder; files that are no UTF-8 text are left out of folders."""
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and _is_text(file))
+        files = sorted(file for file in path.rglob("*") if file.is_file() and is_utf8(file))
         if not files:
             raise ConfigError("--prompts", "must hold text files", str(path), "Check the folder.")
         return [text for file in files for text in _texts_of(file)]
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
-        if not path.is_file() or not _is_text(path):
+        if not path.is_file() or not is_utf8(path):
             raise ConfigError("--prompts", "must be an existing text file", str(path), "Check the spelling.")
         return [path.read_text("utf-8")]
     prompts = read_prompts(path)
@@ -151,14 +152,6 @@ def _texts_of(path: Path) -> list[str]:
         if not isinstance(prompt, str):
             raise ConfigError("--prompts", f"must hold a prompt in line {number}", prompt["line"], f"Write {FORMS}.")
     return prompts
-
-
-def _is_text(path: Path) -> bool:
-    try:
-        path.read_text("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _show_log() -> None:

@@ -13,6 +13,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from hf_specdec.files import is_utf8
+
 NUM_HELD_OUT = 40  # files
 VOCAB_SIZE = 4096
 END_OF_TEXT = "<|endoftext|>"
@@ -24,7 +26,7 @@ def stdlib_files() -> list[Path]:
     """Every source file of the running interpreter's standard library between 200 and 400,000 bytes, sorted."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = sorted(p for p in root.rglob("*.py") if not {"site-packages", "__pycache__"} & set(p.parts))
-    return [p for p in paths if 200 <= p.stat().st_size <= 400_000 and _is_utf8(p)]
+    return [p for p in paths if 200 <= p.stat().st_size <= 400_000 and is_utf8(p)]  # some are not
 
 
 def split_files(files: list[Path]) -> tuple[list[Path], list[Path]]:
@@ -85,11 +87,3 @@ class TokenStream:
             for batch in range(0, len(starts) - self.batch_size + 1, self.batch_size):
                 rows = [self.tokens[s : s + self.window] for s in starts[batch : batch + self.batch_size]]
                 yield torch.from_numpy(np.stack(rows).astype(np.int64))
-
-
-def _is_utf8(path: Path) -> bool:
-    try:
-        path.read_text("utf-8")
-    except UnicodeDecodeError:  # a few test files of the standard library are deliberately in other encodings
-        return False
-    return True
