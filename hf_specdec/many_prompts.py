@@ -315,16 +315,15 @@ class _Job:
     def _seed_of(self, index: int, inputs: dict[str, Any]) -> int | None:
         """What one prompt draws from, if it samples; a job that does not draws its seed when the first prompt does."""
         kwargs = {**self.kwargs, **inputs}
-        own = self._own_seeds.pop(index, None)
+        seed = self._own_seeds.pop(index, None)
         if not settings_of(kwargs, _configs(self.model, kwargs))("do_sample"):
             return None
-        if own is not None:
-            self._seeds[index] = own
-            return own
-        if self.seed is None:
-            self.seed = rank_sync_of(self.model).decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
-        self._seeds[index] = self.seed + index
-        return self._seeds[index]
+        if seed is None:
+            if self.seed is None:
+                self.seed = rank_sync_of(self.model).decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
+            seed = self.seed + index
+        self._seeds[index] = seed
+        return seed
 
 
 def _asks_for_none(inputs: Mapping[str, Any]) -> bool:
