@@ -8,9 +8,9 @@ import torch
 from transformers import AutoTokenizer
 
 import hf_specdec
-from hf_specdec import transfer
 from hf_specdec.bench.operations import OperationCounter, StepOperations
 from hf_specdec.methods import compiled
+from tests.helpers.accelerator import emulate
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 
@@ -41,7 +41,7 @@ def inputs() -> Any:
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The CPU as it is, and as an accelerator: inputs are copied there, and what is read is brought by a transfer."""
     if request.param == "device":
-        monkeypatch.setattr(transfer, "HOST", "the host of an accelerator")
+        emulate(monkeypatch)
     yield request.param
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_specdec import transfer
 from hf_specdec.bench.operations import VIEWS
 from hf_specdec.methods.node_logits import NodeLogits, read_logits
+from tests.helpers.accelerator import emulate
 
 VOCAB, K = 40, 8
 
@@ -84,7 +84,7 @@ def test_a_device_is_asked_for_a_few_operations_and_one_transfer(
     """Each is a launch there; half precision takes one more, since log probabilities are fp32."""
     (row, _) = rows(dtype)
     expected = read_logits(row, K)
-    monkeypatch.setattr(transfer, "HOST", "the host of an accelerator")
+    emulate(monkeypatch)
     with Operations() as operations:
         read = read_logits(row, K)
     assert read.dtype == np.float32

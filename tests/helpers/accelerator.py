@@ -1,0 +1,16 @@
+"""The CPU as an accelerator: inputs are copied there, and what is read is brought by a transfer."""
+
+import pytest
+
+from hf_specdec import transfer
+from hf_specdec.engine import sampling
+from hf_specdec.forward import compiled_forward
+from hf_specdec.methods import node_logits
+
+__all__ = ["emulate"]
+
+
+def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no device be the host's own."""
+    for module in (transfer, sampling, compiled_forward, node_logits):
+        monkeypatch.setattr(module, "is_host", lambda device: False)
