@@ -9,7 +9,7 @@ import torch
 
 import hf_specdec
 from tests.distributed.cases import GRID, ODD, arguments, seed_of
-from tests.distributed.launch import launch
+from tests.distributed.launch import launch_forked
 from tests.distributed.worker import many, outcome, stopped, turns
 from tests.helpers.support import noisy_copy
 from tests.helpers.zoo import FAMILIES, build
@@ -24,10 +24,10 @@ Results = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints of the families and their drafts."""
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """Checkpoints of the families of the cases whose tests run, and their drafts."""
     folder = tmp_path_factory.mktemp("models")
-    for name in ("llama", "qwen3", "mixtral"):
+    for name in {"llama", *(case[0] for case in asked(request))}:
         model = build(FAMILIES[name])
         model.save_pretrained(folder / name)
         noisy_copy(model).save_pretrained(folder / f"{name}_draft")
@@ -37,10 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def results(folder: Path, request: pytest.FixtureRequest) -> Results:
     """What each of the two processes made of every case whose test runs."""
-    running = {tuple(item.callspec.params.values()) for item in request.session.items if is_of_grid(item)}
-    cases = [*(case for case in GRID if case in running), *ODD]
-    (folder / "cases.json").write_text(json.dumps(cases))
-    done = launch("-m", "tests.distributed.worker", str(folder))
+    (folder / "cases.json").write_text(json.dumps([*asked(request), *ODD]))
+    done = launch_forked("tests.distributed.worker", str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
@@ -58,6 +56,12 @@ def alone(folder: Path) -> Any:
         return outcome(load(folder / family), 0, kwargs)
 
     return run
+
+
+def asked(request: pytest.FixtureRequest) -> list[Any]:
+    """The cases of the grid whose tests run."""
+    running = {tuple(item.callspec.params.values()) for item in request.session.items if is_of_grid(item)}
+    return [case for case in GRID if case in running]
 
 
 def is_of_grid(item: pytest.Item) -> TypeGuard[pytest.Function]:

@@ -1,5 +1,6 @@
-"""One process of a tensor-parallel model: does each case of FOLDER/cases.json, writes what came of it. For torchrun.
+"""One process of a tensor-parallel model: does each case of FOLDER/cases.json, writes what came of it.
 
+python -m tests.distributed.forked tests.distributed.worker FOLDER
 python -m torch.distributed.run --nproc-per-node 2 -m tests.distributed.worker FOLDER
 """
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 import transformers as tf
 
 import hf_specdec
+from hf_specdec import AutoModelForCausalLM
 from hf_specdec.engine.model_state import state_of
 from tests.distributed.cases import arguments, seed_of
 from tests.helpers.support import PROMPT
@@ -29,7 +31,7 @@ def main(folder: Path) -> None:
 
     @functools.cache
     def model(name: str, shared: bool = True) -> Any:
-        return hf_specdec.AutoModelForCausalLM.from_pretrained(folder / name, **(shards if shared else {}))
+        return AutoModelForCausalLM.from_pretrained(folder / name, **(shards if shared else {}))
 
     model("llama")
     rank = dist.get_rank()

@@ -38,8 +38,8 @@ def build(folder: Path, *targets: str, compiler: str | None = None) -> Path:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the wheel and the sdist."""
-    return build(tmp_path_factory.mktemp("dist"), "wheel", "sdist")
+    """Folder with the wheel."""
+    return build(tmp_path_factory.mktemp("dist"), "wheel")
 
 
 def core_of(python: Path, folder: Path) -> str:
@@ -65,8 +65,8 @@ def test_the_wheel_carries_models_types_and_licence(built: Path) -> None:
 
 
 @pytest.mark.wide
-def test_the_sdist_carries_models_and_tests(built: Path) -> None:
-    (sdist,) = built.glob("*.tar.gz")
+def test_the_sdist_carries_models_and_tests(tmp_path: Path) -> None:
+    (sdist,) = build(tmp_path, "sdist").glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {
