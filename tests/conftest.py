@@ -2,19 +2,27 @@
 
 import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers as tf
 
 from tests.helpers.cover import mark_wide
-from tests.helpers.zoo import FALLBACK, FAMILIES, build
 
-gc.disable()  # nothing that imports and collection make is garbage
-torch.set_num_threads(1)
-tf.logging.set_verbosity_error()
+TESTS = Path(__file__).parent
+PROBING = {"capabilities", "forward", "gpu", "kernels", "quantization"}  # folders whose tests are of the probes
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One thread and quiet logs where tests run; a process that hands them to others imports no torch."""
+    gc.disable()  # nothing that imports and collection make is garbage
+    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
+        import torch
+        import transformers as tf
+
+        torch.set_num_threads(1)
+        tf.logging.set_verbosity_error()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,10 +36,20 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests leave out probes that others ran on models that are alike."""
+    from tests.helpers.known_probes import run_once
+
+    folders = item.path.relative_to(TESTS).parts
+    run_once(PROBING.isdisjoint(folders) and item.get_closest_marker("probes_anew") is None)
+
+
 @pytest.fixture(scope="session")
 def zoo() -> Callable[[str], Any]:
     """The one model of a family, with `spec_method` switched on, whatever an earlier test has done to it."""
     import hf_specdec
+    from tests.helpers.zoo import FALLBACK, FAMILIES, build
 
     built = functools.cache(lambda name: build((FAMILIES | FALLBACK)[name]))
     return lambda name: hf_specdec.enable(built(name))
@@ -46,13 +64,16 @@ def model(zoo: Callable[[str], Any]) -> Any:
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     """The embedded pair's tokenizer."""
+    from transformers import AutoTokenizer
+
     from hf_specdec import embedded
 
-    return tf.AutoTokenizer.from_pretrained(embedded.path("target"))
+    return AutoTokenizer.from_pretrained(embedded.path("target"))
 
 
 @pytest.fixture(autouse=True)
-def same_seed_everywhere() -> Iterator[None]:
+def same_seed_everywhere() -> None:
     """Each test starts from the same random state, whatever ran before."""
-    torch.manual_seed(0)
-    yield
+    from tests.helpers.seeds import seed
+
+    seed(0)

@@ -14,6 +14,7 @@ from transformers import GenerationMixin
 
 import hf_specdec
 from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
+from tests.helpers.seeds import seed
 
 __all__ = [
     "CHAIN_DRAFTS",
@@ -96,7 +97,7 @@ def run(model: Any, generate: Callable[..., Any], make: Callable[[], dict[str, A
     kwargs = {"max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True} | make()
     if not kwargs.keys() & {"input_ids", "inputs", "inputs_embeds"}:
         kwargs["input_ids"] = PROMPT
-    torch.manual_seed(7)
+    seed(7)
     output = generate(model, **{name: value for name, value in kwargs.items() if value is not None}, **method)
     return Run(output, kwargs, torch.get_rng_state())
 

@@ -16,6 +16,7 @@ from tests.helpers.head_cases import CASES, always
 from tests.helpers.support import PROMPT, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build
 
+pytestmark = pytest.mark.probes_anew
 FAMILY_NAMES = ["llama", "bloom", "opt", "qwen3_next", "lfm2", "t5", "gpt_neo"]
 METHODS: dict[str, dict[str, Any]] = {
     "prompt_lookup": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 3}},

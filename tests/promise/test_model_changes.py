@@ -15,6 +15,8 @@ from tests.helpers.batches import MASK, METHODS, PADDED, method_of
 from tests.helpers.support import DRAFTS, PROMPT, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build
 
+pytestmark = pytest.mark.probes_anew
+
 CALL: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 BATCH: dict[str, Any] = {**CALL, "attention_mask": MASK}
 
