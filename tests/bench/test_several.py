@@ -66,7 +66,13 @@ def models(loaded: LoadedModel) -> list[LoadedModel]:
 
 @pytest.fixture(scope="module")
 def both(models: list[LoadedModel]) -> dict[str, Any]:
-    """The document of a whole run; take a copy to change it."""
+    """The document of a run over one prompt; take a copy to change it."""
+    return Bench(models, PROMPTS[:1], SETTINGS, rows=ROWS).run()
+
+
+@pytest.fixture(scope="module")
+def whole(models: list[LoadedModel]) -> dict[str, Any]:
+    """The document of a run over all prompts."""
     return Bench(models, PROMPTS, SETTINGS, rows=ROWS).run()
 
 
@@ -91,10 +97,10 @@ def test_models_take_turns_on_each_prompt(models: list[LoadedModel], monkeypatch
 
 
 @pytest.mark.wide
-def test_each_model_has_the_records_it_would_have_alone(models: list[LoadedModel], both: dict[str, Any]) -> None:
+def test_each_model_has_the_records_it_would_have_alone(models: list[LoadedModel], whole: dict[str, Any]) -> None:
     alone = [Bench([loaded], PROMPTS, SETTINGS, rows=ROWS).run()["models"][0] for loaded in models]
-    assert [untimed(entry) for entry in both["models"]] == [untimed(entry) for entry in alone]
-    assert json.loads(json.dumps(both)) == both
+    assert [untimed(entry) for entry in whole["models"]] == [untimed(entry) for entry in alone]
+    assert json.loads(json.dumps(whole)) == whole
 
 
 @pytest.mark.wide
@@ -108,7 +114,7 @@ def test_rows_are_those_that_each_model_allows(both: dict[str, Any]) -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("after", [3, 13, 40])
 def test_an_interrupt_between_models_loses_nothing(
-    models: list[LoadedModel], both: dict[str, Any], after: int, monkeypatch: pytest.MonkeyPatch
+    models: list[LoadedModel], whole: dict[str, Any], after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, calls = Bench(models, PROMPTS, SETTINGS, rows=ROWS), 0
     real = model_run.measured_call
@@ -126,18 +132,18 @@ def test_an_interrupt_between_models_loses_nothing(
             first.run()
     assert not first.document["is_complete"]
     assert markdown(first.document)
-    whole = Bench(models, PROMPTS, SETTINGS, rows=ROWS, document=first.document).run()
-    assert whole["is_complete"]
-    assert [unlearned(entry) for entry in whole["models"]] == [unlearned(entry) for entry in both["models"]]
+    resumed = Bench(models, PROMPTS, SETTINGS, rows=ROWS, document=first.document).run()
+    assert resumed["is_complete"]
+    assert [unlearned(entry) for entry in resumed["models"]] == [unlearned(entry) for entry in whole["models"]]
 
 
 def test_other_models_do_not_continue_a_run(models: list[LoadedModel], document: dict[str, Any]) -> None:
     for others in (models[:1], models[::-1]):
         with pytest.raises(ConfigError, match="same models"):
-            Bench(others, PROMPTS, SETTINGS, rows=ROWS, document=document)
+            Bench(others, PROMPTS[:1], SETTINGS, rows=ROWS, document=document)
     document["models"][1]["model"]["parameters"] += 1
     with pytest.raises(ConfigError, match="same model,"):
-        Bench(models, PROMPTS, SETTINGS, rows=ROWS, document=document)
+        Bench(models, PROMPTS[:1], SETTINGS, rows=ROWS, document=document)
 
 
 def test_tables_name_the_model_and_the_last_sets_them_side_by_side(both: dict[str, Any]) -> None:

@@ -111,7 +111,7 @@ def _group(item: pytest.Function) -> _Group | None:
 
 
 def _is_left_out(item: pytest.Function) -> bool:
-    return any(item.get_closest_marker(name) for name in LEFT_OUT)
+    return any(mark.name in LEFT_OUT for mark in item.iter_markers())
 
 
 def _test(item: pytest.Function) -> str:

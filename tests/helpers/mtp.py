@@ -71,7 +71,7 @@ def random_mtp(model: Any, *, seed: int = 4, scale: float = 0.12) -> MtpModel:
     return mtp.eval().requires_grad_(False)
 
 
-def fitted_mtp(model: Any, text: torch.Tensor, *, rounds: int | None = None, steps: int = 150) -> MtpModel:
+def fitted_mtp(model: Any, text: torch.Tensor, *, rounds: int | None = None, steps: int = 75) -> MtpModel:
     """MTP layers that have learned one text by heart, `(1, length)`: stage s drafts the token s + 2 places further.
 
     Args:

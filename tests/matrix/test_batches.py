@@ -11,7 +11,7 @@ import torch
 
 import hf_specdec
 from tests.helpers.drafters import RandomTreeDrafter
-from tests.helpers.support import PROMPT, assert_same_cache, noisy_copy, plain, speculative
+from tests.helpers.support import PROMPT, assert_same_cache, plain, speculative
 from tests.helpers.zoo import FALLBACK, FAMILIES
 from tests.matrix.test_matrix import leaves_early
 
@@ -42,8 +42,8 @@ MODES: dict[str, dict[str, Any]] = {"greedy": {}, "penalty": {"repetition_penalt
 class Batch:
     """One family's batch: inputs, what plain `generate` makes of them, and a draft model."""
 
-    def __init__(self, model: Any, mode: str) -> None:
-        self.model, self.draft = model, noisy_copy(model)
+    def __init__(self, model: Any, draft: Any, mode: str) -> None:
+        self.model, self.draft = model, draft
         rows = [PROMPT[0].roll(3 * row) for row in range(len(PADDING))]
         self.ids = torch.stack(rows)
         self.mask = torch.ones_like(self.ids)
@@ -62,12 +62,12 @@ class Batch:
 
 
 @pytest.fixture(scope="session")
-def batches(zoo: Callable[[str], Any]) -> Callable[[str, str], Batch]:
+def batches(zoo: Callable[[str], Any], draft_of: Callable[[str], Any]) -> Callable[[str, str], Batch]:
     known: dict[tuple[str, str], Batch] = {}
 
     def batch(family: str, mode: str) -> Batch:
         if (family, mode) not in known:
-            known[family, mode] = Batch(zoo(family), mode)
+            known[family, mode] = Batch(zoo(family), draft_of(family), mode)
         return known[family, mode]
 
     return batch

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_specdec import ConfigError, UnsupportedModelError
-from tests.helpers.support import DRAFTS, PROMPT, assert_same_cache, noisy_copy, plain, speculative
+from tests.helpers.support import DRAFTS, PROMPT, assert_same_cache, plain, speculative
 from tests.helpers.zoo import FALLBACK, FAMILIES
 
 NEW_TOKENS = 20
@@ -47,9 +47,8 @@ RETURN = {"return_dict_in_generate": True, "max_new_tokens": NEW_TOKENS}
 class Cell:
     """One family in one mode: the inputs, and what plain `generate` makes of them. Built once for all tests."""
 
-    def __init__(self, model: Any, mode: str, cache: str) -> None:
-        self.model, self.mode = model, MODES[mode]
-        self.draft = noisy_copy(model)
+    def __init__(self, model: Any, draft: Any, mode: str, cache: str) -> None:
+        self.model, self.draft, self.mode = model, draft, MODES[mode]
         self.inputs = _chat_turn(model) if cache == "cache" else {"input_ids": PROMPT}
         self.expected, self.random_state, self.cache = self.run(plain, {})
 
@@ -88,19 +87,19 @@ def leaves_early(family: str) -> bool:
 
 
 @pytest.fixture(scope="session")
-def cells(zoo: Callable[[str], Any]) -> Callable[[str, str, str], Cell]:
+def cells(zoo: Callable[[str], Any], draft_of: Callable[[str], Any]) -> Callable[[str, str, str], Cell]:
     known: dict[tuple[str, str, str], Cell] = {}
 
     def cell(family: str, mode: str, cache: str) -> Cell:
         key = (family, mode, cache)
         if key not in known:
-            known[key] = Cell(zoo(family), mode, cache)
+            known[key] = Cell(zoo(family), draft_of(family), mode, cache)
         return known[key]
 
     return cell
 
 
-@pytest.mark.pairwise("family", "mode")
+@pytest.mark.pairwise("method", "mode")
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", METHODS)

@@ -22,9 +22,14 @@ LOOKS_INSIDE = re.compile(r"^\s*(?:from|import) (transformers\.(?!generation imp
 
 def functions_of(file: Path) -> Iterator[tuple[str, int]]:
     """Name of each function and lines of its body; a command's parameters are its options."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name, (node.end_lineno or node.lineno) - node.body[0].lineno + 1
+    blocks: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
+    while blocks:
+        block = blocks.pop()
+        if isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield block.name, (block.end_lineno or block.lineno) - block.body[0].lineno + 1
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            statements = getattr(block, name, [])  # of a conditional expression, one expression
+            blocks += statements if isinstance(statements, list) else []
 
 
 def test_files_stay_small() -> None:

@@ -16,12 +16,18 @@ from tests.helpers.zoo import FAMILIES, VOCAB_SIZE, build
 LOOKUP = {"spec_method": "prompt_lookup", "do_sample": False}
 
 
+@pytest.fixture(scope="module")
+def expected_ids(zoo: Callable[[str], Any]) -> list[list[int]]:
+    """Plain generation's text before any bad input."""
+    ids: list[list[int]] = plain(zoo("llama"), PROMPT, max_new_tokens=4, do_sample=False).tolist()
+    return ids
+
+
 @pytest.fixture(autouse=True)
-def model_stays_usable(zoo: Callable[[str], Any]) -> Iterator[None]:
+def model_stays_usable(zoo: Callable[[str], Any], expected_ids: list[list[int]]) -> Iterator[None]:
     """After each test the model generates as before."""
-    model = zoo("llama")
-    expected = plain(model, PROMPT, max_new_tokens=4, do_sample=False).tolist()
     yield
+    model, expected = zoo("llama"), expected_ids
     assert model.generate(PROMPT, max_new_tokens=4, **LOOKUP).tolist() == expected
     assert model.generate(PROMPT, max_new_tokens=4, do_sample=False).tolist() == expected
 

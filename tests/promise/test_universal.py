@@ -1,5 +1,6 @@
 """A draft model with a tokenizer of its own drafts in our loop, and at least as well as in transformers'."""
 
+import functools
 import itertools
 from typing import Any
 
@@ -32,17 +33,9 @@ class Pair:
     """
 
     def __init__(self, kind: str) -> None:
-        path = hf_specdec.embedded.path("target")
-        self.model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision="fp32")
-        self.tokenizer = AutoTokenizer.from_pretrained(path)
-        texts = [self._text(prompt) for prompt in PROMPTS]
+        self.model, self.tokenizer, texts = target()
         self.draft_tokenizer = byte_level(texts, 300) if kind == "bytes" else marked(texts, 400)
         self.draft = following(self.draft_tokenizer, texts)
-
-    def _text(self, prompt: str) -> str:
-        output = plain(self.model, **self.inputs(prompt), max_new_tokens=40, do_sample=False)
-        text: str = self.tokenizer.decode(output[0])
-        return text
 
     def inputs(self, prompts: str | list[str]) -> dict[str, torch.Tensor]:
         self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
@@ -63,6 +56,17 @@ class Pair:
             return_dict_in_generate=True,
             **self.how,
         )
+
+
+@functools.cache
+def target() -> tuple[Any, Any, list[str]]:
+    """The embedded target, its tokenizer, and its greedy text after each prompt."""
+    path = hf_specdec.embedded.path("target")
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision="fp32")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    inputs = [tokenizer(prompt, return_tensors="pt") for prompt in PROMPTS]
+    outputs = [plain(model, **one, max_new_tokens=40, do_sample=False) for one in inputs]
+    return model, tokenizer, [tokenizer.decode(output[0]) for output in outputs]
 
 
 def following(tokenizer: Any, texts: list[str]) -> Any:

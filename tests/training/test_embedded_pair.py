@@ -56,11 +56,11 @@ def test_a_stage_of_its_own_trains_given_models_on(tmp_path, target, monkeypatch
     monkeypatch.setattr(evaluate, "NUM_PROMPTS", 8)
     monkeypatch.setattr(evaluate, "NEW_TOKENS", 8)
     options = {"work": work, "export": tmp_path / "out", "start": start, "stages": [script.Stage.DRAFT], "threads": 1}
-    script.main(**options, minutes=0.02)
+    script.main(**options, minutes=0.01)
     before, after = (LlamaForCausalLM.from_pretrained(folder / "draft") for folder in (start, tmp_path / "out"))
     assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
     kept = LlamaForCausalLM.from_pretrained(tmp_path / "out" / "target")
     assert torch.equal(kept.lm_head.weight, before.lm_head.weight.to(torch.bfloat16))
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    script.main(**options, minutes=0.02)
+    script.main(**options, minutes=0.01)
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == report

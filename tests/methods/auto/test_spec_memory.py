@@ -105,10 +105,18 @@ CHANGES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, change: Any) -> None:
-    path = tmp_path / "memory"
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What a memory's file holds."""
+    path = tmp_path_factory.mktemp("saved") / "memory"
     trained(max_tokens=900, max_entries=600).save(path)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, saved: bytes, change: Any) -> None:
+    path = tmp_path / "memory"
+    path.write_bytes(saved)
     SpecMemory.load(damaged(path, lambda tensors, facts: None))
     with pytest.raises(ConfigError) as error:
         SpecMemory.load(damaged(path, change))
@@ -119,11 +127,10 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, change: Any) -
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not safetensors at all", "cut"], ids=["none", "empty", "text", "cut"])
-def test_what_is_no_such_file_is_an_error(tmp_path: Path, content: bytes | str | None) -> None:
+def test_what_is_no_such_file_is_an_error(tmp_path: Path, saved: bytes, content: bytes | str | None) -> None:
     path = tmp_path / "memory"
     if content == "cut":
-        trained().save(path)
-        content = path.read_bytes()[:-100]
+        content = saved[:-100]
     if isinstance(content, bytes):
         path.write_bytes(content)
     with pytest.raises(ConfigError, match="spec_memory"):
@@ -155,7 +162,7 @@ def test_a_folder_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
 
 def test_texts_and_logits_stay_within_their_bounds() -> None:
     memory = SpecMemory(max_tokens=500, max_entries=300)
-    for seed in range(40):
+    for seed in range(12):
         decode(memory, text(seed, 100))
         assert len(memory.pool) <= 500
         assert len(memory.recycled) <= 300
