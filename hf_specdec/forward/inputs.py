@@ -279,10 +279,12 @@ def rows_of(kwargs: dict[str, Any], rows: Sequence[int], batch: int) -> dict[str
 
 
 def _rows(value: Any, index: torch.Tensor, batch: int, dim: int) -> Any:
-    """The rows `index` of a tensor whose dimension `dim` is the batch, or of every such tensor in an output."""
+    """The rows `index` of a tensor whose dimension `dim` is the batch, or of all those in an output or a tuple."""
     if isinstance(value, torch.Tensor):
         is_batched = value.ndim >= max(-dim, dim + 1) and value.shape[dim] == batch
         return value.index_select(dim, index.to(value.device)) if is_batched else value
     if isinstance(value, compat.ModelOutput):
         return type(value)(**{name: _rows(item, index, batch, dim) for name, item in value.items()})
+    if type(value) is tuple:  # what an encoder returns without a dictionary
+        return tuple(_rows(item, index, batch, dim) for item in value)
     return value
