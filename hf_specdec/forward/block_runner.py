@@ -5,6 +5,7 @@ tokens that were accepted and forgets the block. The tokens of a block are draft
 follows a node of a tree depends on its depth alone.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
@@ -52,7 +53,7 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
     def row(self, index: int) -> BlockScorer:
         """The head as the drafter of row `index` sees it."""
         scorer = BlockScorer(self, index)
-        self._scorers[index] = scorer
+        self._scorers[index] = weakref.ref(scorer)
         return scorer
 
     def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
@@ -113,7 +114,7 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
             if want:
                 self._unread[place] = []
                 self._blocks[place] = logits[place]
-                if (scorer := self._scorers[place]) is not None:
+                if (scorer := self._scorers[place]()) is not None:
                     scorer.relative_cost = 0.0
 
     def _mask(self, starts: torch.Tensor, counts: torch.Tensor, width: int) -> torch.Tensor:
@@ -139,8 +140,8 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
 
     def _renew_round(self) -> None:
         self._blocks = [None] * len(self.texts)
-        for scorer in self._scorers:
-            if scorer is not None:
+        for known in self._scorers:
+            if (scorer := known()) is not None:
                 scorer.relative_cost = self.relative_cost
 
     def _select(self, rows: Sequence[int]) -> None:

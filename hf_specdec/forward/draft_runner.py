@@ -5,7 +5,8 @@ text is computed with the next request.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +25,15 @@ from hf_specdec.methods.draft_scorer import DraftRound, RoundDrafter
 from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree
 
-__all__ = ["AnyDraftRunner", "DraftRunner", "RowScorer", "propose_together", "used_by"]
+__all__ = [
+    "AnyDraftRunner",
+    "DraftRunner",
+    "KnownScorer",
+    "RowScorer",
+    "propose_together",
+    "unknown_scorer",
+    "used_by",
+]
 
 
 class AnyDraftRunner(Protocol):
@@ -132,7 +141,7 @@ class DraftRunner:
         self._paused: list[int] = []
         self._trees: list[DraftTree | None] = [None] * len(self.texts)
         self._paths: list[list[int]] = [[] for _ in self.texts]
-        self._scorers: list[RowScorer | None] = [None] * len(self.texts)
+        self._scorers: list[KnownScorer] = [unknown_scorer] * len(self.texts)
         self._has_read = self._has_ended = False
 
     @property
@@ -150,7 +159,8 @@ class DraftRunner:
 
     def row(self, index: int) -> "RowScorer":
         """The draft model as the drafter of row `index` sees it."""
-        scorer = self._scorers[index] = RowScorer(self, index)
+        scorer = RowScorer(self, index)
+        self._scorers[index] = weakref.ref(scorer)
         return scorer
 
     def room(self) -> int:
@@ -223,8 +233,8 @@ class DraftRunner:
     def _renew(self) -> None:
         """Nothing is scored yet of this round, and every scorer knows its place."""
         self._trees, self._paths = [None] * len(self.texts), [[] for _ in self.texts]
-        for place, scorer in enumerate(self._scorers):
-            if scorer is not None:
+        for place, known in enumerate(self._scorers):
+            if (scorer := known()) is not None:
                 scorer.draft_model, scorer.place = self, place
 
     def _sync(self) -> None:
@@ -257,7 +267,10 @@ class DraftRunner:
 
 
 class RowScorer:
-    """One row of a draft model or head: the `DraftScorer` of a drafter."""
+    """One row of a draft model or head: the `DraftScorer` of a drafter.
+
+    Runners know their scorers by weak references: what a call has allocated is freed with it, not by the collector.
+    """
 
     def __init__(self, draft_model: AnyDraftRunner, place: int) -> None:
         self.draft_model, self.place = draft_model, place
@@ -282,6 +295,14 @@ class RowScorer:
     def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """See `DraftScorer.keep`."""
         self.draft_model.keep(self.place, accepted)
+
+
+KnownScorer = Callable[[], RowScorer | None]
+
+
+def unknown_scorer() -> None:
+    """In the place of a scorer that nobody has asked for."""
+    return
 
 
 def used_by(rank_sync: RankSync, draft_model: AnyDraftRunner | None) -> AnyDraftRunner | None:

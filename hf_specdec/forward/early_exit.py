@@ -4,6 +4,7 @@ The first part drafts. What its last layer returned is what the second part goes
 not compute it again. Knows nothing of trees and caches.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,10 +34,9 @@ class EarlyExit:
     def __init__(self, model: PreTrainedModel, layers: int) -> None:
         path = path_to_layers(model)
         own = list(layers_of(model, path))
-        self._output: Any = None  # of the first part's last layer
-        self._given: Any = None
-        first = torch.nn.ModuleList([*own[: layers - 1], self._watched(own[layers - 1])])
-        rest = torch.nn.ModuleList([*(self._skipped(layer) for layer in own[:layers]), *own[layers:]])
+        self._between = between = _Between()
+        first = torch.nn.ModuleList([*own[: layers - 1], _watched(own[layers - 1], between)])
+        rest = torch.nn.ModuleList([*(_skipped(layer, between) for layer in own[:layers]), *own[layers:]])
         for part in (first, rest):
             part.training = model.training
         self.draft = cut_after(model, path, first)
@@ -50,33 +50,49 @@ class EarlyExit:
         Raises:
             UnsupportedModelError: they return something else.
         """
-        states = self._output[0] if isinstance(self._output, tuple) else self._output
+        output = self._between.output
+        states = output[0] if isinstance(output, tuple) else output
         if not isinstance(states, torch.Tensor) or states.ndim != 3:
             raise UnsupportedModelError("its layers return no hidden states of three dimensions")
         return states
 
     def resume_from(self, states: torch.Tensor) -> None:
         """Let `rest` go on with `(batch, Q, hidden_size)` states."""
-        self._given = (states, *self._output[1:]) if isinstance(self._output, tuple) else states
+        output = self._between.output
+        self._between.given = (states, *output[1:]) if isinstance(output, tuple) else states
 
-    def _watched(self, layer: torch.nn.Module) -> torch.nn.Module:
-        """The layer, whose output is kept."""
-        twin = shallow_copy(layer)
-        compute = twin.forward
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            self._output = compute(*args, **kwargs)
-            return self._output
+@dataclass(slots=True)
+class _Between:
+    """What passes from one part to the other. Knows neither, so that both are freed with their last reference.
 
-        twin.forward = forward
-        return twin
+    Attributes:
+        output: of the first part's last layer.
+        given: what the first layers of the whole model return.
+    """
 
-    def _skipped(self, layer: torch.nn.Module) -> torch.nn.Module:
-        """What stands for the layer where it has computed already: same class and attributes, nothing inside."""
-        twin = shallow_copy(layer)
-        twin._modules = {}  # noqa: SLF001 the copy's own
-        twin.forward = lambda *args, **kwargs: self._given
-        return twin
+    output: Any = None
+    given: Any = None
+
+
+def _watched(layer: torch.nn.Module, between: _Between) -> torch.nn.Module:
+    """The layer, whose output is kept."""
+    twin, compute = shallow_copy(layer), layer.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        between.output = compute(*args, **kwargs)
+        return between.output
+
+    twin.forward = forward
+    return twin
+
+
+def _skipped(layer: torch.nn.Module, between: _Between) -> torch.nn.Module:
+    """What stands for the layer where it has computed already: same class and attributes, nothing inside."""
+    twin = shallow_copy(layer)
+    twin._modules = {}  # noqa: SLF001 the copy's own
+    twin.forward = lambda *args, **kwargs: between.given
+    return twin
 
 
 class _NoHead(torch.nn.Module):

@@ -7,7 +7,8 @@ Source: https://arxiv.org/abs/2404.16710 (LayerSkip's self-speculation, there fo
 """
 
 import copy
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,7 @@ from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.adapters import TreeAdapter, adapter_of
 from hf_specdec.forward.compiled_forward import CompiledForward
-from hf_specdec.forward.draft_runner import RowScorer
+from hf_specdec.forward.draft_runner import KnownScorer, RowScorer, unknown_scorer
 from hf_specdec.forward.early_exit import EarlyExit
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.tree_layout import TreeLayout
@@ -91,9 +92,9 @@ class ExitRunner:
         self.rank_sync = RankSync()
         self._adapters = adapter_of(self.parts.draft), adapter_of(self.parts.rest)
         self._masks = TreeMasks(self.parts.draft)
-        self._scorers: list[RowScorer | None] = [None] * num_rows
+        self._scorers: list[KnownScorer] = [unknown_scorer] * num_rows
         self._trees: list[DraftTree | None] = [None] * num_rows
-        self._target: ModelRunner | None = None
+        self._target: Callable[[], ModelRunner | None] = lambda: None
         self._first: FirstLayers | None = None
         self._drafting: ModelRunner | None = None  # in a round
         self._states: list[torch.Tensor] = []  # (batch, Q, hidden_size) of each forward of the round
@@ -103,8 +104,9 @@ class ExitRunner:
     @property
     def target(self) -> ModelRunner:
         """Whose first layers these are."""
-        assert self._target is not None
-        return self._target
+        target = self._target()
+        assert target is not None
+        return target
 
     @property
     def num_rows(self) -> int:
@@ -113,11 +115,12 @@ class ExitRunner:
 
     def bind(self, target: ModelRunner) -> None:
         """Draft for this call of the target."""
-        self._target, target.early_exit = target, self
+        self._target, target.early_exit = weakref.ref(target), self
 
     def row(self, index: int) -> RowScorer:
         """The first layers as the drafter of row `index` sees them."""
-        scorer = self._scorers[index] = RowScorer(self, index)
+        scorer = RowScorer(self, index)
+        self._scorers[index] = weakref.ref(scorer)
         return scorer
 
     def room(self) -> int:
@@ -239,8 +242,8 @@ class ExitRunner:
 
     def _renew(self) -> None:
         self._trees = [None] * len(self._scorers)
-        for place, scorer in enumerate(self._scorers):
-            if scorer is not None:
+        for place, known in enumerate(self._scorers):
+            if (scorer := known()) is not None:
                 scorer.draft_model, scorer.place = self, place
 
 

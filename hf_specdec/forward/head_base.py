@@ -1,8 +1,10 @@
 """What the runners of all draft heads share: each row's text, its scorer, and logits over the target's tokens."""
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Generic, Self, TypeVar, cast
 
 import torch
@@ -11,7 +13,7 @@ from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.compiled_forward import CompiledForward
-from hf_specdec.forward.draft_runner import RowScorer
+from hf_specdec.forward.draft_runner import KnownScorer, RowScorer, unknown_scorer
 from hf_specdec.kernels.grouped import GroupedHeads
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.observer import Source
@@ -71,6 +73,19 @@ def head_cache(
     return cache
 
 
+def _embeddings_of(
+    head: DraftHead, embed: Callable[[torch.Tensor], torch.Tensor], device: torch.device, tokens: torch.Tensor
+) -> torch.Tensor:
+    """`(..., hidden_size)` of token ids, as the head reads them.
+
+    Args:
+        embed: the target's embeddings, for a head that has none of its own; it reads ids on `device`.
+    """
+    own = head.embed_tokens
+    found = embed(tokens.to(device)) if own is None else own(tokens.to(head.device))
+    return cast("torch.Tensor", found).to(head.device, head.dtype)
+
+
 class BaseHeadRunner(ABC, Generic[Head]):
     """A draft head with the texts of all rows; the same to drafters and the engine as a `DraftRunner`.
 
@@ -85,12 +100,13 @@ class BaseHeadRunner(ABC, Generic[Head]):
     compiled: CompiledForward | None = None
 
     def __init__(self, head: Head, call: HeadCall) -> None:
-        self.head, self._embed, self.hidden_layers = head, call.embed, call.hidden_layers
+        self.head, self.hidden_layers = head, call.hidden_layers
+        self._embeddings = partial(_embeddings_of, head, call.embed, call.device)
         self.vocab_size, self.relative_cost, self.device = call.vocab_size, call.relative_cost, call.device
         self.is_shared, self.rank_sync = call.is_shared, RankSync()
         self.source = cast("Source", head.methods[0])
         self.texts = [list(prompt) for prompt in call.prompts]
-        self._scorers: list[RowScorer | None] = [None] * len(self.texts)
+        self._scorers: list[KnownScorer] = [unknown_scorer] * len(self.texts)
         self._target_ids = None if head.target_ids is None else head.target_ids.to(call.device)
         self._num_scored = [0] * len(self.texts)  # nodes of each row's tree in this round
         self._has_ended, self._grouped = False, GroupedHeads(device=head.device)
@@ -102,7 +118,8 @@ class BaseHeadRunner(ABC, Generic[Head]):
 
     def row(self, index: int) -> RowScorer:
         """The head as the drafter of row `index` sees it."""
-        scorer = self._scorers[index] = RowScorer(self, index)
+        scorer = RowScorer(self, index)
+        self._scorers[index] = weakref.ref(scorer)
         return scorer
 
     def room(self) -> int:
@@ -175,12 +192,6 @@ class BaseHeadRunner(ABC, Generic[Head]):
         """As `admit`, of caches."""
         return
 
-    def _embeddings(self, tokens: torch.Tensor) -> torch.Tensor:
-        """`(..., hidden_size)` of token ids, as the head reads them."""
-        own = self.head.embed_tokens
-        found = self._embed(tokens.to(self.device)) if own is None else own(tokens.to(self.head.device))
-        return cast("torch.Tensor", found).to(self.head.device, self.head.dtype)
-
     def _features(self, place: int, states: Sequence[torch.Tensor]) -> torch.Tensor:
         """`(n, num_features * target_hidden_size)` of the text's next tokens, as the head reads them."""
         joined = torch.cat([layer.to(self.head.device, self.head.dtype) for layer in states], dim=-1)
@@ -210,8 +221,8 @@ class BaseHeadRunner(ABC, Generic[Head]):
 
     def _renew_scorers(self) -> None:
         self._num_scored = [0] * len(self.texts)
-        for place, scorer in enumerate(self._scorers):
-            if scorer is not None:
+        for place, known in enumerate(self._scorers):
+            if (scorer := known()) is not None:
                 scorer.draft_model, scorer.place = self, place
 
     def _like_the_targets(self, rows: torch.Tensor) -> torch.Tensor:

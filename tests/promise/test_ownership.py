@@ -13,7 +13,8 @@ import torch
 import transformers as tf
 
 import hf_specdec
-from tests.helpers.batches import MASK, METHODS, PADDED, method_of
+from tests.helpers.batches import IDS, MASK, METHODS, PADDED, method_of
+from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build
 
@@ -43,6 +44,8 @@ def everything(model: Any) -> None:
         model.generate(PADDED, attention_mask=MASK, **CALL, **method_of(name, draft), return_dict_in_generate=True)
         list(hf_specdec.generate_many(model, PROMPT, **CALL, **method_of(name, draft)))
     model.generate(PROMPT, **CALL, spec_method="prompt_lookup", cache_implementation="static")
+    if model.config.model_type == "llama":
+        model.generate(PROMPT, **CALL, **FIRST_LAYER)
     model.generate(PROMPT, **CALL, spec_method="prompt_lookup", spec_config={"engine": "assisted"})
     model.set_attn_implementation("eager")
     model.generate(PROMPT, **CALL, spec_method="prompt_lookup")
@@ -61,6 +64,33 @@ def test_a_model_is_freed_with_its_last_reference(
     del model
     assert gone() is None
     assert weight() is None
+
+
+FIRST_LAYER: dict[str, Any] = {"spec_method": "draft_model", "spec_config": {"exit_layer": 1}}
+NETWORKS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "draft model": lambda model: method_of("draft_model", noisy_copy(model)),
+    "auto with a draft model": lambda model: {"spec_method": "auto", "assistant_model": noisy_copy(model)},
+    "first layer": lambda model: FIRST_LAYER,
+    "head": lambda model: {"spec_method": "eagle3", "assistant_model": random_head(model)},
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_a_call_allocates_is_freed_with_it(fresh: Any, name: str, without_collector: None) -> None:
+    """Not when the cyclic collector happens to run: the caches of a few calls may fill a GPU."""
+    model = hf_specdec.enable(fresh)
+    how = NETWORKS[name](model)
+
+    def calls() -> None:
+        model.generate(PROMPT, **CALL, **how)
+        model.generate(PADDED, attention_mask=MASK, **CALL, **how)
+        list(hf_specdec.generate_many(model, IDS, max_batch_size=2, **CALL, **how))
+
+    calls()
+    gc.collect()
+    before = {id(item) for item in gc.get_objects() if isinstance(item, torch.Tensor)}
+    calls()
+    assert [item.shape for item in gc.get_objects() if isinstance(item, torch.Tensor) and id(item) not in before] == []
 
 
 def test_a_method_without_its_model_says_so(fresh: Any) -> None:
