@@ -29,7 +29,7 @@ from hf_specdec.engine.plain import decode_assisted, decode_plain
 from hf_specdec.engine.speculative import decode_speculatively
 from hf_specdec.engine.static_shapes import check_cache, reason_against_static
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.forward.draft_runner import AnyDraftRunner
+from hf_specdec.forward.drafting import AnyDraftRunner
 from hf_specdec.forward.inputs import rows_of
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.draft_head import DraftHead

@@ -27,7 +27,7 @@ from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.static_shapes import compiled_forward, fixed_shapes
 from hf_specdec.engine.step import Batch, Limits
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward.draft_runner import AnyDraftRunner, used_by
+from hf_specdec.forward.drafting import AnyDraftRunner, used_by
 from hf_specdec.forward.exit_runner import ExitRunner
 from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner, Tier
 from hf_specdec.forward.shared_cache_runner import SharedCacheRunner

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hf_specdec.forward.draft_runner import RowScorer
+from hf_specdec.forward.drafting import RowScorer
 from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall, head_cache
 from hf_specdec.methods.draft_head import BlockHead
 from hf_specdec.transfer import HOST

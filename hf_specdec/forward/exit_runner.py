@@ -23,7 +23,7 @@ from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.adapters import TreeAdapter, adapter_of
 from hf_specdec.forward.compiled_forward import CompiledForward
-from hf_specdec.forward.draft_runner import KnownScorer, RowScorer, unknown_scorer
+from hf_specdec.forward.drafting import KnownScorer, RowScorer, unknown_scorer
 from hf_specdec.forward.early_exit import EarlyExit
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.tree_layout import TreeLayout
