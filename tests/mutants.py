@@ -104,8 +104,8 @@ MUTANTS = (
     Mutant(
         "sequences get one another's logits",
         STEP,
-        "trees, logits, strict=True):\n            sequence.sampler",
-        "trees, list(logits)[::-1], strict=True):\n            sequence.sampler",
+        "self.sequences, logits, strict=True):\n            sequence.sampler",
+        "self.sequences, logits[::-1], strict=True):\n            sequence.sampler",
     ),
     Mutant(
         "the token after a draft counts as accepted",

@@ -19,17 +19,18 @@ from transformers import (
 
 from hf_specdec import compat
 from hf_specdec.distributed.rank_sync import RankSync
+from hf_specdec.engine.draws import LEVELS, DrawsAhead, RandomStream
 from hf_specdec.engine.verify import rejection_sample
 from hf_specdec.errors import RankError
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.node_logits import NodeLogits
-from hf_specdec.transfer import is_host
 from hf_specdec.tree import DraftTree
 
 __all__ = ["Sampler", "StopCheck", "agreed_criteria"]
 
 # What looks at each row alone and rounds alike whatever is beside it, as the sums of top_p need not.
 ROW_WARPERS = (MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper)
+NO_STATE_OF_DEVICE = {"mps"}  # its module has no state of one device
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # what rounding can do to a logit, relative to the largest
 NEAR_IN_HALVES = 0.1
 
@@ -64,26 +65,46 @@ class Sampler:
         self.is_watched = keeps or own_processors or not computes
         by_row = all(type(processor) in ROW_WARPERS for processor in processors)
         self._draws_at_once = self.do_sample and by_row and not keeps
+        self._stream = RandomStream(device, generator)
         self._probabilities: torch.Tensor | None = None
+        self._ahead: DrawsAhead | None = None
+        self._room: torch.Tensor | None = None  # of the draws ahead
+        self._no_ids = torch.empty((1, 0), dtype=torch.long, device=device)
         self._rows = NodeLogits(torch.empty(0))
         self._tree: DraftTree | None = None
 
-    def load(self, rows: NodeLogits, tree: DraftTree) -> None:
-        """Take the logits of the next step's nodes.
+    def expect(self, tree: DraftTree) -> None:
+        """The next step computes this tree."""
+        self._tree, self._probabilities, self._ahead = tree, None, None
 
-        On an accelerator, processors that look at the row alone process all nodes together: each is a few launches.
+    def draw_ahead(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """`DrawsAhead.found` of the step's logits on an accelerator, `(C, vocab_size)`, to be read with the rest.
+
+        Processors that look at the row alone process all nodes together: each is a few launches. `None` for others,
+        and where drafts were drawn from probabilities, which decide how the target draws.
         """
-        self._rows, self._tree, self._probabilities = rows, tree, None
-        if self._draws_at_once and not is_host(rows.logits.device):
-            scores = rows.logits[: len(tree)].to(copy=True, dtype=torch.float32, device=self.device)
-            no_ids = torch.empty((len(scores), 0), dtype=torch.long, device=self.device)
-            scores = self.processors(no_ids, scores)  # (T, vocab_size)
-            self._probabilities = torch.nn.functional.softmax(scores, dim=-1)
+        if not self._draws_at_once or self._tree is None:
+            return None
+        scores = logits[: len(self._tree)].to(dtype=torch.float32, device=self.device)
+        scores = self.processors(self._no_ids, scores)  # (T, vocab_size); these processors do not write over it
+        self._probabilities = torch.nn.functional.softmax(scores, dim=-1)
+        if self._tree.drafted_from or logits.device != self.device or self.device.type in NO_STATE_OF_DEVICE:
+            return None
+        if self._room is None:
+            self._room = self._probabilities.new_empty((LEVELS, scores.shape[-1]))
+        self._ahead = DrawsAhead(self._probabilities, self._tree.depths, self._stream, self._room)
+        return self._ahead.found
+
+    def load(self, rows: NodeLogits) -> None:
+        """Take what was read of the step."""
+        self._rows = rows
 
     def choose(self, node: int, text: TokenBuffer) -> int:
         """The token after `text`, decided by the row of `node`."""
         if not self.needs_rows:
             return self._rows.best_at(node)
+        if self._ahead is not None and (token := self._ahead.take(node, self._rows)) is not None:
+            return token
         if self._probabilities is not None:
             return self._draw(node, self._probabilities[node : node + 1])
         ids = text.ids()

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.sequence import OnToken, SequenceState
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.compiled_forward import CompiledForward
-from hf_specdec.forward.draft_runner import AnyDraftRunner, propose_together
+from hf_specdec.forward.drafting import AnyDraftRunner, propose_together
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.node_outputs import NodeOutputs
 from hf_specdec.methods.node_logits import NodeLogits
@@ -70,10 +72,19 @@ class Batch:
         at = len(self.sequences) if place is None else place
         self.sequences[at : at + 1] = other.sequences
 
-    def read(self) -> list[NodeLogits]:
+    def read(self, trees: Sequence[DraftTree]) -> list[NodeLogits]:
         """The last forward's logits, with one transfer of what samplers and drafters want of them."""
         wanted = [count for sequence in self.sequences if (count := sequence.num_top_logits) is not None]
-        return self.target.node_logits(max(wanted, default=None))
+        for sequence, tree in zip(self.sequences, trees, strict=True):
+            sequence.sampler.expect(tree)
+        logits = self.target.node_logits(max(wanted, default=None), self._draw_ahead)
+        for sequence, rows in zip(self.sequences, logits, strict=True):
+            sequence.sampler.load(rows)
+        return logits
+
+    def _draw_ahead(self, place: int, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        sequence = self.sequences[place]
+        return None if sequence.finished else sequence.sampler.draw_ahead(logits)
 
     @property
     def compiled(self) -> list[CompiledForward]:
@@ -154,9 +165,8 @@ class StepRunner:
         with self.rank_sync.forward():
             batch.target.prefill()
         read = time.perf_counter()
-        logits = batch.read()
-        for sequence, row in zip(batch.sequences, logits, strict=True):
-            sequence.sampler.load(row, sequence.tree)
+        logits = batch.read([sequence.tree for sequence in batch.sequences])
+        for sequence in batch.sequences:
             sequence.emit(0, self.on_token)
         chosen = time.perf_counter()
         for place, sequence in enumerate(batch.sequences):
@@ -219,12 +229,10 @@ class StepRunner:
         return trees if self.budget is None else self.budget.cut(trees, batch.num_live)
 
     def _forward(self, batch: Batch, trees: Sequence[DraftTree]) -> list[NodeOutputs]:
-        """What the target computes for each tree's nodes, handed to the samplers."""
+        """What the target computes for each tree's nodes."""
         with self.rank_sync.forward():
             batch.target.forward(trees)
-            logits = batch.read()
-        for sequence, tree, rows in zip(batch.sequences, trees, logits, strict=True):
-            sequence.sampler.load(rows, tree)
+            logits = batch.read(trees)
         return [NodeOutputs(rows, batch.target.node_states(place)) for place, rows in enumerate(logits)]
 
     def _verify(self, batch: Batch, trees: Sequence[DraftTree]) -> list[VerifyResult]:
@@ -254,7 +262,7 @@ class StepRunner:
             if not result.tokens:
                 continue
             if batch.draft_model is not None:
-                batch.draft_model.read(place, [layer[result.path] for layer in computed.hidden_states])
+                batch.draft_model.read(place, computed.states_along(result.path))
             if self.rank_sync.is_leader:
                 sequence.observe(tree, computed, result.tokens)
             elif batch.draft_model is not None:

@@ -5,7 +5,7 @@ drafter want, for all sequences of a batch. On a CPU the compiled core finds the
 memory; without it, rows are looked at when somebody asks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ import torch
 from hf_specdec.methods import compiled
 from hf_specdec.transfer import is_host
 
-__all__ = ["NodeLogits", "read_logits", "read_rows"]
+__all__ = ["Draw", "NodeLogits", "read_logits", "read_rows"]
 
 Array = npt.NDArray[Any]
+Draw = Callable[[int, torch.Tensor], tuple[torch.Tensor, torch.Tensor] | None]
 ALL = slice(None)
 AS_READ = {torch.float32: torch.float32, torch.bfloat16: torch.int16}  # what NumPy can hold of a dtype
 
@@ -29,12 +30,15 @@ class NodeLogits:
         logits: `(C, vocab_size)`, raw.
         read: `(C, 1 + 2K)` of them: the best token, the best K tokens, their log probabilities; `None` where nothing
             has been read.
+        drawn: the two `(T,)` arrays that a `Draw` found for the nodes; `None` where nothing was drawn.
     """
 
-    __slots__ = ("_host", "_read", "logits")
+    __slots__ = ("_drawn", "_host", "_read", "logits")
 
-    def __init__(self, logits: torch.Tensor, read: Array | None = None) -> None:
-        self.logits, self._read = logits, read
+    def __init__(
+        self, logits: torch.Tensor, read: Array | None = None, drawn: tuple[Array, Array] | None = None
+    ) -> None:
+        self.logits, self._read, self._drawn = logits, read, drawn
         self._host: Array | None = None
 
     def __len__(self) -> int:
@@ -59,6 +63,13 @@ class NodeLogits:
         """`best` of one row."""
         return self.best(slice(row, row + 1))[0]
 
+    def drawn_at(self, node: int) -> tuple[float, float] | None:
+        """What was drawn after a node, as it was found."""
+        if self._drawn is None:
+            return None
+        weights, tokens = self._drawn
+        return float(weights[node]), float(tokens[node])
+
     def top(self, count: int, rows: slice | list[int] = ALL) -> tuple[Array, Array]:
         """The best `count` next tokens, likeliest first, `(rows, count)` int64, and their log probabilities, fp32."""
         count = min(count, self.logits.shape[-1])
@@ -71,7 +82,12 @@ class NodeLogits:
 
 
 def read_rows(
-    logits: torch.Tensor, rows: Sequence[slice], num_top: int | None, *, best: torch.Tensor | None = None
+    logits: torch.Tensor,
+    rows: Sequence[slice],
+    num_top: int | None,
+    *,
+    best: torch.Tensor | None = None,
+    draw: Draw | None = None,
 ) -> list[NodeLogits]:
     """Each sequence's part of a forward's logits, `(batch, C, vocab_size)`.
 
@@ -80,14 +96,20 @@ def read_rows(
         num_top (`int | None`): what is read of them all: the best token of each node and its `num_top` best; `None`
             where nobody wants either.
         best: `(batch, C)`: the best tokens, where they are known.
+        draw: on an accelerator, given a sequence's number and its part: two `(T,)` tensors on the logits' device to
+            be read as well, or `None`.
     """
+    parts = [logits[row, own] for row, own in enumerate(rows)]
     if is_host(logits.device) and (best is None or num_top):
-        parts = [logits[row, own] for row, own in enumerate(rows)]
         return [NodeLogits(part, _read_on_host(part, num_top)) for part in parts]
-    if num_top is None:
-        return [NodeLogits(logits[row, own]) for row, own in enumerate(rows)]
-    read = read_logits(logits, num_top, best=best)  # (batch, C, 1 + 2 * num_top)
-    return [NodeLogits(logits[row, own], read[row, own]) for row, own in enumerate(rows)]
+    drawn = [None if draw is None or is_host(logits.device) else draw(row, part) for row, part in enumerate(parts)]
+    wanted = [] if num_top is None else _best_and_top(logits, num_top, best)
+    host = _brought([*wanted, *[tensor for found in drawn if found is not None for tensor in found]])
+    read = _columns([next(host) for _ in wanted])
+    return [
+        NodeLogits(part, None if read is None else read[row, own], None if found is None else (next(host), next(host)))
+        for row, (own, part, found) in enumerate(zip(rows, parts, drawn, strict=True))
+    ]
 
 
 def read_logits(logits: torch.Tensor, num_top: int = 0, *, best: torch.Tensor | None = None) -> Array:
@@ -98,18 +120,38 @@ def read_logits(logits: torch.Tensor, num_top: int = 0, *, best: torch.Tensor | 
     Args:
         best: `(...)`: the best tokens, where they are known.
     """
-    num_top = min(num_top, logits.shape[-1])
     if (read := _read_on_host(logits, num_top)) is not None:
         return read
+    found = _columns(list(_brought(_best_and_top(logits, num_top, best))))
+    assert found is not None
+    return found
+
+
+def _best_and_top(logits: torch.Tensor, num_top: int, best: torch.Tensor | None) -> list[torch.Tensor]:
+    """The columns that `read_logits` brings, on the logits' device."""
+    num_top = min(num_top, logits.shape[-1])
     best = logits.argmax(dim=-1, keepdim=True) if best is None else best[..., None]
-    found: Array
     if not num_top:
-        found = best.cpu().numpy()
-        return found
+        return [best]
     top = logits.topk(num_top, dim=-1)
     log_probs = (top.values.float() - logits.logsumexp(dim=-1, keepdim=True)).float()  # fp32, whatever the logits are
-    found = torch.cat((best, top.indices, log_probs), dim=-1).cpu().numpy()  # fp32 as well
-    return found
+    return [best, top.indices, log_probs]
+
+
+def _columns(parts: Sequence[Array]) -> Array | None:
+    """`(..., columns of all parts)`; `None` without parts."""
+    return np.concatenate(parts, axis=-1) if len(parts) > 1 else next(iter(parts), None)
+
+
+def _brought(tensors: Sequence[torch.Tensor]) -> Iterator[Array]:
+    """Tensors of a device as arrays, by one transfer; in fp32, where there are several."""
+    if len(tensors) < 2:
+        yield from (tensor.cpu().numpy() for tensor in tensors)
+        return
+    flat: Array = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu().numpy()
+    ends = np.cumsum([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, np.split(flat, ends[:-1]), strict=True):
+        yield part.reshape(tensor.shape)
 
 
 def _read_on_host(logits: torch.Tensor, num_top: int | None) -> Array | None:

@@ -22,14 +22,16 @@ TEXT = TokenBuffer(torch.tensor([[5, 6, 7]]), room=4)
 def loaded(processors: Any = (), **config: Any) -> Sampler:
     options = {"return_dict_in_generate": True, **config}
     sampler = Sampler(LogitsProcessorList(processors), GenerationConfig(**options), CPU)
-    sampler.load(NodeLogits(ROWS), TREE)
+    sampler.expect(TREE)
+    sampler.load(NodeLogits(ROWS))
     return sampler
 
 
 def test_greedy_is_the_first_of_the_largest() -> None:
     sampler = loaded()
     assert [sampler.choose(node, TEXT) for node in range(4)] == ROWS.argmax(dim=-1).tolist()
-    sampler.load(NodeLogits(torch.zeros(1, 50)), DraftTree.chain(1))
+    sampler.expect(DraftTree.chain(1))
+    sampler.load(NodeLogits(torch.zeros(1, 50)))
     assert sampler.choose(0, TEXT) == 0
 
 
@@ -70,7 +72,8 @@ def test_a_processor_cannot_change_the_logits_that_drafters_see() -> None:
 def test_a_near_tie_confirms_and_a_clear_difference_does_not() -> None:
     sampler = loaded()
     row = torch.tensor([[1.0, 1.0 - 1e-5, 0.5]])
-    sampler.load(NodeLogits(row), DraftTree.chain(1))
+    sampler.expect(DraftTree.chain(1))
+    sampler.load(NodeLogits(row))
     sampler.confirm(0, 1)
     with pytest.raises(RankError, match="here 0 leads"):
         sampler.confirm(0, 2)

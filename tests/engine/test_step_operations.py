@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 import hf_specdec
 from hf_specdec.bench.operations import OperationCounter, StepOperations
+from hf_specdec.engine.draws import LEVELS
 from hf_specdec.methods import compiled
 from tests.helpers.accelerator import emulate
 from tests.helpers.support import PROMPT, plain
@@ -77,12 +78,15 @@ def test_a_greedy_step_reads_once(model: Any, inputs: Any, place: str, method: s
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("method", ["chain", "tree", "lookahead", "auto"])
 def test_a_sampled_step_reads_once_a_token(model: Any, inputs: Any, place: str, method: str, cache: str) -> None:
-    """At most 12 operations outside the forward, and 8 for each token; the draws are plain generation's."""
+    """At most 12 operations outside the forward, and 8 for each token; the draws are plain generation's.
+
+    On a device the first draws come with the read of the step.
+    """
     steps, tokens = steps_of(model, inputs, METHODS[method], **CACHES[cache], do_sample=True)
     torch.manual_seed(0)
     assert tokens == model.generate(**inputs, max_new_tokens=20, do_sample=True, spec_method=None)[0].tolist()
-    beside = 1 if place == "device" and METHODS[method]["spec_method"] in ("auto", "lookahead") else 0
-    assert max(step.reads - step.num_tokens for step in steps) <= beside
+    for step in steps:
+        assert step.reads <= (step.num_tokens if place == "host" else 1 + max(0, step.num_tokens - LEVELS))
     assert max(step.outside - 8 * step.num_tokens for step in steps) <= 12
 
 

@@ -3,7 +3,6 @@
 import pytest
 
 from hf_specdec import transfer
-from hf_specdec.engine import sampling
 from hf_specdec.forward import compiled_forward
 from hf_specdec.methods import node_logits
 
@@ -12,5 +11,5 @@ __all__ = ["emulate"]
 
 def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no device be the host's own."""
-    for module in (transfer, sampling, compiled_forward, node_logits):
+    for module in (transfer, compiled_forward, node_logits):
         monkeypatch.setattr(module, "is_host", lambda device: False)

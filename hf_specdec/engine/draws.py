@@ -1,0 +1,84 @@
+"""The tokens that a step's nodes would draw, found on the device before the host knows which of them are reached.
+
+`torch.multinomial` draws one token as the argmax of p / e, e exponentially distributed. Which e a token takes depends
+on how many tokens were drawn before it, its depth, and not on its node. So the draws of the first levels are made for
+all nodes, read with the rest of a step, and the generator is set to where the last draw that counted left it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.transfer import HOST
+
+__all__ = ["LEVELS", "DrawsAhead", "RandomStream"]
+
+LEVELS = 3  # drawn ahead: each is a launch, and sampled texts seldom accept more
+
+
+class RandomStream:
+    """Where random numbers of a device come from: a generator, or the device's global one."""
+
+    def __init__(self, device: torch.device, generator: torch.Generator | None = None) -> None:
+        self.device, self.generator = device, generator
+
+    @property
+    def state(self) -> torch.Tensor:
+        """The generator's state; no read of the device."""
+        if self.generator is not None:
+            return self.generator.get_state()
+        if self.device.type == HOST.type:
+            return torch.get_rng_state()
+        state: torch.Tensor = torch.get_device_module(self.device).get_rng_state(self.device)
+        return state
+
+    @state.setter
+    def state(self, state: torch.Tensor) -> None:
+        if self.generator is not None:
+            self.generator.set_state(state)
+        elif self.device.type == HOST.type:
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(self.device).set_rng_state(state, self.device)
+
+
+class DrawsAhead:
+    """One step's draws of one text.
+
+    Args:
+        probabilities: `(T, vocab_size)` fp32 of the nodes.
+        depths: of the nodes.
+        stream: stays as it is until a draw is taken.
+        room: `(LEVELS, vocab_size)` fp32 to be written over.
+
+    Attributes:
+        found: the greatest p / e of each node, and its token, `(T,)` each.
+    """
+
+    def __init__(
+        self, probabilities: torch.Tensor, depths: Sequence[int], stream: RandomStream, room: torch.Tensor
+    ) -> None:
+        self._depths, self._stream = depths, stream
+        num_levels = min(max(depths) + 1, LEVELS)
+        self._states = [stream.state]
+        for level in range(num_levels):  # one by one, as plain decoding draws them
+            room[level : level + 1].exponential_(generator=stream.generator)
+            self._states.append(stream.state)
+        stream.state = self._states[0]
+        own = torch.stack([room[min(depth, num_levels - 1)] for depth in depths])  # (T, vocab_size)
+        greatest, tokens = (probabilities / own).max(dim=-1)
+        self.found = greatest, tokens
+        self._num_taken = 0
+
+    def take(self, node: int, rows: NodeLogits) -> int | None:
+        """The token drawn after `node`; `None` for those too deep, and for probabilities that are no numbers."""
+        level, found = self._num_taken, rows.drawn_at(node)
+        if found is None or self._depths[node] != level or level + 1 >= len(self._states):
+            return None
+        greatest, token = found
+        if not greatest > 0.0:
+            return None
+        self._num_taken += 1
+        self._stream.state = self._states[self._num_taken]
+        return int(token)
