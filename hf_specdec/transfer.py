@@ -1,4 +1,7 @@
-"""Small arrays from the host to a device, all of them by one copy: each copy would be a launch of its own."""
+"""Small arrays from the host to a device, all of them by one copy: each copy would be a launch of its own.
+
+Where the device allows it, the host does not wait for a copy either.
+"""
 
 import functools
 import math
@@ -9,16 +12,30 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["HOST", "additive_bits", "is_host", "to_device"]
+__all__ = ["HOST", "additive_bits", "is_host", "is_staged", "to_device", "upload"]
 
 Array = npt.NDArray[Any]
 HOST = torch.device("cpu")  # named wherever a tensor is made there: users may set another default device
+STAGED = {"cuda"}
 ALIGNMENT = 16  # bytes; every tensor of the block begins at a multiple
 
 
 def is_host(device: torch.device) -> bool:
     """Whether the host reads what is on `device` without a transfer that waits for all work before it."""
     return device.type == HOST.type
+
+
+def is_staged(device: torch.device) -> bool:
+    """Whether a copy to `device` that the host does not wait for has read the host's memory when it returns.
+
+    CUDA copies pageable memory aside first; of other devices nothing of the kind is promised.
+    """
+    return device.type in STAGED
+
+
+def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A CPU tensor's values on `device`, where possible without waiting for what was launched there before."""
+    return tensor.to(device, non_blocking=is_staged(device))
 
 
 def to_device(
@@ -39,7 +56,7 @@ def to_device(
         host = np.empty(size, dtype=np.uint8)
         for place, array in zip(places, arrays, strict=True):
             host[place : place + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        block = torch.from_numpy(host).to(device)  # (bytes,)
+        block = upload(torch.from_numpy(host), device)  # (bytes,)
         found = [
             block[place : place + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
             for place, array in zip(places, arrays, strict=True)

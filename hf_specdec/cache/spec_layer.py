@@ -7,6 +7,7 @@ import torch
 
 from hf_specdec.cache.blocks import Blocks
 from hf_specdec.compat import CacheLayerMixin
+from hf_specdec.transfer import HOST, upload
 
 __all__ = ["RowReserve", "SpecLayer", "WriteIndex"]
 
@@ -24,7 +25,7 @@ class WriteIndex:
         """Row numbers `(batch, 1)` and column numbers `(batch, new)`."""
         if self._key != (lengths, new, device):
             rows = torch.arange(len(lengths), device=device)[:, None]
-            columns = torch.tensor(lengths, device=device)[:, None] + torch.arange(new, device=device)
+            columns = upload(torch.tensor(lengths, device=HOST), device)[:, None] + torch.arange(new, device=device)
             self._key, self._found = (lengths, new, device), (rows, columns)
         return self._found
 

@@ -15,6 +15,7 @@ from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.compat import Cache, DummyLayer, StaticCache, StaticLayer, StaticSlidingWindowLayer, mark_static_address
+from hf_specdec.transfer import is_staged
 
 __all__ = ["FixedShapes", "StaticSpecCache", "StaticSpecLayer"]
 
@@ -168,7 +169,7 @@ class StaticSpecCache(SpecCache):
             rows, length = self._shared[device]
             length.fill_(longest + written)
             if (width, device) in self._slots:
-                self._slots[width, device].columns.copy_(columns)
+                self._slots[width, device].columns.copy_(columns, non_blocking=is_staged(device))
             else:
                 self._slots[width, device] = StaticWriteIndex(rows, columns.to(device, copy=True), length)
         for layer in layers:

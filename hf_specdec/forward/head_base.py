@@ -13,7 +13,7 @@ from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.compiled_forward import CompiledForward
-from hf_specdec.forward.draft_runner import KnownScorer, RowScorer, unknown_scorer
+from hf_specdec.forward.drafting import KnownScorer, RowScorer, unknown_scorer
 from hf_specdec.kernels.grouped import GroupedHeads
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.observer import Source
@@ -173,7 +173,8 @@ class BaseHeadRunner(ABC, Generic[Head]):
     def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
         """Take the target's states of the text's next tokens, `(n, target_hidden_size)` for each of `hidden_layers`.
 
-        The first call brings those of the prompt's last tokens, padding in front of them.
+        The first call brings those of the prompt's last tokens, padding in front of them. The next forward of the
+        target may write over them.
         """
 
     @abstractmethod

@@ -6,15 +6,20 @@ never rebuilt: each round feeds the pairs of the tokens that were accepted, and 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from hf_specdec.forward.head_base import head_cache
 from hf_specdec.methods.draft_head import PairHead
-from hf_specdec.transfer import HOST
+from hf_specdec.transfer import to_device
 from hf_specdec.tree import DraftTree
 
 __all__ = ["HeadStage", "StageRow", "Wanted"]
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -159,7 +164,7 @@ class HeadStage:
         width = max(count + len(want.nodes if want else ()) for count, want in zip(counts, wants, strict=True))
         if width == 0:
             return
-        tokens = torch.zeros((len(self.rows), width), dtype=torch.long, device=HOST)
+        tokens = np.zeros((len(self.rows), width), dtype=np.int64)
         states = torch.zeros(
             (len(self.rows), width, self.head.hidden_size), dtype=self.head.dtype, device=self.head.device
         )
@@ -188,30 +193,30 @@ class HeadStage:
         self,
         place: int,
         pair: tuple[list[int], torch.Tensor],
-        tokens: torch.Tensor,
+        tokens: Array,
         states: torch.Tensor,
-        mask: torch.Tensor,
+        mask: Array,
     ) -> None:
         """The next pairs of a row's text in its first new columns; each sees those before it."""
         ids, inputs = pair
         count, first = len(ids), self._starts[place] + self._width
-        tokens[place, :count] = torch.tensor(ids, device=HOST)
+        tokens[place, :count] = ids
         states[place, :count] = self.head.fuse(inputs) if self.index == 0 else inputs
-        mask[place, 0, :count, first : first + count] = torch.ones(count, count, dtype=torch.bool, device=HOST).tril()
+        mask[place, 0, :count, first : first + count] = np.tri(count, dtype=np.bool_)
 
     def _place_nodes(
         self,
         place: int,
         want: Wanted,
         before: int,
-        tokens: torch.Tensor,
+        tokens: Array,
         states: torch.Tensor,
-        mask: torch.Tensor,
+        mask: Array,
     ) -> None:
         """Nodes in the columns after `before` others; each sees the text, its path and itself."""
         row, start, count = self.rows[place], self._starts[place], len(want.nodes)
         columns = slice(before, before + count)
-        tokens[place, columns] = torch.tensor([want.tree.tokens[node] for node in want.nodes], device=HOST)
+        tokens[place, columns] = [want.tree.tokens[node] for node in want.nodes]
         states[place, columns] = torch.stack(list(want.inputs))
         mask[place, 0, columns, start + row.offset : start + row.offset + row.num_written] = True
         for column, node in enumerate(want.nodes, start=before):
@@ -224,35 +229,35 @@ class HeadStage:
         """Pairs of each row in the cache, where its columns of this round begin."""
         return self._cache.lengths
 
-    def _mask(self, width: int) -> torch.Tensor:
-        """`(rows, 1, width, K)`: everybody sees the text before this round, and itself."""
-        total = max(self._starts) + self._width + width
-        starts = torch.tensor(self._starts, device=HOST)[:, None, None, None]
-        mask = torch.arange(total, device=HOST).expand(len(self.rows), 1, width, total) < starts
-        own = starts + self._width + torch.arange(width, device=HOST)[:, None]
-        return mask.scatter(-1, own, True)
+    def _mask(self, width: int) -> Array:
+        """`(rows, 1, width, K)` bool: everybody sees the text before this round, and itself."""
+        starts = np.array(self._starts)[:, None, None, None]
+        columns = np.arange(max(self._starts) + self._width + width)
+        own = starts + self._width + np.arange(width)[:, None]
+        visible: Array = (columns < starts) | (columns == own)
+        return visible
 
-    def _run(self, tokens: torch.Tensor, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _run(self, tokens: Array, states: torch.Tensor, mask: Array) -> torch.Tensor:
         """`(rows, Q, hidden_size)`."""
         head, width = self.head, tokens.shape[1]
-        positions = torch.tensor([row.positions[-width:] for row in self.rows], device=HOST).clamp(min=0)
+        positions = np.array([row.positions[-width:] for row in self.rows]).clip(min=0)
+        keys = [self._key_positions(mask.shape[-1])] if head.has_window else []
+        ids, places, visible, *key_positions = to_device((tokens, positions, mask, *keys), head.device)
         computed: torch.Tensor = head(
-            self.embed(tokens),
+            self.embed(ids),
             states,
-            positions.to(head.device),
-            mask.to(head.device),
+            places,
+            visible,
             self._cache,
-            key_positions=self._key_positions(mask.shape[-1]) if head.has_window else None,
+            key_positions=key_positions[0] if keys else None,
             stage=self.index,
         )
         self._width += width
         return computed
 
-    def _key_positions(self, total: int) -> torch.Tensor:
+    def _key_positions(self, total: int) -> Array:
         """`(rows, K)`: where each key stands in its text."""
-        firsts = torch.tensor([row.first for row in self.rows], device=HOST)[:, None]
-        found = firsts + torch.arange(total, device=HOST).expand(len(self.rows), total)
-        for place, row in enumerate(self.rows):
-            start = self._starts[place]
-            found[place, start : start + len(row.positions)] = torch.tensor(row.positions, device=HOST)
-        return found.to(self.head.device)
+        found = np.array([row.first for row in self.rows])[:, None] + np.arange(total)
+        for row, start, own in zip(self.rows, self._starts, found, strict=True):
+            own[start : start + len(row.positions)] = row.positions
+        return found

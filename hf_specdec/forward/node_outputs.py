@@ -1,10 +1,13 @@
 """What a forward of the target says of one row's nodes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.transfer import to_device
 
 __all__ = ["NodeOutputs"]
 
@@ -21,3 +24,10 @@ class NodeOutputs:
 
     logits: NodeLogits
     hidden_states: tuple[torch.Tensor, ...] = ()
+
+    def states_along(self, path: Sequence[int]) -> list[torch.Tensor]:
+        """`(len(path), hidden_size)` of each layer: the states of these nodes; views where they are the first ones."""
+        if not self.hidden_states or list(path) == list(range(len(path))):  # a chain's are
+            return [layer[: len(path)] for layer in self.hidden_states]
+        (index,) = to_device([np.array(path)], self.hidden_states[0].device)
+        return [layer[index.to(layer.device)] for layer in self.hidden_states]

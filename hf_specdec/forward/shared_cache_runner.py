@@ -41,7 +41,7 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
 
     def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
         """Take the target's states of the text's next tokens; the last of them is read."""
-        self._last[place] = states[0][-1].to(self.head.device, self.head.dtype)
+        self._last[place] = states[0][-1].to(self.head.device, self.head.dtype, copy=True)
 
     def _score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         while any(tree is not None and len(self._states[place]) < len(tree) for place, tree in enumerate(trees)):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hf_specdec
-from tests.helpers.support import plain
+from tests.helpers.support import noisy_copy, plain
 from tests.helpers.zoo import FAMILIES
 from tests.matrix.test_batches import METHODS, Batch, skip_refused
 from tests.matrix.test_many import PROMPTS
@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 TREES = [name for name, family in FAMILIES.items() if family.tier == "tree"]
+STATIC = [name for name in TREES if name != "falcon"]  # transformers' own fails there
 
 
 def on_cuda(zoo: Any, family: str) -> Any:
@@ -26,8 +27,8 @@ def on_cuda(zoo: Any, family: str) -> Any:
 class CudaBatch(Batch):
     """The matrix's batch with the model, its draft and the inputs on the GPU."""
 
-    def __init__(self, model: Any, mode: str) -> None:
-        super().__init__(model, mode)
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, noisy_copy(model), "greedy")
         self.ids = self.ids.cuda()
         self.options["attention_mask"] = self.options["attention_mask"].cuda()
         self.model, self.draft = on_cuda(lambda _: model, ""), self.draft.to("cuda")
@@ -40,7 +41,7 @@ def test_each_row_is_plain_generates(zoo: Any, family: str, method: str) -> None
     """Left-padded rows that accept different numbers of tokens and end at different places."""
     if skip_refused(family, method):
         return
-    batch = CudaBatch(zoo(family), "greedy")
+    batch = CudaBatch(zoo(family))
     output = batch.run(METHODS[method], return_dict_in_generate=True)
     assert output.sequences.tolist() == batch.expected.sequences.tolist()
     assert batch.run(METHODS[method]).tolist() == batch.expected.sequences.tolist()
@@ -49,7 +50,7 @@ def test_each_row_is_plain_generates(zoo: Any, family: str, method: str) -> None
 @pytest.mark.parametrize("method", METHODS)
 def test_a_sampled_row_is_its_prompt_alone(zoo: Any, method: str) -> None:
     """The row's generator lives on the device, and so does plain `generate`'s."""
-    batch = CudaBatch(zoo("llama"), "greedy")
+    batch = CudaBatch(zoo("llama"))
     output = batch.run(METHODS[method], return_dict_in_generate=True, do_sample=True, top_k=20)
     options = {**batch.options, "do_sample": True, "top_k": 20, "attention_mask": batch.mask[:1].cuda()}
     torch.manual_seed(output.spec_stats.seeds[0])
@@ -64,10 +65,11 @@ def test_many_prompts_are_each_alone(zoo: Any, family: str) -> None:
     results = list(hf_specdec.generate_many(model, PROMPTS, max_batch_size=4, **options))
     for result in results:
         expected = plain(model, torch.tensor([result.prompt], device="cuda"), **options)
-        assert result.token_ids == expected[0, len(result.prompt) :].tolist()
+        start = 1 if model.config.is_encoder_decoder else len(result.prompt)
+        assert result.token_ids == expected[0, start:].tolist()
 
 
-@pytest.mark.parametrize("family", TREES)
+@pytest.mark.parametrize("family", STATIC)
 def test_a_static_cache_gives_the_same_tokens(zoo: Any, family: str) -> None:
     model = on_cuda(zoo, family)
     prompt = torch.tensor(PROMPTS[:1], device="cuda")

@@ -1,0 +1,205 @@
+"""On a device that is not the CPU: the same tokens as plain `generate` there, and one read a step by the host.
+
+The device is emulated: a tensor made in the wrong place is an error, as on a GPU. `tests/gpu` holds what needs one.
+"""
+
+import collections
+import copy
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from hf_specdec import embedded
+from hf_specdec.engine.draws import LEVELS
+from tests.helpers.emulated_device import DEVICE, DeviceTensor, EmulatedDevice
+from tests.helpers.head_cases import CASES, SHAPES, Zoo, always
+from tests.helpers.support import PROMPT, noisy_copy, plain
+from tests.helpers.zoo import FAMILIES
+from tests.matrix.test_batches import METHODS, Batch, skip_refused
+from tests.matrix.test_many import PROMPTS
+
+TREES = [name for name, family in FAMILIES.items() if family.tier == "tree"]
+STATIC = [name for name in TREES if name != "falcon"]  # transformers' own fails there
+DRAFTING = [name for name in METHODS if name != "plain"]
+READ_ONCE: dict[str, dict[str, Any]] = {
+    "prompt_lookup": {"spec_method": "prompt_lookup"},
+    "prompt_lookup tree": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 4}},
+    "lookahead": {"spec_method": "lookahead", "spec_config": [4, 3, 5]},
+    "auto": {"spec_method": "auto", "spec_config": {"num_nodes": 9, "pool": "request"}},
+}
+
+
+@pytest.fixture
+def device() -> Iterator[EmulatedDevice]:
+    with EmulatedDevice() as entered:
+        yield entered
+
+
+def moved(model: Any) -> Any:
+    """An enabled copy of a model on the device."""
+    return hf_specdec.enable(hf_specdec.disable(copy.deepcopy(model)).to(DEVICE))
+
+
+class DeviceBatch(Batch):
+    """The matrix's batch with the model, its draft and the inputs on the device."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, noisy_copy(model), "greedy")
+        self.ids = self.ids.to(DEVICE)
+        self.options["attention_mask"] = self.options["attention_mask"].to(DEVICE)
+        self.model, self.draft = moved(self.model), self.draft.to(DEVICE)
+        self.expected = plain(self.model, self.ids, **self.options, return_dict_in_generate=True)
+
+
+@pytest.mark.at_most(3)
+@pytest.mark.parametrize("method", DRAFTING)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_row_is_plain_generates(device: EmulatedDevice, zoo: Zoo, family: str, method: str) -> None:
+    if skip_refused(family, method):
+        return
+    batch = DeviceBatch(zoo(family))
+    assert batch.run(METHODS[method]).tolist() == batch.expected.sequences.tolist()
+
+
+@pytest.mark.at_most(1)
+@pytest.mark.parametrize("method", DRAFTING)
+def test_a_sampled_row_is_its_prompt_alone(device: EmulatedDevice, zoo: Zoo, method: str) -> None:
+    """Each row's generator is the device's."""
+    batch = DeviceBatch(zoo("llama"))
+    sampling = {"do_sample": True, "temperature": 0.8, "top_k": 20}
+    output = batch.run(METHODS[method], return_dict_in_generate=True, **sampling)
+    options = {**batch.options, **sampling, "attention_mask": batch.mask[:1].to(DEVICE)}
+    torch.manual_seed(output.spec_stats.seeds[0])
+    alone = plain(batch.model, batch.ids[:1], **options)[0]
+    assert output.sequences[0, : len(alone)].tolist() == alone.tolist()
+
+
+@pytest.mark.at_most(2)
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_a_head_changes_nothing(device: EmulatedDevice, zoo: Zoo, name: str, do_sample: bool) -> None:
+    target, prompt = CASES[name].target(zoo), PROMPT.to(DEVICE)
+    head, target = copy.deepcopy(CASES[name].head(target)).to(DEVICE), moved(target)
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": do_sample, "top_k": 30}
+    torch.manual_seed(5)
+    expected = plain(target, prompt, **options)
+    torch.manual_seed(5)
+    how = always(CASES[name].method, SHAPES["tree"])
+    ours = target.generate(prompt, assistant_model=head, return_dict_in_generate=True, **options, **how)
+    assert ours.sequences.tolist() == expected.tolist()
+    assert ours.spec_stats.num_draft_tokens > 0
+
+
+@pytest.mark.at_most(1)
+@pytest.mark.parametrize("family", TREES)
+def test_many_prompts_are_each_alone(device: EmulatedDevice, zoo: Zoo, family: str) -> None:
+    model = moved(zoo(family))
+    options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": [17, 33, 60]}
+    for result in hf_specdec.generate_many(model, PROMPTS[:5], max_batch_size=2, **options):
+        expected = plain(model, torch.tensor([result.prompt], device=DEVICE), **options)
+        start = 1 if model.config.is_encoder_decoder else len(result.prompt)
+        assert result.token_ids == expected[0, start:].tolist()
+
+
+@pytest.mark.at_most(1)
+@pytest.mark.parametrize("method", ["prompt_lookup", "lookahead", "auto"])
+@pytest.mark.parametrize("family", STATIC)
+def test_a_static_cache_gives_the_same_tokens(device: EmulatedDevice, zoo: Zoo, family: str, method: str) -> None:
+    """Prompts may stay on the CPU: `generate` takes them where the model is."""
+    model, options = moved(zoo(family)), {"max_new_tokens": 16, "do_sample": False, "disable_compile": True}
+    expected = plain(model, PROMPT.to(DEVICE), **options)
+    output = model.generate(PROMPT.to(DEVICE), cache_implementation="static", spec_method=method, **options)
+    assert output.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("method", READ_ONCE)
+def test_the_host_reads_once_a_step(device: EmulatedDevice, zoo: Zoo, method: str) -> None:
+    """Whatever was accepted: two texts differ in their reads by the steps between them."""
+    model, reads, steps = moved(zoo("llama")), [], []
+    options: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True, **READ_ONCE[method]}
+    model.generate(PROMPT.to(DEVICE), max_new_tokens=2, **options)  # what is tried out once
+    for length in (8, 24):
+        device.reads.clear()
+        output = model.generate(PROMPT.to(DEVICE), max_new_tokens=length, **options)
+        reads.append(collections.Counter(device.reads))
+        steps.append(output.spec_stats.num_forwards)
+    assert steps[1] > steps[0] + 1
+    assert (reads[1] - reads[0]).total() == steps[1] - steps[0]
+
+
+@pytest.mark.parametrize("method", ["prompt_lookup", "auto"])
+def test_sampling_reads_once_a_step_and_keeps_the_seed(device: EmulatedDevice, zoo: Zoo, method: str) -> None:
+    """The nodes' draws come with the read of the step; the generator ends where plain sampling leaves it."""
+    model, seen = moved(zoo("llama")), []
+    options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.3, "top_k": 20}
+    torch.manual_seed(4)
+    expected, after = plain(model, PROMPT.to(DEVICE), **options), torch.get_rng_state()
+    model.generate(PROMPT.to(DEVICE), max_new_tokens=2, **READ_ONCE[method])  # what is tried out once
+    torch.manual_seed(4)
+    output = model.generate(
+        PROMPT.to(DEVICE),
+        **options,
+        **READ_ONCE[method],
+        spec_observer=lambda step: seen.append((len(step.accepted), len(device.reads))),
+        return_dict_in_generate=True,
+    )
+    assert output.sequences.tolist() == expected.tolist()
+    assert torch.equal(torch.get_rng_state(), after)
+    assert output.spec_stats.num_accepted_tokens >= 3
+    reads = [later - earlier for (_, earlier), (_, later) in itertools.pairwise(seen)]
+    for (accepted, _), count in zip(seen[1:], reads, strict=True):
+        assert count == 1 + max(0, accepted - LEVELS)
+
+
+def test_the_emulated_device_refuses_what_a_gpu_refuses(device: EmulatedDevice) -> None:
+    """Else no test above would see a tensor in the wrong place."""
+    own, other = torch.ones(3, device=DEVICE), torch.ones(3)
+    assert isinstance(own + 1, DeviceTensor)
+    with pytest.raises(RuntimeError, match="same device"):
+        own + other
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.cat([own, other])
+    with pytest.raises(RuntimeError, match="device for the generator"):
+        torch.multinomial(own, 1, generator=torch.Generator())
+    with pytest.raises((TypeError, RuntimeError)):
+        own.numpy()
+    assert not torch.accelerator.is_available(), "other tests see no device"
+
+
+def test_the_emulated_device_lists_reads(device: EmulatedDevice) -> None:
+    from hf_specdec.methods.node_logits import NodeLogits
+    from hf_specdec.transfer import upload
+
+    rows = upload(torch.eye(4), DEVICE)
+    assert not device.reads
+    assert [line.split(":")[0] for line in device.uploads] == ["transfer.py"]
+    assert NodeLogits(rows).best() == [0, 1, 2, 3]
+    assert [line.split(":")[0] for line in device.reads] == ["methods/node_logits.py"]
+
+
+def test_an_embedded_head_reads_once_a_level(device: EmulatedDevice) -> None:
+    """The states of accepted nodes, tokens, positions and masks take one upload a forward each."""
+    target = hf_specdec.AutoModelForCausalLM.from_pretrained(embedded.path("target"), dtype=torch.float32).to(DEVICE)
+    head = hf_specdec.AutoDraftHead.from_pretrained(embedded.path("head")).to(DEVICE)
+    seen: list[tuple[int, int]] = []
+    config = {"num_branches": 3, "draft_len": 3, "max_nodes": 8, "confidence_threshold": 0.0}
+    output = target.generate(
+        PROMPT.to(DEVICE),
+        max_new_tokens=16,
+        do_sample=False,
+        assistant_model=head,
+        spec_method="eagle3",
+        spec_config=config,
+        spec_observer=lambda step: seen.append((len(device.reads), len(device.uploads))),
+        return_dict_in_generate=True,
+    )
+    assert output.spec_stats.num_accepted_tokens > 0
+    reads, uploads = (
+        [later - earlier for earlier, later in itertools.pairwise(counted)] for counted in zip(*seen, strict=True)
+    )
+    assert set(reads) == {1 + config["draft_len"]}, "the verification, and each level"
+    assert max(uploads) <= 3 + 2 * config["draft_len"]
