@@ -9,38 +9,12 @@ from collections.abc import Sequence
 
 import torch
 
+from hf_specdec.engine.random_streams import RandomStream
 from hf_specdec.methods.node_logits import NodeLogits
-from hf_specdec.transfer import HOST
 
-__all__ = ["LEVELS", "DrawsAhead", "RandomStream"]
+__all__ = ["LEVELS", "DrawsAhead"]
 
 LEVELS = 3  # drawn ahead: each is a launch, and sampled texts seldom accept more
-
-
-class RandomStream:
-    """Where random numbers of a device come from: a generator, or the device's global one."""
-
-    def __init__(self, device: torch.device, generator: torch.Generator | None = None) -> None:
-        self.device, self.generator = device, generator
-
-    @property
-    def state(self) -> torch.Tensor:
-        """The generator's state; no read of the device."""
-        if self.generator is not None:
-            return self.generator.get_state()
-        if self.device.type == HOST.type:
-            return torch.get_rng_state()
-        state: torch.Tensor = torch.get_device_module(self.device).get_rng_state(self.device)
-        return state
-
-    @state.setter
-    def state(self, state: torch.Tensor) -> None:
-        if self.generator is not None:
-            self.generator.set_state(state)
-        elif self.device.type == HOST.type:
-            torch.set_rng_state(state)
-        else:
-            torch.get_device_module(self.device).set_rng_state(state, self.device)
 
 
 class DrawsAhead:
@@ -72,12 +46,15 @@ class DrawsAhead:
         self._num_taken = 0
 
     def take(self, node: int, rows: NodeLogits) -> int | None:
-        """The token drawn after `node`; `None` for those too deep, and for probabilities that are no numbers."""
+        """The token drawn after `node`; `None` where it has to be drawn now.
+
+        That is for nodes too deep, for probabilities that are no numbers, and where another thread has drawn since.
+        """
         level, found = self._num_taken, rows.drawn_at(node)
         if found is None or self._depths[node] != level or level + 1 >= len(self._states):
             return None
         greatest, token = found
-        if not greatest > 0.0:
+        if not greatest > 0.0 or not torch.equal(self._stream.state, self._states[level]):
             return None
         self._num_taken += 1
         self._stream.state = self._states[self._num_taken]

@@ -1,12 +1,14 @@
-"""A random stream of one call's own, beside other threads that draw from the global one."""
+"""Where a call's random numbers come from: a stream of its own beside other threads, and states to go back to."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
-__all__ = ["OwnDraws"]
+from hf_specdec.transfer import HOST
+
+__all__ = ["OwnDraws", "RandomStream"]
 
 DRAWS = (torch.multinomial, torch.rand)
 
@@ -27,6 +29,8 @@ class OwnDraws(TorchFunctionMode):
     ) -> Any:
         """Call `function`, with a generator of the stream if it is a draw without one."""
         given = kwargs or {}
+        if function is _own_generator:
+            return self._generator(*args)
         if function in DRAWS and given.get("generator") is None:
             drawn_from = args[0] if args else given.get("input")
             device = drawn_from.device if isinstance(drawn_from, torch.Tensor) else given.get("device")
@@ -37,3 +41,42 @@ class OwnDraws(TorchFunctionMode):
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self.seed)
         return self._generators[device]
+
+
+class RandomStream:
+    """Where random numbers of a device come from: a generator, or the device's global one, which others may move.
+
+    Args:
+        generator: `None` is the global one, or that of the `OwnDraws` around.
+    """
+
+    def __init__(self, device: torch.device, generator: torch.Generator | None = None) -> None:
+        self.device = device
+        self.generator = _own_generator(device) if generator is None else generator
+
+    @property
+    def state(self) -> torch.Tensor:
+        """The generator's state; no read of the device."""
+        if self.generator is not None:
+            return self.generator.get_state()
+        if self.device.type == HOST.type:
+            return torch.get_rng_state()
+        state: torch.Tensor = torch.get_device_module(self.device).get_rng_state(self.device)
+        return state
+
+    @state.setter
+    def state(self, state: torch.Tensor) -> None:
+        if self.generator is not None:
+            self.generator.set_state(state)
+        elif self.device.type == HOST.type:
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(self.device).set_rng_state(state, self.device)
+
+
+def _own_generator(device: torch.device) -> torch.Generator | None:
+    """The generator of the `OwnDraws` that this thread is in, `None` outside of any: they are asked by torch's way."""
+    if not has_torch_function((device,)):
+        return None
+    found: torch.Generator | None = handle_torch_function(_own_generator, (device,), device)
+    return found

@@ -19,7 +19,8 @@ from transformers import (
 
 from hf_specdec import compat
 from hf_specdec.distributed.rank_sync import RankSync
-from hf_specdec.engine.draws import LEVELS, DrawsAhead, RandomStream
+from hf_specdec.engine.draws import LEVELS, DrawsAhead
+from hf_specdec.engine.random_streams import RandomStream
 from hf_specdec.engine.verify import rejection_sample
 from hf_specdec.errors import RankError
 from hf_specdec.forward.token_buffer import TokenBuffer

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from hf_specdec.engine.draws import LEVELS, DrawsAhead, RandomStream
+from hf_specdec.engine.draws import LEVELS, DrawsAhead
+from hf_specdec.engine.random_streams import OwnDraws, RandomStream
 from hf_specdec.methods.node_logits import NodeLogits
 
 CPU, VOCAB = torch.device("cpu"), 50
@@ -59,3 +60,24 @@ def test_what_is_no_probability_is_left_to_multinomial() -> None:
     draws = drawn_ahead(broken, [0], stream)
     assert draws.take(0, rows_of(draws)) is None
     assert torch.equal(stream.state, before)
+
+
+def test_a_stream_of_a_call_s_own_is_drawn_from() -> None:
+    """As by the call's other draws; the global generator stays as it is."""
+    before = torch.get_rng_state()
+    with OwnDraws(seed=9):
+        draws = drawn_ahead(PROBABILITIES, DEPTHS, RandomStream(CPU))
+        first, then = draws.take(0, rows_of(draws)), int(torch.multinomial(PROBABILITIES[1:2], 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    with OwnDraws(seed=9):
+        assert [first, then] == [int(torch.multinomial(row[None], 1)) for row in PROBABILITIES[:2]]
+
+
+def test_what_another_thread_has_drawn_is_not_drawn_again() -> None:
+    """The global generator stands elsewhere then, and what was made ahead is left alone."""
+    draws = drawn_ahead(PROBABILITIES, DEPTHS, RandomStream(CPU))
+    assert draws.take(0, rows_of(draws)) is not None
+    torch.rand(1)
+    moved = torch.get_rng_state()
+    assert draws.take(1, rows_of(draws)) is None
+    assert torch.equal(torch.get_rng_state(), moved)

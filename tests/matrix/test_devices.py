@@ -20,7 +20,7 @@ from tests.helpers.head_cases import CASES, SHAPES, Zoo, always
 from tests.helpers.support import PROMPT, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES
 from tests.matrix.test_batches import METHODS, Batch, skip_refused
-from tests.matrix.test_many import PROMPTS
+from tests.matrix.test_many import PROMPTS, SEED
 
 TREES = [name for name, family in FAMILIES.items() if family.tier == "tree"]
 STATIC = [name for name in TREES if name != "falcon"]  # transformers' own fails there
@@ -95,11 +95,13 @@ def test_a_head_changes_nothing(device: EmulatedDevice, zoo: Zoo, name: str, do_
 
 
 @pytest.mark.at_most(1)
+@pytest.mark.parametrize("do_sample", [True, False])
 @pytest.mark.parametrize("family", TREES)
-def test_many_prompts_are_each_alone(device: EmulatedDevice, zoo: Zoo, family: str) -> None:
+def test_many_prompts_are_each_alone(device: EmulatedDevice, zoo: Zoo, family: str, do_sample: bool) -> None:
     model = moved(zoo(family))
-    options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": [17, 33, 60]}
-    for result in hf_specdec.generate_many(model, PROMPTS[:5], max_batch_size=2, **options):
+    options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": do_sample, "eos_token_id": [17, 33, 60]}
+    for result in hf_specdec.generate_many(model, PROMPTS[:5], max_batch_size=2, seed=SEED, **options):
+        torch.manual_seed(SEED + result.index)
         expected = plain(model, torch.tensor([result.prompt], device=DEVICE), **options)
         start = 1 if model.config.is_encoder_decoder else len(result.prompt)
         assert result.token_ids == expected[0, start:].tolist()
