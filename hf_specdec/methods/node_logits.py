@@ -133,9 +133,9 @@ def _best_and_top(logits: torch.Tensor, num_top: int, best: torch.Tensor | None)
     best = logits.argmax(dim=-1, keepdim=True) if best is None else best[..., None]
     if not num_top:
         return [best]
+    logits = logits.float()  # a sum that is rounded to half precision is off by a sixteenth
     top = logits.topk(num_top, dim=-1)
-    log_probs = (top.values.float() - logits.logsumexp(dim=-1, keepdim=True)).float()  # fp32, whatever the logits are
-    return [best, top.indices, log_probs]
+    return [best, top.indices, top.values - logits.logsumexp(dim=-1, keepdim=True)]
 
 
 def _columns(parts: Sequence[Array]) -> Array | None:

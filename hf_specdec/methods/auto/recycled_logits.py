@@ -39,6 +39,7 @@ FLOOR = 7.0  # evidence is counted from log odds of -7, about 1 in 1,000
 LEAST_SHARE = 1e-6  # probabilities nearer to 0 or 1 count as this near
 NUM_WAYS = 4  # places that one key can stand in
 FEW_ENTRIES = 64  # of which each may stand anywhere
+LAST_STAMP = 1 << 30  # far enough from what 32 bits hold for one call's stamps
 MOVED_AT_ONCE = 4_096  # entries that count as equally old after a change of the bound
 TOKEN_BITS = 21  # of a token in a key: three of them fill a whole number of 64 bits
 NOTHING = -1  # fills entries of fewer tokens
@@ -117,6 +118,7 @@ class RecycledLogits:
         if compiled.core is not None:
             rows = np.ascontiguousarray(best, dtype=np.int32), np.ascontiguousarray(log_probs, dtype=np.float32)
             with self._lock:
+                self._renumber_late_stamps()
                 self._clock = compiled.core.put_nodes(self._arrays, self._clock, tokens, parents, before, *rows)
             return
         best, evidence = _filled(best, _evidence(log_probs))
@@ -128,6 +130,7 @@ class RecycledLogits:
     def put_rows(self, keys: Rows, tokens: Rows, evidence: Rows) -> None:
         """Keep entries: `(N,)` keys, `(N, NUM_KEPT)` tokens and evidence; of equal keys the last one counts."""
         with self._lock:
+            self._renumber_late_stamps()
             while len(keys):
                 self._clock += 1
                 places = (keys % self._num_sets * self._num_ways)[:, None] + self._way_numbers  # (N, ways)
@@ -181,6 +184,14 @@ class RecycledLogits:
             for row, name in zip((self._stamps, *self._rows()), ("stamps", "keys", "tokens", "evidence"), strict=True):
                 row[places] = entries[name]
             self._clock = int(self._stamps.max())
+
+    def _renumber_late_stamps(self) -> None:
+        """Let time begin anew, in the same order, before a stamp is too large for its 32 bits."""
+        if self._clock < LAST_STAMP:
+            return
+        times, order = np.unique(self._stamps, return_inverse=True)
+        self._stamps[:] = order + int(times[0] > 0)  # 0 is of places that hold nothing
+        self._clock = int(self._stamps.max())
 
     def _rows(self) -> tuple[Rows, Rows, Rows]:
         return self._keys, self._tokens, self._evidence

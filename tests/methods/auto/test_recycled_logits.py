@@ -11,6 +11,7 @@ import torch
 
 from hf_specdec.methods.auto.recycled_logits import (
     FLOOR,
+    LAST_STAMP,
     NUM_KEPT,
     Entry,
     RecycledLogits,
@@ -56,6 +57,21 @@ def test_where_there_is_no_room_the_entry_not_written_for_longest_leaves() -> No
     for token in (1, 2, 3, 4, 1, 5):
         recycled.put((token,), entry(token))
     assert [token for token in range(1, 6) if get(recycled, token) is not None] == [1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3, 4), (4, 2, 1, 3)])
+def test_time_has_no_end(order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stamps have 32 bits: a memory that is written to for months numbers them anew, and forgets in the same order."""
+    recycled = RecycledLogits(4)
+    recycled.put((9,), entry(9))
+    monkeypatch.setattr(recycled, "_clock", LAST_STAMP - 2)
+    for token in order:
+        recycled.put((token,), entry(token))
+    assert recycled.export()["stamps"].max() < 10
+    for number, token in enumerate(order):
+        assert get(recycled, token) == entry(token)
+        recycled.put((10 + number,), entry(0))
+        assert get(recycled, token) is None
 
 
 def test_rows_of_one_batch_keep_each_other() -> None:
