@@ -7,6 +7,7 @@ all nodes, read with the rest of a step, and the generator is set to where the l
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from hf_specdec.engine.random_streams import RandomStream
@@ -54,7 +55,7 @@ class DrawsAhead:
         if found is None or self._depths[node] != level or level + 1 >= len(self._states):
             return None
         greatest, token = found
-        if not greatest > 0.0 or not torch.equal(self._stream.state, self._states[level]):
+        if not greatest > 0.0 or not np.array_equal(self._stream.state.numpy(), self._states[level].numpy()):
             return None
         self._num_taken += 1
         self._stream.state = self._states[self._num_taken]
