@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hf_specdec.transfer import is_host
 from hf_specdec.tree import DraftTree
 
 __all__ = ["VerifyResult", "rejection_sample", "verify_tree"]
@@ -69,20 +70,24 @@ def rejection_sample(
         drawn: different tokens, each drawn from `q` without those before it. How many there are may not depend on
             the values of those that might have been left out.
         generator: of `p`'s device; `None` is the global one. One uniform number a drawn token, then one multinomial
-            draw if none of them is accepted.
+            draw; on a CPU as far as they are needed, elsewhere all of them, since asking would take a read for each.
     """
-    q = q.to(p.device, copy=True)
+    q, taken = q.to(p.device, copy=True), []
     for token in drawn:
         share = q[token]
-        if not share > 0.0:  # not drawn from q, so it says nothing
-            continue
+        was_drawn = share > 0.0  # else it was not drawn from q, and says nothing
         uniform = torch.rand((), generator=generator, device=p.device, dtype=p.dtype)
-        if uniform * share < p[token]:
+        taken.append(was_drawn & (uniform * share < p[token]))
+        if is_host(p.device) and taken[-1]:
             return token
         rest = (p - q).clamp_min_(0.0)
         total = rest.sum()
-        if total > 0.0:  # p <= q everywhere is p = q but for rounding: then p itself is as good
-            p = rest / total
+        # p <= q everywhere is p = q but for rounding: then p itself is as good.
+        p = torch.where(was_drawn & (total > 0.0), rest / total, p)
         q[token] = 0.0
         q /= q.sum().clamp_min(torch.finfo(q.dtype).tiny)
-    return int(torch.multinomial(p, num_samples=1, generator=generator))
+    last = torch.multinomial(p, num_samples=1, generator=generator)
+    if is_host(p.device):
+        return int(last)
+    *were_taken, chosen = torch.cat([*[one.view(1) for one in taken], last]).tolist()  # one read
+    return next((token for token, is_taken in zip(drawn, were_taken, strict=True) if is_taken), chosen)

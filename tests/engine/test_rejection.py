@@ -13,6 +13,7 @@ import torch
 from hf_specdec.engine.verify import rejection_sample
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
+from tests.helpers import accelerator
 from tests.helpers.cover import wide_but
 from tests.helpers.draft_tables import (
     Table,
@@ -23,6 +24,7 @@ from tests.helpers.draft_tables import (
     sample,
     verify_by_drawing,
 )
+from tests.helpers.emulated_device import DEVICE, EmulatedDevice
 
 pytestmark = pytest.mark.each_value_in_file
 
@@ -69,8 +71,16 @@ def statistic_of(
     return value, critical_value(degrees)
 
 
+@pytest.fixture(params=["host", "device"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """On an accelerator all numbers are drawn before any is looked at."""
+    if request.param == "device":
+        accelerator.emulate(monkeypatch)
+    return str(request.param)
+
+
 @pytest.mark.parametrize("num_drawn", [0, 1, 2, 3, SIZE])
-def test_the_token_has_the_target_s_distribution(num_drawn: int) -> None:
+def test_the_token_has_the_target_s_distribution(place: str, num_drawn: int) -> None:
     """3,000 draws over six tokens; odds of one in a million."""
     value, bound = statistic_of(distribution(1), distribution(2), num_drawn)
     assert value < bound
@@ -91,7 +101,7 @@ def test_the_token_has_the_target_s_distribution(num_drawn: int) -> None:
     ids=["p-zeros", "q-zeros", "both", "disjoint", "equal", "p-certain", "q-certain"],
 )
 @pytest.mark.parametrize("num_drawn", [1, 3])
-def test_zeros_and_certainties_are_no_exception(p: torch.Tensor, q: torch.Tensor, num_drawn: int) -> None:
+def test_zeros_and_certainties_are_no_exception(place: str, p: torch.Tensor, q: torch.Tensor, num_drawn: int) -> None:
     """2,000 draws each; odds of one in a million."""
     generator = torch.Generator().manual_seed(3)
     children = torch.multinomial(q.expand(2_000, -1), num_drawn, generator=generator).tolist()
@@ -106,7 +116,16 @@ def test_zeros_and_certainties_are_no_exception(p: torch.Tensor, q: torch.Tensor
     assert value < critical_value(degrees)
 
 
-def test_a_draft_that_equals_the_target_is_always_accepted() -> None:
+def test_a_device_is_read_once() -> None:
+    """However many tokens were drawn, and whichever is taken."""
+    with EmulatedDevice() as device:
+        p, q = distribution(1).to(DEVICE), distribution(2).to(DEVICE)
+        for count in range(1, 20):
+            rejection_sample(p, q, [0, 1, 2], torch.Generator(DEVICE).manual_seed(count))
+            assert len(device.reads) == count
+
+
+def test_a_draft_that_equals_the_target_is_always_accepted(place: str) -> None:
     p, generator = distribution(1), torch.Generator().manual_seed(0)
     for token in torch.multinomial(p, 500, replacement=True, generator=generator).tolist():
         assert rejection_sample(p, p.clone(), [token], generator) == token
