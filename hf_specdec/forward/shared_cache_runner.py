@@ -86,9 +86,8 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
         for kind, window in self.head.windows.items():
             keys[kind], first = self._columns(cache, self.own_layers[kind], max(ends))
             columns = first + torch.arange(keys[kind][0].shape[-2], device=HOST)
-            behind = (
-                torch.tensor(ends, device=HOST)[:, None] - 1 - columns
-            )  # (rows, K): 0 is the text's last cached token
+            # (rows, K): 0 is the text's last cached token
+            behind = torch.tensor(ends, device=HOST)[:, None] - 1 - columns
             seen = (behind >= 0) & (columns >= torch.tensor(padding, device=HOST)[:, None])
             if window is not None:
                 seen &= behind <= window

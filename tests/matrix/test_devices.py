@@ -111,7 +111,7 @@ def test_many_prompts_are_each_alone(device: EmulatedDevice, zoo: Zoo, family: s
 @pytest.mark.parametrize("method", ["prompt_lookup", "lookahead", "auto"])
 @pytest.mark.parametrize("family", STATIC)
 def test_a_static_cache_gives_the_same_tokens(device: EmulatedDevice, zoo: Zoo, family: str, method: str) -> None:
-    """Prompts may stay on the CPU: `generate` takes them where the model is."""
+    """As they are written: the emulated device compiles nothing."""
     model, options = moved(zoo(family)), {"max_new_tokens": 16, "do_sample": False, "disable_compile": True}
     expected = plain(model, PROMPT.to(DEVICE), **options)
     output = model.generate(PROMPT.to(DEVICE), cache_implementation="static", spec_method=method, **options)
