@@ -1,39 +1,34 @@
-"""transformers' multi-token prediction layers: their module, and how a checkpoint's are read.
+"""How the multi-token prediction layers of a checkpoint are read.
 
 Names                              Why
-`modeling_layers.MtpModel`         the layers, whose loader maps every checkpoint's names
-`_project_to_logits`               the shared head as the main model applies it
+`MtpModel.from_pretrained`         the loader
 `config.name_or_path`              the loader reads the folder that the main model names, and no other
-`num_mtp_layers`                   of configurations: how many there are
+`_get_resolved_checkpoint_files`   the loader's list of a checkpoint's files
 `get_mtp_config`                   raises where a configuration does not tell the layers' types
-`mtp_layer_types`                  these types, and `mtp_mlp_layer_types`
+`mtp_layer_types`                  these types, `mtp_mlp_layer_types` and `mtp_per_layer_config`
 
 Tried with transformers 5.23.
 """
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
-import torch
+from safetensors import safe_open
 from transformers import PreTrainedModel
-from transformers.modeling_layers import MtpModel
+from transformers.modeling_utils import _get_resolved_checkpoint_files
 
 from hf_specdec.compat.masks import attention_implementation, set_attention_implementation
 from hf_specdec.compat.models import text_config
+from hf_specdec.compat.mtp_families import NUMBERED, SAME, announced_layers, family_of
+from hf_specdec.compat.mtp_layers import OTHER_METHOD, FamilyMtp, MtpModel, block_types, mtp_logits
 from hf_specdec.errors import CheckpointError, UnsupportedModelError, first_line
 
-__all__ = ["MtpModel", "load_mtp", "mtp_logits", "num_mtp_layers", "use_mask_attention"]
+__all__ = ["FamilyMtp", "MtpModel", "load_mtp", "mtp_logits", "use_mask_attention"]
 
 REMEDY = "Name the original checkpoint: hf_specdec.AutoDraftHead.from_pretrained(path, target=model)."
-# of configurations: the type of MTP layers, and the one whose weights have other names
-MTP_TYPES = {"layer_types": ("full_attention", "linear_attention"), "mlp_layer_types": ("sparse", "dense")}
 MASKED = ("sdpa", "eager")  # attention that takes any mask
-
-
-def num_mtp_layers(config: Any) -> int:
-    """MTP layers that a configuration announces."""
-    return int(getattr(text_config(config), "num_mtp_layers", None) or 0)
 
 
 def load_mtp(target: PreTrainedModel, path: str | None = None) -> MtpModel:
@@ -43,58 +38,113 @@ def load_mtp(target: PreTrainedModel, path: str | None = None) -> MtpModel:
         path: folder or hub name; by default that which the target was loaded from.
 
     Raises:
-        UnsupportedModelError: transformers knows no MTP layers of such a model.
+        UnsupportedModelError: MTP layers of such a model are not known.
         CheckpointError: they are not there.
     """
     name, own, dtype = type(target).__name__, target.config.name_or_path, target.config.dtype
-    if not num_mtp_layers(target.config) or not target._keys_to_ignore_on_load_unexpected:
+    mtp_class, announced = _class_for(target), announced_layers(target.config)
+    if announced == 0:
         raise UnsupportedModelError(
-            f"{name} must be a model whose MTP layers transformers knows, and its configuration must announce some "
-            f'(num_mtp_layers is {num_mtp_layers(target.config)}). Use another spec_method, such as "auto".'
+            f"{name} must have a configuration that announces MTP layers, but this one announces 0. {OTHER_METHOD}"
         )
-    with _told_types(text_config(target.config)):
+    if announced is not None:
+        with _told(target, announced):  # what cannot be built is said before what cannot be read
+            pass
+    if not (path or own):
+        raise CheckpointError(
+            f"{name} must come from a checkpoint with the MTP layers of {name}, but it was loaded from none. {REMEDY}"
+        )
+    try:
+        count = announced or _num_layers_in(path or own, target)
+        with _told(target, count):
+            target.config.name_or_path = own if path is None else path
+            target.config.dtype = target.dtype  # the loader wants one; a saved configuration names it by a string
+            loaded: MtpModel = mtp_class.from_pretrained(target, device_map={"": target.device})
+    except UnsupportedModelError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path or own!r} must be a checkpoint with the MTP layers of {name}, but it cannot be read as one: "
+            f"{first_line(error)} {REMEDY}"
+        ) from error
+    finally:
+        target.config.name_or_path, target.config.dtype = own, dtype
+    return loaded.eval().requires_grad_(False)
+
+
+def _class_for(target: PreTrainedModel) -> type[MtpModel]:
+    """The family's class, or transformers' own of a model that announces layers which it can find.
+
+    Raises:
+        UnsupportedModelError: there is neither.
+    """
+    found: type[MtpModel] = FamilyMtp
+    if family_of(target.config) is not None:
+        return found
+    found = MtpModel
+    if getattr(text_config(target.config), "num_mtp_layers", None) and target._keys_to_ignore_on_load_unexpected:
+        return found
+    raise UnsupportedModelError(
+        f"{type(target).__name__} must be a model whose MTP layers are known, but is none of these. {OTHER_METHOD}"
+    )
+
+
+def _num_layers_in(path: str, target: PreTrainedModel) -> int:
+    """MTP layers of a checkpoint whose configuration does not say how many.
+
+    Raises:
+        ValueError: there are none.
+    """
+    files, sharded = _get_resolved_checkpoint_files(
+        pretrained_model_name_or_path=path,
+        variant=None,
+        gguf_file=None,
+        use_safetensors=True,
+        user_agent=None,
+        is_remote_code=False,
+    )
+    names: list[str] = list(sharded["weight_map"]) if sharded else []
+    for file in () if sharded else files or ():
+        with safe_open(file, framework="pt") as opened:
+            names += opened.keys()
+    family = family_of(target.config)
+    assert family is not None
+    numbers = [int(found[1]) for name in names if (found := re.match(family.counted, name))]
+    first = text_config(target.config).num_hidden_layers if family.counted == NUMBERED else 0
+    count = max(numbers, default=-1) + 1 - first
+    if count < 1:
+        raise ValueError("it has no MTP layers.")
+    return int(count)
+
+
+@contextlib.contextmanager
+def _told(target: PreTrainedModel, count: int) -> Iterator[None]:
+    """Meanwhile the configuration tells how many MTP layers there are, and of which types.
+
+    A checkpoint of layers that differ lacks weights, and the loader raises.
+
+    Raises:
+        UnsupportedModelError: nothing says of which types they are, or these cannot draft.
+    """
+    config, family = text_config(target.config), family_of(target.config)
+    told: dict[str, Any] = {"num_mtp_layers": count}
+    if family is not None:
+        block_types(config, family)
+        attention = _types(config, "layer_types", family.attention, count)
+        mlp = _types(config, "mlp_layer_types", family.mlp, count)
+        types = {"mtp_layer_types": attention, "mtp_mlp_layer_types": mlp}
+        told |= {name: value for name, value in types.items() if value} | dict(family.told(config, attention or []))
+    before = {name: getattr(config, name) for name in told if hasattr(config, name)}
+    try:
+        for name, value in told.items():
+            setattr(config, name, value)
         try:
             target.config.get_mtp_config()
         except ValueError as error:  # some configurations do not say of which type the layers are
             raise UnsupportedModelError(
-                f"{name} must be a model whose MTP layers transformers can build, but it cannot: {error}. "
-                'Use another spec_method, such as "auto".'
+                f"{type(target).__name__} must be a model whose MTP layers transformers can build, but it cannot: "
+                f"{error}. {OTHER_METHOD}"
             ) from error
-        if not (path or own):
-            raise CheckpointError(
-                f"{name} must come from a checkpoint with the MTP layers of {name}, but it was loaded from none. "
-                f"{REMEDY}"
-            )
-        try:
-            target.config.name_or_path = own if path is None else path
-            target.config.dtype = target.dtype  # the loader wants one; a saved configuration names it by a string
-            loaded: MtpModel = MtpModel.from_pretrained(target, device_map={"": target.device})
-        except (OSError, RuntimeError, ValueError) as error:
-            raise CheckpointError(
-                f"{path or own!r} must be a checkpoint with the MTP layers of {name}, but it cannot be read as one: "
-                f"{first_line(error)} {REMEDY}"
-            ) from error
-        finally:
-            target.config.name_or_path, target.config.dtype = own, dtype
-    return loaded.eval().requires_grad_(False)
-
-
-@contextlib.contextmanager
-def _told_types(config: Any) -> Iterator[None]:
-    """A configuration that tells the types of the model's layers and not those of its MTP layers tells both meanwhile.
-
-    They are of full attention and have experts, where the model's other layers have weights of other names: then a
-    checkpoint of other MTP layers lacks weights, and the loader raises.
-    """
-    told: dict[str, list[str]] = {}
-    for name, (wanted, other) in MTP_TYPES.items():
-        types = getattr(config, name, None)
-        if types and {*types} <= {wanted, other} and getattr(config, f"mtp_{name}", None) is None:
-            told[f"mtp_{name}"] = [wanted] * num_mtp_layers(config)
-    before = {name: getattr(config, name) for name in told if hasattr(config, name)}
-    try:
-        for name, types in told.items():
-            setattr(config, name, types)
         yield
     finally:
         for name in told:
@@ -104,13 +154,14 @@ def _told_types(config: Any) -> Iterator[None]:
                 delattr(config, name)
 
 
-def mtp_logits(mtp: MtpModel, states: torch.Tensor) -> torch.Tensor:
-    """`(..., vocab_size)` of the main model's head, scaled and cut as the main model does."""
-    weight = getattr(mtp.shared_head, "weight", None)
-    if weight is not None and weight.device.type != "meta":
-        states = states.to(weight.device)
-    logits: torch.Tensor = mtp._project_to_logits(states)
-    return logits
+def _types(config: Any, name: str, otherwise: str | None, count: int) -> list[str] | None:
+    """The types of `count` MTP layers: those that the configuration tells, or the family's."""
+    types, own = getattr(config, name, None), getattr(config, f"mtp_{name}", None)
+    if own is not None or not types:
+        return own
+    if otherwise is None:
+        return None
+    return list(types[:count]) if otherwise == SAME else [otherwise] * count
 
 
 def use_mask_attention(mtp: MtpModel) -> None:

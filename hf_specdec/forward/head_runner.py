@@ -40,9 +40,11 @@ class HeadRunner(BaseHeadRunner[PairHead]):
             self._compute(wave, trees)
         scored = []
         for place, (tree, count) in enumerate(zip(trees, known, strict=True)):
-            fresh = [] if tree is None else [self._state(place, tree, node) for node in range(count, len(tree))]
+            nodes = range(0) if tree is None else range(count, len(tree))
+            stages = [] if tree is None else [self._stage_of(tree, node) for node in nodes]
+            fresh = [self._stages[stage].rows[place].states[node] for node, stage in zip(nodes, stages, strict=True)]
             states = torch.stack(fresh) if fresh else self._no_states()
-            scored.append(self.head.logits(states))
+            scored.append(self.head.stage_logits(states, stages))
         return scored
 
     def _renew_round(self) -> None:
@@ -95,10 +97,6 @@ class HeadRunner(BaseHeadRunner[PairHead]):
 
     def _stage_of(self, tree: DraftTree, node: int) -> int:
         return min(tree.depths[node], len(self._stages) - 1)
-
-    def _state(self, place: int, tree: DraftTree, node: int) -> torch.Tensor:
-        """`(hidden_size,)`"""
-        return self._stages[self._stage_of(tree, node)].rows[place].states[node]
 
     def _no_states(self) -> torch.Tensor:
         return torch.zeros((0, self.head.hidden_size), dtype=self.head.dtype, device=self.head.device)

@@ -1,7 +1,7 @@
 """Draft heads as the engine sees them: networks that draft from what the target computed, and keep no text."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -124,6 +124,10 @@ class PairHead(DraftHead):
     @abstractmethod
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """`(..., draft_vocab_size)` of states that `forward` returned."""
+
+    def stage_logits(self, states: torch.Tensor, stages: Sequence[int]) -> torch.Tensor:
+        """`(N, draft_vocab_size)` of states `(N, hidden_size)` that `stages`, one for each, returned."""
+        return self.logits(states)
 
 
 class BlockHead(DraftHead):

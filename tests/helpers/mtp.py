@@ -12,7 +12,7 @@ from transformers.modeling_layers import MtpModel
 import hf_specdec
 from tests.helpers.zoo import DECODER, LATENT, WINDOW
 
-__all__ = ["TARGETS", "build_target", "fitted_mtp", "random_mtp", "save_checkpoint", "save_numbered"]
+__all__ = ["TARGETS", "build_target", "fitted_mtp", "random_mtp", "save_checkpoint"]
 
 EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
@@ -122,14 +122,3 @@ def save_checkpoint(model: Any, mtp: MtpModel, folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     assert config.get("num_nextn_predict_layers", config.get("num_mtp_layers")) == 1
-
-
-def save_numbered(model: Any, mtp: MtpModel, folder: Path) -> None:
-    """Both in one folder, the MTP layers numbered after the model's, as GLM's, DeepSeek's and Bailing's files have."""
-    model.save_pretrained(folder)
-    weights = load_file(folder / "model.safetensors")
-    first = model.config.num_hidden_layers
-    for number, layer in enumerate(mtp.layers, first):
-        for name, weight in layer.state_dict().items():
-            weights[f"model.layers.{number}.{name.removeprefix('mtp_block.')}"] = weight.clone()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -4,12 +4,13 @@ The layers are transformers' own (`MtpModel`); embeddings and output head are th
 """
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from hf_specdec.compat.mtp import MtpModel, load_mtp, mtp_logits, use_mask_attention
+from hf_specdec.compat.mtp import FamilyMtp, MtpModel, load_mtp, mtp_logits, use_mask_attention
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.methods.draft_head import PairHead, within
 from hf_specdec.methods.heads.wrapped import WrappedHead
@@ -45,11 +46,13 @@ class MtpHead(WrappedHead, PairHead):
                 f"{others[0]}. transformers' own use_mtp=True drafts with them."
             )
         self.layers = mtp.layers
+        self.heads = mtp.heads if isinstance(mtp, FamilyMtp) else torch.nn.ModuleList()
         self.norm = mtp.shared_post_norm if mtp.use_shared_post_norm else None
         self.rotary_emb = copy.deepcopy(mtp.rotary_emb)  # some follow the length of their text
         self.num_stages, self._kinds = len(mtp.layers), tuple(kinds)
         self._window = getattr(config, "sliding_window", None) if SLIDING in kinds else None
         self._shapes: dict[int, tuple[int, int, int]] = {}
+        self._is_staged = isinstance(mtp, FamilyMtp) and mtp.is_staged
 
     @classmethod
     def of_checkpoint(cls, target: PreTrainedModel, path: str | None = None) -> "MtpHead":
@@ -63,8 +66,8 @@ class MtpHead(WrappedHead, PairHead):
 
     @property
     def num_weights(self) -> int:
-        """Those of one layer and of the target's output head."""
-        modules = (self._mtp[0].shared_head, self.layers[0])
+        """Those of one layer and of its output head, which may be the target's."""
+        modules = (self.heads[0] if self.heads else self._mtp[0].shared_head, self.layers[0])
         return sum(int(weight.numel()) for module in modules for weight in module.parameters())
 
     @property
@@ -116,8 +119,19 @@ class MtpHead(WrappedHead, PairHead):
         return computed if self.norm is None else self.norm(computed)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """`(..., vocab_size)` of the target's output head."""
+        """`(..., vocab_size)` of what the first layer computed."""
         return mtp_logits(self._mtp[0], states)
+
+    def stage_logits(self, states: torch.Tensor, stages: Sequence[int]) -> torch.Tensor:
+        """See `PairHead.stage_logits`; only layers with norms or heads of their own are told apart."""
+        used = sorted(set(stages))
+        if not self._is_staged or len(used) < 2:
+            return mtp_logits(self._mtp[0], states, used[0] if used else 0)
+        places = {stage: [place for place, own in enumerate(stages) if own == stage] for stage in used}
+        parts = [mtp_logits(self._mtp[0], states[places[stage]], stage) for stage in used]
+        order = torch.tensor([place for stage in used for place in places[stage]], device=parts[0].device)
+        joined = torch.cat(parts)
+        return joined[order.argsort()]
 
 
 def mtp_head_of(assistant: object) -> MtpHead | None:

@@ -1,6 +1,5 @@
 """MTP layers of the model classes that have them: which draft, and which are refused by name."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,51 +8,16 @@ import torch
 import transformers as tf
 
 import hf_specdec
-from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.errors import CheckpointError, UnsupportedModelError
 from tests.helpers.head_cases import SHAPES, always
-from tests.helpers.mtp import build_target, random_mtp, save_numbered
+from tests.helpers.mtp import build_target, random_mtp
+from tests.helpers.mtp_layouts import announcing
 from tests.helpers.support import PROMPT, plain
-from tests.helpers.zoo import DECODER, WINDOW
-from tests.helpers.zoo_wide import build, shrunk
-
-# As in the published file: the lists go on with the MTP layers.
-STEP: dict[str, Any] = {
-    "head_dim": 12,
-    "moe_intermediate_size": 32,
-    "n_routed_experts": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "share_expert_dim": 32,
-    "sliding_window": WINDOW,
-    "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-    "mlp_layer_types": ["dense", "sparse", "sparse", "dense", "dense"],
-    "num_nextn_predict_layers": 2,
-}
+from tests.helpers.zoo_wide import shrunk
 
 
-def step3p7() -> Any:
-    config = shrunk("step3p7")
-    config.text_config = tf.Step3p7TextConfig(**DECODER | STEP)
-    return build(config, "image", 0.15)
-
-
-def announcing(model_type: str, kind: str) -> Any:
-    """A model whose configuration announces one MTP layer, in the words of its files."""
-    config = shrunk(model_type)
-    text = config.get_text_config()
-    setattr(text, "num_mtp_layers" if hasattr(text, "num_mtp_layers") else "num_nextn_predict_layers", 1)
-    return build(config, kind, 0.15)
-
-
-DRAFTING: dict[str, Callable[[], Any]] = {
-    "step3p7": step3p7,
-    "kimi_k25": lambda: announcing("kimi_k25", "image"),
-}
-
-
-@pytest.mark.parametrize("family", DRAFTING)
-def test_the_text_is_that_of_plain_generation(family: str) -> None:
-    model = hf_specdec.enable(DRAFTING[family]())
+def test_a_composite_model_drafts_with_layers_of_its_decoders_type() -> None:
+    model = hf_specdec.enable(announcing("kimi_k25", "image"))
     expected = plain(model, PROMPT, max_new_tokens=10, do_sample=False)
     for shape in SHAPES.values():
         how = always("mtp", shape)
@@ -67,47 +31,37 @@ def test_the_text_is_that_of_plain_generation(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("kimi_linear", r"KimiLinearForCausalLM .*transformers knows.*num_mtp_layers is 0"),
-        ("deepseek_v4", r"DeepseekV4ForCausalLM .*transformers knows.*num_mtp_layers is 0"),
-        ("nemotron_h", r"NemotronHForCausalLM .*transformers knows.*num_mtp_layers is 0"),
+        ("kimi_linear", r"KimiLinearForCausalLM must be a model whose MTP layers are known"),
+        ("deepseek_v4", r"DeepseekV4ForCausalLM must be a model whose MTP layers are known"),
+        ("deepseek_v32", r"DeepseekV32ForCausalLM must be a model whose MTP layers are known"),
     ],
 )
-def test_a_family_whose_layers_transformers_cannot_build_is_refused(family: str, reason: str) -> None:
+def test_a_family_whose_layers_are_not_known_is_refused(family: str, reason: str) -> None:
     model = hf_specdec.enable(announcing(family, "causal"))
     with pytest.raises(UnsupportedModelError, match=reason):
         model.generate(PROMPT, max_new_tokens=4, spec_method="mtp")
 
 
-def test_layers_whose_types_no_configuration_tells_are_read_from_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bailing's hybrid: full attention and experts; the configuration stays as it is."""
-    model = announcing("bailing_hybrid", "causal")
-    text, number = model.config, model.config.num_hidden_layers
-    monkeypatch.setattr(type(model), "_keys_to_ignore_on_load_unexpected", [rf"model\.layers\.{number}\..*"])
-    types = {"mtp_layer_types": ["full_attention"], "mtp_mlp_layer_types": ["sparse"]}
-    for name, value in types.items():
-        setattr(text, name, value)
-    mtp = random_mtp(model)
-    for name in types:
-        delattr(text, name)
-    save_numbered(model, mtp, tmp_path)
-    target = hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path, precision="fp32")
-    expected = plain(target, PROMPT, max_new_tokens=10, do_sample=False)
-    trees: list[list[Any]] = [[], []]
-    for assistant, told in zip((None, mtp), trees, strict=True):
-        ours = target.generate(
-            PROMPT,
-            max_new_tokens=10,
-            do_sample=False,
-            assistant_model=assistant,
-            spec_observer=lambda step, told=told: told.append(step.tree.tokens),
-            **always("mtp", SHAPES["chain"]),
-        )
-        assert torch.equal(ours, expected)
-    assert trees[0] == trees[1] != []
-    assert any(len(tokens) > 1 for tokens in trees[0])
-    assert not any(hasattr(target.config, name) for name in types)
+def test_a_configuration_that_announces_no_layers_is_refused() -> None:
+    model = hf_specdec.enable(announcing("nemotron_h", "causal", 0))
+    with pytest.raises(UnsupportedModelError, match="announces 0"):
+        model.generate(PROMPT, max_new_tokens=4, spec_method="mtp")
+
+
+def test_a_checkpoint_without_layers_is_refused_where_no_configuration_counts_them(tmp_path: Path) -> None:
+    model = hf_specdec.enable(announcing("qwen3_next", "causal", None))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"MTP layers of Qwen3Next.*it has no MTP layers"):
+        hf_specdec.AutoDraftHead.from_pretrained(str(tmp_path), target=model)
+
+
+@pytest.mark.parametrize(
+    "blocks", [["full_attention", "full_attention"], ["linear_attention", "full_attention"], ["moe"]]
+)
+def test_a_layer_of_several_blocks_has_one_of_attention(blocks: list[str]) -> None:
+    model = hf_specdec.enable(announcing("nemotron_h", "causal", mtp_layers_block_type=blocks))
+    with pytest.raises(UnsupportedModelError, match=r"one block of full attention.*mtp_layers_block_type is"):
+        model.generate(PROMPT, max_new_tokens=4, spec_method="mtp")
 
 
 def test_layers_that_may_slide_are_refused_where_no_configuration_tells() -> None:
