@@ -234,7 +234,7 @@ def generate_with(
             raise
         return _plainly(model, plain, request, kwargs, str(error))
     place_models(model, request.assistant_model, request.config, kwargs)
-    if (reason := transformers_reason(request)) is not None:
+    if bound_class is None and (reason := transformers_reason(request)) is not None:
         return _by_transformers(model, plain, request, kwargs, reason)
     bind_stop_strings(model, kwargs)
     for name in ("prompt_lookup_num_tokens", "assistant_early_exit"):

@@ -22,7 +22,7 @@ from hf_specdec.capabilities.trial_rows import RowTrial, TrialFailed
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
 from hf_specdec.engine.continuous_batching import ContinuousBatching, QueuedSequence
 from hf_specdec.engine.decode import alone_reason, costs_of, drafting, fields_of, one_by_one_reason
-from hf_specdec.engine.first_call import is_long_and_plain, row_trial_of
+from hf_specdec.engine.first_call import can_try, row_trial_of
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.random_streams import OwnDraws
 from hf_specdec.engine.speculative import budget_of, queued_sequence_of
@@ -31,8 +31,8 @@ from hf_specdec.generation import prepared_call
 from hf_specdec.methods.config import check_positive
 from hf_specdec.per_row import of_prompt
 from hf_specdec.progress import with_bar
-from hf_specdec.prompt_inputs import INPUT_NAMES, check_names, each_prompt, inputs_of, numbered
-from hf_specdec.request import Request, own_arguments, read_request
+from hf_specdec.prompt_inputs import INPUT_NAMES, check_names, check_one, each_prompt, inputs_of, numbered
+from hf_specdec.request import Request, own_arguments, read_request, with_own_method
 from hf_specdec.stats import SpecStats
 from hf_specdec.transfer import HOST
 
@@ -42,7 +42,6 @@ MAX_CACHE_TOKENS = 1 << 18
 NOT_YET = object()  # among prompts: none is waiting now
 SEEN_BY_OTHERS = {"logits_processor", "stopping_criteria", "spec_observer"}  # who would see a text begin twice
 NOT_FOR_MANY = ("streamer", "num_return_sequences", "past_key_values", "inputs_embeds")
-NOT_FOR_ONE = ("streamer", "num_return_sequences")
 PROMPT_FIELDS = ("prompt", "input_ids", "PROMPT")  # of errors that are one prompt's
 
 
@@ -93,9 +92,11 @@ def generate_many(
         model: a transformers model; it is enabled if it is not.
         prompts: an iterable, read as rows get free, of strings (with `tokenizer`), lists of chat messages (with a
             `tokenizer` that has a chat template), lists of token ids, tensors `(length,)` or `(1, length)`, or dicts of
-            `generate`'s inputs and settings for one sequence, which may hold its `seed`. `many_prompts.NOT_YET` among
-            them says that none is waiting: the next is asked for after a step, and all ends where nothing is being
-            decoded. Or a tokenizer's output for several sequences, padded or not: a mapping that holds `input_ids`.
+            `generate`'s inputs and settings for one sequence, which may hold its `seed`; a method of its own leaves
+            the job's `spec_config` aside, and prompts with different draft models wait for each other.
+            `many_prompts.NOT_YET` among them says that none is waiting: the next is asked for after a step, and all
+            ends where nothing is being decoded. Or a tokenizer's output for several sequences, padded or not: a
+            mapping that holds `input_ids`.
         max_batch_size (`int`, *optional*, defaults to `8`): rows decoded together.
         tokenizer: encodes strings, decodes results, and serves `stop_strings`.
         seed (`int`, *optional*): when sampling, prompt i draws from `seed + i`; by default a seed is drawn.
@@ -138,6 +139,7 @@ class _Job:
         self._seeds: dict[int, int] = {}  # of the prompts that are being sampled
         self._own_seeds: dict[int, int] = {}  # of those that bring one
         self._ready: list[ManyResult] = []
+        self._held: list[ManyResult] = []  # of rows: nobody sees them before the trial is over
         self._num_rows = 1  # that share a forward
         self._trial: RowTrial | None = None
 
@@ -146,20 +148,13 @@ class _Job:
         request = self._request()
         if not any(name in self.kwargs for name in SEEN_BY_OTHERS):
             self._trial = row_trial_of(self.model, request, max_rows)
-        held: list[ManyResult] = []  # nobody sees them before the trial is over
-        try:
-            for result in self._batched(request, prompts, max_rows, max_columns):
-                held.append(result)
-                if not self._is_tried_now:
-                    yield from held
-                    held = []
-            if held and self._is_tried_now:
-                raise TrialFailed("no text was long enough")
-            yield from held
-        except TrialFailed:
-            again = sorted({**self._prompts, **{result.index: result.prompt for result in held}}.items())
-            self._prompts, self._trial = {}, None
-            yield from self._batched(request, itertools.chain(again, prompts), max_rows, max_columns)
+        with contextlib.suppress(TrialFailed):
+            yield from self._batched(request, prompts, max_rows, max_columns)
+            return
+        yield from self._finished()
+        again = sorted({**self._prompts, **{result.index: result.prompt for result in self._held}}.items())
+        self._prompts, self._held, self._trial = {}, [], None
+        yield from self._batched(request, itertools.chain(again, prompts), max_rows, max_columns)
 
     @property
     def _is_tried_now(self) -> bool:
@@ -194,8 +189,14 @@ class _Job:
         )
         for done in batching.run(self._queued(prompts, found, rank_sync)):
             yield from self._finished()
-            yield self._result(done.index, self._prompts.pop(done.index), done.emitted, done.error, done.stats)
+            prompt = self._prompts.pop(done.index)
+            self._held.append(self._result(done.index, prompt, done.emitted, done.error, done.stats))
+            if not self._is_tried_now:
+                yield from _emptied(self._held)
         yield from self._finished()
+        if self._held and self._is_tried_now:
+            raise TrialFailed("no text was long enough")
+        yield from _emptied(self._held)
 
     def _request(self) -> Request:
         """What is asked for, without any prompt."""
@@ -207,9 +208,8 @@ class _Job:
         return request
 
     def _finished(self) -> Iterator[ManyResult]:
-        """Results of prompts that never got a row."""
-        while self._ready:
-            yield self._ready.pop(0)
+        """Results of prompts that never got a row: a trial says nothing of them."""
+        return _emptied(self._ready)
 
     def _queued(
         self, prompts: Iterator[tuple[int, Any]], found: Found, rank_sync: RankSync
@@ -242,10 +242,10 @@ class _Job:
         inputs = self._inputs(index, prompt)
         if _asks_for_none(inputs):
             return None
-        call, request = prepared_call(self.model, {**self.kwargs, **inputs})
-        if (reason := alone_reason(call)) is not None:
+        call, request = prepared_call(self.model, with_own_method(self.kwargs, inputs))
+        if (reason := alone_reason(call, request)) is not None:
             return reason
-        if self._is_tried_now and (inputs.keys() & SEEN_BY_OTHERS or not is_long_and_plain(call)):
+        if self._is_tried_now and (inputs.keys() & SEEN_BY_OTHERS or not can_try(call, request)):
             self._prompts[index] = prompt
             raise TrialFailed("it asks for what a trial does not show")
         draft_model, make_drafter = drafting(call, request, found, num_rows=self._num_rows)
@@ -268,7 +268,7 @@ class _Job:
             if (observer := self.kwargs.get("spec_observer")) is not None:
                 inputs["spec_observer"] = lambda step: observer(dataclasses.replace(step, row=index))
             seed = self._seed_of(index, inputs)
-            kwargs = {**self.kwargs, **inputs, "return_dict_in_generate": True}
+            kwargs = {**with_own_method(self.kwargs, inputs), "return_dict_in_generate": True}
             with contextlib.nullcontext() if seed is None else OwnDraws(seed):
                 output = self.model.generate(**(_without_drafts(kwargs) if _asks_for_none(inputs) else kwargs))
         except Exception as error:
@@ -295,15 +295,7 @@ class _Job:
         if (seed := inputs.pop("seed", None)) is not None:
             self._own_seeds[index] = seed
         check_names(self.model, inputs)
-        ids = inputs.get("input_ids")
-        if isinstance(ids, torch.Tensor):
-            ids = inputs["input_ids"] = ids[None] if ids.ndim == 1 else ids
-        if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or len(ids) != 1 or ids.is_floating_point():
-            rule = "must hold the token ids of one sequence"
-            raise ConfigError("prompt", rule, prompt, "Give a string, a list of token ids or a tensor.")
-        for name in NOT_FOR_ONE:
-            if inputs.get(name) not in (None, 1):
-                raise ConfigError("prompt", f"must not set {name}", inputs[name], "Use generate for it.")
+        check_one(inputs, prompt)
         if self.tokenizer is not None:
             inputs.setdefault("tokenizer", self.tokenizer)
         for name in ("logits_processor", "stopping_criteria"):
@@ -324,6 +316,12 @@ class _Job:
             seed = self.seed + index
         self._seeds[index] = seed
         return seed
+
+
+def _emptied(results: list[ManyResult]) -> Iterator[ManyResult]:
+    """The results in order, each taken out of the list."""
+    while results:
+        yield results.pop(0)
 
 
 def _asks_for_none(inputs: Mapping[str, Any]) -> bool:

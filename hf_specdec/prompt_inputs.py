@@ -13,8 +13,9 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.request import own_arguments
 from hf_specdec.transfer import HOST
 
-__all__ = ["INPUT_NAMES", "chat_text", "check_names", "each_prompt", "inputs_of", "numbered"]
+__all__ = ["INPUT_NAMES", "chat_text", "check_names", "check_one", "each_prompt", "inputs_of", "numbered"]
 
+NOT_FOR_ONE = ("streamer", "num_return_sequences")
 INPUT_NAMES = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 NOT_A_PROMPT = "Give a string, chat messages, a list of token ids, a tensor, or a dict with input_ids."
 
@@ -94,6 +95,23 @@ def inputs_of(prompt: Any, tokenizer: Any) -> dict[str, Any]:
         return {"input_ids": _tensor(prompt)}
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError("prompt", "must hold the token ids of one sequence", prompt, NOT_A_PROMPT) from error
+
+
+def check_one(inputs: dict[str, Any], prompt: Any) -> None:
+    """Make `input_ids` `(1, length)`.
+
+    Raises:
+        ConfigError: they are of no sequence or of several, or a setting is for `generate` alone.
+    """
+    ids = inputs.get("input_ids")
+    if isinstance(ids, torch.Tensor):
+        ids = inputs["input_ids"] = ids[None] if ids.ndim == 1 else ids
+    if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or len(ids) != 1 or ids.is_floating_point():
+        rule = "must hold the token ids of one sequence"
+        raise ConfigError("prompt", rule, prompt, "Give a string, a list of token ids or a tensor.")
+    for name in NOT_FOR_ONE:
+        if inputs.get(name) not in (None, 1):
+            raise ConfigError("prompt", f"must not set {name}", inputs[name], "Use generate for it.")
 
 
 def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:

@@ -21,7 +21,7 @@ from hf_specdec.methods.registry import METHODS, as_head, config_arguments, reso
 from hf_specdec.methods.translation import are_alike, check_tokenizers
 from hf_specdec.observer import SpecStep
 
-__all__ = ["Request", "own_arguments", "read_request", "with_default_method"]
+__all__ = ["Request", "own_arguments", "read_request", "with_default_method", "with_own_method"]
 
 Observer = Callable[[SpecStep], None]
 DRAFT_BUDGET = 64  # for a drafter of the user's own, which has no configuration here
@@ -92,6 +92,28 @@ def with_default_method(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     methods = config_arguments()
     named = next((methods[name].name for name in kwargs if name in methods), "auto")
     return {"spec_method": named, **kwargs}
+
+
+def with_own_method(kwargs: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a job with those of one prompt over them.
+
+    A prompt's own method leaves aside the configuration of the job's, and its draft model where it takes none.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    methods = config_arguments()
+    by_config = next((methods[name].name for name in own if name in methods), None)
+    if "spec_method" not in own and by_config is not None:
+        own = {"spec_method": by_config, **own}
+    named, usual = own.get("spec_method"), kwargs.get("spec_method")
+    method, of_job = (resolve(value) if isinstance(value, str) else value for value in (named, usual))
+    if method is None or method is of_job:
+        return {**kwargs, **own}
+    left = {"spec_config", *methods}
+    if not isinstance(method, Method) or not (method.takes_draft_model or method.takes_draft_head):
+        left |= {"assistant_model", "assistant_tokenizer"}
+    return {**{name: value for name, value in kwargs.items() if name not in left}, **own}
 
 
 def read_request(

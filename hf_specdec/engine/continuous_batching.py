@@ -3,7 +3,7 @@
 Knows nothing of tokenizers, files or `generate`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -26,10 +26,12 @@ class QueuedSequence:
 
     Attributes:
         columns (`int`): cache columns that its text will need at most.
+        network: what drafts for it beside methods without a network; sequences with another one wait for each other.
     """
 
     batch: Batch
     columns: int
+    network: Hashable = None
 
     @property
     def sequence(self) -> SequenceState:
@@ -68,6 +70,7 @@ class ContinuousBatching:
         self._steps = StepRunner(self.stats, budget=budget, observer=observer, rank_sync=rank_sync)
         self._batch: Batch | None = None
         self._columns: list[int] = []  # needed by each sequence of the batch
+        self._network: Hashable = None  # that drafts for all of them
         self._next: QueuedSequence | None = None
 
     @torch.no_grad()
@@ -131,6 +134,8 @@ class ContinuousBatching:
         queued = self._next
         if queued is None or not live:
             return queued
+        if queued.network != self._network:
+            return None
         return queued if (len(live) + 1) * max(*live, queued.columns) <= self.max_columns else None
 
     def _read(self, queued: QueuedSequence) -> None:
@@ -169,7 +174,7 @@ class ContinuousBatching:
         batch = self._batch
         if batch is None or not batch.num_live:
             queued.batch.target.reserve_rows(self.max_rows, self.max_columns)
-            self._batch, self._columns = queued.batch, [queued.columns]
+            self._batch, self._columns, self._network = queued.batch, [queued.columns], queued.network
             return
         free = next((place for place, sequence in enumerate(batch.sequences) if sequence.finished), None)
         batch.admit(queued.batch, free)

@@ -124,10 +124,8 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
 
 def one_by_one_reason(model: PreTrainedModel, request: Request, found: Found) -> str | None:
     """Why prompts of different lengths are decoded one by one, if they are."""
-    if (reason := transformers_reason(request)) is not None:
+    if (reason := _assisted_reason(request)) is not None:
         return reason
-    if request.config.engine == "assisted":
-        return "transformers' assisted decoding takes one sequence"
     if model.config.is_encoder_decoder:
         return "its decoder reads an encoding of each prompt"
     if compat.has_own_input_preparation(model):
@@ -141,12 +139,14 @@ def _batch_reason(model: PreTrainedModel, found: Found, encoder_kwargs: dict[str
     return found.batch_fallback_reason(model, encoder_kwargs, rank_sync=rank_sync_of(model))
 
 
-def alone_reason(call: Call) -> str | None:
+def alone_reason(call: Call, request: Request) -> str | None:
     """Why one prompt among others is decoded by itself, if it is.
 
     In a shared batch a forward takes nothing of a sequence but ids and positions, counted from 0; the cache changes its
     shape, and nobody looks at it afterwards.
     """
+    if (reason := _assisted_reason(request)) is not None:
+        return reason
     kwargs = call.model_kwargs
     cache = kwargs.get(compat.cache_name(kwargs))
     if isinstance(cache, compat.StaticCache) or compat.is_users_own(cache):
@@ -170,6 +170,13 @@ def transformers_reason(request: Request) -> str | None:
     if request.assistant_model is None:
         return None
     return "transformers' own assisted decoding was asked for" if request.config.engine == "assisted" else None
+
+
+def _assisted_reason(request: Request) -> str | None:
+    """Why transformers' assisted decoding takes one prompt after the other, if it was asked for."""
+    if request.config.engine != "assisted":
+        return None
+    return transformers_reason(request) or "transformers' assisted decoding takes one sequence"
 
 
 def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:

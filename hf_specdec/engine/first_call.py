@@ -16,7 +16,7 @@ from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.request import Request
 from hf_specdec.stats import SpecStats
 
-__all__ = ["FirstCall", "first_call_of", "is_long_and_plain", "row_trial_of"]
+__all__ = ["FirstCall", "can_try", "first_call_of", "row_trial_of"]
 
 
 class FirstCall:
@@ -53,8 +53,10 @@ class FirstCall:
         return False
 
 
-def is_long_and_plain(call: Call) -> bool:
+def can_try(call: Call, request: Request) -> bool:
     """Whether a call has tokens to try its model with, of its prompt and after it, and nothing that would hinder it."""
+    if not _may_try(call.model, request):
+        return False
     new_tokens = (call.generation_config.max_length or 0) - call.input_ids.shape[1]
     is_long = new_tokens >= SHORTEST_CALL and call.input_ids.shape[1] > 0
     return is_long and can_be_tried(call.model, call.model_kwargs)
@@ -94,7 +96,7 @@ def first_call_of(call: Call, request: Request, stats: SpecStats) -> FirstCall |
     """The trial that goes with a call; `None` where everything is known, or the probe has to find it out."""
     config = call.generation_config
     shows_states = config.return_dict_in_generate and (config.output_hidden_states or config.output_attentions)
-    if shows_states or not _may_try(call.model, request) or not is_long_and_plain(call):
+    if shows_states or not can_try(call, request):
         return None
     key = fingerprint(call.model)
     if _is_known(state_of(call.model).findings.known(key), len(call.input_ids)):

@@ -210,7 +210,8 @@ def queued_sequence_of(
         target = ModelRunner(*arguments, tier="tree", keep_cache=False, hidden_layers=layers)
     _bind(draft_model, target)
     longest = (call.generation_config.max_length or len(text)) + MAX_DRAFT
-    return QueuedSequence(Batch([sequence], target, _limits(call, budget), used_by(rank_sync, draft_model)), longest)
+    batch = Batch([sequence], target, _limits(call, budget), used_by(rank_sync, draft_model))
+    return QueuedSequence(batch, longest, None if draft_model is None else draft_model.network)
 
 
 def _bind(draft_model: AnyDraftRunner | None, target: ModelRunner) -> None:

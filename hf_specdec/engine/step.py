@@ -5,7 +5,7 @@ Knows neither methods nor models: a `Drafter` proposes, a `ModelRunner` computes
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,6 +69,7 @@ class Batch:
         self.target.admit(other.target, place)
         if self.draft_model is not None and other.draft_model is not None:
             self.draft_model.admit(other.draft_model, place)
+        self.limits = replace(self.limits, budget=max(self.limits.budget, other.limits.budget))
         at = len(self.sequences) if place is None else place
         self.sequences[at : at + 1] = other.sequences
 

@@ -65,7 +65,7 @@ class DraftRunner:
         input_ids = input_ids.where(input_ids < self._own_vocab_size, 0)
         self.texts = [TokenBuffer(input_ids[row : row + 1], room=room) for row in range(len(input_ids))]
         config = GenerationConfig(max_length=input_ids.shape[1] + room)
-        self.compiled = compiled
+        self.compiled, self.network = compiled, (id(model), vocab_size)
         arguments = (model, input_ids, config, model_kwargs, self.texts)
         self.target = ModelRunner(*arguments, tier=tier, keep_cache=False, fixed=fixed, compiled=compiled)
         self.max_positions = position_limit(model)

@@ -1,6 +1,6 @@
 """Drafting with a network of any kind: what the engine asks of it, its rows as drafters see them, all rows together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +34,10 @@ class AnyDraftRunner(Protocol):
     rank_sync: RankSync
     source: Source
     compiled: CompiledForward | None
+
+    @property
+    def network(self) -> Hashable:
+        """The same for runners whose rows can be computed together."""
 
     @property
     def takes_trees(self) -> bool:

@@ -84,7 +84,7 @@ class ExitRunner:
         device: torch.device,
     ) -> None:
         self.takes_trees, self.resumes, self.device = takes_trees, resumes, device
-        self.layers, self.parts = layers, EarlyExit(model, layers)
+        self.layers, self.parts, self.network = layers, EarlyExit(model, layers), ("first layers", layers)
         self.vocab_size: int = compat.text_config(model.config).vocab_size
         self.relative_cost = _relative_cost(model, self.parts.draft)
         self.max_positions = position_limit(model)

@@ -100,7 +100,7 @@ class BaseHeadRunner(ABC, Generic[Head]):
     compiled: CompiledForward | None = None
 
     def __init__(self, head: Head, call: HeadCall) -> None:
-        self.head, self.hidden_layers = head, call.hidden_layers
+        self.head, self.hidden_layers, self.network = head, call.hidden_layers, id(head)
         self._embeddings = partial(_embeddings_of, head, call.embed, call.device)
         self.vocab_size, self.relative_cost, self.device = call.vocab_size, call.relative_cost, call.device
         self.is_shared, self.rank_sync = call.is_shared, RankSync()

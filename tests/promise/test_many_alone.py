@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.capabilities.trial import SHORTEST_CALL
 from hf_specdec.engine.random_streams import OwnDraws
+from tests.helpers.hooks import steer
 from tests.helpers.support import plain
 from tests.helpers.zoo import FALLBACK, FAMILIES, build
 
@@ -113,3 +115,28 @@ def test_a_number_given_twice_is_an_error() -> None:
 def test_results_carry_the_numbers_they_were_given() -> None:
     results = hf_specdec.generate_many(build_any("llama"), PROMPTS, indices=range(7, 100), max_new_tokens=2)
     assert {result.index: result.prompt for result in results} == dict(zip((7, 8, 9), PROMPTS, strict=True))
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_a_prompt_decoded_alone_is_decoded_once(family: str) -> None:
+    """Before anything is known of the model: on an encoder-decoder, and padded beside a text too short for a trial."""
+    seen: list[int] = []
+
+    def watch(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append(ids.shape[1])
+        return scores
+
+    padded = {"input_ids": torch.tensor([[0, *PROMPTS[0]]]), "attention_mask": torch.tensor([[0] + [1] * 6])}
+    prompts = [{**padded, "logits_processor": [watch], "eos_token_id": None}, PROMPTS[1]]
+    options: dict[str, Any] = {"max_new_tokens": SHORTEST_CALL, "do_sample": False, "eos_token_id": list(range(128))}
+    results = list(hf_specdec.generate_many(build_any(family), prompts, **options))
+    assert sorted(result.index for result in results) == [0, 1]
+    assert len(seen) == SHORTEST_CALL
+
+
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+def test_a_prompt_that_cannot_be_read_has_its_result_where_the_model_fails_its_trial(family: str) -> None:
+    model = build_any(family)
+    steer(model)
+    results = list(hf_specdec.generate_many(model, [[], PROMPTS[0], PROMPTS[1]], max_new_tokens=20, do_sample=False))
+    assert sorted(result.index for result in results) == [0, 1, 2]

@@ -1,0 +1,85 @@
+"""`generate_many` of prompts with methods and draft models of their own."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from hf_specdec.capabilities.trial import SHORTEST_CALL
+from tests.helpers.heads import random_head
+from tests.helpers.support import noisy_copy, plain
+from tests.helpers.zoo import FAMILIES, build
+
+OPTIONS: dict[str, Any] = {"max_new_tokens": SHORTEST_CALL, "do_sample": False}
+PROMPTS = [[5, 6, 7, 8, 5, 6], [9, 10, 11, 12], [7, 8, 9, 7, 8, 9]]
+DRAFTS = ["draft", "other_draft", "head", "first_layers", "none"]
+
+
+def methods_of(model: Any) -> dict[str, dict[str, Any]]:
+    """Arguments of a prompt by what drafts for it."""
+    return {
+        "draft": {"spec_method": "draft_model", "assistant_model": noisy_copy(model)},
+        "other_draft": {"spec_method": "draft_model", "assistant_model": noisy_copy(model, seed=5)},
+        "head": {"spec_method": "eagle3", "assistant_model": random_head(model)},
+        "first_layers": {"spec_method": "draft_model", "spec_config": {"exit_layer": 2}},
+        "none": {"spec_method": "prompt_lookup"},
+    }
+
+
+def check(model: Any, prompts: list[dict[str, Any]], **options: Any) -> dict[int, Any]:
+    """The results, which are those of plain `generate`."""
+    results = {result.index: result for result in hf_specdec.generate_many(model, prompts, **OPTIONS | options)}
+    for index, prompt in enumerate(prompts):
+        ids = prompt["input_ids"]
+        assert results[index].error is None
+        assert results[index].token_ids == plain(model, ids, **OPTIONS)[0, ids.shape[1] :].tolist()
+    return results
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return hf_specdec.enable(build(FAMILIES["llama"]))
+
+
+@pytest.mark.at_most(6)
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(DRAFTS, 2)))
+def test_prompts_with_different_draft_models_take_turns(target: Any, first: str, second: str) -> None:
+    methods = methods_of(target)
+    chosen = [methods[name] for name in (first, second, first)]
+    check(target, [{"input_ids": torch.tensor([p]), **m} for p, m in zip(PROMPTS, chosen, strict=True)])
+
+
+@pytest.mark.parametrize("draft", ["head", "first_layers"])
+def test_a_prompt_whose_draft_reads_the_target_is_no_trial_of_it(draft: str) -> None:
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    own = methods_of(model)[draft]
+    check(model, [{"input_ids": torch.tensor([prompt]), **own} for prompt in PROMPTS], spec_method="plain")
+
+
+@pytest.mark.parametrize("own", ["prompt_lookup", "lookahead", "plain"])
+def test_a_prompt_s_own_method_leaves_the_job_s_configuration_and_draft_aside(target: Any, own: str) -> None:
+    job = {"spec_method": "draft_model", "assistant_model": noisy_copy(target), "spec_config": {"num_branches": 2}}
+    prompts: list[dict[str, Any]] = [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]
+    prompts[1]["spec_method"] = own
+    results = check(target, prompts, **job)
+    assert [results[index].stats.method for index in range(3)] == ["draft_model", own, "draft_model"]
+
+
+def test_a_prompt_s_own_configuration_names_its_method(target: Any) -> None:
+    prompts = [{"input_ids": torch.tensor([PROMPTS[0]]), "lookahead_config": [3, 3, 3]}]
+    assert check(target, prompts)[0].stats.method == "lookahead"
+
+
+def test_a_prompt_may_ask_for_transformers_own_assisted_decoding(target: Any) -> None:
+    own = {"spec_method": "draft_model", "assistant_model": noisy_copy(target), "spec_config": {"engine": "assisted"}}
+    prompts = [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]
+    results = check(target, [{**prompts[0], **own}, *prompts[1:]])
+    assert results[0].stats.plain_reason == "transformers' own assisted decoding was asked for"
+
+
+def test_a_first_prompt_without_drafts_keeps_nobody_from_drafting(target: Any) -> None:
+    prompts: list[dict[str, Any]] = [{"input_ids": torch.tensor([prompt])} for prompt in (PROMPTS[1], [5, 6] * 9)]
+    prompts[0]["spec_method"] = "plain"
+    assert check(target, prompts, spec_method="prompt_lookup")[1].stats.num_draft_tokens > 0
