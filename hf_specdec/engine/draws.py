@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from hf_specdec.engine.random_streams import RandomStream
-from hf_specdec.methods.node_logits import NodeLogits
 
 __all__ = ["LEVELS", "DrawsAhead"]
 
@@ -46,15 +45,14 @@ class DrawsAhead:
         self.found = greatest, tokens
         self._num_taken = 0
 
-    def take(self, node: int, rows: NodeLogits) -> int | None:
-        """The token drawn after `node`; `None` where it has to be drawn now.
+    def take(self, node: int, found: Sequence[float]) -> int | None:
+        """The token drawn after `node`, whose part of `self.found` was read; `None` where it has to be drawn now.
 
         That is for nodes too deep, for probabilities that are no numbers, and where another thread has drawn since.
         """
-        level, found = self._num_taken, rows.drawn_at(node)
-        if found is None or self._depths[node] != level or level + 1 >= len(self._states):
+        level, (greatest, token, *_) = self._num_taken, found
+        if self._depths[node] != level or level + 1 >= len(self._states):
             return None
-        greatest, token = found
         if not greatest > 0.0 or not np.array_equal(self._stream.state.numpy(), self._states[level].numpy()):
             return None
         self._num_taken += 1

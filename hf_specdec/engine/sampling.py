@@ -10,16 +10,14 @@ import torch
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
-    MinPLogitsWarper,
     StoppingCriteria,
     StoppingCriteriaList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
 )
 
 from hf_specdec import compat
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.draws import LEVELS, DrawsAhead
+from hf_specdec.engine.node_processors import ROUNDING, NodeProcessors
 from hf_specdec.engine.random_streams import RandomStream
 from hf_specdec.engine.verify import rejection_sample
 from hf_specdec.errors import RankError
@@ -29,8 +27,6 @@ from hf_specdec.tree import DraftTree
 
 __all__ = ["Sampler", "StopCheck", "agreed_criteria"]
 
-# What looks at each row alone and rounds alike whatever is beside it, as the sums of top_p need not.
-ROW_WARPERS = (MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper)
 NO_STATE_OF_DEVICE = {"mps"}  # its module has no state of one device
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # what rounding can do to a logit, relative to the largest
 NEAR_IN_HALVES = 0.1
@@ -64,37 +60,37 @@ class Sampler:
         self.needs_rows = keeps or computes
         own_processors = any(type(processor).__module__ != compat.PROCESSORS_MODULE for processor in processors)
         self.is_watched = keeps or own_processors or not computes
-        by_row = all(type(processor) in ROW_WARPERS for processor in processors)
-        self._draws_at_once = self.do_sample and by_row and not keeps
+        self._nodes = NodeProcessors.of(processors, device) if computes and not keeps else None
         self._stream = RandomStream(device, generator)
-        self._probabilities: torch.Tensor | None = None
-        self._ahead: DrawsAhead | None = None
-        self._room: torch.Tensor | None = None  # of the draws ahead
-        self._no_ids = torch.empty((1, 0), dtype=torch.long, device=device)
+        self._is_ahead = self._has_margins = False
+        self._probabilities: torch.Tensor | None = None  # (T, vocab_size) of the nodes
+        self._draws: DrawsAhead | None = None
+        self._room: torch.Tensor | None = None  # of the draws
         self._rows = NodeLogits(torch.empty(0))
         self._tree: DraftTree | None = None
 
     def expect(self, tree: DraftTree) -> None:
         """The next step computes this tree."""
-        self._tree, self._probabilities, self._ahead = tree, None, None
+        self._tree, self._probabilities, self._draws = tree, None, None
+        self._is_ahead = self._has_margins = False
 
-    def draw_ahead(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """`DrawsAhead.found` of the step's logits on an accelerator, `(C, vocab_size)`, to be read with the rest.
+    def choose_ahead(self, logits: torch.Tensor, text: TokenBuffer) -> tuple[torch.Tensor, ...] | None:
+        """What the nodes of a step on an accelerator lead to, to be read with the rest of the step.
 
-        Processors that look at the row alone process all nodes together: each is a few launches. `None` for others,
-        and where drafts were drawn from probabilities, which decide how the target draws.
+        Args:
+            logits: `(C, vocab_size)` of the step.
+            text: as it is before the step.
+
+        Returns:
+            `(T,)` tensors: the nodes' best tokens, or `DrawsAhead.found` when sampling; then the margins of
+            `NodeProcessors`, if there are any. `None` where a processor has to be called for each token.
         """
-        if not self._draws_at_once or self._tree is None:
+        if self._nodes is None or self._tree is None or logits.device != self.device:
             return None
-        scores = logits[: len(self._tree)].to(dtype=torch.float32, device=self.device)
-        scores = self.processors(self._no_ids, scores)  # (T, vocab_size); these processors do not write over it
-        self._probabilities = torch.nn.functional.softmax(scores, dim=-1)
-        if self._tree.drafted_from or logits.device != self.device or self.device.type in NO_STATE_OF_DEVICE:
-            return None
-        if self._room is None:
-            self._room = self._probabilities.new_empty((LEVELS, scores.shape[-1]))
-        self._ahead = DrawsAhead(self._probabilities, self._tree.depths, self._stream, self._room)
-        return self._ahead.found
+        scores, margins = self._nodes(logits[: len(self._tree)].to(torch.float32), self._tree, text)
+        self._is_ahead, self._has_margins = True, margins is not None
+        found = self._drawn(scores, self._tree) if self.do_sample else (scores.argmax(dim=-1),)
+        return found if margins is None else (*found, margins)
 
     def load(self, rows: NodeLogits) -> None:
         """Take what was read of the step."""
@@ -104,10 +100,8 @@ class Sampler:
         """The token after `text`, decided by the row of `node`."""
         if not self.needs_rows:
             return self._rows.best_at(node)
-        if self._ahead is not None and (token := self._ahead.take(node, self._rows)) is not None:
-            return token
-        if self._probabilities is not None:
-            return self._draw(node, self._probabilities[node : node + 1])
+        if (ahead := self._chosen_ahead(node)) is not None:
+            return ahead
         ids = text.ids()
         row = self._rows.logits[node : node + 1].to(copy=True, dtype=torch.float32, device=self.device)
         scores = self.processors(ids, row)
@@ -136,6 +130,28 @@ class Sampler:
                 f"{token}, here {int(row.argmax())} leads by {gap:.1g} of the largest. Are the weights the same, and "
                 "the model in eval mode?"
             )
+
+    def _chosen_ahead(self, node: int) -> int | None:
+        """The token after `node` by what was chosen ahead; `None` where nothing was, or not surely."""
+        if not self._is_ahead:
+            return None
+        found = self._rows.chosen_at(node)
+        if self._has_margins and found[-1] <= ROUNDING:
+            return None
+        if self._probabilities is None:
+            return int(found[0])
+        token = None if self._draws is None else self._draws.take(node, found)
+        return self._draw(node, self._probabilities[node : node + 1]) if token is None else token
+
+    def _drawn(self, scores: torch.Tensor, tree: DraftTree) -> tuple[torch.Tensor, ...]:
+        """`DrawsAhead.found`; nothing where drafts were drawn from probabilities, which decide how the target draws."""
+        self._probabilities = torch.nn.functional.softmax(scores, dim=-1)
+        if tree.drafted_from or self.device.type in NO_STATE_OF_DEVICE:
+            return ()
+        if self._room is None:
+            self._room = scores.new_empty((LEVELS, scores.shape[-1]))
+        self._draws = DrawsAhead(self._probabilities, tree.depths, self._stream, self._room)
+        return self._draws.found
 
     def _draw(self, node: int, probabilities: torch.Tensor) -> int:
         """One draw, as plain decoding does it; after a node with drawn children, the draw that favours them."""

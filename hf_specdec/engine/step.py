@@ -78,14 +78,14 @@ class Batch:
         wanted = [count for sequence in self.sequences if (count := sequence.num_top_logits) is not None]
         for sequence, tree in zip(self.sequences, trees, strict=True):
             sequence.sampler.expect(tree)
-        logits = self.target.node_logits(max(wanted, default=None), self._draw_ahead)
+        logits = self.target.node_logits(max(wanted, default=None), self._choose_ahead)
         for sequence, rows in zip(self.sequences, logits, strict=True):
             sequence.sampler.load(rows)
         return logits
 
-    def _draw_ahead(self, place: int, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _choose_ahead(self, place: int, logits: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
         sequence = self.sequences[place]
-        return None if sequence.finished else sequence.sampler.draw_ahead(logits)
+        return None if sequence.finished else sequence.sampler.choose_ahead(logits, sequence.text)
 
     @property
     def compiled(self) -> list[CompiledForward]:

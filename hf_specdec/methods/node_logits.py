@@ -15,10 +15,10 @@ import torch
 from hf_specdec.methods import compiled
 from hf_specdec.transfer import is_host
 
-__all__ = ["Draw", "NodeLogits", "read_logits", "read_rows"]
+__all__ = ["Choose", "NodeLogits", "read_logits", "read_rows"]
 
 Array = npt.NDArray[Any]
-Draw = Callable[[int, torch.Tensor], tuple[torch.Tensor, torch.Tensor] | None]
+Choose = Callable[[int, torch.Tensor], tuple[torch.Tensor, ...] | None]
 ALL = slice(None)
 AS_READ = {torch.float32: torch.float32, torch.bfloat16: torch.int16}  # what NumPy can hold of a dtype
 
@@ -30,15 +30,13 @@ class NodeLogits:
         logits: `(C, vocab_size)`, raw.
         read: `(C, 1 + 2K)` of them: the best token, the best K tokens, their log probabilities; `None` where nothing
             has been read.
-        drawn: the two `(T,)` arrays that a `Draw` found for the nodes; `None` where nothing was drawn.
+        chosen: the `(T,)` arrays that a `Choose` found for the nodes.
     """
 
-    __slots__ = ("_drawn", "_host", "_read", "logits")
+    __slots__ = ("_chosen", "_host", "_read", "logits")
 
-    def __init__(
-        self, logits: torch.Tensor, read: Array | None = None, drawn: tuple[Array, Array] | None = None
-    ) -> None:
-        self.logits, self._read, self._drawn = logits, read, drawn
+    def __init__(self, logits: torch.Tensor, read: Array | None = None, chosen: tuple[Array, ...] = ()) -> None:
+        self.logits, self._read, self._chosen = logits, read, chosen
         self._host: Array | None = None
 
     def __len__(self) -> int:
@@ -63,12 +61,9 @@ class NodeLogits:
         """`best` of one row."""
         return self.best(slice(row, row + 1))[0]
 
-    def drawn_at(self, node: int) -> tuple[float, float] | None:
-        """What was drawn after a node, as it was found."""
-        if self._drawn is None:
-            return None
-        weights, tokens = self._drawn
-        return float(weights[node]), float(tokens[node])
+    def chosen_at(self, node: int) -> tuple[float, ...]:
+        """What a `Choose` found for one node; token ids are exact."""
+        return tuple([float(found[node]) for found in self._chosen])
 
     def top(self, count: int, rows: slice | list[int] = ALL) -> tuple[Array, Array]:
         """The best `count` next tokens, likeliest first, `(rows, count)` int64, and their log probabilities, fp32."""
@@ -87,7 +82,7 @@ def read_rows(
     num_top: int | None,
     *,
     best: torch.Tensor | None = None,
-    draw: Draw | None = None,
+    choose: Choose | None = None,
 ) -> list[NodeLogits]:
     """Each sequence's part of a forward's logits, `(batch, C, vocab_size)`.
 
@@ -96,19 +91,20 @@ def read_rows(
         num_top (`int | None`): what is read of them all: the best token of each node and its `num_top` best; `None`
             where nobody wants either.
         best: `(batch, C)`: the best tokens, where they are known.
-        draw: on an accelerator, given a sequence's number and its part: two `(T,)` tensors on the logits' device to
-            be read as well, or `None`.
+        choose: on an accelerator, given a sequence's number and its part: `(T,)` tensors on the logits' device to be
+            read as well, or `None`.
     """
     parts = [logits[row, own] for row, own in enumerate(rows)]
     if is_host(logits.device) and (best is None or num_top):
         return [NodeLogits(part, _read_on_host(part, num_top)) for part in parts]
-    drawn = [None if draw is None or is_host(logits.device) else draw(row, part) for row, part in enumerate(parts)]
+    asks = choose is not None and not is_host(logits.device)
+    chosen = [(choose(row, part) if asks and choose else None) or () for row, part in enumerate(parts)]
     wanted = [] if num_top is None else _best_and_top(logits, num_top, best)
-    host = _brought([*wanted, *[tensor for found in drawn if found is not None for tensor in found]])
+    host = _brought([*wanted, *[tensor for found in chosen for tensor in found]])
     read = _columns([next(host) for _ in wanted])
     return [
-        NodeLogits(part, None if read is None else read[row, own], None if found is None else (next(host), next(host)))
-        for row, (own, part, found) in enumerate(zip(rows, parts, drawn, strict=True))
+        NodeLogits(part, None if read is None else read[row, own], tuple([next(host) for _ in found]))
+        for row, (own, part, found) in enumerate(zip(rows, parts, chosen, strict=True))
     ]
 
 

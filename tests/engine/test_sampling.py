@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList, TopKLogitsWarper
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from hf_specdec.engine.sampling import Sampler, StopCheck
@@ -102,3 +102,20 @@ def test_every_other_criterion_is_asked_once_whatever_the_others_say() -> None:
     assert check(TEXT, [score]) is True
     assert [(length, scores[0] is score) for length, scores in asked] == [(3, True), (3, True)]
     assert check.is_watched
+
+
+@pytest.mark.parametrize("do_sample", [True, False])
+@pytest.mark.parametrize("is_sure", [True, False])
+def test_what_is_chosen_ahead_counts_where_it_is_sure(is_sure: bool, do_sample: bool) -> None:
+    """Elsewhere the row is processed and drawn from alone, as plain decoding does."""
+    sampler = loaded([TopPLogitsWarper(0.9)], do_sample=do_sample, return_dict_in_generate=False)
+    torch.manual_seed(3)
+    expected = sampler.choose(0, TEXT)
+    torch.manual_seed(3)
+    found = sampler.choose_ahead(ROWS, TEXT)
+    assert found is not None
+    *others, margins = [part.clone() for part in found]
+    others[-1][:] = (expected + 1) % 50  # as no processor and no draw would have it
+    margins[:] = 1.0 if is_sure else 0.0
+    sampler.load(NodeLogits(ROWS, chosen=tuple([part.numpy() for part in [*others, margins]])))
+    assert (sampler.choose(0, TEXT) == expected) is not is_sure

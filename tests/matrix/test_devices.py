@@ -31,6 +31,14 @@ READ_ONCE: dict[str, dict[str, Any]] = {
     "lookahead": {"spec_method": "lookahead", "spec_config": [4, 3, 5]},
     "auto": {"spec_method": "auto", "spec_config": {"num_nodes": 9, "pool": "request"}},
 }
+SAMPLING: dict[str, dict[str, Any]] = {
+    "top_k": {"temperature": 0.3, "top_k": 20},
+    "top_p": {"temperature": 0.3, "top_p": 0.9},
+    "min_p": {"temperature": 0.3, "min_p": 0.05},
+    "repetition_penalty": {"temperature": 0.3, "repetition_penalty": 0.95},
+    "all": {"temperature": 0.3, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 0.95},
+    "greedy": {"do_sample": False, "top_k": None, "repetition_penalty": 0.95},
+}
 
 
 @pytest.fixture
@@ -133,11 +141,15 @@ def test_the_host_reads_once_a_step(device: EmulatedDevice, zoo: Zoo, method: st
     assert (reads[1] - reads[0]).total() == steps[1] - steps[0]
 
 
+@pytest.mark.at_most(4)
+@pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("method", ["prompt_lookup", "auto"])
-def test_sampling_reads_once_a_step_and_keeps_the_seed(device: EmulatedDevice, zoo: Zoo, method: str) -> None:
-    """The nodes' draws come with the read of the step; the generator ends where plain sampling leaves it."""
+def test_choosing_reads_once_a_step_and_keeps_the_seed(
+    device: EmulatedDevice, zoo: Zoo, method: str, sampling: str
+) -> None:
+    """What the nodes lead to comes with the read of the step; the generator ends where plain sampling leaves it."""
     model, seen = moved(zoo("llama")), []
-    options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.3, "top_k": 20}
+    options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "top_k": 0, **SAMPLING[sampling]}
     torch.manual_seed(4)
     expected, after = plain(model, PROMPT.to(DEVICE), **options), torch.get_rng_state()
     model.generate(PROMPT.to(DEVICE), max_new_tokens=2, **READ_ONCE[method])  # what is tried out once
@@ -154,7 +166,7 @@ def test_sampling_reads_once_a_step_and_keeps_the_seed(device: EmulatedDevice, z
     assert output.spec_stats.num_accepted_tokens >= 3
     reads = [later - earlier for (_, earlier), (_, later) in itertools.pairwise(seen)]
     for (accepted, _), count in zip(seen[1:], reads, strict=True):
-        assert count == 1 + max(0, accepted - LEVELS)
+        assert count == 1 + (max(0, accepted - LEVELS) if options["do_sample"] else 0)
 
 
 def test_the_emulated_device_refuses_what_a_gpu_refuses(device: EmulatedDevice) -> None:
