@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from hf_specdec.capabilities.probe import Capability, probe, untried
 from hf_specdec.capabilities.probe_exit import ExitFinding, probe_exit
 from hf_specdec.capabilities.probe_rows import probe_rows
 from hf_specdec.capabilities.reference import ProbeFailed
-from hf_specdec.compat.fingerprint import fingerprint
+from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
 from hf_specdec.distributed.rank_sync import RankSync
 
 __all__ = ["Findings", "Found"]
@@ -81,19 +81,25 @@ class Findings:
     """What is known of one model, by its fingerprint. Safe to share between threads; a copy begins with nothing."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Found] = {}
+        self._known: dict[Fingerprint, Found] = {}
         self._lock = threading.Lock()
 
     def of(
-        self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None, *, rank_sync: RankSync | None = None
+        self,
+        model: PreTrainedModel,
+        encoder_kwargs: dict[str, Any] | None = None,
+        *,
+        rank_sync: RankSync | None = None,
+        now: Fingerprint | None = None,
     ) -> Found:
         """What is known of the model as it is now; probed at first. A probe that failed is repeated at the next call.
 
         Args:
             encoder_kwargs: of encoder-decoder models, see `probe`.
             rank_sync: of the processes that share the model: all of them probe if one has to.
+            now: the model's fingerprint, where it is known.
         """
-        rank_sync, key = rank_sync or RankSync(), fingerprint(model)
+        rank_sync, key = rank_sync or RankSync(), now or fingerprint(model)
         with self._lock:
             if not rank_sync.any(key not in self._known):
                 return self._known[key]
@@ -106,17 +112,17 @@ class Findings:
             self._keep(key, found)
             return found
 
-    def known(self, key: Hashable) -> Found | None:
+    def known(self, key: Fingerprint) -> Found | None:
         """What is known of the model whose fingerprint is `key`, if anything is."""
         with self._lock:
             return self._known.get(key)
 
-    def keep(self, key: Hashable, found: Found) -> None:
+    def keep(self, key: Fingerprint, found: Found) -> None:
         """Take over what a call has found out about the model whose fingerprint was `key`."""
         with self._lock:
             self._keep(key, found)
 
-    def _keep(self, key: Hashable, found: Found) -> None:
+    def _keep(self, key: Fingerprint, found: Found) -> None:
         self._known.pop(key, None)
         while len(self._known) >= MOST_KEPT:
             del self._known[next(iter(self._known))]

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.compat.modules import modules_of
+
 __all__ = [
     "execution_device",
     "input_device",
@@ -22,7 +24,7 @@ __all__ = [
 def is_dispatched(model: PreTrainedModel) -> bool:
     """Whether accelerate's hooks move what goes through the model: it is spread over devices, or offloaded."""
     places = set((getattr(model, "hf_device_map", None) or {}).values())
-    return len(places) > 1 or any("_hf_hook" in vars(module) for module in model.modules())
+    return len(places) > 1 or any("_hf_hook" in vars(module) for module in modules_of(model))
 
 
 def input_device(model: PreTrainedModel) -> torch.device:

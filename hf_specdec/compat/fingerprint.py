@@ -1,4 +1,4 @@
-"""What of a model decides how its forward computes: compared before each call, so that what was found out holds still.
+"""What of a model decides how its forward computes: compared before each call, so that what is known of it still holds.
 
 Names                              Why
 `_forward_hooks`, `_forward_pre_hooks` and the global ones of torch
@@ -11,55 +11,88 @@ Names                              Why
 import types
 import weakref
 from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch.nn.modules import module as torch_module
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_specdec.compat.masks import attention_implementation
+from hf_specdec.compat.modules import modules_of
 
-__all__ = ["fingerprint"]
+__all__ = ["Fingerprint", "fingerprint"]
 
 # Hooks that leave what is computed as it is: ours are there for single forwards, transformers' collect outputs.
 HARMLESS_HOOKS = ("hf_specdec.", "transformers.utils.output_capturing")
 OWN_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill")
 ADAPTER_STATE = ("_disable_adapters", "_active_adapter", "merged_adapters")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-CHANGES = {"forward", "_compiled_call_impl", "_active_adapter"}
 GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
-def fingerprint(model: PreTrainedModel) -> Hashable:
-    """Equal for two calls on one model if it computes alike in both; weights may differ.
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Equal for two calls on one model if it computes alike in both; weights may differ. Holds no part of it alive.
 
-    Covers submodules and their classes, forwards replaced on an instance or a class, hooks, train mode, adapters,
-    attention implementation, dtype, device and compilation. Holds no part of the model alive.
+    Attributes:
+        modules: the submodules; none is mistaken for another one that is made in its place later.
+        classes: their classes, with the forwards of these.
+        settings: the configuration.
+        state: forwards replaced on an instance, hooks, train mode, adapters, dtype, device and compilation.
     """
-    modules = list(model.modules())
-    classes = [type(module) for module in modules]
+
+    modules: tuple[Hashable, ...]
+    classes: tuple[Hashable, ...]
+    settings: str
+    state: tuple[Hashable, ...]
+
+    @property
+    def structure(self) -> Hashable:
+        """All but the state."""
+        return self.modules, self.classes, self.settings
+
+
+def fingerprint(model: PreTrainedModel) -> Fingerprint:
+    """The model's fingerprint as it is now."""
+    modules = modules_of(model)
     changes: list[Hashable] = []
-    for place, module in enumerate(modules):
-        attributes = vars(module)
-        if module.training or not CHANGES.isdisjoint(attributes) or any(map(attributes.get, HOOKS)):
+    for place, attributes in enumerate(map(vars, modules)):
+        if (
+            attributes.get("training")
+            or attributes.get("_forward_hooks")
+            or attributes.get("_forward_pre_hooks")
+            or "forward" in attributes
+            or "_compiled_call_impl" in attributes
+            or "_active_adapter" in attributes
+        ):
             changes += ((place, change) for change in _changes_of(attributes))
-    return (
-        attention_implementation(model.config),
-        model.dtype,
-        model.device,
-        tuple(map(id, modules)),
-        tuple((cls, cls.forward) for cls in dict.fromkeys(classes)),
-        tuple(changes),
-        tuple(_same(vars(model)[name]) for name in OWN_METHODS if name in vars(model)),
-        tuple(number for name in GLOBAL_HOOKS for number in _hooks(getattr(torch_module, name))),
+    return Fingerprint(
+        modules=tuple(map(weakref.ref, modules)),
+        classes=tuple((cls, cls.forward) for cls in dict.fromkeys(type(module) for module in modules)),
+        settings=_settings(model.config),
+        state=(
+            attention_implementation(model.config),
+            model.dtype,
+            model.device,
+            tuple(changes),
+            tuple(_same(vars(model)[name]) for name in OWN_METHODS if name in vars(model)),
+            tuple(number for name in GLOBAL_HOOKS for number in _hooks(getattr(torch_module, name))),
+        ),
     )
+
+
+def _settings(config: Any) -> str:
+    """A configuration's values, those of its parts included."""
+    values = vars(config).items()
+    return repr([(name, _settings(v) if isinstance(v, PreTrainedConfig) else v) for name, v in values])
 
 
 def _changes_of(attributes: Mapping[str, Any]) -> Iterator[Hashable]:
     """What was done to one module: train mode, hooks, a forward of its own or a compiled one, adapters that act."""
-    if attributes["training"]:
+    if attributes.get("training"):
         yield "training"
     for name in HOOKS:
-        if numbers := _hooks(attributes[name]):
+        if numbers := _hooks(attributes.get(name, {})):
             yield name, numbers
     for name in ("forward", "_compiled_call_impl"):
         if attributes.get(name) is not None:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.compat.modules import modules_of
+
 __all__ = [
     "bare_embeddings",
     "counts_unpadded",
@@ -76,7 +78,7 @@ def is_compiled(model: PreTrainedModel) -> bool:
     return any(
         getattr(module, "_compiled_call_impl", None) is not None  # of torch, set by `module.compile()`
         or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")  # by `torch.compile(module.forward)`
-        for module in model.modules()
+        for module in modules_of(model)
     )
 
 

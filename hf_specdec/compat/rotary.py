@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.compat import Cache, DynamicCache, has_own_input_preparation, max_positions, text_config
+from hf_specdec.compat.modules import modules_of
 from hf_specdec.transfer import HOST
 
 __all__ = ["cache_drop_length", "position_limit", "rotary_grows", "rotary_state", "rotary_switches"]
@@ -75,7 +76,7 @@ def position_limit(model: PreTrainedModel, *, reach: int | None = None) -> int |
     def fits(size: int) -> bool:
         return positions <= size <= positions + OFFSETS
 
-    for module in model.modules():
+    for module in modules_of(model):
         if isinstance(module, torch.nn.Embedding):
             if id(module) not in words and fits(module.num_embeddings):
                 return positions

@@ -12,6 +12,7 @@ from accelerate.utils import get_balanced_memory
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.compat.modules import modules_of, own_weights
 from hf_specdec.compat.placement import device_mesh, tensor_parallel_arguments, unsplittable_modules
 from hf_specdec.errors import ConfigError
 
@@ -120,6 +121,8 @@ def move_pair(
     Raises:
         ConfigError: as `move`, or lists that tear apart two models of the same weights.
     """
+    if target_devices is None and draft_devices is None:
+        return
     wanted = [
         _devices_of(model) if devices is None else set(read_devices(devices, field))
         for model, devices, field in ((draft, draft_devices, DRAFT_LIST), (target, target_devices, TARGET_LIST))
@@ -172,8 +175,8 @@ def _device(item: int | str, device_list: DeviceList, known: Sequence[torch.devi
 def _devices_of(model: PreTrainedModel) -> set[torch.device]:
     """Where the weights are while they are used."""
     found: set[torch.device] = set()
-    for module in model.modules():
-        for weight in module.parameters(recurse=False):
+    for module in modules_of(model):
+        for weight in own_weights(module):
             device = compat.execution_device(module) if weight.device.type == "meta" else weight.device
             found.add(device or weight.device)
     return {torch.device("cpu") if device.type == "cpu" else device for device in found}

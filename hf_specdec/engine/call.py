@@ -1,11 +1,14 @@
 """One call of `generate` as transformers prepared it, and the output with its statistics."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
+from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.stats import SpecStats
 
 __all__ = ["Call", "with_stats"]
@@ -17,6 +20,8 @@ class Call:
 
     Attributes:
         model_kwargs: everything else the model's forward gets: masks, positions, cache, encoder outputs.
+        now: the model's fingerprint.
+        facts: what is known of its structure.
     """
 
     model: PreTrainedModel
@@ -26,6 +31,12 @@ class Call:
     generation_config: GenerationConfig
     model_kwargs: dict[str, Any]
     streamer: Any = None
+    now: Fingerprint = field(init=False, repr=False)
+    facts: ModelFacts = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "now", fingerprint(self.model))
+        object.__setattr__(self, "facts", state_of(self.model).facts_of(self.now))
 
     def prompt_of(self, row: int) -> list[int]:
         """The prompt of one row without the masked tokens at its front."""

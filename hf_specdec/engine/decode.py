@@ -13,6 +13,7 @@ from hf_specdec import compat
 from hf_specdec.capabilities.findings import Found
 from hf_specdec.capabilities.probe import Capability
 from hf_specdec.compat.attention import takes_tensor_masks
+from hf_specdec.compat.fingerprint import fingerprint
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.rank_sync import digest, rank_sync_of
 from hf_specdec.engine.batch_rules import batch_fallback_reason
@@ -97,7 +98,7 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
 def found_for(call: Call) -> Found:
     """What is known of the call's model as it is now."""
     findings, rank_sync = state_of(call.model).findings, rank_sync_of(call.model)
-    return findings.of(call.model, _encoder_kwargs(call), rank_sync=rank_sync)
+    return findings.of(call.model, _encoder_kwargs(call), rank_sync=rank_sync, now=call.now)
 
 
 def plain_reason(call: Call, request: Request, found: Found) -> str | None:
@@ -117,7 +118,8 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
     if request.config.engine == "assisted":
         return "transformers' assisted decoding takes one sequence"
     mask = call.model_kwargs.get("attention_mask")
-    if mask is not None and not call.model.config.is_encoder_decoder and compat.has_own_cache(call.model):
+    has_own_cache = call.facts.of(compat.has_own_cache, call.model)
+    if mask is not None and not call.model.config.is_encoder_decoder and has_own_cache:
         return "padding meets cache layers of the model's own, which a few tokens cannot try out"
     return batch_fallback_reason(call) or _batch_reason(call.model, found, _encoder_kwargs(call))
 
@@ -216,7 +218,8 @@ def drafting(
     elif isinstance(assistant, DraftHead):
         draft_model = head_runner_of(call, assistant)
     elif assistant is not None:
-        tier = draft_capability(call.model, assistant, translates=request.tokenizers is not None).tier
+        now, translates = fingerprint(assistant), request.tokenizers is not None
+        tier = draft_capability(call.model, assistant, translates=translates, now=now).tier
         if request.tokenizers is not None:
             translations = translations_of(call, *request.tokenizers)
         draft_model = draft_model_of(
@@ -224,6 +227,7 @@ def drafting(
             assistant,
             tier=tier,
             budget=request.budget,
+            facts=state_of(assistant).facts_of(now),
             encoder_inputs=encoder_inputs,
             translations=translations,
         )
@@ -269,7 +273,7 @@ def _reason_against_default(call: Call, request: Request, found: Found) -> str |
     layers = request.config.drafting_layers
     try:
         if layers is not None:
-            check_exit(call.model, layers)
+            check_exit(call, layers)
         check_tier(call.model, request, found.capability)
         check_cache(call)
     except (ConfigError, UnsupportedModelError) as error:

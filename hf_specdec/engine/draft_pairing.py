@@ -10,6 +10,8 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.capabilities.probe import Capability
+from hf_specdec.compat.fingerprint import Fingerprint
+from hf_specdec.compat.modules import num_weights
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.batch_rules import keeps_rows_apart, processors_of_row
@@ -18,6 +20,7 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import draft_shapes
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.draft_runner import DraftRunner
+from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import Tier
 from hf_specdec.methods.draft_scorer import cost_ratio
 from hf_specdec.methods.translation import Translation
@@ -97,18 +100,21 @@ def vocab_sizes(*models: PreTrainedModel) -> list[int]:
     return [compat.text_config(model.config).vocab_size for model in models]
 
 
-def draft_capability(target: PreTrainedModel, draft: PreTrainedModel, *, translates: bool = False) -> Capability:
+def draft_capability(
+    target: PreTrainedModel, draft: PreTrainedModel, *, translates: bool = False, now: Fingerprint | None = None
+) -> Capability:
     """How the draft can be driven, once it is clear that it goes together with the target.
 
     Args:
         translates: whether the draft has a tokenizer of its own.
+        now: the draft's fingerprint, where it is known.
 
     Raises:
         ConfigError: the models do not go together.
         UnsupportedModelError: the draft cannot roll back, so that it could not follow the text.
     """
     check_pair(target, draft, translates=translates)
-    found = state_of(draft).findings.of(draft, rank_sync=rank_sync_of(draft)).capability
+    found = state_of(draft).findings.of(draft, rank_sync=rank_sync_of(draft), now=now).capability
     if found.tier == "plain":
         raise UnsupportedModelError(
             f"`assistant_model` must be able to forget rejected tokens, but {type(draft).__name__} is not: "
@@ -123,6 +129,7 @@ def draft_model_of(
     *,
     tier: Tier,
     budget: int,
+    facts: ModelFacts,
     encoder_inputs: Any = None,
     translations: Sequence[Translation] | None = None,
 ) -> DraftRunner:
@@ -130,6 +137,7 @@ def draft_model_of(
 
     Args:
         budget: most tokens drafted a step.
+        facts: what is known of the draft's structure.
         encoder_inputs: of an encoder-decoder call: what the target's encoder has read.
         translations: each row's prompt in the draft's vocabulary, where that is another one.
 
@@ -152,28 +160,27 @@ def draft_model_of(
     shapes = draft_shapes(call, draft, tier=tier, num_columns=ids.shape[1] + room, budget=budget)
     if shapes is not None:
         kwargs[compat.cache_name(kwargs)] = shapes.cache
+    sizes = facts.of(num_weights, draft), call.facts.of(num_weights, call.model)
     runner = DraftRunner(
         draft,
         ids,
         kwargs,
         tier=tier,
         vocab_size=vocab_sizes(call.model if translations is None else draft)[0],
-        relative_cost=_relative_cost(call.model, draft),
+        relative_cost=cost_ratio(sizes[0] / max(sizes[1], 1), _num_layers(draft) / _num_layers(call.model)),
         device=call.input_ids.device,
         room=room,
         fixed=None if shapes is None else shapes.fixed,
         compiled=None if shapes is None else shapes.compiled,
+        facts=facts,
     )
     for row, translation in enumerate(translations or ()):
         runner.keep(row, translation.fixed[-1:])
     return runner
 
 
-def _relative_cost(target: PreTrainedModel, draft: PreTrainedModel) -> float:
-    """What a forward of the draft costs over one of the target, roughly."""
-    sizes = [sum(weight.numel() for weight in model.parameters()) for model in (draft, target)]
-    layers = [getattr(compat.text_config(model.config), "num_hidden_layers", 1) for model in (draft, target)]
-    return cost_ratio(sizes[0] / max(sizes[1], 1), layers[0] / max(layers[1], 1))
+def _num_layers(model: PreTrainedModel) -> int:
+    return max(getattr(compat.text_config(model.config), "num_hidden_layers", 1), 1)
 
 
 def logits_processor_of(call: Call) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:

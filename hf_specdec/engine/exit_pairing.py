@@ -17,29 +17,34 @@ __all__ = ["check_exit", "exit_runner_of"]
 SMALLER = "Pass a smaller model with the same tokenizer as assistant_model."
 
 
-def check_exit(model: PreTrainedModel, layers: int) -> None:
-    """Refuse a model that cannot be left after `layers` layers, as far as that can be seen without trying.
+def check_exit(call: Call, layers: int) -> None:
+    """Refuse a call whose model cannot be left after `layers` layers, as far as that can be seen without trying.
 
     Raises:
         ConfigError: it has an encoder, fewer layers, none that can be told from its other parts, or states beside keys
             and values.
     """
-    name = type(model).__name__
+    model, name = call.model, type(call.model).__name__
     if model.config.is_encoder_decoder:
         rule = f"must be unset for an encoder-decoder such as {name}"
         raise ConfigError("exit_layer", rule, layers, "Pass a smaller encoder-decoder as assistant_model.")
     try:
-        most = len(layers_of(model, path_to_layers(model))) - 1
+        most = len(layers_of(model, call.facts.of(path_to_layers, model))) - 1
     except UnsupportedModelError as error:
         what = str(error).split(", so that")[0]
         raise ConfigError("exit_layer", f"must be unset where {what}", layers, SMALLER) from error
     if layers > most:
         rule = f"must be from 1 to {most}, one less than the layers of {name}"
         raise ConfigError("exit_layer", rule, layers, "A quarter of the layers is a start.")
-    cache = compat.fresh_cache(model).get("past_key_values")
-    if cache is None or SpecCache.adopt(cache) is None:
+    if not call.facts.of(_keeps_keys_alone, model):
         rule = f"must be unset for {name}, whose cache holds more than keys and values"
         raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
+
+
+def _keeps_keys_alone(model: PreTrainedModel) -> bool:
+    """Whether the model's cache holds keys and values, and nothing beside them."""
+    cache = compat.fresh_cache(model).get("past_key_values")
+    return cache is not None and SpecCache.adopt(cache) is not None
 
 
 def exit_runner_of(call: Call, layers: int, found: Found) -> ExitRunner:
@@ -49,7 +54,7 @@ def exit_runner_of(call: Call, layers: int, found: Found) -> ExitRunner:
         ConfigError: they cannot.
     """
     model = call.model
-    check_exit(model, layers)
+    check_exit(call, layers)
     finding = found.early_exit(model, layers, rank_sync=rank_sync_of(model))
     if finding.refusal is not None:
         rule = f"must be unset for {type(model).__name__}: after {layers} layers, {finding.refusal}"
@@ -65,4 +70,5 @@ def exit_runner_of(call: Call, layers: int, found: Found) -> ExitRunner:
         takes_trees=found.capability.tier == "tree",
         resumes=finding.recomputed is None and not shows_layers,
         device=call.input_ids.device,
+        facts=call.facts,
     )

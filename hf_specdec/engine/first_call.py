@@ -1,7 +1,5 @@
 """A model's first call finds out on its own text whether trees can be verified, where it is long enough."""
 
-from typing import Any
-
 from transformers import PreTrainedModel
 
 from hf_specdec.capabilities.findings import Found
@@ -26,8 +24,8 @@ class FirstCall:
         found (`Found`): what holds if the model passes.
     """
 
-    def __init__(self, call: Call, key: Any, stats: SpecStats) -> None:
-        self.model, self.stats, self._key = call.model, stats, key
+    def __init__(self, call: Call, stats: SpecStats) -> None:
+        self.model, self.stats, self._key = call.model, stats, call.now
         self._num_rows = len(call.input_ids)
         self.found = Found(verifies_trees(call.model, 0.0), knows_rows=True)
 
@@ -94,14 +92,13 @@ def row_trial_of(model: PreTrainedModel, request: Request, most_rows: int) -> Ro
 
 def first_call_of(call: Call, request: Request, stats: SpecStats) -> FirstCall | None:
     """The trial that goes with a call; `None` where everything is known, or the probe has to find it out."""
+    if _is_known(state_of(call.model).findings.known(call.now), len(call.input_ids)):
+        return None
     config = call.generation_config
     shows_states = config.return_dict_in_generate and (config.output_hidden_states or config.output_attentions)
     if shows_states or not can_try(call, request):
         return None
-    key = fingerprint(call.model)
-    if _is_known(state_of(call.model).findings.known(key), len(call.input_ids)):
-        return None
-    return FirstCall(call, key, stats)
+    return FirstCall(call, stats)
 
 
 def _is_known(found: Found | None, num_rows: int) -> bool:

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.compat.gemma_assistant import heads_of_layers, last_own_layers
+from hf_specdec.compat.modules import num_weights
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.placement import read_devices
 from hf_specdec.distributed.rank_sync import rank_sync_of
@@ -98,7 +99,7 @@ def head_runner_of(call: Call, head: DraftHead) -> BaseHeadRunner[Any]:
         embed=embed,
         hidden_layers=layers,
         vocab_size=compat.text_config(call.model.config).vocab_size,
-        relative_cost=_relative_cost(call.model, head),
+        relative_cost=_relative_cost(call, head),
         device=call.input_ids.device,
         # embeddings and output head may be shared out, so that their forwards are collectives
         is_shared=not rank_sync_of(call.model).is_alone,
@@ -144,8 +145,7 @@ def own_head_of(target: PreTrainedModel, method: Method | None, config: SpecConf
     return heads[method.name].to(read_devices(listed, config.device_fields["draft"])[0])
 
 
-def _relative_cost(target: PreTrainedModel, head: DraftHead) -> float:
+def _relative_cost(call: Call, head: DraftHead) -> float:
     """What a forward of the head costs over one of the target, roughly."""
-    num_weights = sum(weight.numel() for weight in target.parameters())
-    num_layers = compat.text_config(target.config).num_hidden_layers
-    return cost_ratio(head.num_weights / max(num_weights, 1), head.num_layers / max(num_layers, 1))
+    size, num_layers = call.facts.of(num_weights, call.model), compat.text_config(call.model.config).num_hidden_layers
+    return cost_ratio(head.num_weights / max(size, 1), head.num_layers / max(num_layers, 1))

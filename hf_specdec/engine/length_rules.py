@@ -10,7 +10,7 @@ __all__ = ["exceeds_original_length", "reason_against_length"]
 
 def reason_against_length(call: Call, tier: str, engine: str) -> str | None:
     """Why a call is decoded plainly because of how long its texts may get, or `None`."""
-    length = cache_drop_length(call.model)
+    length = call.facts.of(cache_drop_length, call.model)
     if length is not None and call.input_ids.shape[1] <= length < _longest(call):
         cache = call.model_kwargs.get(compat.cache_name(call.model_kwargs))
         if len(call.input_ids) > 1 or tier != "tree" or engine == "assisted" or isinstance(cache, compat.StaticCache):
@@ -25,7 +25,7 @@ def reason_against_length(call: Call, tier: str, engine: str) -> str | None:
 
 def exceeds_original_length(call: Call) -> bool:
     """Whether rotary frequencies may change within the call's texts."""
-    rotary = rotary_of(call.model)
+    rotary = call.facts.of(rotary_of, call.model)
     return rotary is not None and _longest(call) > rotary.switch
 
 

@@ -6,7 +6,7 @@ It lives in the model's `__dict__`, so it is copied, pickled and dropped with th
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,11 @@ from transformers import PreTrainedModel
 
 from hf_specdec.capabilities.findings import Findings
 from hf_specdec.compat import attention_implementation
+from hf_specdec.compat.fingerprint import Fingerprint
 from hf_specdec.engine.cost_facts import check_facts
 from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.forward.compiled_forward import CompiledForward
+from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import MethodState
@@ -25,7 +27,7 @@ from hf_specdec.methods.method import MethodState
 __all__ = ["ATTRIBUTE", "ModelState", "remembering", "state_of"]
 
 ATTRIBUTE = "_hf_specdec"
-NOT_COPIED = ("lock", "compiled")
+NOT_COPIED = ("lock", "compiled", "facts")
 logger = logging.getLogger("hf_specdec")
 
 
@@ -41,6 +43,7 @@ class ModelState:
     warned: set[str] = field(default_factory=set)
     keeps_settings: bool = False  # whether `enable` had to make the generation configuration keep them
     compiled: dict[str, CompiledForward] = field(default_factory=dict, repr=False, compare=False)
+    facts: tuple[Hashable, ModelFacts] | None = field(default=None, repr=False, compare=False)  # with their structure
     lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def step_costs(
@@ -71,6 +74,13 @@ class ModelState:
                 self.compiled[key] = CompiledForward(model, settings)
             return self.compiled[key]
 
+    def facts_of(self, now: Fingerprint) -> ModelFacts:
+        """What is known of the model's structure, the model being as `now` says."""
+        with self.lock:
+            if self.facts is None or self.facts[0] != now.structure:
+                self.facts = now.structure, ModelFacts()
+            return self.facts[1]
+
     def warn_once(self, message: str) -> None:
         """Log a warning that this model has not given yet."""
         with self.lock:
@@ -85,7 +95,7 @@ class ModelState:
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
-        self.lock, self.compiled = threading.Lock(), {}
+        self.lock, self.compiled, self.facts = threading.Lock(), {}, None
 
 
 def state_of(model: PreTrainedModel) -> ModelState:

@@ -77,7 +77,13 @@ def decode_speculatively(
     else:
         layers, compiled = _read_layers(draft_model), compiled_forward(call, fixed)
         target = ModelRunner(
-            *arguments, tier=tier, keep_cache=keep_cache, hidden_layers=layers, fixed=fixed, compiled=compiled
+            *arguments,
+            tier=tier,
+            keep_cache=keep_cache,
+            hidden_layers=layers,
+            fixed=fixed,
+            compiled=compiled,
+            facts=call.facts,
         )
     _bind(draft_model, target)
     stats.tier, stats.method = target.tier, stats.method or type(sequences[0].drafter).__name__
@@ -132,7 +138,7 @@ def _limits(call: Call, budget: int) -> Limits:
     pad_token = getattr(call.generation_config, "_pad_token_tensor", None)
     return Limits(
         budget=budget,
-        max_positions=position_limit(call.model),
+        max_positions=call.facts.of(position_limit, call.model),
         vocab_size=getattr(text_config, "vocab_size", None),
         pad_token_id=int(pad_token) if pad_token is not None else 0,
     )
@@ -207,7 +213,7 @@ def queued_sequence_of(
         target = RowTrialRunner(*arguments, keep_cache=False, trial=trial)
     else:
         layers = _read_layers(draft_model)
-        target = ModelRunner(*arguments, tier="tree", keep_cache=False, hidden_layers=layers)
+        target = ModelRunner(*arguments, tier="tree", keep_cache=False, hidden_layers=layers, facts=call.facts)
     _bind(draft_model, target)
     longest = (call.generation_config.max_length or len(text)) + MAX_DRAFT
     batch = Batch([sequence], target, _limits(call, budget), used_by(rank_sync, draft_model))

@@ -19,6 +19,7 @@ from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.drafting import KnownScorer, RowScorer, unknown_scorer
+from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import ModelRunner, Tier
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.observer import Source
@@ -37,6 +38,7 @@ class DraftRunner:
         relative_cost (`float`): a forward of the draft over one of the target, roughly.
         device: where the logits go.
         fixed, compiled: of `ModelRunner`, where `model_kwargs` hold a static cache.
+        facts: what is known of the draft's structure.
 
     Attributes:
         reads_prompt (`bool`): whether it has positions for the prompt; where not, nothing is ever scored.
@@ -59,7 +61,9 @@ class DraftRunner:
         room: int = 1024,
         fixed: FixedShapes | None = None,
         compiled: CompiledForward | None = None,
+        facts: ModelFacts | None = None,
     ) -> None:
+        facts = facts or ModelFacts()
         self.vocab_size, self.relative_cost, self.device = vocab_size, relative_cost, device
         self._own_vocab_size: int = compat.text_config(model.config).vocab_size
         input_ids = input_ids.where(input_ids < self._own_vocab_size, 0)
@@ -67,8 +71,8 @@ class DraftRunner:
         config = GenerationConfig(max_length=input_ids.shape[1] + room)
         self.compiled, self.network = compiled, (id(model), vocab_size)
         arguments = (model, input_ids, config, model_kwargs, self.texts)
-        self.target = ModelRunner(*arguments, tier=tier, keep_cache=False, fixed=fixed, compiled=compiled)
-        self.max_positions = position_limit(model)
+        self.target = ModelRunner(*arguments, tier=tier, keep_cache=False, fixed=fixed, compiled=compiled, facts=facts)
+        self.max_positions = facts.of(position_limit, model)
         self.reads_prompt = self.max_positions is None or input_ids.shape[1] <= self.max_positions
         self.is_shared = device_mesh(model) is not None
         self.hidden_layers: tuple[int, ...] = ()

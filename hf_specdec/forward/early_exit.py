@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.layer_cut import cut_after, layers_of, path_to_layers, shallow_copy, with_modules
+from hf_specdec.forward.model_facts import ModelFacts
 
 __all__ = ["EarlyExit"]
 
@@ -21,6 +22,7 @@ class EarlyExit:
 
     Args:
         layers (`int`): layers of the first part, at least 1 and fewer than the model has.
+        facts: what is known of the model's structure.
 
     Attributes:
         draft (`PreTrainedModel`): the first layers, the final norm and the head.
@@ -31,8 +33,9 @@ class EarlyExit:
         UnsupportedModelError: the model's layers cannot be told from its other parts.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: int) -> None:
-        path = path_to_layers(model)
+    def __init__(self, model: PreTrainedModel, layers: int, facts: ModelFacts | None = None) -> None:
+        facts = facts or ModelFacts()
+        path = facts.of(path_to_layers, model)
         own = list(layers_of(model, path))
         self._between = between = _Between()
         first = torch.nn.ModuleList([*own[: layers - 1], _watched(own[layers - 1], between)])
@@ -40,7 +43,7 @@ class EarlyExit:
         for part in (first, rest):
             part.training = model.training
         self.draft = cut_after(model, path, first)
-        self.headless = with_modules(self.draft, _without_head(self.draft))
+        self.headless = with_modules(self.draft, _without_head(self.draft, facts.of(_names_of_head, model)))
         self.rest = with_modules(model, {path: rest})
 
     @property
@@ -106,9 +109,15 @@ class _NoHead(torch.nn.Module):
         return states.new_zeros((*states.shape[:-1], self.vocab_size))
 
 
-def _without_head(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
-    """What replaces the model's head, by its name; nothing where the model does not say which one it is."""
+def _names_of_head(model: PreTrainedModel) -> tuple[str, ...]:
+    """Where the model's head is; nowhere where the model does not say which module it is."""
+    head = model.get_output_embeddings()
+    return tuple(name for name, module in model.named_modules() if module is head)
+
+
+def _without_head(model: PreTrainedModel, names: tuple[str, ...]) -> dict[str, torch.nn.Module]:
+    """What replaces the model's head, by its name."""
     head = model.get_output_embeddings()
     if head is None or not hasattr(head, "weight"):
         return {}
-    return {name: _NoHead(len(head.weight)) for name, module in model.named_modules() if module is head}
+    return {name: _NoHead(len(head.weight)) for name in names}

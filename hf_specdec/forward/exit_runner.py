@@ -25,6 +25,7 @@ from hf_specdec.forward.adapters import TreeAdapter, adapter_of
 from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.drafting import KnownScorer, RowScorer, unknown_scorer
 from hf_specdec.forward.early_exit import EarlyExit
+from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.forward.tree_mask import TreeMasks
@@ -63,6 +64,7 @@ class ExitRunner:
         takes_trees (`bool`): whether the target computes siblings.
         resumes (`bool`): whether the target can go on from the first layers' states; if not, it computes them again.
         device: where the logits go.
+        facts: what is known of the target's structure.
 
     Attributes:
         num_resumed (`int`): verify passes that have gone on from the first layers' states.
@@ -82,12 +84,14 @@ class ExitRunner:
         takes_trees: bool,
         resumes: bool,
         device: torch.device,
+        facts: ModelFacts | None = None,
     ) -> None:
+        facts = facts or ModelFacts()
         self.takes_trees, self.resumes, self.device = takes_trees, resumes, device
-        self.layers, self.parts, self.network = layers, EarlyExit(model, layers), ("first layers", layers)
+        self.layers, self.parts, self.network = layers, EarlyExit(model, layers, facts), ("first layers", layers)
         self.vocab_size: int = compat.text_config(model.config).vocab_size
-        self.relative_cost = _relative_cost(model, self.parts.draft)
-        self.max_positions = position_limit(model)
+        self.relative_cost = facts.of(_relative_cost, model, layers)
+        self.max_positions = facts.of(position_limit, model)
         self.is_shared = device_mesh(model) is not None
         self.rank_sync = RankSync()
         self._adapters = adapter_of(self.parts.draft), adapter_of(self.parts.rest)
@@ -263,11 +267,10 @@ def _grown(known: DraftTree | None, tree: DraftTree) -> tuple[DraftTree, list[in
     return builder.build(), places
 
 
-def _relative_cost(model: PreTrainedModel, draft: PreTrainedModel) -> float:
+def _relative_cost(model: PreTrainedModel, layers: int) -> float:
     """What a forward of the first layers costs over one of the model, roughly."""
-    sizes = [_num_computed(part) for part in (draft, model)]
-    layers = [compat.text_config(part.config).num_hidden_layers for part in (draft, model)]
-    return cost_ratio(sizes[0] / max(sizes[1], 1), layers[0] / layers[1])
+    sizes = [_num_computed(part) for part in (EarlyExit(model, layers).draft, model)]
+    return cost_ratio(sizes[0] / max(sizes[1], 1), layers / compat.text_config(model.config).num_hidden_layers)
 
 
 def _num_computed(model: PreTrainedModel) -> int:

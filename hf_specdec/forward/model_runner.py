@@ -12,11 +12,12 @@ from hf_specdec.cache.rollback import rollback_cache
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.adapters import adapter_of, takes_positions
+from hf_specdec.forward.adapters import adapter_of, takes_positions, works_by_hooks
 from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.exit_rounds import EarlyExitRounds
 from hf_specdec.forward.hidden_states import HiddenStates
 from hf_specdec.forward.inputs import StepInputs, rows_of
+from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
@@ -44,13 +45,13 @@ class ModelRunner(HiddenStates):
         hidden_layers: whose hidden states are kept of every forward; k is `hidden_states[k]` in transformers' numbers.
         fixed: the shapes of all forwards after the prompt, where that cache is a static one.
         compiled: runs these forwards; `None` runs them as they are written.
+        facts: what is known of the model's structure.
 
     Attributes:
         outputs: the model's output of the last forward.
         early_exit: drafts of the model's first layers, where there are any.
         tells_costs (`bool`): whether the last forward took as long as others of its trees would.
-        lockstep (`bool`): whether the rows' caches are kept equally long; rows that are ahead in their texts compute
-            the same tokens again.
+        lockstep (`bool`): whether the rows' caches are kept equally long; those ahead compute the same tokens again.
 
     Raises:
         UnsupportedModelError: the cache cannot be rolled back.
@@ -69,14 +70,15 @@ class ModelRunner(HiddenStates):
         hidden_layers: Sequence[int] = (),
         fixed: FixedShapes | None = None,
         compiled: CompiledForward | None = None,
+        facts: ModelFacts | None = None,
     ) -> None:
+        facts = facts or ModelFacts()
         self.hidden_layers = tuple(hidden_layers)
         self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
         self.texts, self.keep_cache = list(texts), keep_cache
         length = input_ids.shape[1]
-        longest = generation_config.max_length or length + RESERVE
-        reserve = min(longest + MAX_DRAFT, length + RESERVE)
-        self.adapter = adapter_of(model) if tier == "tree" else None
+        reserve = min((generation_config.max_length or length + RESERVE) + MAX_DRAFT, length + RESERVE)
+        self.adapter = facts.of(adapter_of, model) if works_by_hooks(model) and tier == "tree" else None
         if self.adapter is None and not takes_positions(model):
             tier = "chain"  # the model has been compiled since it was probed
         self.lockstep = len(texts) > 1 and (tier != "tree" or compat.has_own_input_preparation(model))
@@ -85,8 +87,8 @@ class ModelRunner(HiddenStates):
         self.cache = rollback_cache(original, reserve=reserve, lockstep=self.lockstep, fixed=fixed, kept=kept)
         self._widths, self.compiled = () if fixed is None else fixed.widths, compiled
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
-        self.rotary, self._grouped = rotary_of(model), GroupedHeads(model)
-        self._drop_length = cache_drop_length(model)
+        self.rotary, self._grouped = facts.of(rotary_of, model), GroupedHeads(model)
+        self._drop_length = facts.of(cache_drop_length, model)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
         if original is not None:
@@ -130,8 +132,7 @@ class ModelRunner(HiddenStates):
         self._half_done = False
         self.kwargs[compat.cache_name(self.kwargs)] = self.cache.model_cache
         self.kwargs.pop("logits_to_keep", None)
-        positions = self.kwargs.get("position_ids")
-        if positions is not None:  # a caller may count from elsewhere than 0
+        if (positions := self.kwargs.get("position_ids")) is not None:  # a caller may count from elsewhere than 0
             self._ahead = max(int(positions[..., -1].max()) - self._cached, 0)
         return self.outputs
 
@@ -163,8 +164,7 @@ class ModelRunner(HiddenStates):
 
     def _is_dropped_next(self) -> bool:
         """Whether plain generation's next forward, of one row, would compute the whole text anew."""
-        length = self._drop_length
-        if length is None or len(self.texts) > 1 or self.cache.spec is None:
+        if (length := self._drop_length) is None or len(self.texts) > 1 or self.cache.spec is None:
             return False
         return len(self.texts[0]) > length >= self._cached
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.compat.modules import modules_of
 from hf_specdec.compat.rotary import rotary_grows, rotary_state, rotary_switches
 from hf_specdec.errors import UnsupportedModelError
 
@@ -107,7 +108,7 @@ class _Hook:
 
 def rotary_of(model: PreTrainedModel) -> RotaryFrequencies | None:
     """The rotary modules whose frequencies depend on the length of the text, or `None` where there are none."""
-    modules = [module for module in model.modules() if rotary_switches(module)]
+    modules = [module for module in modules_of(model) if rotary_switches(module)]
     return RotaryFrequencies(modules) if modules else None
 
 

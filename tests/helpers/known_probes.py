@@ -32,11 +32,12 @@ def _once(probe: Callable[..., Any]) -> Callable[..., Any]:
     def found(model: Any, *args: Any) -> Any:
         if not all(arg is None or isinstance(arg, str | int) for arg in args):
             return probe(model, *args)
-        attention, dtype, device, _, classes, *changes = fingerprint(model)  # type: ignore[misc]
-        if any(changes) or device.type != "cpu":
+        now = fingerprint(model)
+        attention, dtype, device, *changes = now.state
+        if any(changes) or device != torch.device("cpu"):
             return probe(model, *args)
         functions = tuple(registry.get(attention) for registry in REGISTRIES)
-        key = (attention, dtype, classes, functions, *_look(model), *args)
+        key = (attention, dtype, now.classes, functions, *_look(model), *args)
         if key not in known:
             known[key] = probe(model, *args)
         return known[key]

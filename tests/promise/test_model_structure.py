@@ -1,0 +1,201 @@
+"""What follows from a model's structure is found once, and anew after every change of the structure: layers, modules,
+configuration.
+"""
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from transformers import PreTrainedModel
+
+import hf_specdec
+from hf_specdec.compat.fingerprint import fingerprint
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.forward.rotary import rotary_of
+from tests.helpers.heads import random_head
+from tests.helpers.support import DRAFTS, PROMPT, noisy_copy, plain
+from tests.helpers.zoo import FAMILIES, build
+
+CALL: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+FIRST_LAYER: dict[str, Any] = {"spec_method": "draft_model", "spec_config": {"exit_layer": 1}}
+METHODS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "prompt_lookup": lambda model: {"spec_method": "prompt_lookup"},
+    "lookahead": lambda model: {"spec_method": "lookahead"},
+    "auto": lambda model: {"spec_method": "auto"},
+    "draft model": lambda model: {"spec_method": "draft_model", "assistant_model": noisy_copy(model)},
+    "first layer": lambda model: FIRST_LAYER,
+    "head": lambda model: {"spec_method": "eagle3", "assistant_model": random_head(model)},
+}
+
+
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by a class's name with each model that torch's own iteration has passed from its first module to its last.
+
+    Not with `model.dtype` and `model.device`, which look at the first weight.
+    """
+    walked: list[str] = []
+    iterate = torch.nn.Module.named_modules
+
+    def named_modules(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        yield from iterate(self, *args, **kwargs)
+        if isinstance(self, PreTrainedModel):
+            walked.append(type(self).__name__)
+
+    monkeypatch.setattr(torch.nn.Module, "named_modules", named_modules)
+    return walked
+
+
+@pytest.mark.parametrize("length", [1, 40], ids=["short", "long"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_call_looks_for_nothing_in_the_models_parts_again(name: str, length: int, walked: list[str]) -> None:
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    how = METHODS[name](model)
+    call = {"max_new_tokens": length, "min_new_tokens": length, "do_sample": False}
+    model.generate(PROMPT, **call, **how)
+    assert walked
+    model.generate(PROMPT, **call, **how)
+    walked.clear()
+    model.generate(PROMPT, **call, **how)
+    assert walked == []
+
+
+def cut(model: Any) -> None:
+    """The last layer is taken away."""
+    del model.model.layers[-1]
+    model.config.num_hidden_layers -= 1
+
+
+def grow_rotary(model: Any) -> None:
+    """Frequencies follow the length of the text from the first new token on."""
+    module = model.model.rotary_emb
+    model.config.rope_parameters = {"rope_type": "dynamic", "factor": 64.0, "rope_theta": 10_000.0}
+    model.config.max_position_embeddings = 31
+    model.model.rotary_emb = type(module)(model.config)
+
+
+def cast(model: Any) -> None:
+    model.double()
+
+
+def add_adapter(model: Any) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, lora_alpha=64)
+        inject_adapter_in_model(config, model)
+        model.eval()
+
+
+def other_head(model: Any) -> None:
+    head = copy.deepcopy(model.lm_head)
+    with torch.no_grad():
+        head.weight.copy_(head.weight.flip(0))
+    model.set_output_embeddings(head)
+
+
+CHANGES = [cut, grow_rotary, cast, add_adapter, other_head]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("name", ["prompt_lookup", "draft model", "first layer"])
+def test_the_text_is_plains_after_a_change_of_the_structure(name: str, change: Callable[[Any], None]) -> None:
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    how = METHODS[name](model)
+    before = plain(model, PROMPT, **CALL).tolist()
+    assert model.generate(PROMPT, **CALL, **how).tolist() == before
+    change(model)
+    expected = plain(model, PROMPT, **CALL).tolist()
+    assert expected != before or change is cast, "the change makes a difference"
+    for _ in range(2):
+        assert model.generate(PROMPT, **CALL, **how).tolist() == expected
+    output = model.generate(PROMPT, **CALL, **DRAFTS["oracle"](expected[0]), return_dict_in_generate=True)
+    assert output.sequences.tolist() == expected
+    assert output.spec_stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "bloom"])
+def test_layers_that_count_positions_may_be_taken_away(family: str) -> None:
+    """Adapters hold the layers that they act in."""
+    model = hf_specdec.enable(build(FAMILIES[family]))
+    decoder = model.get_decoder()
+    name = "layers" if family == "bart" else "block" if family == "t5" else "h"
+    expected = plain(model, PROMPT, **CALL).tolist()
+    assert model.generate(PROMPT, **CALL, **DRAFTS["oracle"](expected[0])).tolist() == expected
+    gone = weakref.ref(getattr(decoder, name)[-1])
+    del getattr(decoder, name)[-1]
+    expected = plain(model, PROMPT, **CALL).tolist()
+    output = model.generate(PROMPT, **CALL, **DRAFTS["oracle"](expected[0]), return_dict_in_generate=True)
+    assert output.sequences.tolist() == expected
+    assert output.spec_stats.tier == "tree"
+    assert output.spec_stats.num_accepted_tokens > 0
+    gc.collect()
+    assert gone() is None
+
+
+def test_an_exit_beyond_the_layers_that_are_left_is_refused() -> None:
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    how = {"spec_method": "draft_model", "spec_config": {"exit_layer": 2}}
+    model.generate(PROMPT, **CALL, **how)
+    cut(model)
+    with pytest.raises(hf_specdec.ConfigError, match="must be from 1 to 1"):
+        model.generate(PROMPT, **CALL, **how)
+
+
+def test_a_longer_table_of_positions_is_made_use_of() -> None:
+    model = hf_specdec.enable(build(FAMILIES["gpt2"]))
+    limit = PROMPT.shape[1] + 4
+    model.config.n_positions = limit
+    model.transformer.wpe = torch.nn.Embedding.from_pretrained(model.transformer.wpe.weight.detach()[:limit].clone())
+    short = plain(model, PROMPT, max_new_tokens=4, do_sample=False).tolist()
+    assert model.generate(PROMPT, max_new_tokens=4, do_sample=False, **DRAFTS["oracle"](short[0])).tolist() == short
+    model.config.n_positions = 64
+    model.transformer.wpe = torch.nn.Embedding(64, model.config.n_embd)
+    expected = plain(model, PROMPT, **CALL).tolist()
+    output = model.generate(PROMPT, **CALL, **DRAFTS["oracle"](expected[0]), return_dict_in_generate=True)
+    assert output.sequences.tolist() == expected
+    assert output.spec_stats.num_accepted_tokens > 6
+
+
+def test_a_module_made_in_the_place_of_another_is_another() -> None:
+    """Also where it has the address of the one before."""
+    model = build(FAMILIES["llama"])
+    for _ in range(50):
+        before, address = fingerprint(model), id(model.lm_head)
+        del model.lm_head
+        model.lm_head = torch.nn.Linear(48, 128, bias=False)
+        assert fingerprint(model) != before
+        if id(model.lm_head) == address:
+            return
+    pytest.fail("no module was made at the address of the one before")
+
+
+def test_facts_are_kept_as_long_as_the_structure_stays() -> None:
+    model = build(FAMILIES["llama"])
+    state = state_of(model)
+    facts = state.facts_of(fingerprint(model))
+    assert facts.of(rotary_of, model) is None
+    model.train()
+    assert state.facts_of(fingerprint(model)) is facts
+    model.eval()
+    twin = copy.deepcopy(model)
+    assert state_of(twin).facts_of(fingerprint(twin)) is not facts
+    model.config.vocab_size += 1
+    assert state.facts_of(fingerprint(model)) is not facts
+
+
+def test_what_a_fact_is_found_by_is_asked_once() -> None:
+    model = build(FAMILIES["llama"])
+    facts = state_of(model).facts_of(fingerprint(model))
+    asked: list[int] = []
+
+    def find(model: Any, number: int) -> int:
+        asked.append(number)
+        return 2 * number
+
+    assert [facts.of(find, model, number) for number in (1, 2, 1, 2)] == [2, 4, 2, 4]
+    assert asked == [1, 2]
