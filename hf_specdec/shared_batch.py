@@ -83,8 +83,12 @@ class SharedBatch:
                 for result in generate_many(self.model, self._prompts(first), **self._options):
                     if not self.is_closing:
                         self._running.pop(result.index).set_result(result)
-            except Exception as error:  # noqa: BLE001 - whoever waits for one of these prompts raises it
-                self._fail(self._running.values(), error)
+            except BaseException as error:  # noqa: BLE001 - whoever waits for one of these prompts raises it
+                if not isinstance(error, Exception):  # it would end the threads that wait
+                    ending, error = error, SpecError(f"{type(error).__name__} ended the batch")
+                    error.__cause__ = ending
+                unread = [first[1]] if first is not END and first[1] in self._waiting else []
+                self._fail([*self._running.values(), *unread], error)
                 self._running.clear()
         self._fail([*self._running.values(), *self._waiting], SpecError(CLOSED))
 

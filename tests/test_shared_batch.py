@@ -88,6 +88,31 @@ def test_what_stops_the_batch_is_raised_by_its_prompts_and_the_next_are_decoded(
     assert second.result(60).error is None
 
 
+@pytest.mark.parametrize("wrong", [{"spec_method": "magic"}, {"num_return_sequences": 3}, {"max_batch_size": 0}])
+def test_wrong_options_of_the_batch_are_raised_by_its_prompts(model: Any, wrong: dict[str, Any]) -> None:
+    batch = SharedBatch(model, **wrong)
+    try:
+        for _ in range(2):
+            with pytest.raises(hf_specdec.ConfigError, match=next(iter(wrong))):
+                batch.submit([5, 6]).result(timeout=60)
+    finally:
+        batch.close()
+
+
+def test_an_exit_in_a_callback_ends_what_is_decoded_and_not_the_thread(model: Any) -> None:
+    def leave(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        raise SystemExit(3)
+
+    batch = SharedBatch(model, max_new_tokens=4, do_sample=False)
+    try:
+        ended = batch.submit({"input_ids": torch.tensor([[5, 6]]), "stopping_criteria": [leave]})
+        with pytest.raises(hf_specdec.SpecError, match="SystemExit ended the batch"):
+            ended.result(timeout=60)
+        assert len(batch.submit([7, 8, 9]).result(timeout=60).token_ids) == 4
+    finally:
+        batch.close()
+
+
 def test_closing_leaves_nobody_waiting(model: Any) -> None:
     batch = SharedBatch(model, max_batch_size=1, **OPTIONS)
     gate, first = held(batch)
