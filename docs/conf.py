@@ -28,6 +28,7 @@ suppress_warnings = ["myst.xref_missing_download"]
 
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"  # fields of a class stand among its attributes
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
 default_role = "code"  # docstrings are written in Markdown, where one backtick marks code

@@ -39,7 +39,8 @@ def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: An
     (`copy.copy`) of an enabled model has to be enabled itself, as methods on the instance stay bound to the original.
 
     Args:
-        model: a transformers model that generates; PEFT-wrapped, quantised, dispatched and compiled ones too.
+        model (`PreTrainedModel`): a transformers model that generates; PEFT-wrapped, quantised, dispatched and compiled
+            ones too.
         spec_memory (`SpecMemory`, *optional*): what `spec_method="auto"` remembers, loaded from a file or shared with
             other models of the same tokenizer. Its bounds count, whatever the configuration says.
         configs: defaults for this model: a method's configuration under the name of its argument of `generate`,
@@ -78,6 +79,9 @@ def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: An
 def disable(model: Model) -> Model:
     """Undo `enable`: the model generates as its class does, and what was kept on it is dropped. Returns the model.
 
+    Args:
+        model (`PreTrainedModel`): the model that `enable` was given.
+
     Raises:
         UnsupportedModelError: it is no model with a `generate`.
     """
@@ -95,7 +99,11 @@ def disable(model: Model) -> Model:
 
 
 def capability(model: Any) -> Capability:
-    """How `model` can be driven: its tier and why. Found by a few small forwards, then kept on the model."""
+    """How `model` can be driven: its tier and why. Found by a few small forwards, then kept on the model.
+
+    Args:
+        model (`PreTrainedModel`): a transformers model that generates, enabled or not.
+    """
     inner = _generating(model)
     return state_of(inner).findings.of(inner, rank_sync=rank_sync_of(inner)).capability
 
@@ -108,6 +116,9 @@ def spec_memory(model: Any) -> SpecMemory:
     ```python
     hf_specdec.spec_memory(model).save("memory.safetensors")
     ```
+
+    Args:
+        model (`PreTrainedModel`): a transformers model that generates, enabled or not.
     """
     state = state_of(_generating(model))
     return memory_in_use(state.memory, AutoSpecConfig.parse(state.defaults.get("auto")))

@@ -85,7 +85,13 @@ class RankError(SpecError, RuntimeError):
 
 
 class MissingExtraError(SpecError, ImportError):
-    """An optional dependency is missing; the message holds the install line."""
+    """An optional dependency is missing; the message holds the install line.
+
+    Args:
+        package (`str`): what is missing.
+        extra (`str`): the extra of hf_specdec that installs it.
+        purpose (`str`): what needs it.
+    """
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f'{purpose} needs `{package}`. Install it with: pip install "hf_specdec[{extra}]"')

@@ -58,8 +58,10 @@ def decode(
     `stop_strings`.
 
     Args:
-        spec_streamer: a transformers streamer; it gets the prompt first, as from `generate`.
-        spec_assistant_model: a draft model, for `spec_method="draft_model"`.
+        model, input_ids, logits_processor, stopping_criteria, generation_config: from transformers.
+        spec_streamer (*optional*): a transformers streamer; it gets the prompt first, as from `generate`.
+        spec_assistant_model (`PreTrainedModel`, *optional*): a draft model or head, for the methods that take one.
+        kwargs: `spec_method`, `spec_config` and the other arguments of an enabled `generate`; and transformers' own.
     """
     check_modes(settings_of({}, [generation_config]), {})
     check_prompt(model, {"input_ids": input_ids, "inputs_embeds": kwargs.get("inputs_embeds")})

@@ -75,7 +75,8 @@ def export(
     """Write a `custom_generate` repository, or add one to a checkpoint folder.
 
     Args:
-        folder: made if it is not there. A README that is there keeps its text and gets the tag `custom_generate`.
+        folder (`str`): made if it is not there. A README that is there keeps its text and gets the tag
+            `custom_generate`.
         spec_method (`str`, *optional*, defaults to `"auto"`): of calls that name none.
         spec_config (*optional*): its configuration, as an object, a dict or a list.
         head (*optional*): a draft head, its folder or its hub name. It is written beside the script, and drafts where

@@ -240,6 +240,7 @@ def describe_weights(model: transformers.PreTrainedModel, *, compare: bool = Fal
     """What is loaded: layers and dtypes, bytes, what was left in full precision, and what this machine can load.
 
     Args:
+        model (`PreTrainedModel`): a loaded model.
         compare (`bool`, *optional*, defaults to `False`): also load the checkpoint in its own precision, on the CPU,
             and measure on a fixed text how far the logits are from it. Nothing is measured where the checkpoint is
             quantised itself, or the precisions are the same.

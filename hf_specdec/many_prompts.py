@@ -89,8 +89,8 @@ def generate_many(
     size of the batch. Prompts that share a beginning with one that is being decoded have its keys and values copied.
 
     Args:
-        model: a transformers model; it is enabled if it is not.
-        prompts: an iterable, read as rows get free, of strings (with `tokenizer`), lists of chat messages (with a
+        model (`PreTrainedModel`): a transformers model; it is enabled if it is not.
+        prompts (`Iterable`): read as rows get free: strings (with `tokenizer`), lists of chat messages (with a
             `tokenizer` that has a chat template), lists of token ids, tensors `(length,)` or `(1, length)`, or dicts of
             `generate`'s inputs and settings for one sequence, which may hold its `seed`; a method of its own leaves
             the job's `spec_config` aside, and prompts with different draft models wait for each other.
@@ -98,11 +98,11 @@ def generate_many(
             ends where nothing is being decoded. Or a tokenizer's output for several sequences, padded or not: a
             mapping that holds `input_ids`.
         max_batch_size (`int`, *optional*, defaults to `8`): rows decoded together.
-        tokenizer: encodes strings, decodes results, and serves `stop_strings`.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): encodes strings, decodes results, and serves `stop_strings`.
         seed (`int`, *optional*): when sampling, prompt i draws from `seed + i`; by default a seed is drawn.
         max_cache_tokens (`int`, *optional*, defaults to `262144`): bound on rows x longest text, in tokens, which is
             what the key/value cache allocates. A prompt that alone needs more is decoded alone.
-        spec_method: as for `generate`; `"plain"` drafts nothing.
+        spec_method (`str`, *optional*, defaults to `"auto"`): as for `generate`; `"plain"` drafts nothing.
         indices (`Iterable[int]`, *optional*): the prompts' numbers, where they are part of a larger job; by default
             they are counted from 0.
         progress (`bool`, *optional*, defaults to `False`): show a bar on stderr, if that is a terminal.

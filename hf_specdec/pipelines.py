@@ -72,8 +72,8 @@ def pipeline(
     Args:
         task (`str`, *optional*, defaults to `"text-generation"`): the only one here. For another task `enable` the
             model and give it to `transformers.pipeline` with `spec_method`.
-        model: a model, a folder, or a name on the hub.
-        tokenizer (*optional*): by default that of the model's folder or name.
+        model (`PreTrainedModel` or `str`): a model, a folder, or a name on the hub.
+        tokenizer (`PreTrainedTokenizerBase` or `str`, *optional*): by default that of the model's folder or name.
         precision (`str`, *optional*): of a model given by folder or name, see `AutoModelForCausalLM.from_pretrained`.
         model_kwargs (`dict`, *optional*): for `from_pretrained`, of a model given by folder or name.
         kwargs: everything else that `transformers.pipeline` takes, such as `device` and `batch_size`, and arguments of

@@ -27,7 +27,7 @@ def self_draft(model: Any, *, layers: int) -> PreTrainedModel:
     The draft keeps keys and values of its own. `spec_config={"exit_layer": layers}` shares the model's instead.
 
     Args:
-        model: a decoder-only transformers model; PEFT-wrapped and compiled ones too.
+        model (`PreTrainedModel`): a decoder-only transformers model; PEFT-wrapped and compiled ones too.
         layers (`int`): layers that the draft keeps, at least 1 and fewer than the model has.
 
     Raises:

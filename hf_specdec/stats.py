@@ -102,7 +102,7 @@ class SpecStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens a verify step: 1 + accepted / drafts."""
+        """Tokens a verify step, 1 + accepted / drafts."""
         return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
 
     def to_dict(self) -> dict[str, Any]:

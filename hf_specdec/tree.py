@@ -72,7 +72,12 @@ class DraftTree:
 
     @classmethod
     def chain(cls, root: int, tokens: Iterable[int] = ()) -> "DraftTree":
-        """A tree with a single branch: `root` followed by `tokens`."""
+        """A tree with a single branch.
+
+        Args:
+            root (`int`): id of the last token of the text.
+            tokens (`Iterable[int]`, *optional*): drafted ids, in order.
+        """
         nodes = (root, *tokens)
         count = len(nodes)
         children = tuple([{nodes[node]: node} for node in range(1, count)]) + ({},)
@@ -97,22 +102,22 @@ class DraftTree:
 
     @property
     def num_draft_tokens(self) -> int:
-        """Number of drafted tokens: T - 1."""
+        """Number of drafted tokens, T - 1."""
         return len(self.tokens) - 1
 
     @property
     def num_columns(self) -> int:
-        """Tokens of the forward: nodes and extra ones."""
+        """Tokens of the forward, nodes and extra ones."""
         return len(self.tokens) + (len(self.extra) if self.extra is not None else 0)
 
     @property
     def column_tokens(self) -> tuple[int, ...]:
-        """Token ids of the forward: the nodes', then the extra ones."""
+        """Token ids of the forward, the nodes' and then the extra ones."""
         return self.tokens if self.extra is None else self.tokens + self.extra.tokens
 
     @property
     def column_depths(self) -> tuple[int, ...]:
-        """Depths of the forward's tokens: the nodes', then the extra ones."""
+        """Depths of the forward's tokens, the nodes' and then the extra ones."""
         return self.depths if self.extra is None else self.depths + self.extra.depths
 
     def with_extra(self, extra: ExtraTokens | None) -> "DraftTree":
@@ -285,7 +290,11 @@ class DraftTree:
 
 
 class TreeBuilder:
-    """Grows a tree node by node; a token that the parent already has as a child is not added twice."""
+    """Grows a tree node by node; a token that the parent already has as a child is not added twice.
+
+    Args:
+        root (`int`): id of the last token of the text; it is node 0.
+    """
 
     def __init__(self, root: int) -> None:
         self._tokens, self._parents, self._depths = [root], [-1], [0]
@@ -296,7 +305,12 @@ class TreeBuilder:
         return len(self._tokens)
 
     def add(self, parent: int, token: int) -> int:
-        """Index of the child of `parent` with `token`, added if it is not there."""
+        """Index of the child of `parent` with `token`, added if it is not there.
+
+        Args:
+            parent (`int`): index of a node.
+            token (`int`): a token id.
+        """
         known = self._children[parent].get(token)
         if known is not None:
             return known

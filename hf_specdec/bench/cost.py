@@ -43,10 +43,15 @@ def measure_cost(
     """Measure the curves.
 
     Args:
-        models: the models, all on the same device.
-        context_lengths: tokens in the cache, each a curve of its own for each model.
-        num_tokens: T, the nodes verified at once, the first of them 1.
-        rounds: times that each T is measured at each context length.
+        models (`Sequence[LoadedModel]`): the models, all on the same device.
+        context_lengths (`Sequence[int]`, *optional*, defaults to `(128, 512)`): tokens in the cache, each a curve of
+            its own for each model.
+        num_tokens (`Sequence[int]`, *optional*, defaults to `(1, 2, 4, 8, 16, 32, 64)`): T, the nodes verified at once,
+            the first of them 1.
+        rounds (`int`, *optional*, defaults to `10`): times that each T is measured at each context length.
+        seed (`int`, *optional*, defaults to `0`): of the tokens in the cache.
+        progress (`Callable`, *optional*): called before each measurement with its description, its number and the
+            number of all.
 
     Raises:
         ConfigError: a length below 1, or one that a model has no positions for.

@@ -58,7 +58,14 @@ Document = dict[str, Any]
 
 
 class Flag(NamedTuple):
-    """A row that broke its promise, and the share of prompts on which it kept it."""
+    """A row that broke its promise.
+
+    Attributes:
+        model (`str`): the model's label.
+        mode (`str`): `"greedy"` or `"sampled"`.
+        row (`str`): the row's name.
+        share_equal (`float`): share of prompts on which it gave the tokens that it promises.
+    """
 
     model: str
     mode: str

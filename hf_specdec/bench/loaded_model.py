@@ -28,8 +28,11 @@ class LoadedModel:
     """A model that is enabled, in evaluation mode and on its device.
 
     Attributes:
+        model (`PreTrainedModel`): the target.
+        tokenizer (`PreTrainedTokenizerBase`): the target's.
         name (`str`): the model's own, whatever its size.
         assistant (`PreTrainedModel | None`): the draft model, for `draft_model` and transformers' assisted generation.
+        assistant_name (`str | None`): the draft model's folder or hub name.
         assistant_tokenizer (`PreTrainedTokenizerBase | None`): the draft model's, where it is not the target's.
         head (`DraftHead | None`): for the methods that draft with a head.
         facts (`dict[str, Any]`): more about it for the document, such as what widening changed.
@@ -46,7 +49,7 @@ class LoadedModel:
 
     @property
     def label(self) -> str:
-        """What documents and tables call it: the name, and the size that it was widened to."""
+        """What documents and tables call it, the name and the size that it was widened to."""
         size = self.facts.get("widening")
         return f"{self.name}, {size['hidden_size']}x{size['num_layers']}" if size else self.name
 
@@ -72,14 +75,18 @@ def load_model(
     """Load a model for measuring.
 
     Args:
-        path: folder or hub name; `None` is the embedded target, with the embedded draft as its assistant.
-        dtype: a precision as `from_pretrained` takes it; fp32 for the embedded target and `"auto"` otherwise.
-        device: where it runs; by default the accelerator, or the CPU where there is none.
-        assistant: folder or hub name of a draft model.
-        assistant_dtype: the draft model's precision; the model's by default.
-        head: folder or hub name of a draft head for the model, loaded in the model's dtype and widened with it.
-        widen_to: hidden size and number of layers that the model is widened to, its function unchanged.
-        attn_implementation: the model's attention; transformers' choice by default.
+        path (`str`, *optional*): folder or hub name; `None` is the embedded target, with the embedded draft as its
+            assistant.
+        dtype (`str`, *optional*): a precision as `from_pretrained` takes it; by default `"fp32"` for the embedded
+            target and `"auto"` otherwise.
+        device (`str`, *optional*): where it runs; by default the accelerator, or the CPU where there is none.
+        assistant (`str`, *optional*): folder or hub name of a draft model.
+        assistant_dtype (`str`, *optional*): the draft model's precision; the model's by default.
+        head (`str`, *optional*): folder or hub name of a draft head for the model, loaded in the model's dtype and
+            widened with it.
+        widen_to (`tuple[int, int]`, *optional*): hidden size and number of layers that the model is widened to, its
+            function unchanged.
+        attn_implementation (`str`, *optional*): the model's attention; transformers' choice by default.
 
     Raises:
         CheckpointError: a folder is missing or incomplete.

@@ -18,10 +18,14 @@ class BenchSettings:
     """How to measure.
 
     Args:
-        modes (`tuple[str, ...]`): `"greedy"`, `"sampled"` or both.
-        temperature, top_p, top_k: of the sampled mode; `None` leaves transformers' own.
-        seed (`int`): of the sampled mode; round r draws from `seed + r`, every row the same.
-        rounds (`int`): timed rounds, after the watched one.
+        max_new_tokens (`int`, *optional*, defaults to `128`): most new tokens of a call.
+        rounds (`int`, *optional*, defaults to `3`): timed rounds, after one that warms up and counts drafts.
+        modes (`tuple[str, ...]`, *optional*): `"greedy"`, `"sampled"` or both; both by default.
+        temperature (`float`, *optional*, defaults to `0.7`): of the sampled mode; `None` leaves transformers' own.
+        top_p (`float`, *optional*): of the sampled mode; `None` leaves transformers' own.
+        top_k (`int`, *optional*): likewise.
+        seed (`int`, *optional*, defaults to `0`): of the sampled mode; round r draws from `seed + r`, each row
+            the same.
     """
 
     max_new_tokens: int = 128

@@ -75,8 +75,9 @@ def load_prompts(
     """Read files and folders; without any, the set that ships with the package.
 
     Args:
-        limit: most prompts, taken from the tasks in turn.
-        limit_per_task: most prompts of a task, its first ones.
+        paths (`Iterable[str]`, *optional*): files and folders.
+        limit (`int`, *optional*): most prompts, taken from the tasks in turn.
+        limit_per_task (`int`, *optional*): most prompts of a task, its first ones.
 
     Raises:
         ConfigError: a path does not exist, a line has none of the known forms, two prompts share an id.

@@ -33,11 +33,16 @@ class Bench:
     """One run. `document` holds what has been measured so far, at any time.
 
     Args:
-        models: the models, all on the same device.
-        rows: rows beside the reference, or their names; by default all that a model allows.
-        against: names of rows that all others are compared with, beside the reference and transformers' own rows.
-        document: an earlier document to continue; it must come from the same settings on the same hardware.
-        memory: what every row remembers when a round begins; nothing by default.
+        models (`Sequence[LoadedModel]`): the models, all on the same device.
+        prompts (`Sequence[Prompt]`): what is continued.
+        settings (`BenchSettings`): how it is measured.
+        rows (`Iterable[str | Row]`, *optional*): rows beside the reference, or their names; by default all that a model
+            allows.
+        against (`Sequence[str]`, *optional*): names of rows that all others are compared with, beside the reference and
+            transformers' own rows.
+        document (`dict`, *optional*): an earlier document to continue; it must come from the same settings on the same
+            hardware.
+        memory (`MethodState`, *optional*): what every row remembers when a round begins; nothing by default.
 
     Raises:
         ConfigError: `document` is from something else, a row is unknown, or a model lacks what a named row needs.
@@ -91,8 +96,9 @@ class Bench:
         """Measure what the document does not hold yet.
 
         Args:
-            progress: called before each visit with its description, its number and the number of all.
-            save: called after each visit with the document.
+            progress (`Callable`, *optional*): called before each visit with its description, its number and the number
+                of all.
+            save (`Callable`, *optional*): called after each visit with the document.
         """
         plan = list(visits(self.settings, self.prompts))
         per_round = sum(len(prompt.turns) for prompt in self.prompts)

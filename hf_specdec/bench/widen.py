@@ -52,8 +52,9 @@ def widen(model: PreTrainedModel, *, hidden_size: int, num_layers: int) -> PreTr
     """A larger model with the same logits, in the dtype and on the device of `model`, which is left as it is.
 
     Args:
-        hidden_size: at least the model's; heads and MLP units grow in proportion and must stay whole.
-        num_layers: at least the model's.
+        model (`PreTrainedModel`): a Llama-shaped model.
+        hidden_size (`int`): at least the model's; heads and MLP units grow in proportion and must stay whole.
+        num_layers (`int`): at least the model's.
 
     Raises:
         UnsupportedModelError: the model is not Llama-shaped.
@@ -119,6 +120,11 @@ def widen_head(head: DraftHead, original: PreTrainedModel, widened: PreTrainedMo
 
 def check_widening(original: PreTrainedModel, widened: PreTrainedModel, *, num_tokens: int = 64) -> float:
     """Largest difference between the logits of the two on random tokens.
+
+    Args:
+        original (`PreTrainedModel`): what `widen` was given.
+        widened (`PreTrainedModel`): what it returned.
+        num_tokens (`int`, *optional*, defaults to `64`): random tokens.
 
     Raises:
         UnsupportedModelError: it is too large for rounding; the model computes something widening does not know.

@@ -35,7 +35,7 @@ def tune(
 ) -> None:
     """Measure what a forward of T tokens costs, and keep it in a file for `auto`.
 
-    Without such a file, `auto` measures for about 0.4 seconds at the first call on a model.
+    Without such a file, `auto` begins with an assumption about the device, and learns from the steps of its calls.
     """
     if not seconds > 0:
         raise ConfigError("--seconds", "must be above 0", seconds, "The default is 20.")

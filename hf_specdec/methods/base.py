@@ -65,21 +65,30 @@ class Drafter(CandidateGenerator, ABC):
 
     @abstractmethod
     def begin(self, prompt_ids: Sequence[int]) -> None:
-        """Start a new text. `prompt_ids` are the token ids of the prompt, at least one."""
+        """Start a new text.
+
+        Args:
+            prompt_ids (`Sequence[int]`): token ids of the prompt, at least one.
+        """
 
     @abstractmethod
     def propose(self, budget: int) -> DraftTree:
-        """Draft at most `budget` tokens below the last token of the text. `budget` 0 asks for the root alone."""
+        """Draft a tree below the last token of the text.
+
+        Args:
+            budget (`int`): most drafted tokens; 0 asks for the root alone.
+        """
 
     @abstractmethod
     def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
         """Learn what became of `tree`.
 
         Args:
-            tree: what was verified; after the prompt, a root alone.
-            logits: `(C, vocab_size)`, the target's raw logits after each node and extra token of `tree`; `None`
-                unless `needs_logits`, and where `num_top_logits` says how much of them is read.
-            accepted: the tokens that the step added to the text, at least one: drafted ones and the one after them.
+            tree (`DraftTree`): what was verified; after the prompt, a root alone.
+            logits (`torch.Tensor`, *optional*): `(C, vocab_size)`, the target's raw logits after each node and extra
+                token of `tree`; `None` unless `needs_logits`, and where `num_top_logits` says how much of them is read.
+            accepted (`Sequence[int]`): the tokens that the step added to the text, at least one: drafted ones and the
+                one after them.
         """
 
     def take_logits(self, logits: torch.Tensor | None) -> NodeLogits | None:

@@ -5,9 +5,9 @@ report = train_head(target, tokenizer, prompts, "head", HeadTraining(num_texts=2
 report.measured[0].tokens_per_step
 """
 
-from hf_specdec.training.config import DraftTraining, HeadTraining
+from hf_specdec.training.config import DraftTraining, HeadTraining, Training
 from hf_specdec.training.draft_trainer import train_draft
 from hf_specdec.training.head_trainer import train_head
 from hf_specdec.training.report import HeadReport, Measured
 
-__all__ = ["DraftTraining", "HeadReport", "HeadTraining", "Measured", "train_draft", "train_head"]
+__all__ = ["DraftTraining", "HeadReport", "HeadTraining", "Measured", "Training", "train_draft", "train_head"]

@@ -37,12 +37,14 @@ def train_draft(
     `assistant_model`.
 
     Args:
-        target: the model to draft for; it is not changed.
-        tokenizer: its tokenizer.
-        prompts: what the target's texts begin with; `None` lets it write from its first token on, never greedily.
-        out: folder of the draft. Texts and the state of training lie in `out`/work, which may be deleted afterwards.
-        config: see `DraftTraining`.
-        show_progress: whether bars are shown where stderr is a terminal.
+        target (`PreTrainedModel`): the model to draft for; it is not changed.
+        tokenizer (`PreTrainedTokenizerBase`): its tokenizer.
+        prompts (`Sequence[str]`, *optional*): what the target's texts begin with; `None` lets it write from its first
+            token on, never greedily.
+        out (`str`): folder of the draft. Texts and the state of training lie in `out`/work, which may be deleted
+            afterwards.
+        config (`DraftTraining`, *optional*): the settings; by default `DraftTraining()`.
+        show_progress (`bool`, *optional*, defaults to `True`): whether bars are shown where stderr is a terminal.
 
     Raises:
         ConfigError: a setting does not fit, or `out` holds work of other settings.

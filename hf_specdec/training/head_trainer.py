@@ -36,15 +36,16 @@ def train_head(
     """Train an EAGLE-3 head for `target` and save it, with a model card, to `out`.
 
     Args:
-        target: the model to draft for; it is not changed.
-        tokenizer: its tokenizer.
-        prompts: what the target's texts begin with; `None` lets it write from its first token on, never greedily.
-        out: folder of the head. Texts, hidden states and the state of training lie in `out`/work, which may be deleted
-            afterwards.
-        config: see `HeadTraining`.
-        head: a head of this target to begin with; the layers that it reads and the tokens that it drafts stay. `None`
-            begins with a new one.
-        show_progress: whether bars are shown where stderr is a terminal.
+        target (`PreTrainedModel`): the model to draft for; it is not changed.
+        tokenizer (`PreTrainedTokenizerBase`): its tokenizer.
+        prompts (`Sequence[str]`, *optional*): what the target's texts begin with; `None` lets it write from its first
+            token on, never greedily.
+        out (`str`): folder of the head. Texts, hidden states and the state of training lie in `out`/work, which may be
+            deleted afterwards.
+        config (`HeadTraining`, *optional*): the settings; by default `HeadTraining()`.
+        head (`Eagle3Head`, *optional*): a head of this target to begin with; the layers that it reads and the tokens
+            that it drafts stay. `None` begins with a new one.
+        show_progress (`bool`, *optional*, defaults to `True`): whether bars are shown where stderr is a terminal.
 
     Raises:
         ConfigError: a setting does not fit, `head` is for another target, or `out` holds work of other settings.

@@ -22,7 +22,7 @@ class Measured:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens of a verify step on the mean: the accepted ones and the target's own."""
+        """Tokens of a verify step on the mean, the accepted ones and the target's own."""
         return 1.0 + sum(self.rates)
 
 

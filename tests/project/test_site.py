@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import inspect
 import json
 import re
 import subprocess
@@ -43,6 +44,9 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
         loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text(encoding="utf-8"))
         assert not loaded, f"{page.name} loads {loaded} from a network"
     assert dead_links(tmp_path / "html") == []
+    reference = (tmp_path / "html" / "reference" / "api.html").read_text(encoding="utf-8")
+    for name in ("AutoModelForCausalLM.from_pretrained", "AutoDraftHead.from_pretrained", "SpecMemory.load"):
+        assert f'id="hf_specdec.{name}"' in reference, name
 
 
 def dead_links(site: Path) -> list[str]:
@@ -75,6 +79,20 @@ def test_every_public_name_is_in_the_reference(module: ModuleType, name: str) ->
 @every_name
 def test_every_public_name_has_an_example(module: ModuleType, name: str) -> None:
     assert (module.__name__, name) in shown_names()
+
+
+@every_name
+def test_no_property_begins_with_a_type(module: ModuleType, name: str) -> None:
+    """Sphinx takes what stands before a colon in a property's first line for its type."""
+    for attribute, value in vars(getattr(module, name)).items():
+        if isinstance(value, property) and not attribute.startswith("_"):
+            assert ": " not in re.sub(r"`[^`]*`", "", (value.__doc__ or "").partition("\n")[0]), attribute
+
+
+def test_every_argument_of_training_and_measuring_is_explained() -> None:
+    for function in (hf_specdec.training.train_head, hf_specdec.training.train_draft, hf_specdec.bench.load_model):
+        for argument in inspect.signature(function).parameters:
+            assert re.search(rf"^ +{argument} \(`", function.__doc__ or "", re.MULTILINE), argument
 
 
 def test_a_method_of_something_else_is_no_example() -> None:

@@ -96,12 +96,12 @@ class LookaheadConfig(SpecConfig):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is drafted: `(1, 1, 0)`."""
+        """Whether nothing is drafted, as with `(1, 1, 0)`."""
         return self.ngram_size == 1
 
     @property
     def node_budget(self) -> int:
-        """Most drafted tokens a step: G candidates of N - 1 tokens; the window is not counted."""
+        """Most drafted tokens a step, G candidates of N - 1 tokens; the window is not counted."""
         return self.verification_set_size * (self.ngram_size - 1)
 
     @property
