@@ -15,7 +15,7 @@ from hf_specdec.errors import SpecError
 __all__ = ["Extra", "extras", "versions"]
 
 PACKAGE = "hf_specdec"
-FOR_DEVELOPERS = "dev"
+FOR_DEVELOPERS = ("dev", "docs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def versions() -> dict[str, str]:
 def extras() -> list[Extra]:
     """All extras for users, in the order of the metadata."""
     names = metadata.metadata(PACKAGE).get_all("Provides-Extra") or []
-    found = [_extra(name) for name in names if name != FOR_DEVELOPERS]
+    found = [_extra(name) for name in names if name not in FOR_DEVELOPERS]
     return [extra for extra in found if extra.installed or extra.missing]
 
 

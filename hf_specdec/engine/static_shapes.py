@@ -95,7 +95,10 @@ def widths_up_to(largest: int) -> tuple[int, ...]:
 
 
 def capacity_for(columns: int) -> int:
-    """At least `columns`, an eighth more at most beyond `GRAIN`: calls of about the same length share their graphs."""
+    """At least `columns`: a multiple of `GRAIN`, and from 512 on an eighth more at most.
+
+    Calls of about the same length share their graphs.
+    """
     grain = max(GRAIN, 1 << max(columns.bit_length() - 4, 0))
     return -(-columns // grain) * grain
 

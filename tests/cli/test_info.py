@@ -99,13 +99,14 @@ def test_a_missing_model_is_an_error(run: Run) -> None:
 
 @pytest.fixture
 def fake_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package with the extras `a` (installed), `b` (missing), `c` (too old) and `dev`."""
+    """A package with the extras `a` (installed), `b` (missing), `c` (too old), `dev` and `docs`."""
     lines = ["core>=1", "one>=2; extra == 'a'", "two; extra == 'b'", "three>=4; extra == 'c'", "four; extra == 'dev'"]
+    lines.append("five; extra == 'docs'")
     versions = {"core": "1.5", "one": "2.1", "three": "3.9", "hf_specdec": "0.1.0"}
 
     class Metadata:
         def get_all(self, field: str) -> list[str]:
-            return ["a", "b", "c", "dev", "empty"]
+            return ["a", "b", "c", "dev", "docs", "empty"]
 
     def version(name: str) -> str:
         if name not in versions:
