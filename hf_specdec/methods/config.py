@@ -174,7 +174,9 @@ class SpecConfig:
         for key, item in value.items():
             name = cls.aliases.get(key, key)
             if not isinstance(key, str) or name not in names:
-                raise unknown_name(f"{field} key", key, names | set(cls.aliases))
+                unknown = unknown_name(f"{field} key", key, names | set(cls.aliases))
+                remedy = f"{unknown.remedy} These are the fields of {cls.__name__}."
+                raise ConfigError(unknown.field, unknown.rule, key, remedy)
             if name in found and not _same(found[name], item):
                 raise ConfigError(
                     key,

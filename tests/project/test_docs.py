@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from hf_specdec.cli import app
+from hf_specdec.methods.registry import resolve
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
@@ -84,7 +85,7 @@ def test_blocks_that_are_not_run_define_their_names_too(tmp_path: Path) -> None:
 
 @every_page
 def test_commands_parse(page: Path) -> None:
-    """Every `hf-specdec` command of a page has a command and options that exist."""
+    """Every `hf-specdec` command of a page has a command and options that exist, and its method the keys that it sets."""
     group = get_command(app)
     assert isinstance(group, TyperGroup)
     for _, code in blocks(page, "bash"):
@@ -92,7 +93,8 @@ def test_commands_parse(page: Path) -> None:
             if "hf-specdec " in line:
                 words = shlex.split(line, comments=True)
                 name, *arguments = words[words.index("hf-specdec") + 1 :]
-                group.commands[name].make_context(name, arguments)
+                asked = group.commands[name].make_context(name, arguments).params
+                resolve(asked.get("spec_method") or "auto").config_class.parse(asked.get("spec_config"))
 
 
 def test_troubleshooting_names_reasons_of_the_code() -> None:
