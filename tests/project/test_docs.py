@@ -85,7 +85,7 @@ def test_blocks_that_are_not_run_define_their_names_too(tmp_path: Path) -> None:
 
 @every_page
 def test_commands_parse(page: Path) -> None:
-    """Every `hf-specdec` command of a page has a command and options that exist, and its method the keys that it sets."""
+    """Commands and options of `hf-specdec` on a page exist, and so do the keys that they set for a method."""
     group = get_command(app)
     assert isinstance(group, TyperGroup)
     for _, code in blocks(page, "bash"):
