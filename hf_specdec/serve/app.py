@@ -134,7 +134,7 @@ class _Server:
         except QueueFullError as error:
             message = f"the server is busy: {error}"
             raise RequestError(429, message, "rate_limit_exceeded") from error
-        reply = _Reply(body, len(inputs["input_ids"][0]), inputs["max_new_tokens"])
+        reply = _Reply(body, len(inputs["input_ids"][0]), inputs["max_new_tokens"], self.reader.end_tokens)
         text = TextStream(self.reader.tokenizer, body.stop_strings)
         if body.stream:
             return StreamingResponse(_events(answer, text, reply), media_type="text/event-stream")
@@ -177,8 +177,10 @@ async def _events(answer: Answer, text: TextStream, reply: "_Reply") -> AsyncIte
 class _Reply:
     """OpenAI's objects for one request."""
 
-    def __init__(self, body: GenerationRequest, prompt_tokens: int, max_new_tokens: int) -> None:
-        self.is_chat = isinstance(body, ChatRequest)
+    def __init__(
+        self, body: GenerationRequest, prompt_tokens: int, max_new_tokens: int, end_tokens: frozenset[int]
+    ) -> None:
+        self.is_chat, self.end_tokens = isinstance(body, ChatRequest), end_tokens
         self.prompt_tokens, self.max_new_tokens = prompt_tokens, max_new_tokens
         self.includes_usage = body.stream_options is not None and body.stream_options.include_usage
         self._kind = "chat.completion" if self.is_chat else "text_completion"
@@ -186,7 +188,9 @@ class _Reply:
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
 
     def finish_reason(self, result: ManyResult, has_stopped: bool) -> str:
-        return "length" if not has_stopped and len(result.token_ids) >= self.max_new_tokens else "stop"
+        token_ids = result.token_ids
+        is_cut = len(token_ids) >= self.max_new_tokens and token_ids[-1] not in self.end_tokens
+        return "length" if is_cut and not has_stopped else "stop"
 
     def whole(self, text: str, result: ManyResult, has_stopped: bool) -> dict[str, Any]:
         content = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}

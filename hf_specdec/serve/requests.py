@@ -74,6 +74,12 @@ class RequestReader:
             inputs["stop_strings"] = request.stop_strings
         return inputs if request.seed is None else {**inputs, "seed": request.seed}
 
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        ends = self.model.generation_config.eos_token_id
+        return frozenset([] if ends is None else ends if isinstance(ends, list) else [ends])
+
     def check_name(self, name: str) -> None:
         """Raise RequestError unless it is the model's."""
         if name != self.name:

@@ -5,6 +5,7 @@ neither heads nor models: a rollout gives the loss of a batch and how many draft
 """
 
 import dataclasses
+import hashlib
 import json
 import logging
 import random
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import compat
 from hf_specdec.errors import ConfigError
+from hf_specdec.files import replacing
 from hf_specdec.progress import with_bar
 from hf_specdec.training.batch import Batch
 from hf_specdec.training.config import Training
@@ -287,8 +289,12 @@ def _settings(
         "layer_ids": list(layer_ids),
         "target": type(target).__name__,
         "num_parameters": target.num_parameters(),
-        "prompts": None if prompts is None else len(prompts),
+        "prompts": None if prompts is None else f"{len(prompts)}, of digest {_digest(prompts)}",
     }
+
+
+def _digest(prompts: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16]
 
 
 def _begin(work: Path, settings: dict[str, Any]) -> None:
@@ -296,7 +302,8 @@ def _begin(work: Path, settings: dict[str, Any]) -> None:
     work.mkdir(parents=True, exist_ok=True)
     file = work / "settings.json"
     if not file.exists():
-        file.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+        with replacing(file) as beside:
+            beside.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
         return
     old = json.loads(file.read_text("utf-8"))
     for name, value in settings.items():

@@ -75,6 +75,24 @@ def test_a_stream_ends_with_usage_if_it_is_wanted(client: openai.OpenAI) -> None
     assert events[-1].usage is not None and events[-1].usage.completion_tokens == 8
 
 
+def test_an_answer_that_ends_by_itself_with_its_last_token_has_stopped(
+    target: Any, chat_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = chat_tokenizer(expected(target, chat_tokenizer, PROMPTS[0])).input_ids
+    count = next(place for place in range(2, len(whole)) if whole[place] not in whole[:place]) + 1
+    monkeypatch.setattr(target.generation_config, "eos_token_id", [0, whole[count - 1]])
+    with (
+        serving(target, chat_tokenizer) as url,
+        openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        answers = [
+            client.completions.create(model=NAME, prompt=PROMPTS[0], max_tokens=most, temperature=0)
+            for most in (count - 1, count, count + 1)
+        ]
+    assert [answer.choices[0].finish_reason for answer in answers] == ["length", "stop", "stop"]
+    assert [answer.usage.completion_tokens for answer in answers if answer.usage] == [count - 1, count, count]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_text_before_it(
     client: openai.OpenAI, target: Any, chat_tokenizer: Any, stream: bool

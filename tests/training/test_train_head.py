@@ -144,6 +144,27 @@ def test_work_of_other_settings_is_not_gone_on_with(train: Callable[..., Any], t
         train(tmp_path)
 
 
+def test_work_on_other_prompts_is_not_gone_on_with(train: Callable[..., Any], tmp_path: Path) -> None:
+    """As many of them."""
+    config = dataclasses.replace(TINY, epochs=0.1)
+    train(tmp_path, config)
+    with pytest.raises(ConfigError, match=r"`prompts` must be '39, of digest .*' to go on with the work in"):
+        train(tmp_path, config, [*PROMPTS[1:], "3 4 5"])
+
+
+def test_a_kill_while_the_settings_are_written_leaves_none_of_them(
+    train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", kill)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path)
+    assert list((tmp_path / "work").iterdir()) == []
+
+
 @pytest.mark.wide
 def test_the_target_writes_from_its_first_token_without_prompts(train: Callable[..., Any], tmp_path: Path) -> None:
     train(tmp_path, prompts=None)
