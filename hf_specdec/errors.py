@@ -11,8 +11,9 @@ SpecError
 
 import difflib
 import importlib
+import traceback
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = [
     "CheckpointError",
@@ -25,8 +26,10 @@ __all__ = [
     "first_line",
     "import_extra",
     "unknown_name",
+    "without_frames",
 ]
 
+Error = TypeVar("Error", bound=BaseException)
 MOST_SHOWN = 200  # characters of a value in an error
 
 
@@ -124,3 +127,14 @@ def unknown_name(field: str, value: object, known: Iterable[str]) -> ConfigError
 def first_line(error: Exception) -> str:
     """What another library's error says first; its type where it says nothing."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def without_frames(error: Error) -> Error:
+    """The error with its traceback as a note: frames would keep alive all that they and their callers worked with."""
+    if error.__traceback__ is not None:
+        error.add_note("".join(traceback.format_exception(error)).rstrip())
+    led: BaseException | None = error
+    while led is not None and led.__traceback__ is not None:
+        led.__traceback__ = None
+        led = led.__cause__ or led.__context__
+    return error

@@ -26,7 +26,7 @@ from hf_specdec.engine.first_call import can_try, row_trial_of
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.random_streams import OwnDraws
 from hf_specdec.engine.speculative import budget_of, queued_sequence_of
-from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
+from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError, without_frames
 from hf_specdec.generation import prepared_call
 from hf_specdec.methods.config import check_positive
 from hf_specdec.per_row import of_prompt
@@ -287,6 +287,7 @@ class _Job:
         self, index: int, prompt: Any, token_ids: list[int], error: Exception | None, stats: SpecStats
     ) -> ManyResult:
         text = None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        error = error and without_frames(error)
         return ManyResult(index, prompt, token_ids, text, self._seeds.pop(index, None), error, stats)
 
     def _inputs(self, index: int, prompt: Any) -> dict[str, Any]:

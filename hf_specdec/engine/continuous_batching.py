@@ -3,6 +3,7 @@
 Knows nothing of tokenizers, files or `generate`.
 """
 
+import contextlib
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
@@ -96,8 +97,11 @@ class ContinuousBatching:
             self.rank_sync.abandon(error)
             raise
         finally:
-            for sequence in self._batch.sequences if self._batch is not None else ():
-                sequence.end()
+            with contextlib.ExitStack() as stack:
+                for batch in (self._batch, None if self._next is None else self._next.batch):
+                    if batch is not None:
+                        stack.callback(batch.close)
+                self._batch = self._next = None
 
     def _ended(self, sequence: SequenceState) -> SequenceState:
         sequence.end()
@@ -107,16 +111,19 @@ class ContinuousBatching:
     def _fill(self, queue: Iterator[QueuedSequence | None]) -> Iterator[SequenceState]:
         """Put waiting sequences in the places of ended ones and after the last; yields those that end at once."""
         while (queued := self._waiting(queue)) is not None:
-            self._next = None
             self._read(queued)
             if queued.sequence.finished:
+                queued.batch.close()
+                self._next = None
                 yield self._ended(queued.sequence)
             else:
                 self._admit(queued)
+                self._next = None
         if self._batch is None:
             return
         live = [place for place, sequence in enumerate(self._batch.sequences) if not sequence.finished]
         if not live:
+            self._batch.close()
             self._batch, self._columns = None, []
         elif len(live) < len(self._batch.sequences):
             self._batch.select(live)
@@ -150,9 +157,6 @@ class ContinuousBatching:
             if not self.rank_sync.intact:
                 raise
             sequence.fail(error)
-        except BaseException:
-            sequence.end()
-            raise
 
     def _copy_prefix(self, queued: QueuedSequence) -> int:
         """Start the cache with the columns of the sequence that shares the longest beginning; returns how many."""
@@ -173,6 +177,8 @@ class ContinuousBatching:
         """Give a sequence whose prompt is read the place of an ended one, or one after the last."""
         batch = self._batch
         if batch is None or not batch.num_live:
+            if batch is not None:
+                batch.close()
             queued.batch.target.reserve_rows(self.max_rows, self.max_columns)
             self._batch, self._columns, self._network = queued.batch, [queued.columns], queued.network
             return

@@ -64,12 +64,7 @@ class SpecLoop:
             self.rank_sync.abandon(error)
             raise
         finally:
-            try:
-                self._end_drafters()
-            finally:
-                target.close()
-                if self.batch.draft_model is not None:
-                    self.batch.draft_model.close()
+            self.batch.close(*self.sequences)
 
     @property
     def length(self) -> int:
@@ -111,14 +106,3 @@ class SpecLoop:
         for sequence in self.sequences:
             if sequence.finished:
                 sequence.pad(length, self.batch.limits.pad_token_id)
-
-    def _end_drafters(self) -> None:
-        """End every drafter, also when one of them raises."""
-        error: BaseException | None = None
-        for sequence in self.sequences:
-            try:
-                sequence.end()
-            except BaseException as raised:  # noqa: BLE001 raised again below
-                error = error or raised
-        if error is not None:
-            raise error

@@ -3,6 +3,7 @@
 Knows neither methods nor models: a `Drafter` proposes, a `ModelRunner` computes, a `Sampler` and a `StopCheck` decide.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -72,6 +73,15 @@ class Batch:
         self.limits = replace(self.limits, budget=max(self.limits.budget, other.limits.budget))
         at = len(self.sequences) if place is None else place
         self.sequences[at : at + 1] = other.sequences
+
+    def close(self, *left: SequenceState) -> None:
+        """End the drafters, those of sequences that have `left` too, and free the caches, also where one raises."""
+        with contextlib.ExitStack() as stack:  # in reverse
+            for network in (self.draft_model, self.target):
+                if network is not None:
+                    stack.callback(network.close)
+            for sequence in (*reversed(self.sequences), *reversed(left)):
+                stack.callback(sequence.end)
 
     def read(self, trees: Sequence[DraftTree]) -> list[NodeLogits]:
         """The last forward's logits, with one transfer of what samplers and drafters want of them."""
