@@ -35,7 +35,7 @@ class ModelsOptions:
         str | None,
         typer.Option(
             "--draft-model",
-            "--assistant",
+            "--assistant-model",
             help="Draft model of the rows draft_model, auto+draft_model and transformers:assistant. Default: the "
             "embedded draft, for the embedded target.",
         ),

@@ -12,9 +12,11 @@ import typing
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import hf_specdec
-from hf_specdec.cli import COMMANDS
+from hf_specdec.cli import COMMANDS, app
 from hf_specdec.methods.registry import METHODS, config_arguments
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +62,15 @@ def test_the_list_of_commands_says_what_each_command_says_first(name: str) -> No
     command = getattr(importlib.import_module(f"hf_specdec.cli.{name}"), name)
     first, _, _ = inspect.getdoc(command).partition("\n")
     assert first.replace("`", "") == COMMANDS[name]
+
+
+def test_a_draft_model_is_named_alike_by_all_commands() -> None:
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    commands = [group.commands[name].make_context(name, [], resilient_parsing=True).command for name in COMMANDS]
+    named = [option.opts for command in commands for option in command.params if "--draft-model" in option.opts]
+    assert len(named) > 4
+    assert all("--assistant-model" in names for names in named)
 
 
 def test_every_public_name_is_imported_when_it_is_used() -> None:
