@@ -24,13 +24,13 @@ Pool = Literal["request", "shared"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AutoSpecConfig(SpecConfig):
-    """Auto: all training-free sources in one predictor, a draft model when given, and as many nodes as pay.
+    """Auto: all training-free sources in one predictor, a draft model when given, and as many nodes as save time.
 
     Args:
         max_nodes (`int`, *optional*, defaults to `64`):
             Most drafted tokens a step.
         num_nodes (`int`, *optional*):
-            Draft this many tokens every step, whatever they cost. `None` drafts as many as pay, none where none does.
+            Draft this many tokens every step, whatever they cost. `None` drafts as many as save time, or none.
         pool (`str`, *optional*, defaults to `"shared"`):
             `"shared"` remembers texts, logits and what was learned for later calls on this model; `"request"` keeps
             nothing after a call.
@@ -41,12 +41,12 @@ class AutoSpecConfig(SpecConfig):
         use_recycled (`bool`, *optional*, defaults to `True`):
             Whether the target's logits of verified nodes are guesses for later.
         window_size (`int`, *optional*, defaults to `5`):
-            Columns of lookahead's window, which is there while it pays; 0 for none. There is none with `num_nodes`,
+            Columns of lookahead's window, computed while it saves time; 0 for none. There is none with `num_nodes`,
             without `use_recycled`, and where a model verifies chains only.
         ngram_size (`int`, *optional*, defaults to `4`):
             Tokens of the window's n-grams.
         draft_len (`int`, *optional*, defaults to `6`):
-            Most forwards of the draft model a step, where `assistant_model` is given; fewer where they do not pay.
+            Most forwards of the draft model a step, where `assistant_model` is given; fewer where they save no time.
         costs (`str`, *optional*):
             File that `hf-specdec tune` has written, with the times of this model's forwards on this machine. `None`
             learns them from the steps of calls.
@@ -83,7 +83,7 @@ class AutoSpecConfig(SpecConfig):
         SpecConfig.__post_init__(self)
         check_positive("max_nodes", self.max_nodes, "The default is 64.", most=MAX_STEP_TOKENS)
         if self.num_nodes is not None:
-            check_positive("num_nodes", self.num_nodes, "Use `None` for as many as pay.", most=MAX_STEP_TOKENS)
+            check_positive("num_nodes", self.num_nodes, "Use `None` for as many as save time.", most=MAX_STEP_TOKENS)
         check_choice("pool", self.pool, get_args(Pool))
         check_positive("max_pool_tokens", self.max_pool_tokens, 'Use pool="request" to keep nothing between calls.')
         check_positive("max_recycled", self.max_recycled, "Use `use_recycled=False` to keep no logits.")

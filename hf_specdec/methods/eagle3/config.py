@@ -34,7 +34,8 @@ class Eagle3Config(HeadConfig):
             `min(draft_len * num_branches, 16)` for a tree.
         confidence_threshold (`float`, *optional*):
             The head goes on after a token only if it gave that token at least this probability; `0.0` always drafts
-            `draft_len` tokens. `None` or `"auto"` learns when going on pays. Alias: `assistant_confidence_threshold`.
+            `draft_len` tokens. `None` or `"auto"` learns how far drafting saves time. Alias:
+            `assistant_confidence_threshold`.
     """
 
     draft_len: int = 6

@@ -31,7 +31,8 @@ class MtpConfig(HeadConfig):
             `min(draft_len * num_branches, 16)` for a tree.
         confidence_threshold (`float`, *optional*):
             Drafting goes on after a token only if it was given at least this probability; `0.0` always drafts
-            `draft_len` tokens. `None` or `"auto"` learns when going on pays. Alias: `assistant_confidence_threshold`.
+            `draft_len` tokens. `None` or `"auto"` learns how far drafting saves time. Alias:
+            `assistant_confidence_threshold`.
     """
 
     draft_len: int = 4
