@@ -63,7 +63,7 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
             self._firsts[place] = len(self.texts[place]) - len(features)
         self._unread[place].append(features)
 
-    def _score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+    def _score(self, trees: Sequence[DraftTree | None]) -> torch.Tensor:
         wanted = [tree is not None and block is None for tree, block in zip(trees, self._blocks, strict=True)]
         if any(wanted):
             self._compute(wanted)
@@ -71,12 +71,11 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         for tree, block, known in zip(trees, self._blocks, self._num_scored, strict=True):
             depths = () if tree is None else tree.depths[known:]
             if block is None or not depths:
-                scored.append(self._no_logits())
                 continue
             flat = block.new_zeros((1, block.shape[1]))  # beyond the block any token is as likely as any other
             rows = torch.cat([block, flat])
             scored.append(rows[torch.tensor(depths, device=rows.device).clamp(max=len(block))])
-        return scored
+        return torch.cat(scored)
 
     def _compute(self, wanted: Sequence[bool]) -> None:
         """One forward: new states of the text, C columns a row, and the wanted rows' blocks of N tokens."""

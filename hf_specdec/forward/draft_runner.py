@@ -18,10 +18,11 @@ from hf_specdec.compat.placement import device_mesh
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.compiled_forward import CompiledForward
-from hf_specdec.forward.drafting import KnownScorer, RowScorer, unknown_scorer
+from hf_specdec.forward.drafting import KnownScorer, RowScorer, of_each_row, unknown_scorer
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import ModelRunner, Tier
 from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree
 
@@ -112,8 +113,8 @@ class DraftRunner:
         position = self.target.position if self._has_read else max(len(text) for text in self.texts)
         return int(max(self.max_positions - 1 - position, 0))
 
-    def score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
-        """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
+    def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
+        """See `AnyDraftRunner.score`."""
         self.rank_sync.score(trees)
         self._sync()
         trees = list(trees)
@@ -122,7 +123,8 @@ class DraftRunner:
         with self.rank_sync.forward():
             rows = self.target.forward([tree and self._readable(tree) for tree in trees])
         self._trees = [new or old for new, old in zip(trees, self._trees, strict=True)]
-        return [self._like_the_targets(row) for row in rows]
+        joined = rows[0] if len(rows) == 1 else torch.cat(rows)  # (nodes of all rows, own vocab_size)
+        return of_each_row(self._like_the_targets(joined), map(len, rows))
 
     def keep(self, place: int, accepted: Sequence[int]) -> None:
         """The text of one row goes on; the first time after nodes were scored, note which of them are part of it."""

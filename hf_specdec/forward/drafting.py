@@ -1,6 +1,7 @@
 """Drafting with a network of any kind: what the engine asks of it, its rows as drafters see them, all rows together."""
 
-from collections.abc import Callable, Hashable, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -9,10 +10,11 @@ from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.draft_scorer import DraftRound, RoundDrafter
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree
 
-__all__ = ["AnyDraftRunner", "KnownScorer", "RowScorer", "propose_together", "unknown_scorer", "used_by"]
+__all__ = ["AnyDraftRunner", "KnownScorer", "RowScorer", "of_each_row", "propose_together", "unknown_scorer", "used_by"]
 
 
 class AnyDraftRunner(Protocol):
@@ -53,8 +55,8 @@ class AnyDraftRunner(Protocol):
     def room(self) -> int:
         """How many tokens may be drafted below the root."""
 
-    def score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
-        """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
+    def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
+        """For each row left the fp32 logits of its nodes not yet scored, over the target's vocabulary."""
 
     def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
         """Take the target's `hidden_layers` states of the text's next tokens."""
@@ -91,7 +93,7 @@ class RowScorer:
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """The draft model has the call's prompt already, padding included."""
 
-    def score(self, tree: DraftTree) -> torch.Tensor:
+    def score(self, tree: DraftTree) -> NodeLogits:
         """See `DraftScorer.score`."""
         trees: list[DraftTree | None] = [None] * self.draft_model.num_rows
         trees[self.place] = tree
@@ -124,6 +126,12 @@ def used_by(rank_sync: RankSync, draft_model: AnyDraftRunner | None) -> AnyDraft
     return draft_model if rank_sync.is_leader else None
 
 
+def of_each_row(logits: torch.Tensor, counts: Iterable[int]) -> list[NodeLogits]:
+    """The rows' parts of `(nodes of all rows, vocab_size)`, so many nodes each; what one reads is read for all."""
+    whole, ends = NodeLogits(logits), list(itertools.accumulate(counts, initial=0))
+    return [whole.part(slice(*own)) for own in itertools.pairwise(ends)]
+
+
 def propose_together(
     wanted: Sequence[tuple[Drafter, int] | None], draft_model: AnyDraftRunner | None
 ) -> list[DraftTree | None]:
@@ -137,7 +145,7 @@ def propose_together(
     room = draft_model.room()
     trees: list[DraftTree | None] = [None] * len(wanted)
     rounds: list[DraftRound | None] = [None] * len(wanted)
-    answers: list[Any] = [None] * len(wanted)
+    answers: list[Any] = [None] * len(wanted)  # the first thing sent to a generator is nothing
     for place, row in enumerate(wanted):
         if row is not None:
             drafter, budget = row

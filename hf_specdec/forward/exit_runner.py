@@ -23,13 +23,14 @@ from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.adapters import TreeAdapter, adapter_of
 from hf_specdec.forward.compiled_forward import CompiledForward
-from hf_specdec.forward.drafting import KnownScorer, RowScorer, unknown_scorer
+from hf_specdec.forward.drafting import KnownScorer, RowScorer, of_each_row, unknown_scorer
 from hf_specdec.forward.early_exit import EarlyExit
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.forward.tree_mask import TreeMasks
 from hf_specdec.methods.draft_scorer import cost_ratio
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import Source
 from hf_specdec.transfer import HOST
 from hf_specdec.tree import DraftTree, TreeBuilder
@@ -161,15 +162,17 @@ class ExitRunner:
         self._scorers[at : at + 1] = other._scorers  # noqa: SLF001 another of the same class
         self._renew()
 
-    def score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
-        """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
+    def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
+        """See `AnyDraftRunner.score`."""
         self.rank_sync.score(trees)
         if self._drafting is None:
             self._drafting = self._begin()
         with self.rank_sync.forward():
             rows = self._compute(self._drafting, trees)
         self._trees = [new or old for new, old in zip(trees, self._trees, strict=True)]
-        return [row[:, : self.vocab_size].to(device=self.device, dtype=torch.float32) for row in rows]
+        joined = rows[0] if len(rows) == 1 else torch.cat(rows)  # (nodes of all rows, vocab_size)
+        own = joined[:, : self.vocab_size].to(device=self.device, dtype=torch.float32)
+        return of_each_row(own, map(len, rows))
 
     def complete(self, trees: Sequence[DraftTree | None]) -> None:
         """The target is about to compute `trees`: bring their nodes through the first layers, and end the round."""

@@ -13,9 +13,10 @@ from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.compiled_forward import CompiledForward
-from hf_specdec.forward.drafting import KnownScorer, RowScorer, unknown_scorer
+from hf_specdec.forward.drafting import KnownScorer, RowScorer, of_each_row, unknown_scorer
 from hf_specdec.kernels.grouped import GroupedHeads
 from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree
 
@@ -127,12 +128,13 @@ class BaseHeadRunner(ABC, Generic[Head]):
         return 1 << 30
 
     @torch.no_grad()
-    def score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
-        """For each row left, `(new nodes, target's vocab_size)` fp32 logits of the nodes not yet scored."""
+    def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
+        """See `AnyDraftRunner.score`."""
         self.rank_sync.score(trees)
         self._end_round()
+        counts = [0 if tree is None else len(tree) - known for tree, known in zip(trees, self._num_scored, strict=True)]
         with self.rank_sync.forward(), self._grouped:
-            rows = [self._like_the_targets(found) for found in self._score(trees)]
+            rows = of_each_row(self._like_the_targets(self._score(trees)), counts)
         for place, tree in enumerate(trees):
             if tree is not None:
                 self._num_scored[place] = len(tree)
@@ -178,8 +180,8 @@ class BaseHeadRunner(ABC, Generic[Head]):
         """
 
     @abstractmethod
-    def _score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
-        """As `score`, `(new nodes, draft_vocab_size)` of the head's own logits."""
+    def _score(self, trees: Sequence[DraftTree | None]) -> torch.Tensor:
+        """`(new nodes of all rows, draft_vocab_size)` of the head's own logits, row after row."""
 
     @abstractmethod
     def _renew_round(self) -> None:
@@ -197,9 +199,6 @@ class BaseHeadRunner(ABC, Generic[Head]):
         """`(n, num_features * target_hidden_size)` of the text's next tokens, as the head reads them."""
         joined = torch.cat([layer.to(self.head.device, self.head.dtype) for layer in states], dim=-1)
         return joined[-len(self.texts[place]) :]
-
-    def _no_logits(self) -> torch.Tensor:
-        return torch.zeros((0, self.vocab_size), device=self.device)
 
     @staticmethod
     def _next_nodes(known: int, tree: DraftTree | None) -> range:

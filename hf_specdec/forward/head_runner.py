@@ -34,18 +34,18 @@ class HeadRunner(BaseHeadRunner[PairHead]):
         features = self._features(place, states)
         self._stages[0].rows[place].read(features, len(self.texts[place]) - len(features))
 
-    def _score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+    def _score(self, trees: Sequence[DraftTree | None]) -> torch.Tensor:
         known = list(self._num_scored)
         while (wave := self._wave(trees)) is not None:
             self._compute(wave, trees)
-        scored = []
+        states, stages = [], []
         for place, (tree, count) in enumerate(zip(trees, known, strict=True)):
-            nodes = range(0) if tree is None else range(count, len(tree))
-            stages = [] if tree is None else [self._stage_of(tree, node) for node in nodes]
-            fresh = [self._stages[stage].rows[place].states[node] for node, stage in zip(nodes, stages, strict=True)]
-            states = torch.stack(fresh) if fresh else self._no_states()
-            scored.append(self.head.stage_logits(states, stages))
-        return scored
+            if tree is None:
+                continue
+            for node in range(count, len(tree)):
+                stages.append(self._stage_of(tree, node))
+                states.append(self._stages[stages[-1]].rows[place].states[node])
+        return self.head.stage_logits(torch.stack(states), stages)
 
     def _renew_round(self) -> None:
         for stage in self._stages:
@@ -97,6 +97,3 @@ class HeadRunner(BaseHeadRunner[PairHead]):
 
     def _stage_of(self, tree: DraftTree, node: int) -> int:
         return min(tree.depths[node], len(self._stages) - 1)
-
-    def _no_states(self) -> torch.Tensor:
-        return torch.zeros((0, self.head.hidden_size), dtype=self.head.dtype, device=self.head.device)

@@ -43,14 +43,12 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
         """Take the target's states of the text's next tokens; the last of them is read."""
         self._last[place] = states[0][-1].to(self.head.device, self.head.dtype, copy=True)
 
-    def _score(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+    def _score(self, trees: Sequence[DraftTree | None]) -> torch.Tensor:
         while any(tree is not None and len(self._states[place]) < len(tree) for place, tree in enumerate(trees)):
             self._compute(trees)
-        scored = []
-        for tree, outputs, known in zip(trees, self._outputs, self._num_scored, strict=True):
-            fresh = [] if tree is None else outputs[known : len(tree)]
-            scored.append(self.head.logits(torch.stack(fresh)) if fresh else self._no_logits())
-        return scored
+        rows = zip(trees, self._outputs, self._num_scored, strict=True)
+        fresh = [state for tree, outputs, known in rows if tree is not None for state in outputs[known : len(tree)]]
+        return self.head.logits(torch.stack(fresh))
 
     def _compute(self, trees: Sequence[DraftTree | None]) -> None:
         """One forward of the nodes whose parents are computed; they see the text, and none of the others."""

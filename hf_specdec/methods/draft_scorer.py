@@ -4,11 +4,11 @@ A model answers it in the engine (`forward/draft_runner.py`), a table in tests. 
 generator that yields the trees it wants scored; so the requests of several rows can be answered by one forward.
 
     class MyDrafter(RoundDrafter):
-        def grow(self, budget):                       # Generator[DraftTree, torch.Tensor, DraftTree]
+        def grow(self, budget):                       # Generator[DraftTree, NodeLogits, DraftTree]
             tree = DraftTree.chain(root)
-            rows = yield tree                         # (1, vocab_size): the root's
-            tree = DraftTree.chain(root, [int(rows[0].argmax())])
-            rows = yield tree                         # (1, vocab_size): the new node's
+            rows = yield tree                         # the root's; rows.logits is (1, vocab_size)
+            tree = DraftTree.chain(root, rows.best())
+            rows = yield tree                         # the new node's
             return tree
 """
 
@@ -19,12 +19,13 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree
 
 __all__ = ["BlockDraftScorer", "DraftRound", "DraftScorer", "LogitsProcessorFn", "RoundDrafter", "cost_ratio", "run"]
 
-DraftRound = Generator[DraftTree, torch.Tensor, DraftTree]
+DraftRound = Generator[DraftTree, NodeLogits, DraftTree]
 LogitsProcessorFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -46,8 +47,8 @@ class DraftScorer(Protocol):
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Start a text."""
 
-    def score(self, tree: DraftTree) -> torch.Tensor:
-        """`(new nodes, vocab_size)` fp32 raw logits of the nodes that this round has not scored yet, in their order.
+    def score(self, tree: DraftTree) -> NodeLogits:
+        """Raw fp32 logits of the nodes that this round has not scored yet, in their order.
 
         The root is the last token of the text. Each tree of a round begins with the nodes of the one before it.
         """

@@ -33,11 +33,20 @@ class NodeLogits:
         chosen: the `(T,)` arrays that a `Choose` found for the nodes.
     """
 
-    __slots__ = ("_chosen", "_host", "_read", "logits")
+    __slots__ = ("_chosen", "_host", "_own", "_read", "_whole", "logits")
 
     def __init__(self, logits: torch.Tensor, read: Array | None = None, chosen: tuple[Array, ...] = ()) -> None:
         self.logits, self._read, self._chosen = logits, read, chosen
         self._host: Array | None = None
+        self._whole: NodeLogits | None = None  # what this is rows `_own` of
+        self._own = ALL
+
+    def part(self, rows: slice) -> "NodeLogits":
+        """Some of the rows. On an accelerator, what is read of them is read of all rows here, by one transfer."""
+        part = NodeLogits(self.logits[rows])
+        if not is_host(self.logits.device):
+            part._whole, part._own = self, rows
+        return part
 
     def __len__(self) -> int:
         """Rows C."""
@@ -46,6 +55,8 @@ class NodeLogits:
     def best(self, rows: slice | list[int] = ALL) -> list[int]:
         """The token with the greatest logit in each row, the first of equals, as `torch.argmax` has it."""
         found: Any  # (rows,)
+        if self._whole is not None:
+            self.read_at_least(0)
         if self._read is not None:
             found = self._read[rows, 0].astype(np.int64)
         elif not is_host(self.logits.device):
@@ -68,12 +79,21 @@ class NodeLogits:
     def top(self, count: int, rows: slice | list[int] = ALL) -> tuple[Array, Array]:
         """The best `count` next tokens, likeliest first, `(rows, count)` int64, and their log probabilities, fp32."""
         count = min(count, self.logits.shape[-1])
+        if self._whole is not None:
+            self.read_at_least(count)
         if self._read is not None and self._read.shape[1] > 2 * count:
             most = self._read.shape[1] // 2
             read = self._read[rows]
             return read[:, 1 : 1 + count].astype(np.int64), read[:, 1 + most : 1 + most + count]
         read = read_logits(self.logits[rows], count)
         return read[:, 1 : 1 + count].astype(np.int64), read[:, 1 + count :]
+
+    def read_at_least(self, count: int) -> Array:
+        """`(C, 1 + 2K)` as the argument `read`, K at least `count`; by a transfer where that is not read yet."""
+        if self._read is None or self._read.shape[1] <= 2 * count:
+            whole = self._whole
+            self._read = read_logits(self.logits, count) if whole is None else whole.read_at_least(count)[self._own]
+        return self._read
 
 
 def read_rows(

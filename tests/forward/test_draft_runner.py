@@ -41,7 +41,7 @@ def test_the_draft_s_logits_are_those_of_the_text_after_a_step_without_it(model:
     drafting.keep(0, second)
     text = [*PROMPT, ROOT, *first, *second]
     (row,) = drafting.score([DraftTree.chain(text[-1])])
-    torch.testing.assert_close(row, model(torch.tensor([text])).logits[0, -1:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(row.logits, model(torch.tensor([text])).logits[0, -1:], atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from functools import cache
 import torch
 
 from hf_specdec.engine.verify import rejection_sample, verify_tree
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.tree import DraftTree
 
 __all__ = ["Table", "TableScorer", "chi_square", "critical_value", "random_table", "sample", "verify_by_drawing"]
@@ -43,7 +44,7 @@ class TableScorer:
     def begin(self, prompt_ids: Sequence[int]) -> None:
         self.text, self.requests = list(prompt_ids), []
 
-    def score(self, tree: DraftTree) -> torch.Tensor:
+    def score(self, tree: DraftTree) -> NodeLogits:
         known = self.requests[-1] if self.requests else None
         num_known = len(known) if known is not None else 0
         assert tree.tokens[0] == self.text[-1], "the root is the last token of the text"
@@ -54,7 +55,7 @@ class TableScorer:
         assert self.takes_trees or tree.is_chain
         self.requests.append(tree)
         texts = [[*self.text[:-1], *(tree.tokens[n] for n in tree.path(node))] for node in range(num_known, len(tree))]
-        return torch.stack([self.table(tuple(text)) for text in texts])
+        return NodeLogits(torch.stack([self.table(tuple(text)) for text in texts]))
 
     def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         assert tree.tokens[0] == self.text[-1]

@@ -31,6 +31,14 @@ READ_ONCE: dict[str, dict[str, Any]] = {
     "lookahead": {"spec_method": "lookahead", "spec_config": [4, 3, 5]},
     "auto": {"spec_method": "auto", "spec_config": {"num_nodes": 9, "pool": "request"}},
 }
+DRAFTS: dict[str, dict[str, Any]] = {
+    "draft_model": always("draft_model", SHAPES["tree"]),
+    "exit_layer": always("draft_model", {"exit_layer": 2, **SHAPES["tree"]}),
+    "eagle3, reduced vocabulary": always("eagle3", SHAPES["tree"]),
+    "mtp, glm4_moe, 3 layers": always("mtp", SHAPES["tree"]),
+    "dflash, llama": always("dflash", SHAPES["tree"]),
+    "gemma4_assistant, 2 shared layers, plain": always("draft_model", SHAPES["tree"]),
+}
 SAMPLING: dict[str, dict[str, Any]] = {
     "top_k": {"temperature": 0.3, "top_k": 20},
     "top_p": {"temperature": 0.3, "top_p": 0.9},
@@ -139,6 +147,25 @@ def test_the_host_reads_once_a_step(device: EmulatedDevice, zoo: Zoo, method: st
         steps.append(output.spec_stats.num_forwards)
     assert steps[1] > steps[0] + 1
     assert (reads[1] - reads[0]).total() == steps[1] - steps[0]
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_a_draft_is_read_once_a_level_for_all_rows(device: EmulatedDevice, zoo: Zoo, name: str) -> None:
+    """Three rows, four levels, and the target: five reads a step."""
+    target = CASES[name].target(zoo) if name in CASES else zoo("llama")
+    draft = CASES[name].head(target) if name in CASES else noisy_copy(target)
+    options: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True, **DRAFTS[name]}
+    if "exit_layer" not in options["spec_config"]:
+        options["assistant_model"] = copy.deepcopy(draft).to(DEVICE)
+    model, reads, steps = moved(target), [], []
+    model.generate(PROMPT.to(DEVICE), max_new_tokens=2, **options)  # what is tried out once
+    for length in (4, 24):
+        device.reads.clear()
+        output = model.generate(PROMPT.repeat(3, 1).to(DEVICE), max_new_tokens=length, **options)
+        reads.append(len(device.reads))
+        steps.append(output.spec_stats.num_forwards)
+    num_steps = steps[1] - steps[0]
+    assert num_steps < reads[1] - reads[0] <= (1 + SHAPES["tree"]["draft_len"]) * num_steps
 
 
 @pytest.mark.at_most(4)

@@ -219,6 +219,6 @@ def test_rows_of_a_head_take_the_places_of_one_another(model: Any) -> None:
     pair.keep(0, [4])
     pair.read(0, [torch.randn(1, 48) for _ in range(3)])
     pair.admit(joining, 1)
-    torch.testing.assert_close(pair.score([None, tree])[1], alone)
+    torch.testing.assert_close(pair.score([None, tree])[1].logits, alone.logits)
     pair.select([1])
     assert pair.num_rows == 1

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 
 from hf_specdec.methods.auto.calibration import MOST
 from hf_specdec.methods.auto.recycled_logits import Entry, best_tokens, log_odds
@@ -60,9 +59,9 @@ class DraftSource:
             known[node] = self._request.add(known[search.parent(node)], search.token(node)) if node else 0
         return self._request.build()
 
-    def read(self, rows: torch.Tensor) -> None:
-        """`(new nodes, vocab_size)`: the draft model's logits for what was requested last."""
-        self._entries = best_tokens(NodeLogits(rows))
+    def read(self, rows: NodeLogits) -> None:
+        """The draft model's logits for what was requested last."""
+        self._entries = best_tokens(rows)
 
     def tell(self, search: Search | CompiledSearch) -> bool:
         """Tell the search what is known of its nodes; whether that was anything new."""
@@ -114,9 +113,9 @@ class TranslatedSource:
             return None
         return DraftTree.chain(known.fixed[-1], [*known.tail, *self._chain])
 
-    def read(self, rows: torch.Tensor) -> None:
-        """`(new nodes, draft's vocab_size)`: the draft model's logits; the last ones say how it goes on."""
-        tokens, log_probs = NodeLogits(rows[-1:]).top(1)
+    def read(self, rows: NodeLogits) -> None:
+        """The draft model's logits over its own vocabulary; the last ones say how it goes on."""
+        tokens, log_probs = rows.top(1, slice(-1, None))
         self._chain.append(int(tokens[0, 0]))
         self._probability *= math.exp(log_probs[0, 0])
         path = tuple(self.translation.drafted(self._chain))

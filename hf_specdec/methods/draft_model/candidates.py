@@ -7,9 +7,11 @@ nor when to stop.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["Candidate", "Growth", "depth_first", "draw_children", "likeliest_children"]
@@ -80,18 +82,16 @@ class Growth:
 
 
 def likeliest_children(
-    parents: Sequence[Candidate], rows: torch.Tensor, num_branches: int, counts: AcceptanceCounts
+    parents: Sequence[Candidate], rows: NodeLogits, num_branches: int, counts: AcceptanceCounts
 ) -> list[Candidate]:
-    """For each parent its `num_branches` likeliest tokens, best first; `rows` is `(parents, vocab_size)` of logits."""
-    top = rows.topk(min(num_branches, rows.shape[-1]), dim=-1)
-    probabilities = (top.values - rows.logsumexp(dim=-1, keepdim=True)).exp()
-    both = torch.stack((probabilities.double(), top.indices.double())).tolist()  # one transfer
+    """For each parent its `num_branches` likeliest tokens, best first; `rows` are the parents'."""
+    best, log_probs = rows.top(num_branches)
     children = []
-    for parent, confidences, tokens in zip(parents, *both, strict=True):
+    for parent, confidences, tokens in zip(parents, np.exp(log_probs).tolist(), best.tolist(), strict=True):
         for rank, (confidence, token) in enumerate(zip(confidences, tokens, strict=True)):
             if confidence > 0.0:
                 value = parent.value * counts.rate(rank, confidence)
-                children.append(Candidate(int(token), parent, parent.depth + 1, rank, confidence, value))
+                children.append(Candidate(token, parent, parent.depth + 1, rank, confidence, value))
     return children
 
 

@@ -14,6 +14,7 @@ from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.candidates import Candidate, Growth, depth_first, draw_children, likeliest_children
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, LogitsProcessorFn, RoundDrafter
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import DraftedNode
 from hf_specdec.tree import DraftTree, TreeBuilder
 
@@ -113,7 +114,7 @@ class DraftModelDrafter(RoundDrafter):
         while chosen:
             rows = yield growth.request(chosen)
             if self.logits_processor is not None:
-                rows = self._processed(chosen, rows)
+                rows = NodeLogits(self._processed(chosen, rows.logits))
             kept += likeliest_children(chosen, rows, self.config.num_branches, self.counts)
             kept.sort(key=lambda candidate: -candidate.value)  # stable: a parent stays in front of its children
             del kept[budget:]
@@ -136,9 +137,9 @@ class DraftModelDrafter(RoundDrafter):
             shares = self._shares(chosen, -(-room // rounds))
             chosen = list(shares)
             rows = yield growth.request(chosen)
-            rows = self._processed(chosen, rows).softmax(dim=-1)
-            fresh = draw_children(chosen, rows, list(shares.values()), self.counts, self.generator)
-            for parent, row in zip(chosen, rows, strict=True):
+            probabilities = self._processed(chosen, rows.logits).softmax(dim=-1)
+            fresh = draw_children(chosen, probabilities, list(shares.values()), self.counts, self.generator)
+            for parent, row in zip(chosen, probabilities, strict=True):
                 drafted_from[places[parent]] = row
             for child in fresh:
                 assert child.parent is not None

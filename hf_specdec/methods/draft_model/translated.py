@@ -59,7 +59,7 @@ class TranslatedDrafter(DraftModelDrafter):
             wanted = next(round_)
             while True:
                 rows = yield _after(known.fixed[-1], known.tail, wanted)
-                wanted, num_known = round_.send(rows[-(len(wanted) - num_known) :]), len(wanted)
+                wanted, num_known = round_.send(rows.part(slice(-(len(wanted) - num_known), None))), len(wanted)
         except StopIteration as finished:
             tree: DraftTree = finished.value
         self._in_draft = tree

@@ -9,6 +9,7 @@ import torch
 from hf_specdec.methods.auto.draft_source import TranslatedSource, draft_source_of
 from hf_specdec.methods.auto.recycled_logits import FLOOR
 from hf_specdec.methods.auto.search import Found
+from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.methods.translation import Translation
 from hf_specdec.tree import DraftTree
 from tests.helpers.tokenizers import byte_level, characters
@@ -31,13 +32,13 @@ class Writer:
     def keep(self, tree: DraftTree, accepted: list[int]) -> None:
         self.kept += accepted
 
-    def rows(self, number: int) -> torch.Tensor:
-        """`(1, vocab_size)` logits of its character `number`."""
+    def rows(self, number: int) -> NodeLogits:
+        """The logits of its character `number`."""
         size = len(DRAFT)
         rest = math.log((1.0 - self.probability) / (size - 1))
         row = torch.full((1, size), rest)
         row[0, self.ids[number]] = math.log(self.probability)
-        return row
+        return NodeLogits(row)
 
 
 class Scores:
