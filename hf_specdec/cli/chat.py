@@ -15,7 +15,7 @@ from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.cli.report import note, reports_errors
 from hf_specdec.cli.spread import spread
-from hf_specdec.compat import input_device, max_positions
+from hf_specdec.compat import input_device, max_positions, takes_cache
 from hf_specdec.errors import ConfigError, SpecError
 from hf_specdec.files import read_text
 from hf_specdec.observer import SpecStep
@@ -127,8 +127,8 @@ class _Chat:
         self.stats: Any = None
         self.num_reused = 0  # tokens of the last prompt that were not read again
         self.messages = list(self._first)
-        self._cache: Any = DynamicCache(config=model.config)
-        self._cached: list[int] = []
+        self._takes_cache = takes_cache(model)
+        self._cache, self._cached = self._new_cache(), list[int]()
 
     def clear(self) -> None:
         """Begin anew."""
@@ -158,8 +158,7 @@ class _Chat:
         try:
             output = self.model.generate(
                 **{name: tensor.to(device) for name, tensor in inputs.items()},
-                **{**self.options, **watched, "max_new_tokens": max_new_tokens},
-                past_key_values=self._cache,
+                **{**self.options, **watched, **self._kept(), "max_new_tokens": max_new_tokens},
                 streamer=shown,
                 return_dict_in_generate=True,
             )
@@ -171,8 +170,9 @@ class _Chat:
             raise
         else:
             self.stats = getattr(output, "spec_stats", None)
-            self._cache = output.past_key_values
-            self._cached = output.sequences[0, : self._cache.get_seq_length()].tolist()
+            if self._takes_cache:
+                self._cache = output.past_key_values
+                self._cached = output.sequences[0, : self._cache.get_seq_length()].tolist()
         sys.stdout.write("\n")
         sys.stdout.flush()
         self.messages += [{"role": "user", "content": said}, {"role": "assistant", "content": shown.text}]
@@ -196,8 +196,15 @@ class _Chat:
             raise ConfigError("chat", rule, f"{length} tokens", "!clear begins anew.")
         return min(wanted, positions - length)
 
+    def _kept(self) -> dict[str, Any]:
+        """Arguments of `generate` for the cache, whatever kind the model's generation configuration asks for."""
+        return {"past_key_values": self._cache, "cache_implementation": None} if self._takes_cache else {}
+
+    def _new_cache(self) -> Any:
+        return DynamicCache(config=self.model.config) if self._takes_cache else None
+
     def _forget_cache(self) -> None:
-        self._cache, self._cached = DynamicCache(config=self.model.config), []
+        self._cache, self._cached = self._new_cache(), []
 
 
 class _Shown:

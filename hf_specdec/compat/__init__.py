@@ -74,6 +74,7 @@ from hf_specdec.compat.models import (
     is_compiled,
     max_positions,
     private_config,
+    takes_cache,
     text_config,
 )
 from hf_specdec.compat.settings import (

@@ -8,6 +8,7 @@ Names                              Why
 """
 
 import copy
+import inspect
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ __all__ = [
     "is_compiled",
     "max_positions",
     "private_config",
+    "takes_cache",
     "text_config",
 ]
 
@@ -59,6 +61,13 @@ def private_config(config: Any) -> Any:
         if value is text:
             object.__setattr__(own, name, copy.copy(text))
     return own
+
+
+def takes_cache(model: PreTrainedModel) -> bool:
+    """Whether a `DynamicCache` of its decoder's layers is all that the model keeps of a text."""
+    return (
+        not model.config.is_encoder_decoder and "past_key_values" in inspect.signature(type(model).forward).parameters
+    )
 
 
 def max_positions(config: Any) -> int | None:

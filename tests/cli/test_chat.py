@@ -1,5 +1,6 @@
 """`hf-specdec chat`: answers are plain generation's, turns reuse the cache, drafts can be seen."""
 
+import dataclasses
 import os
 import pty
 import re
@@ -17,6 +18,7 @@ import hf_specdec
 from hf_specdec.cli.chat import _Chat
 from tests.cli.conftest import Run
 from tests.helpers.support import plain
+from tests.helpers.zoo import FALLBACK, FAMILIES, build
 
 TEMPLATE = (
     "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -91,6 +93,36 @@ def test_the_cache_is_kept_from_turn_to_turn(tokenizer: Any, monkeypatch: pytest
     assert talk.num_reused == 0
     talk.clear()
     assert talk._cached == []
+
+
+@pytest.mark.parametrize("family", ["mamba", "t5"])
+def test_a_model_that_takes_no_cache_reads_the_chat_anew(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    known = {**FAMILIES, **FALLBACK}[family]
+    options = {**known.options, "vocab_size": len(tokenizer)}
+    model = hf_specdec.enable(build(dataclasses.replace(known, options=options)))
+    talk = _Chat(model, tokenizer, {"max_new_tokens": 4, "do_sample": False, "spec_method": "auto"}, None, False)
+    for said in ("write a stack", "and a queue"):
+        ids = tokenizer(talk.text_of(said), return_tensors="pt").input_ids
+        new = plain(model, ids, max_new_tokens=4, do_sample=False)[0, 1 if family == "t5" else ids.shape[1] :]
+        talk.answer(said)
+        assert talk.messages[-1]["content"] == tokenizer.decode(new, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic", "offloaded"])
+def test_a_cache_of_the_generation_configuration_gives_way_to_the_chat_s(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), precision="fp32")
+    model.generation_config.cache_implementation = kind
+    for method in ({}, {"spec_method": "auto"}):
+        talk = _Chat(model, tokenizer, {"max_new_tokens": 8, "do_sample": False, **method}, None, False)
+        talk.answer("write a stack")
+        talk.answer("and a queue")
+        assert talk.num_reused > 10
 
 
 def test_an_interrupted_answer_stays_and_the_chat_goes_on(
