@@ -32,7 +32,7 @@ from hf_specdec.methods.config import check_positive
 from hf_specdec.per_row import of_prompt
 from hf_specdec.progress import with_bar
 from hf_specdec.prompt_inputs import INPUT_NAMES, check_names, check_one, each_prompt, inputs_of, numbered
-from hf_specdec.request import Request, own_arguments, read_request, with_own_method
+from hf_specdec.request import AUTO, Request, own_arguments, read_request, with_default_method, with_own_method
 from hf_specdec.stats import SpecStats
 from hf_specdec.transfer import HOST
 
@@ -77,7 +77,7 @@ def generate_many(
     tokenizer: Any = None,
     seed: int | None = None,
     max_cache_tokens: int = MAX_CACHE_TOKENS,
-    spec_method: Any = "auto",
+    spec_method: Any = AUTO,
     indices: Iterable[int] | None = None,
     progress: bool = False,
     **generate_kwargs: Any,
@@ -102,7 +102,8 @@ def generate_many(
         seed (`int`, *optional*): when sampling, prompt i draws from `seed + i`; by default a seed is drawn.
         max_cache_tokens (`int`, *optional*, defaults to `262144`): bound on rows x longest text, in tokens, which is
             what the key/value cache allocates. A prompt that alone needs more is decoded alone.
-        spec_method (`str`, *optional*, defaults to `"auto"`): as for `generate`; `"plain"` drafts nothing.
+        spec_method (`str`, *optional*, defaults to `"auto"`, or the method whose argument is given, such as
+            `prompt_lookup_config`): as for `generate`; `"plain"` drafts nothing.
         indices (`Iterable[int]`, *optional*): the prompts' numbers, where they are part of a larger job; by default
             they are counted from 0.
         progress (`bool`, *optional*, defaults to `False`): show a bar on stderr, if that is a terminal.
@@ -125,7 +126,7 @@ def generate_many(
             raise ConfigError(name, "must be unset for many prompts", value, "Use generate for it.")
     if seed is None and settings("do_sample"):
         seed = rank_sync_of(inner).decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
-    job = _Job(inner, tokenizer, seed, {**generate_kwargs, "spec_method": spec_method})
+    job = _Job(inner, tokenizer, seed, with_default_method({**generate_kwargs, "spec_method": spec_method}))
     results = job.run(numbered(prompts, indices), max_batch_size, max_cache_tokens)
     return with_bar(results, total=length_hint(prompts) or None) if progress else results
 

@@ -21,9 +21,16 @@ from hf_specdec.methods.registry import METHODS, as_head, config_arguments, reso
 from hf_specdec.methods.translation import are_alike, check_tokenizers
 from hf_specdec.observer import SpecStep
 
-__all__ = ["Request", "own_arguments", "read_request", "with_default_method", "with_own_method"]
+__all__ = ["AUTO", "Request", "own_arguments", "read_request", "with_default_method", "with_own_method"]
 
 Observer = Callable[[SpecStep], None]
+
+
+class _Unnamed(str):
+    """A method that is used where the caller names none."""
+
+
+AUTO: str = _Unnamed("auto")
 DRAFT_BUDGET = 64  # for a drafter of the user's own, which has no configuration here
 
 
@@ -90,8 +97,10 @@ def own_arguments() -> tuple[str, ...]:
 def with_default_method(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `generate` that name a method: their own, that of a method's argument among them, or "auto"."""
     methods = config_arguments()
-    named = next((methods[name].name for name in kwargs if name in methods), "auto")
-    return {"spec_method": named, **kwargs}
+    if not isinstance(kwargs.get("spec_method", AUTO), _Unnamed):
+        return dict(kwargs)
+    given = (methods[name].name for name, value in kwargs.items() if name in methods and value is not None)
+    return {**kwargs, "spec_method": next(given, str(AUTO))}
 
 
 def with_own_method(kwargs: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ __all__ = ["ATTRIBUTE", "ModelState", "remembering", "state_of"]
 
 ATTRIBUTE = "_hf_specdec"
 NOT_COPIED = ("lock", "compiled", "facts")
+MOST_WARNINGS = 100  # some name a length or a value of the call
 logger = logging.getLogger("hf_specdec")
 
 
@@ -40,7 +41,7 @@ class ModelState:
     findings: Findings = field(default_factory=Findings)
     heads: dict[str, DraftHead] = field(default_factory=dict)  # those of the model's own checkpoint, by method
     costs: dict[tuple[Any, ...], StepCosts] = field(default_factory=dict)
-    warned: set[str] = field(default_factory=set)
+    warned: dict[str, None] = field(default_factory=dict)  # messages, in the order in which they were given
     keeps_settings: bool = False  # whether `enable` had to make the generation configuration keep them
     compiled: dict[str, CompiledForward] = field(default_factory=dict, repr=False, compare=False)
     facts: tuple[Hashable, ModelFacts] | None = field(default=None, repr=False, compare=False)  # with their structure
@@ -82,11 +83,13 @@ class ModelState:
             return self.facts[1]
 
     def warn_once(self, message: str) -> None:
-        """Log a warning that this model has not given yet."""
+        """Log a warning that is not among the last `MOST_WARNINGS` ones of this model."""
         with self.lock:
             if message in self.warned:
                 return
-            self.warned.add(message)
+            if len(self.warned) >= MOST_WARNINGS:
+                del self.warned[next(iter(self.warned))]
+            self.warned[message] = None
         logger.warning(message)
 
     def __getstate__(self) -> dict[str, Any]:

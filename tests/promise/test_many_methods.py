@@ -9,7 +9,7 @@ import torch
 import hf_specdec
 from hf_specdec.capabilities.trial import SHORTEST_CALL
 from tests.helpers.heads import random_head
-from tests.helpers.support import noisy_copy, plain
+from tests.helpers.support import PROMPT, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": SHORTEST_CALL, "do_sample": False}
@@ -83,3 +83,32 @@ def test_a_first_prompt_without_drafts_keeps_nobody_from_drafting(target: Any) -
     prompts: list[dict[str, Any]] = [{"input_ids": torch.tensor([prompt])} for prompt in (PROMPTS[1], [5, 6] * 9)]
     prompts[0]["spec_method"] = "plain"
     assert check(target, prompts, spec_method="prompt_lookup")[1].stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("how", "method"),
+    [
+        ({}, "auto"),
+        ({"prompt_lookup_config": {"max_matching_ngram_size": 2}}, "prompt_lookup"),
+        ({"lookahead_config": [4, 3, 5]}, "lookahead"),
+        ({"prompt_lookup_config": None}, "auto"),
+    ],
+)
+def test_an_argument_of_a_method_names_the_method(target: Any, how: dict[str, Any], method: str) -> None:
+    """As for `generate`, which drafts nothing where nothing names a method."""
+    call: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
+    (result,) = hf_specdec.generate_many(target, PROMPT, **call, **how)
+    assert result.error is None
+    assert result.stats.method == method
+    expected = target.generate(PROMPT, **call, return_dict_in_generate=True, **how)
+    assert result.token_ids == expected.sequences[0, PROMPT.shape[1] :].tolist()
+    assert method == "auto" or expected.spec_stats.method == method
+
+
+def test_an_argument_of_another_method_is_refused(target: Any) -> None:
+    how: dict[str, Any] = {"spec_method": "auto", "prompt_lookup_config": {}, "max_new_tokens": 6}
+    with pytest.raises(hf_specdec.ConfigError) as by_generate:
+        target.generate(PROMPT, **how)
+    with pytest.raises(hf_specdec.ConfigError) as by_many:
+        list(hf_specdec.generate_many(target, PROMPT, **how))
+    assert str(by_many.value) == str(by_generate.value)
