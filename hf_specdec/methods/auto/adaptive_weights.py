@@ -17,15 +17,21 @@ INITIAL_GAIN = 1.0
 GAIN_RATE = 0.1
 WINDOW_RATE = 0.03
 NUM_MATCH_KINDS = max(MATCH_KINDS) + 1
+BIAS = -6.8
+GREEDY, SAMPLED = (-9.9, 1.5), (-6.8, 1.0)  # bias, and weight of a draft's log odds, where it was asked
 
 
-def _prior() -> list[tuple[float, ...]]:
-    """Weights to start with: as they came out on prompts of Python code, rounded."""
+def _prior(drafted: tuple[float, float] = GREEDY) -> list[tuple[float, ...]]:
+    """Weights to start with: as they came out on prompts of Python code, rounded; a draft's on four tasks.
+
+    Args:
+        drafted: a greedy target takes the likeliest token more often than the draft says, and the others less often.
+    """
     own = (0.0, 0.1, 0.2, 0.35, 0.6, 0.9)  # by the kind of match
     recycled = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.7), (0.0, 0.6, 0.35), (0.45, 0.25, 0.2))  # by the longest key found
     return [
-        (-6.8, *[weight * (0.3 if drafted else 1.0) for weight in (own[match], 0.15, *shares)], 0.8, 1.0 * drafted, 0.2)
-        for drafted in (0, 1)
+        (bias, *[weight * share for weight in (own[match], 0.15, *shares)], 0.8, of_draft, 0.2)
+        for bias, share, of_draft in ((BIAS, 1.0, 0.0), (drafted[0], 0.3, drafted[1]))
         for match in range(NUM_MATCH_KINDS)
         for shares in recycled
     ]
@@ -46,6 +52,11 @@ class AdaptiveWeights:
     calibration: Calibration = field(default_factory=Calibration)
     gains: list[float] = field(default_factory=list)
     window_gain: float = INITIAL_WINDOW_GAIN
+
+    @classmethod
+    def of_sampled(cls) -> "AdaptiveWeights":
+        """Those that sampled texts begin with."""
+        return cls(mixer=Mixer(_prior(SAMPLED)))
 
     def gain(self, number: int) -> float:
         """What the draft model's forward `number`, counted from 0, may add; hopeful where it has not been tried."""

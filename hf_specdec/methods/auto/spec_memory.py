@@ -38,7 +38,7 @@ class SpecMemory:
         check_positive("max_entries", max_entries, "The default is 262144.")
         self.pool = NgramPool(max_tokens)
         self.recycled = RecycledLogits(max_entries)
-        self.greedy, self.sampled = AdaptiveWeights(), AdaptiveWeights()
+        self.greedy, self.sampled = AdaptiveWeights(), AdaptiveWeights.of_sampled()
 
     @property
     def bounds(self) -> tuple[int, int]:

@@ -1,10 +1,11 @@
 """The predictor: one probability a candidate, from all sources, corrected by every token of the text."""
 
+import numpy as np
 import pytest
 import torch
 
 from hf_specdec.methods.auto.predictor import MOST_TRUST, Prediction, Predictor
-from hf_specdec.methods.auto.recycled_logits import Entry
+from hf_specdec.methods.auto.recycled_logits import Entry, log_odds
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.ngram.index import NgramIndex
 
@@ -48,6 +49,18 @@ def test_every_source_names_candidates(memory: SpecMemory, predictor: Predictor)
     memory.recycled.put((5, 6, 7), LIKELY)
     prediction = ask(predictor, [6, 7, 10, 6, 7], ((40,), (13.0,)))
     assert by_token(prediction).keys() == {10, 20, 30, 31, 40}
+
+
+def test_before_anything_is_learned_a_greedy_target_is_expected_to_be_surer_than_its_draft(memory: SpecMemory) -> None:
+    """Likely tokens are accepted more often than the draft says, unlikely ones less; drawn ones as often as it says."""
+    shares = np.array([0.7, 0.05])
+    greedy, sampled = (
+        by_token(ask(Predictor(memory, is_sampled=drawn), [1, 2, 3], ((40, 41), log_odds(shares).tolist())))
+        for drawn in (False, True)
+    )
+    assert greedy[40] > shares[0] + 0.1
+    assert greedy[41] < shares[1] / 2
+    assert [sampled[40], sampled[41]] == pytest.approx(shares, abs=0.05)
 
 
 def test_without_a_pool_or_recycled_logits_the_text_alone_speaks(memory: SpecMemory) -> None:
