@@ -32,6 +32,7 @@ __all__ = [
     "ConfigError",
     "DraftModelConfig",
     "DraftTree",
+    "DraftedNode",
     "Drafter",
     "LookaheadConfig",
     "ManyResult",
@@ -40,6 +41,7 @@ __all__ = [
     "PlainConfig",
     "PromptLookupConfig",
     "RankError",
+    "SourceVote",
     "SpecConfig",
     "SpecError",
     "SpecGenerationMixin",
@@ -75,7 +77,7 @@ _NAMES = {  # by module
     "methods.lookahead.config": ("LookaheadConfig", "max_draft_len"),
     "methods.plain.config": ("PlainConfig",),
     "methods.prompt_lookup.config": ("PromptLookupConfig",),
-    "observer": ("SpecStep",),
+    "observer": ("DraftedNode", "SourceVote", "SpecStep"),
     "per_row": ("PerRow",),
     "pipelines": ("pipeline",),
     "self_drafting": ("self_draft",),
@@ -97,7 +99,7 @@ if TYPE_CHECKING:
     from hf_specdec.methods.lookahead.config import LookaheadConfig, max_draft_len
     from hf_specdec.methods.plain.config import PlainConfig
     from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-    from hf_specdec.observer import SpecStep
+    from hf_specdec.observer import DraftedNode, SourceVote, SpecStep
     from hf_specdec.per_row import PerRow
     from hf_specdec.pipelines import pipeline
     from hf_specdec.self_drafting import self_draft
