@@ -25,7 +25,7 @@ def reason_against_length(call: Call, tier: str, engine: str) -> str | None:
 
 def exceeds_original_length(call: Call) -> bool:
     """Whether rotary frequencies may change within the call's texts."""
-    rotary = call.facts.of(rotary_of, call.model)
+    rotary = rotary_of(call.model, call.facts)
     return rotary is not None and _longest(call) > rotary.switch
 
 

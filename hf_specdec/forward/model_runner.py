@@ -87,7 +87,7 @@ class ModelRunner(HiddenStates):
         self.cache = rollback_cache(original, reserve=reserve, lockstep=self.lockstep, fixed=fixed, kept=kept)
         self._widths, self.compiled = () if fixed is None else fixed.widths, compiled
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
-        self.rotary, self._grouped = facts.of(rotary_of, model), GroupedHeads(model)
+        self.rotary, self._grouped = rotary_of(model, facts), GroupedHeads(model)
         self._drop_length = facts.of(cache_drop_length, model)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)

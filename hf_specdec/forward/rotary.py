@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.compat.rotary import rotary_grows, rotary_state, rotary_switches
 from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.model_facts import ModelFacts
 
 __all__ = ["RotaryFrequencies", "rotary_of"]
 
@@ -106,10 +107,18 @@ class _Hook:
         return tuple(found) if isinstance(output, tuple) else found[0]
 
 
-def rotary_of(model: PreTrainedModel) -> RotaryFrequencies | None:
-    """The rotary modules whose frequencies depend on the length of the text, or `None` where there are none."""
-    modules = [module for module in modules_of(model) if rotary_switches(module)]
+def rotary_of(model: PreTrainedModel, facts: ModelFacts | None = None) -> RotaryFrequencies | None:
+    """The rotary modules whose frequencies depend on the length of the text, or `None` where there are none.
+
+    Args:
+        facts: what is known of the model's structure: which modules are rotary. How they compute may change.
+    """
+    modules = [module for module in (facts or ModelFacts()).of(_rotary_modules, model) if rotary_switches(module)]
     return RotaryFrequencies(modules) if modules else None
+
+
+def _rotary_modules(model: PreTrainedModel) -> tuple[torch.nn.Module, ...]:
+    return tuple(module for module in modules_of(model) if "rope_type" in vars(module))
 
 
 def _restore(module: Any, state: dict[str, Any]) -> None:

@@ -178,12 +178,14 @@ def test_facts_are_kept_as_long_as_the_structure_stays() -> None:
     model = build(FAMILIES["llama"])
     state = state_of(model)
     facts = state.facts_of(fingerprint(model))
-    assert facts.of(rotary_of, model) is None
+    assert rotary_of(model, facts) is None
     model.train()
     assert state.facts_of(fingerprint(model)) is facts
     model.eval()
     twin = copy.deepcopy(model)
     assert state_of(twin).facts_of(fingerprint(twin)) is not facts
+    model.model.rotary_emb.rope_type = "dynamic"
+    assert rotary_of(model, facts) is not None
     model.config.vocab_size += 1
     assert state.facts_of(fingerprint(model)) is not facts
 
