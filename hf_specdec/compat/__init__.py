@@ -73,6 +73,7 @@ from hf_specdec.compat.models import (
     innermost_decoder,
     is_compiled,
     max_positions,
+    num_decoder_layers,
     private_config,
     takes_cache,
     text_config,

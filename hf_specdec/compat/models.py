@@ -24,6 +24,7 @@ __all__ = [
     "innermost_decoder",
     "is_compiled",
     "max_positions",
+    "num_decoder_layers",
     "private_config",
     "takes_cache",
     "text_config",
@@ -95,6 +96,14 @@ def innermost_decoder(model: PreTrainedModel) -> Any:
     """The decoder of an encoder-decoder model; where it is a composite part, that part's."""
     decoder = model.get_decoder()
     return decoder.get_decoder() if hasattr(decoder, "get_decoder") else decoder
+
+
+def num_decoder_layers(model: PreTrainedModel) -> int:
+    """Layers of the decoder, each with a hidden state; some configurations count what is inside them."""
+    layers = getattr(innermost_decoder(model), "layers", None)
+    if isinstance(layers, torch.nn.ModuleList):
+        return len(layers)
+    return int(text_config(model.config).num_hidden_layers)
 
 
 def counts_unpadded(module: torch.nn.Module) -> bool:

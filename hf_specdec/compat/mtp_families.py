@@ -58,6 +58,7 @@ class MtpFamily:
         has_norm (`bool`): whether a norm follows the block.
         chains_norm (`bool`): whether the next layer reads the state after that norm, or before it.
         has_heads (`bool`): whether each layer has an output head of its own.
+        halves (`bool`): whether the model's layers have two attentions, and an MTP layer the first half of one.
         blocks_field (`str | None`): field of the configuration that lists the types of the blocks of one MTP layer,
             where it has several; they are numbered on in the checkpoint.
     """
@@ -71,6 +72,7 @@ class MtpFamily:
     has_norm: bool = True
     chains_norm: bool = True
     has_heads: bool = False
+    halves: bool = False
     blocks_field: str | None = None
 
 
@@ -103,6 +105,12 @@ FAMILIES: Mapping[str, MtpFamily] = {
     "glm_ocr": NUMBERED_FAMILY,
     "hy_v3": NUMBERED_FINAL_NORM,
     "kimi_k25": NUMBERED_FAMILY,
+    "longcat_flash": MtpFamily(
+        keys=r"^model\.mtp\.",
+        counted=BELOW_MTP,
+        names={r"\.(enorm|hnorm)\.m\.": r".\1.", r"\.transformer_layer\.": "."},
+        halves=True,
+    ),
     "mellum": dataclasses.replace(ONE_NECK, attention=None),
     "mimo_v2_flash": MtpFamily(
         keys=r"^model\.mtp\.",

@@ -58,6 +58,9 @@ class FamilyMtp(MtpModel):
         if types:
             for place, layer in enumerate(self.layers):
                 layer.mtp_block = _Blocks(type(layer.mtp_block), config, place, types)
+        if self.family.halves:
+            for place, layer in enumerate(self.layers):
+                layer.mtp_block = _FirstHalf(layer.mtp_block, place)
         self.heads = nn.ModuleList()
         if self.family.has_heads:
             head = functools.partial(nn.Linear, config.hidden_size, config.vocab_size, bias=False)
@@ -110,6 +113,21 @@ class _Blocks(nn.ModuleList):
         for block in self:
             hidden_states = block(hidden_states, **kwargs)
         return hidden_states
+
+
+class _FirstHalf(nn.Module):
+    """The first attention and dense network of a layer that has two, and experts beside them."""
+
+    def __init__(self, layer: Any, place: int) -> None:
+        super().__init__()
+        self.input_layernorm, self.self_attn = layer.input_layernorm[0], layer.self_attn[0]
+        self.post_attention_layernorm, self.mlp = layer.post_attention_layernorm[0], layer.mlps[0]
+        self.self_attn.layer_idx = place
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        attended: torch.Tensor = hidden_states + self.self_attn(self.input_layernorm(hidden_states), **kwargs)[0]
+        computed: torch.Tensor = attended + self.mlp(self.post_attention_layernorm(attended))
+        return computed
 
 
 def block_types(config: Any, family: MtpFamily) -> list[str]:

@@ -56,9 +56,10 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
         raise ConfigError("assistant_model", rule, f"a head with mask_token_id {head.mask_token_id}", remedy)
     if isinstance(head, SharedCacheHead):
         _check_keys(target, head, remedy)
-    layers = head.layer_ids(config.num_hidden_layers)
-    if max(layers) > config.num_hidden_layers:
-        rule = f"must read hidden states from 0 to the target's number of layers {config.num_hidden_layers}"
+    num_layers = compat.num_decoder_layers(target)
+    layers = head.layer_ids(num_layers)
+    if max(layers) > num_layers:
+        rule = f"must read hidden states from 0 to the target's number of layers {num_layers}"
         raise ConfigError("assistant_model", rule, f"a head that reads {layers}", remedy)
     return layers
 

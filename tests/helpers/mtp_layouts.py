@@ -25,6 +25,7 @@ from tests.helpers.zoo_wide import build, shrunk
 
 __all__ = ["LAYOUTS", "Layout", "Saved", "announcing", "reference_logits"]
 
+HALF = r"^(self_attn|mlps|input_layernorm|post_attention_layernorm)\.0\."
 ONE_NECK = {
     "enorm": "mtp.pre_fc_norm_embedding",
     "hnorm": "mtp.pre_fc_norm_hidden",
@@ -54,6 +55,7 @@ class Layout:
         outer: names of what is beside the blocks; `{layer}` is the prefix of the MTP layer.
         layer: that prefix; `{number}` counts after the model's layers, `{place}` from 0.
         block: prefix of a block's weights; `{block}` counts the blocks of all MTP layers.
+        halved: whether the MTP layer is the first half of one of the model's, without its experts.
         renamed: names inside a block that differ from the model's.
         gemma_norm: whether norms multiply by one and the weight.
         slides: whether the layers have a window.
@@ -66,6 +68,7 @@ class Layout:
     outer: dict[str, str]
     layer: str = "model.layers.{number}"
     block: str = "{layer}"
+    halved: bool = False
     renamed: dict[str, str] = dataclasses.field(default_factory=dict)
     gemma_norm: bool = False
     slides: bool = False
@@ -98,6 +101,8 @@ class Layout:
                     found = re.search(rf"(?:^|\.)layers\.{number}\.(.+)", name)
                     if found and "vis" not in name:
                         inner = found[1]
+                        if self.halved and not re.search(HALF, inner):
+                            continue
                         for ours, published in self.renamed.items():
                             inner = inner.replace(ours, published)
                         weights[f"{prefix}.{inner}"] = weight.clone()
@@ -138,10 +143,14 @@ def reference_logits(layout: Layout, saved: Saved, text: torch.Tensor) -> list[t
                 else {}
             )
             angles = None if rotary is None else rotary(hidden, position_ids=positions, **kind)
+            seen_by = {"attention_mask": mask, "position_embeddings": angles, "position_ids": positions}
             for number in layout.blocks:
-                hidden = decoder.layers[number](
-                    hidden, attention_mask=mask, position_embeddings=angles, position_ids=positions
-                )
+                layer = decoder.layers[number]
+                if layout.halved:
+                    hidden = hidden + layer.self_attn[0](layer.input_layernorm[0](hidden), **seen_by)[0]
+                    hidden = hidden + layer.mlps[0](layer.post_attention_layernorm[0](hidden))
+                else:
+                    hidden = layer(hidden, **seen_by)
             normed = _normed(hidden, parts["norm"], layout, eps) if "norm" in parts else hidden
             logits.append(normed @ parts["head"].T if "head" in parts else target.lm_head(normed))
             states = normed if layout.chains_norm else hidden
@@ -203,6 +212,18 @@ LAYOUTS: dict[str, Layout] = {
     "glm4_moe_lite": Layout(_of("glm4_moe_lite"), (1,), NECK | SHARED_HEAD),
     "glm_ocr": Layout(_of("glm_ocr", "image"), (0,), NECK | SHARED_HEAD, layer="model.language_model.layers.{number}"),
     "hy_v3": Layout(_of("hy_v3"), (1,), NECK | FINAL),
+    "longcat_flash": Layout(
+        _of("longcat_flash", count=None),
+        (0,),
+        {"enorm": "{layer}.enorm.m", "hnorm": "{layer}.hnorm.m", "proj": "{layer}.eh_proj", "norm": "model.mtp.norm"},
+        layer="model.mtp.layers.{place}",
+        halved=True,
+        renamed={
+            "self_attn.0.": "self_attn.",
+            "_layernorm.0.": "_layernorm.",
+            "mlps.0.": "transformer_layer.mlp.",
+        },
+    ),
     "mimo_v2_flash": Layout(
         _of("mimo_v2_flash", count=None, mlp_layer_types=["dense", "dense", "sparse"]),
         (1,),
