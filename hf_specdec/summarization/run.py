@@ -123,14 +123,13 @@ class Summarizer:
     def _encode(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
         """Token ids and mask, `(batch, length)` each, padded on the left."""
         is_chat = getattr(self.tokenizer, "chat_template", None) is not None
-        side, self.tokenizer.padding_side = self.tokenizer.padding_side, "left"
-        try:
-            encoded = self.tokenizer(
-                list(prompts), return_tensors="pt", padding=len(prompts) > 1, add_special_tokens=not is_chat
-            )
-        finally:
-            self.tokenizer.padding_side = side
-        return {name: encoded[name].to(input_device(self.model)) for name in ("input_ids", "attention_mask")}
+        rows = self.tokenizer(list(prompts), add_special_tokens=not is_chat)["input_ids"]
+        longest, padding = max(map(len, rows)), self.tokenizer.pad_token_id or 0  # many models have no such token
+        padded = {
+            "input_ids": [[padding] * (longest - len(row)) + row for row in rows],
+            "attention_mask": [[0] * (longest - len(row)) + [1] * len(row) for row in rows],
+        }
+        return {name: torch.tensor(lists, device=input_device(self.model)) for name, lists in padded.items()}
 
     def _without_padding(self, token_ids: list[int]) -> list[int]:
         config = self.model.generation_config

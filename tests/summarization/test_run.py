@@ -1,5 +1,6 @@
 """Every way gets the same prompts, and what it writes is counted without padding."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -29,6 +30,17 @@ def test_both_ways_write_the_same_alone_and_in_batches(target: Any, tokenizer: A
     assert together["plain"].token_ids == alone["plain"].token_ids
     assert alone["plain"].num_tokens == 36
     assert alone["plain"].tokens_per_second == 36 / alone["plain"].seconds
+
+
+def test_batches_need_no_padding_token(target: Any, tokenizer: Any) -> None:
+    """Llama's, Mistral's and GPT-2's tokenizers have none."""
+    wanted = summarize_all(Summarizer(target, tokenizer, OPTIONS), ARTICLES, WAYS)
+    unpadded = copy.deepcopy(tokenizer)
+    unpadded.pad_token = None
+    found = summarize_all(Summarizer(target, unpadded, OPTIONS, batch_size=3), ARTICLES, WAYS)
+    assert {name: summaries.token_ids for name, summaries in found.items()} == {
+        name: summaries.token_ids for name, summaries in wanted.items()
+    }
 
 
 def test_summaries_end_with_the_end_of_text(target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
