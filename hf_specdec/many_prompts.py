@@ -40,7 +40,7 @@ __all__ = ["NOT_YET", "ManyResult", "generate_many"]
 
 MAX_CACHE_TOKENS = 1 << 18
 NOT_YET = object()  # among prompts: none is waiting now
-SEEN_BY_OTHERS = {"logits_processor", "stopping_criteria", "spec_observer"}  # who would see a text begin twice
+CALLBACKS = {"logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "spec_observer"}
 NOT_FOR_MANY = ("streamer", "num_return_sequences", "past_key_values", "inputs_embeds")
 PROMPT_FIELDS = ("prompt", "input_ids", "PROMPT")  # of errors that are one prompt's
 
@@ -147,7 +147,7 @@ class _Job:
     def run(self, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int) -> Iterator[ManyResult]:
         """Results as they finish."""
         request = self._request()
-        if not any(name in self.kwargs for name in SEEN_BY_OTHERS):
+        if not any(name in self.kwargs for name in CALLBACKS):  # they would see a text begin twice
             self._trial = row_trial_of(self.model, request, max_rows)
         with contextlib.suppress(TrialFailed):
             yield from self._batched(request, prompts, max_rows, max_columns)
@@ -246,7 +246,7 @@ class _Job:
         call, request = prepared_call(self.model, with_own_method(self.kwargs, inputs))
         if (reason := alone_reason(call, request)) is not None:
             return reason
-        if self._is_tried_now and (inputs.keys() & SEEN_BY_OTHERS or not can_try(call, request)):
+        if self._is_tried_now and (inputs.keys() & CALLBACKS or not can_try(call, request)):
             self._prompts[index] = prompt
             raise TrialFailed("it asks for what a trial does not show")
         draft_model, make_drafter = drafting(call, request, found, num_rows=self._num_rows)

@@ -113,6 +113,22 @@ def test_a_prompt_whose_processor_would_see_its_text_twice_is_probed(fresh: Any,
     assert probes == ["probe", "probe_rows"]
 
 
+def test_a_prompt_whose_allowed_tokens_depend_on_a_function_is_probed(fresh: Any, probes: list[str]) -> None:
+    """All end with their third token: the function is not asked about any of them once more."""
+    prompts = prompts_of(3)
+    ends, asked = [text[2] for text in alone(fresh, prompts)], 0
+
+    def allowed(batch: int, ids: torch.Tensor) -> list[int]:
+        nonlocal asked
+        asked += 1
+        return list(range(128))
+
+    options = MANY | {"eos_token_id": ends, "prefix_allowed_tokens_fn": allowed}
+    results = list(hf_specdec.generate_many(fresh, prompts, spec_method="plain", **options))
+    assert asked == sum(len(result.token_ids) for result in results)
+    assert probes == ["probe", "probe_rows"]
+
+
 def test_many_prompts_in_half_precision(probes: list[str]) -> None:
     right, wrong = (hf_specdec.enable(build(FAMILIES["llama"]).to(torch.bfloat16)) for _ in range(2))
     see_all(wrong)
