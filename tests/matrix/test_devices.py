@@ -17,13 +17,12 @@ from hf_specdec import embedded
 from hf_specdec.engine.draws import LEVELS
 from tests.helpers.emulated_device import DEVICE, DeviceTensor, EmulatedDevice
 from tests.helpers.head_cases import CASES, SHAPES, Zoo, always
+from tests.helpers.on_device import SAMPLING, STATIC, TREES, DeviceBatch, moved
 from tests.helpers.support import PROMPT, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES
-from tests.matrix.test_batches import METHODS, Batch, skip_refused
+from tests.matrix.test_batches import METHODS, skip_refused
 from tests.matrix.test_many import PROMPTS, SEED
 
-TREES = [name for name, family in FAMILIES.items() if family.tier == "tree"]
-STATIC = [name for name in TREES if name != "falcon"]  # transformers' own fails there
 DRAFTING = [name for name in METHODS if name != "plain"]
 READ_ONCE: dict[str, dict[str, Any]] = {
     "prompt_lookup": {"spec_method": "prompt_lookup"},
@@ -39,14 +38,6 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "dflash, llama": always("dflash", SHAPES["tree"]),
     "gemma4_assistant, 2 shared layers, plain": always("draft_model", SHAPES["tree"]),
 }
-SAMPLING: dict[str, dict[str, Any]] = {
-    "top_k": {"temperature": 0.3, "top_k": 20},
-    "top_p": {"temperature": 0.3, "top_p": 0.9},
-    "min_p": {"temperature": 0.3, "min_p": 0.05},
-    "repetition_penalty": {"temperature": 0.3, "repetition_penalty": 0.95},
-    "all": {"temperature": 0.3, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 0.95},
-    "greedy": {"do_sample": False, "top_k": None, "repetition_penalty": 0.95},
-}
 
 
 @pytest.fixture
@@ -55,29 +46,13 @@ def device() -> Iterator[EmulatedDevice]:
         yield entered
 
 
-def moved(model: Any) -> Any:
-    """An enabled copy of a model on the device."""
-    return hf_specdec.enable(hf_specdec.disable(copy.deepcopy(model)).to(DEVICE))
-
-
-class DeviceBatch(Batch):
-    """The matrix's batch with the model, its draft and the inputs on the device."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(model, noisy_copy(model), "greedy")
-        self.ids = self.ids.to(DEVICE)
-        self.options["attention_mask"] = self.options["attention_mask"].to(DEVICE)
-        self.model, self.draft = moved(self.model), self.draft.to(DEVICE)
-        self.expected = plain(self.model, self.ids, **self.options, return_dict_in_generate=True)
-
-
 @pytest.mark.at_most(3)
 @pytest.mark.parametrize("method", DRAFTING)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_row_is_plain_generates(device: EmulatedDevice, zoo: Zoo, family: str, method: str) -> None:
     if skip_refused(family, method):
         return
-    batch = DeviceBatch(zoo(family))
+    batch = DeviceBatch(zoo(family), DEVICE)
     assert batch.run(METHODS[method]).tolist() == batch.expected.sequences.tolist()
 
 
@@ -85,10 +60,10 @@ def test_each_row_is_plain_generates(device: EmulatedDevice, zoo: Zoo, family: s
 @pytest.mark.parametrize("method", DRAFTING)
 def test_a_sampled_row_is_its_prompt_alone(device: EmulatedDevice, zoo: Zoo, method: str) -> None:
     """Each row's generator is the device's."""
-    batch = DeviceBatch(zoo("llama"))
+    batch = DeviceBatch(zoo("llama"), DEVICE)
     sampling = {"do_sample": True, "temperature": 0.8, "top_k": 20}
     output = batch.run(METHODS[method], return_dict_in_generate=True, **sampling)
-    options = {**batch.options, **sampling, "attention_mask": batch.mask[:1].to(DEVICE)}
+    options = {**batch.options, **sampling, "attention_mask": batch.mask[:1]}
     torch.manual_seed(output.spec_stats.seeds[0])
     alone = plain(batch.model, batch.ids[:1], **options)[0]
     assert output.sequences[0, : len(alone)].tolist() == alone.tolist()
@@ -99,7 +74,7 @@ def test_a_sampled_row_is_its_prompt_alone(device: EmulatedDevice, zoo: Zoo, met
 @pytest.mark.parametrize("name", CASES)
 def test_a_head_changes_nothing(device: EmulatedDevice, zoo: Zoo, name: str, do_sample: bool) -> None:
     target, prompt = CASES[name].target(zoo), PROMPT.to(DEVICE)
-    head, target = copy.deepcopy(CASES[name].head(target)).to(DEVICE), moved(target)
+    head, target = copy.deepcopy(CASES[name].head(target)).to(DEVICE), moved(target, DEVICE)
     options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": do_sample, "top_k": 30}
     torch.manual_seed(5)
     expected = plain(target, prompt, **options)
@@ -114,7 +89,7 @@ def test_a_head_changes_nothing(device: EmulatedDevice, zoo: Zoo, name: str, do_
 @pytest.mark.parametrize("do_sample", [True, False])
 @pytest.mark.parametrize("family", TREES)
 def test_many_prompts_are_each_alone(device: EmulatedDevice, zoo: Zoo, family: str, do_sample: bool) -> None:
-    model = moved(zoo(family))
+    model = moved(zoo(family), DEVICE)
     options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": do_sample, "eos_token_id": [17, 33, 60]}
     for result in hf_specdec.generate_many(model, PROMPTS[:5], max_batch_size=2, seed=SEED, **options):
         torch.manual_seed(SEED + result.index)
@@ -128,7 +103,7 @@ def test_many_prompts_are_each_alone(device: EmulatedDevice, zoo: Zoo, family: s
 @pytest.mark.parametrize("family", STATIC)
 def test_a_static_cache_gives_the_same_tokens(device: EmulatedDevice, zoo: Zoo, family: str, method: str) -> None:
     """As they are written: the emulated device compiles nothing."""
-    model, options = moved(zoo(family)), {"max_new_tokens": 16, "do_sample": False, "disable_compile": True}
+    model, options = moved(zoo(family), DEVICE), {"max_new_tokens": 16, "do_sample": False, "disable_compile": True}
     expected = plain(model, PROMPT.to(DEVICE), **options)
     output = model.generate(PROMPT.to(DEVICE), cache_implementation="static", spec_method=method, **options)
     assert output.tolist() == expected.tolist()
@@ -137,7 +112,7 @@ def test_a_static_cache_gives_the_same_tokens(device: EmulatedDevice, zoo: Zoo, 
 @pytest.mark.parametrize("method", READ_ONCE)
 def test_the_host_reads_once_a_step(device: EmulatedDevice, zoo: Zoo, method: str) -> None:
     """Whatever was accepted: two texts differ in their reads by the steps between them."""
-    model, reads, steps = moved(zoo("llama")), [], []
+    model, reads, steps = moved(zoo("llama"), DEVICE), [], []
     options: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True, **READ_ONCE[method]}
     model.generate(PROMPT.to(DEVICE), max_new_tokens=2, **options)  # what is tried out once
     for length in (8, 24):
@@ -157,7 +132,7 @@ def test_a_draft_is_read_once_a_level_for_all_rows(device: EmulatedDevice, zoo: 
     options: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True, **DRAFTS[name]}
     if "exit_layer" not in options["spec_config"]:
         options["assistant_model"] = copy.deepcopy(draft).to(DEVICE)
-    model, reads, steps = moved(target), [], []
+    model, reads, steps = moved(target, DEVICE), [], []
     model.generate(PROMPT.to(DEVICE), max_new_tokens=2, **options)  # what is tried out once
     for length in (4, 24):
         device.reads.clear()
@@ -175,7 +150,7 @@ def test_choosing_reads_once_a_step_and_keeps_the_seed(
     device: EmulatedDevice, zoo: Zoo, method: str, sampling: str
 ) -> None:
     """What the nodes lead to comes with the read of the step; the generator ends where plain sampling leaves it."""
-    model, seen = moved(zoo("llama")), []
+    model, seen = moved(zoo("llama"), DEVICE), []
     options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "top_k": 0, **SAMPLING[sampling]}
     torch.manual_seed(4)
     expected, after = plain(model, PROMPT.to(DEVICE), **options), torch.get_rng_state()
