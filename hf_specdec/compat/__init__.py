@@ -71,6 +71,7 @@ from hf_specdec.compat.models import (
     generation_model,
     ignores_positions,
     innermost_decoder,
+    input_embeddings,
     is_compiled,
     max_positions,
     num_decoder_layers,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.compat.models import input_embeddings
 from hf_specdec.compat.modules import modules_of
 
 __all__ = [
@@ -29,7 +30,7 @@ def is_dispatched(model: PreTrainedModel) -> bool:
 
 def input_device(model: PreTrainedModel) -> torch.device:
     """Where inputs go; the embeddings' execution device under accelerate's offloading."""
-    found = execution_device(model) or execution_device(model.get_input_embeddings())
+    found = execution_device(model) or execution_device(input_embeddings(model))
     device: torch.device = model.device
     return found or device
 

@@ -22,6 +22,7 @@ __all__ = [
     "generation_model",
     "ignores_positions",
     "innermost_decoder",
+    "input_embeddings",
     "is_compiled",
     "max_positions",
     "num_decoder_layers",
@@ -37,6 +38,14 @@ def generation_model(model: Any) -> Any:
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
         return model.get_base_model()
     return model
+
+
+def input_embeddings(model: PreTrainedModel) -> Any:
+    """The model's token embeddings; `None` where its class does not say which module they are."""
+    try:
+        return model.get_input_embeddings()
+    except NotImplementedError:
+        return None
 
 
 def bare_embeddings(embeddings: Any) -> Any:

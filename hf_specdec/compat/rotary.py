@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.compat import Cache, DynamicCache, has_own_input_preparation, max_positions, text_config
+from hf_specdec.compat.models import input_embeddings
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.transfer import HOST
 
@@ -71,7 +72,7 @@ def position_limit(model: PreTrainedModel, *, reach: int | None = None) -> int |
     positions = max_positions(model.config)
     if positions is None or (reach is not None and reach <= positions):
         return None
-    words = {id(module) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
+    words = {id(module) for module in (input_embeddings(model), model.get_output_embeddings())}
 
     def fits(size: int) -> bool:
         return positions <= size <= positions + OFFSETS

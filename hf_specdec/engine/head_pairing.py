@@ -33,11 +33,14 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
 
     Raises:
         ConfigError: the head was made for a target of another width, vocabulary or number of layers.
-        UnsupportedModelError: the target is an encoder-decoder.
+        UnsupportedModelError: the target is an encoder-decoder, or its token embeddings are not known.
     """
     name = type(target).__name__
     if target.config.is_encoder_decoder:
         raise UnsupportedModelError(f"Draft heads read decoder-only models, but {name} is an encoder-decoder.")
+    embeddings = compat.input_embeddings(target)
+    if embeddings is None:
+        raise UnsupportedModelError(f"Draft heads read the target's token embeddings, but {name} does not name them.")
     config = compat.text_config(target.config)
     remedy = f"Choose a head that was trained for this {name}."
     if config.hidden_size != head.target_hidden_size:
@@ -51,7 +54,7 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
     if head.embed_tokens is None and head.hidden_size != config.hidden_size:
         rule = f"must have token embeddings or the target's hidden_size {config.hidden_size}"
         raise ConfigError("assistant_model", rule, f"a head of hidden_size {head.hidden_size}", remedy)
-    if isinstance(head, BlockHead) and head.mask_token_id >= target.get_input_embeddings().num_embeddings:
+    if isinstance(head, BlockHead) and head.mask_token_id >= embeddings.num_embeddings:
         rule = f"must have a mask_token_id below the target's vocab_size {config.vocab_size}"
         raise ConfigError("assistant_model", rule, f"a head with mask_token_id {head.mask_token_id}", remedy)
     if isinstance(head, SharedCacheHead):
@@ -92,7 +95,7 @@ def head_runner_of(call: Call, head: DraftHead) -> BaseHeadRunner[Any]:
         raise ConfigError("inputs_embeds", rule, "given", remedy)
     longest = call.generation_config.max_length or length + 1024
     prompts = [call.prompt_of(row) for row in range(len(call.input_ids))]
-    embed = call.model.get_input_embeddings()
+    embed = compat.input_embeddings(call.model)
     if head.skips_embedding_norm:
         embed = compat.bare_embeddings(embed)
     about = HeadCall(

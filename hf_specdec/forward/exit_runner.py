@@ -278,7 +278,7 @@ def _relative_cost(model: PreTrainedModel, layers: int) -> float:
 
 def _num_computed(model: PreTrainedModel) -> int:
     """Parameters that a forward multiplies with: all but embeddings that are looked up."""
-    looked_up = model.get_input_embeddings().weight
+    looked_up = getattr(compat.input_embeddings(model), "weight", None)
     head = model.get_output_embeddings()
     is_tied = head is not None and getattr(head, "weight", None) is looked_up
     return sum(weight.numel() for weight in model.parameters() if weight is not looked_up or is_tied)

@@ -201,3 +201,18 @@ def test_what_a_fact_is_found_by_is_asked_once() -> None:
 
     assert [facts.of(find, model, number) for number in (1, 2, 1, 2)] == [2, 4, 2, 4]
     assert asked == [1, 2]
+
+
+def test_a_class_that_does_not_name_its_embeddings_generates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some of transformers' own; draft heads, which read them, are refused."""
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    expected, head = plain(model, PROMPT, **CALL), random_head(model)
+
+    def unknown(self: Any) -> Any:
+        raise NotImplementedError("`get_input_embeddings` is not there")
+
+    monkeypatch.setattr(type(model), "get_input_embeddings", unknown)
+    for how in ({"spec_method": "prompt_lookup"}, FIRST_LAYER):
+        assert model.generate(PROMPT, **CALL, **how).tolist() == expected.tolist()
+    with pytest.raises(hf_specdec.UnsupportedModelError, match="does not name them"):
+        model.generate(PROMPT, **CALL, spec_method="eagle3", assistant_model=head)
