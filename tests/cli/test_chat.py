@@ -208,6 +208,14 @@ class Terminal:
         )
         os.close(other)
 
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait(60)
+        os.close(self.own)
+
     def until(self, wanted: str) -> str:
         """What is shown until a text comes."""
         found, end = "", time.monotonic() + 120
@@ -217,6 +225,13 @@ class Terminal:
                 found += os.read(self.own, 4096).decode(errors="replace")
         return found
 
+    def interrupt(self) -> None:
+        """Where it waits for input: again until it is heard, as Python misses one just before it begins to wait."""
+        for _ in range(20):
+            self.process.send_signal(2)
+            if select.select([self.own], [], [], 5.0)[0]:
+                return
+
     def type(self, text: str) -> None:
         os.write(self.own, text.encode())
 
@@ -224,18 +239,17 @@ class Terminal:
 @pytest.mark.wide
 def test_in_a_terminal_errors_and_interrupts_end_an_answer_and_not_the_chat(template: str) -> None:
     words = ("chat", "--chat-template", template, "--dtype", "fp32", "--max-new-tokens", "1900", "--show-drafts")
-    terminal = Terminal(*words, "--spec-method", "prompt_lookup")
-    terminal.until("> ")
-    terminal.type("x = [1, 2, 3, 1, 2, 3, 1, 2,\n")
-    assert "\x1b[32m" in terminal.until("\x1b[0m")  # an accepted draft
-    terminal.process.send_signal(2)
-    terminal.until("> ")
-    terminal.type("!help\n")
-    assert "Ctrl-C ends an answer" in terminal.until("> ")
-    terminal.process.send_signal(2)  # where nothing is decoded
-    terminal.until("> ")
-    terminal.type("y " * 1500 + "\n" + "z " * 1500 + "\n")
-    assert "error: `chat` must be shorter" in terminal.until("begins anew.")
-    terminal.type("!exit\n")
-    assert terminal.process.wait(60) == 0
-    os.close(terminal.own)
+    with Terminal(*words, "--spec-method", "prompt_lookup") as terminal:
+        terminal.until("> ")
+        terminal.type("x = [1, 2, 3, 1, 2, 3, 1, 2,\n")
+        assert "\x1b[32m" in terminal.until("\x1b[0m")  # an accepted draft
+        terminal.process.send_signal(2)
+        terminal.until("> ")
+        terminal.type("!help\n")
+        assert "Ctrl-C ends an answer" in terminal.until("> ")
+        terminal.interrupt()
+        terminal.until("> ")
+        terminal.type("y " * 1500 + "\n" + "z " * 1500 + "\n")
+        assert "error: `chat` must be shorter" in terminal.until("begins anew.")
+        terminal.type("!exit\n")
+        assert terminal.process.wait(60) == 0

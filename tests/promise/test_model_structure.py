@@ -101,6 +101,7 @@ def other_head(model: Any) -> None:
 CHANGES = [cut, grow_rotary, cast, add_adapter, other_head]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("name", ["prompt_lookup", "draft model", "first layer"])
 def test_the_text_is_plains_after_a_change_of_the_structure(name: str, change: Callable[[Any], None]) -> None:
