@@ -1,6 +1,7 @@
 """Asking for `attn_implementation="xformers"`: the ways in, what is refused, what it costs to have it on offer."""
 
 import copy
+import functools
 import importlib.util
 import logging
 import pickle
@@ -61,7 +62,7 @@ def test_an_enabled_model_takes_it(model: Any, asked: Any) -> None:
 
 @pytest.mark.wide
 def test_it_is_an_argument_of_loading() -> None:
-    load = hf_specdec.AutoModelForCausalLM.from_pretrained
+    load = functools.partial(hf_specdec.AutoModelForCausalLM.from_pretrained, precision="fp32")
     path = embedded.path("target")
     expected = plain(load(path), PROMPT, **SETTINGS)
     for asked in ("xformers", {"": "xformers"}):

@@ -192,7 +192,7 @@ def test_an_observer_sees_the_steps_of_every_prompt(family: str) -> None:
 
 
 def test_stop_strings_end_prompts_of_token_ids_too(tokenizer: Any) -> None:
-    model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"))
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), precision="fp32")
     texts = ["def add(a, b):\n    ", "import "]
     prompts = [tokenizer(texts[0])["input_ids"], texts[1]]
     asked = {"stop_strings": [")", "\n"], "max_new_tokens": 40, "do_sample": False, "tokenizer": tokenizer}

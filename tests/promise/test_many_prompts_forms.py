@@ -101,11 +101,11 @@ def test_our_loaders_load_adapters_as_transformers_does(tmp_path: Path) -> None:
     """A folder with an adapter and no model of its own."""
     peft = pytest.importorskip("peft")
     path = str(embedded.path("target"))
-    base = AutoModelForCausalLM.from_pretrained(path)
+    base = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     peft.get_peft_model(base, config).save_pretrained(tmp_path)
-    ours = hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ours = hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path, precision="fp32")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float32")
     expected = theirs.generate(PROMPT, **NEW).tolist()
     assert ours.generate(PROMPT, **NEW, spec_method="prompt_lookup").tolist() == expected
     (tmp_path / "adapter_config.json").write_text("{}")

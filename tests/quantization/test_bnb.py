@@ -37,11 +37,12 @@ def test_split_blocks_are_read_rightly_or_found_out() -> None:
     """What is found for a small weight is what happens to a layer of a model."""
     bitsandbytes = bnb.load_bitsandbytes("a test")
     torch.manual_seed(0)
-    layer = bitsandbytes.nn.Linear4bit(96, 32, bias=False, quant_type="nf4", compute_dtype=torch.float32)
+    scales: dict[str, Any] = {"quant_type": "nf4", "compress_statistics": False}  # one a block, not quantised again
+    layer = bitsandbytes.nn.Linear4bit(96, 32, bias=False, compute_dtype=torch.float32, **scales)
     layer.weight.data = torch.randn(32, 96)
     layer = layer.to("cpu")
     if layer.weight.quant_state is None:
-        layer.weight = bitsandbytes.nn.Params4bit(torch.randn(32, 96), quant_type="nf4").to("cpu")
+        layer.weight = bitsandbytes.nn.Params4bit(torch.randn(32, 96), **scales).to("cpu")
     found = bitsandbytes.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
     assert torch.allclose(found.float(), unpacked(layer), atol=1e-2) == bnb.reads_split_blocks()
 
