@@ -26,7 +26,7 @@ from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.decode import decode_call, transformers_reason
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
-from hf_specdec.request import Request, own_arguments, read_request
+from hf_specdec.request import Request, configs_of, own_arguments, read_request
 from hf_specdec.stats import SpecStats
 
 __all__ = ["EnabledGenerate", "decode", "generate_once", "generate_with", "prepared_call", "with_own_arguments"]
@@ -197,8 +197,6 @@ def prepared_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[Call,
     Raises:
         ConfigError: no `spec_method`, or arguments that do not go with one.
     """
-    if kwargs.get("spec_method") is None:
-        raise ConfigError("spec_method", "must be given", None, 'Use "plain" for no drafts.')
     enabled = vars(model)["generate"]
     prepared: tuple[Call, Request] = generate_with(model, enabled.__wrapped__, (), kwargs, bound_class=_Prepared)
     return prepared
@@ -222,8 +220,10 @@ def generate_with(
     if doubled := named.keys() & kwargs.keys():
         raise TypeError(f"generate() got multiple values for argument {min(doubled)!r}")
     kwargs = {**named, **kwargs}
-    configs = [c for c in (kwargs.get("generation_config"), model.generation_config) if c is not None]
+    configs = configs_of(model, kwargs)
     request = read_request(kwargs, configs, state_of(model).defaults)
+    if request is None and bound_class is not None:
+        raise ConfigError("spec_method", "must be given", None, 'Use "plain" for no drafts.')
     if request is None:
         if custom is decode:
             del kwargs["custom_generate"]
@@ -234,7 +234,11 @@ def generate_with(
     except ConfigError as error:
         if not request.is_default:
             raise
-        return _plainly(model, plain, request, kwargs, str(error))
+        if bound_class is None:
+            return _plainly(model, plain, request, kwargs, str(error))
+        _say_plain(model, str(error))
+        kwargs |= {"spec_method": "plain", "spec_observer": request.observer}
+        return generate_with(model, plain, (), kwargs, bound_class)
     place_models(model, request.assistant_model, request.config, kwargs)
     if bound_class is None and (reason := transformers_reason(request)) is not None:
         return _by_transformers(model, plain, request, kwargs, reason)
@@ -291,7 +295,7 @@ def _plainly(
     model: PreTrainedModel, plain: Callable[..., Any], request: Request, kwargs: dict[str, Any], reason: str
 ) -> Any:
     """`plain(**kwargs)` where a default method cannot be honoured; says once why."""
-    state_of(model).warn_once(f"{type(model).__name__} decodes without its default spec_method: {reason}")
+    _say_plain(model, reason)
     if request.assistant_model is not None:
         kwargs["assistant_model"] = request.assistant_model
     if request.tokenizers is not None:
@@ -299,6 +303,10 @@ def _plainly(
     if kwargs.get("custom_generate") is decode:
         del kwargs["custom_generate"]
     return plain(**kwargs)
+
+
+def _say_plain(model: PreTrainedModel, reason: str) -> None:
+    state_of(model).warn_once(f"{type(model).__name__} decodes without its default spec_method: {reason}")
 
 
 def _by_transformers(

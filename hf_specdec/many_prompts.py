@@ -32,7 +32,15 @@ from hf_specdec.methods.config import check_positive
 from hf_specdec.per_row import of_prompt
 from hf_specdec.progress import with_bar
 from hf_specdec.prompt_inputs import INPUT_NAMES, check_names, check_one, each_prompt, inputs_of, numbered
-from hf_specdec.request import AUTO, Request, own_arguments, read_request, with_default_method, with_own_method
+from hf_specdec.request import (
+    AUTO,
+    Request,
+    configs_of,
+    read_request,
+    with_default_method,
+    with_own_method,
+    without_drafts,
+)
 from hf_specdec.stats import SpecStats
 from hf_specdec.transfer import HOST
 
@@ -102,8 +110,8 @@ def generate_many(
         seed (`int`, *optional*): when sampling, prompt i draws from `seed + i`; by default a seed is drawn.
         max_cache_tokens (`int`, *optional*, defaults to `262144`): bound on rows x longest text, in tokens, which is
             what the key/value cache allocates. A prompt that alone needs more is decoded alone.
-        spec_method (`str`, *optional*, defaults to `"auto"`, or the method whose argument is given, such as
-            `prompt_lookup_config`): as for `generate`; `"plain"` drafts nothing.
+        spec_method (`str`, *optional*, defaults to the method whose argument is given, such as `prompt_lookup_config`,
+            or that of the generation configuration, or `"auto"`): as for `generate`; `"plain"` drafts nothing.
         indices (`Iterable[int]`, *optional*): the prompts' numbers, where they are part of a larger job; by default
             they are counted from 0.
         progress (`bool`, *optional*, defaults to `False`): show a bar on stderr, if that is a terminal.
@@ -118,7 +126,7 @@ def generate_many(
     prompts = each_prompt(prompts)
     inner = compat.generation_model(enable(model))
     with_cache(inner, generate_kwargs)
-    settings = settings_of(generate_kwargs, _configs(inner, generate_kwargs))
+    settings = settings_of(generate_kwargs, configs_of(inner, generate_kwargs))
     check_names(inner, generate_kwargs)
     check_modes(settings, {name: value for name, value in generate_kwargs.items() if name != "assistant_model"})
     for name in NOT_FOR_MANY:
@@ -126,7 +134,7 @@ def generate_many(
             raise ConfigError(name, "must be unset for many prompts", value, "Use generate for it.")
     if seed is None and settings("do_sample"):
         seed = rank_sync_of(inner).decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
-    job = _Job(inner, tokenizer, seed, with_default_method({**generate_kwargs, "spec_method": spec_method}))
+    job = _Job(inner, tokenizer, seed, with_default_method(inner, {**generate_kwargs, "spec_method": spec_method}))
     results = job.run(numbered(prompts, indices), max_batch_size, max_cache_tokens)
     return with_bar(results, total=length_hint(prompts) or None) if progress else results
 
@@ -201,7 +209,7 @@ class _Job:
 
     def _request(self) -> Request:
         """What is asked for, without any prompt."""
-        configs = _configs(self.model, self.kwargs)
+        configs = configs_of(self.model, self.kwargs)
         own = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
         request = read_request({**own, **self.kwargs}, configs, state_of(self.model).defaults)
         if request is None:
@@ -243,7 +251,7 @@ class _Job:
         inputs = self._inputs(index, prompt)
         if _asks_for_none(inputs):
             return None
-        call, request = prepared_call(self.model, with_own_method(self.kwargs, inputs))
+        call, request = prepared_call(self.model, with_own_method(self.model, self.kwargs, inputs))
         if (reason := alone_reason(call, request)) is not None:
             return reason
         if self._is_tried_now and (inputs.keys() & CALLBACKS or not can_try(call, request)):
@@ -269,9 +277,9 @@ class _Job:
             if (observer := self.kwargs.get("spec_observer")) is not None:
                 inputs["spec_observer"] = lambda step: observer(dataclasses.replace(step, row=index))
             seed = self._seed_of(index, inputs)
-            kwargs = {**with_own_method(self.kwargs, inputs), "return_dict_in_generate": True}
+            kwargs = {**with_own_method(self.model, self.kwargs, inputs), "return_dict_in_generate": True}
             with contextlib.nullcontext() if seed is None else OwnDraws(seed):
-                output = self.model.generate(**(_without_drafts(kwargs) if _asks_for_none(inputs) else kwargs))
+                output = self.model.generate(**(without_drafts(kwargs) if _asks_for_none(inputs) else kwargs))
         except Exception as error:
             if not _is_the_prompts_own(error, prompt):
                 raise
@@ -310,7 +318,7 @@ class _Job:
         """What one prompt draws from, if it samples; a job that does not draws its seed when the first prompt does."""
         kwargs = {**self.kwargs, **inputs}
         seed = self._own_seeds.pop(index, None)
-        if not settings_of(kwargs, _configs(self.model, kwargs))("do_sample"):
+        if not settings_of(kwargs, configs_of(self.model, kwargs))("do_sample"):
             return None
         if seed is None:
             if self.seed is None:
@@ -329,17 +337,6 @@ def _emptied(results: list[ManyResult]) -> Iterator[ManyResult]:
 def _asks_for_none(inputs: Mapping[str, Any]) -> bool:
     """Whether a prompt wants no speculation, whatever the job does."""
     return "spec_method" in inputs and inputs["spec_method"] is None
-
-
-def _without_drafts(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `generate` without those of a method."""
-    names = {*own_arguments(), "assistant_model"} - {"spec_observer"}
-    return {**{name: value for name, value in kwargs.items() if name not in names}, "spec_method": "plain"}
-
-
-def _configs(model: Any, kwargs: Mapping[str, Any]) -> list[Any]:
-    """Generation configurations of a call, the one that counts most first."""
-    return [c for c in (kwargs.get("generation_config"), model.generation_config) if c is not None]
 
 
 def _is_the_prompts_own(error: Exception, prompt: Any) -> bool:

@@ -13,6 +13,7 @@ import transformers
 from transformers import AutoTokenizer, TextGenerationPipeline
 
 from hf_specdec.api import enable
+from hf_specdec.compat import generation_model
 from hf_specdec.errors import ConfigError
 from hf_specdec.loading import AutoModelForCausalLM
 from hf_specdec.request import with_default_method
@@ -39,7 +40,7 @@ class SpecTextGenerationPipeline(TextGenerationPipeline):
         def generate(**kwargs: Any) -> Any:
             is_asked = bool(kwargs.get("return_dict_in_generate"))
             ids = kwargs.get("input_ids")
-            is_one = isinstance(ids, torch.Tensor) and len(ids) == 1 and kwargs.get("spec_method") is not None
+            is_one = isinstance(ids, torch.Tensor) and len(ids) == 1 and kwargs.get("spec_method", ...) is not None
             output = self.model.generate(**kwargs | ({"return_dict_in_generate": True} if is_one else {}))
             self.spec_stats = getattr(output, "spec_stats", None)
             return output.sequences if is_one and not is_asked else output
@@ -77,8 +78,9 @@ def pipeline(
         precision (`str`, *optional*): of a model given by folder or name, see `AutoModelForCausalLM.from_pretrained`.
         model_kwargs (`dict`, *optional*): for `from_pretrained`, of a model given by folder or name.
         kwargs: everything else that `transformers.pipeline` takes, such as `device` and `batch_size`, and arguments of
-            `generate` for every call: `spec_method` (by default `"auto"`, or the method of a list form), `spec_config`,
-            `lookahead_config`, `assistant_model`... A call may name others.
+            `generate` for every call: `spec_method` (by default the method of a list form, or that of the model's
+            generation configuration, or `"auto"`), `spec_config`, `lookahead_config`, `assistant_model`... A call may
+            name others.
 
     Raises:
         ConfigError: another task, no model, or options of loading beside a loaded model.
@@ -103,6 +105,6 @@ def pipeline(
         model=loaded,
         tokenizer=AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer,
         pipeline_class=SpecTextGenerationPipeline,
-        **with_default_method(kwargs),
+        **with_default_method(generation_model(loaded), kwargs),
     )
     return made

@@ -21,7 +21,16 @@ from hf_specdec.methods.registry import METHODS, as_head, config_arguments, reso
 from hf_specdec.methods.translation import are_alike, check_tokenizers
 from hf_specdec.observer import SpecStep
 
-__all__ = ["AUTO", "Request", "own_arguments", "read_request", "with_default_method", "with_own_method"]
+__all__ = [
+    "AUTO",
+    "Request",
+    "configs_of",
+    "own_arguments",
+    "read_request",
+    "with_default_method",
+    "with_own_method",
+    "without_drafts",
+]
 
 Observer = Callable[[SpecStep], None]
 
@@ -94,17 +103,29 @@ def own_arguments() -> tuple[str, ...]:
     return ("spec_method", "spec_config", "spec_observer", *config_arguments())
 
 
-def with_default_method(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `generate` that name a method: their own, that of a method's argument among them, or "auto"."""
+def configs_of(model: Any, kwargs: Mapping[str, Any]) -> list[GenerationConfig]:
+    """Generation configurations of a call, the one that counts most first."""
+    return [config for config in (kwargs.get("generation_config"), model.generation_config) if config is not None]
+
+
+def with_default_method(model: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `generate` for a call that always has a method.
+
+    It is their own, that of a method's argument among them; else `spec_method` is left out where a generation
+    configuration names one, and "auto" where none does.
+    """
     methods = config_arguments()
     if not isinstance(kwargs.get("spec_method", AUTO), _Unnamed):
         return dict(kwargs)
     given = (methods[name].name for name, value in kwargs.items() if name in methods and value is not None)
-    return {**kwargs, "spec_method": next(given, str(AUTO))}
+    named = next(given, None)
+    if named is None and _configured_method(configs_of(model, kwargs)) is not None:
+        return {name: value for name, value in kwargs.items() if name != "spec_method"}
+    return {**kwargs, "spec_method": named or AUTO}
 
 
-def with_own_method(kwargs: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a job with those of one prompt over them.
+def with_own_method(model: Any, kwargs: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a job with those of one prompt over them, as for `with_default_method`.
 
     A prompt's own method leaves aside the configuration of the job's, and its draft model where it takes none.
 
@@ -115,14 +136,21 @@ def with_own_method(kwargs: Mapping[str, Any], own: Mapping[str, Any]) -> dict[s
     by_config = next((methods[name].name for name in own if name in methods), None)
     if "spec_method" not in own and by_config is not None:
         own = {"spec_method": by_config, **own}
-    named, usual = own.get("spec_method"), kwargs.get("spec_method")
+    together = with_default_method(model, {**kwargs, **own})
+    named, usual = (_method_value(dict(call), configs_of(model, call), {}) for call in (together, kwargs))
     method, of_job = (resolve(value) if isinstance(value, str) else value for value in (named, usual))
     if method is None or method is of_job:
-        return {**kwargs, **own}
+        return together
     left = {"spec_config", *methods}
     if not isinstance(method, Method) or not (method.takes_draft_model or method.takes_draft_head):
         left |= {"assistant_model", "assistant_tokenizer"}
-    return {**{name: value for name, value in kwargs.items() if name not in left}, **own}
+    return {name: value for name, value in together.items() if name in own or name not in left}
+
+
+def without_drafts(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `generate` with the method that drafts nothing."""
+    names = {*own_arguments(), "assistant_model"} - {"spec_observer"}
+    return {**{name: value for name, value in kwargs.items() if name not in names}, "spec_method": "plain"}
 
 
 def read_request(
@@ -236,6 +264,11 @@ def _method_value(kwargs: dict[str, Any], configs: list[GenerationConfig], given
         return kwargs.pop("spec_method")
     if given:
         return config_arguments()[next(iter(given))].name
+    return _configured_method(configs)
+
+
+def _configured_method(configs: list[GenerationConfig]) -> Any:
+    """The method of the first generation configuration that has one."""
     return next((m for m in (getattr(config, "spec_method", None) for config in configs) if m is not None), None)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from hf_specdec.api import enable
 from hf_specdec.checkpoint_tokenizers import draft_tokenizers
+from hf_specdec.compat import generation_model
 from hf_specdec.errors import MissingExtraError
 from hf_specdec.loading import AutoDraftHead, AutoModelForCausalLM, is_draft_head
 from hf_specdec.methods.registry import config_arguments
@@ -36,15 +37,17 @@ class SpecHFLM(HFLM):
     Args:
         pretrained: a model, a folder, or a name on the hub.
         draft_model (`str`, *optional*): folder or name of a draft model or a draft head, for the methods that take one.
-        kwargs: everything that `HFLM` takes; `spec_method` (by default `"auto"`, or the method of a list form),
-            `spec_config`, `lookahead_config` and the other list forms, as for `generate`.
+        kwargs: everything that `HFLM` takes; `spec_method` (by default the method of a list form, or that of the
+            model's generation configuration, or `"auto"`), `spec_config`, `lookahead_config` and the other list forms,
+            as for `generate`.
     """
 
     def __init__(self, pretrained: Any, draft_model: str | None = None, **kwargs: Any) -> None:
         names = ("spec_method", "spec_config", *config_arguments())
-        self._how = with_default_method({name: kwargs.pop(name) for name in names if name in kwargs})
+        asked = {name: kwargs.pop(name) for name in names if name in kwargs}
         super().__init__(pretrained, **kwargs)
         enable(self.model)
+        self._how = with_default_method(generation_model(self.model), asked)
         if draft_model is not None:
             self._how |= self._draft(draft_model)
 

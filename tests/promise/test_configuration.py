@@ -83,6 +83,69 @@ def test_arguments_win_over_the_generation_configuration(own_model: Any) -> None
     assert drafted(own_model, spec_method=None) == []
 
 
+def many_drafted(model: Any, prompt: Any = None, **kwargs: Any) -> list[int]:
+    """As `drafted`, by `generate_many` of one prompt."""
+    lengths: list[int] = []
+    kwargs |= {"spec_observer": lambda step: lengths.append(step.tree.num_draft_tokens)}
+    (result,) = hf_specdec.generate_many(model, [{"input_ids": LOOPING, **(prompt or {})}], **kwargs)
+    assert result.error is None
+    expected = plain(model, LOOPING, max_new_tokens=12, do_sample=False, spec_method=None)
+    assert result.token_ids == expected[0, LOOPING.shape[1] :].tolist()
+    return lengths
+
+
+def config_of(method: Any, max_draft_len: int | None = None) -> GenerationConfig:
+    config = GenerationConfig(max_new_tokens=12, do_sample=False, pad_token_id=0)
+    config.spec_method = method
+    config.spec_config = None if max_draft_len is None else {"max_draft_len": max_draft_len}
+    return config
+
+
+@pytest.mark.parametrize("where", ["argument", "model", "prompt"])
+def test_many_prompts_take_method_and_settings_of_a_generation_configuration(own_model: Any, where: str) -> None:
+    config, other = config_of("prompt_lookup", 3), config_of("prompt_lookup", 2)
+    own_model.generation_config = config if where == "model" else config_of(None)
+    prompt = {"generation_config": config} if where == "prompt" else {}
+    job = {"argument": {"generation_config": config}, "prompt": {"generation_config": other}}.get(where, {})
+    assert max(many_drafted(own_model, prompt, **job)) == 3
+
+
+def test_one_of_many_prompts_may_configure_a_method_where_the_job_names_none(own_model: Any) -> None:
+    own_model.generation_config = config_of(None)
+    prompts = [{"input_ids": LOOPING, "generation_config": config_of(name)} for name in ("lookahead", None)]
+    results = {result.index: result.stats.method for result in hf_specdec.generate_many(own_model, prompts)}
+    assert results == {0: "lookahead", 1: "auto"}
+
+
+def test_arguments_win_over_the_generation_configuration_of_many_prompts(own_model: Any) -> None:
+    own_model.generation_config = config_of("prompt_lookup", 3)
+    assert max(many_drafted(own_model, spec_config={"max_draft_len": 2})) == 2
+    assert max(many_drafted(own_model, {"prompt_lookup_config": [2]}, prompt_lookup_config=[1])) == 2
+    assert set(many_drafted(own_model, {"spec_method": "plain"}, spec_config={"max_draft_len": 2})) == {0}
+    assert max(many_drafted(own_model, {"spec_method": "prompt_lookup"}, spec_config={"max_draft_len": 2})) == 2
+    assert set(many_drafted(own_model, {"generation_config": config_of("plain")})) == {0}
+    config = {"generation_config": config_of("plain")}
+    assert max(many_drafted(own_model, config, spec_method="prompt_lookup")) == 3
+
+
+@pytest.mark.parametrize("where", ["model", "prompt"])
+def test_many_prompts_are_decoded_without_a_configured_method_that_lacks_its_draft(
+    own_model: Any, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """As `generate` does: a default that cannot be honoured decodes plainly."""
+    config = config_of("draft_model")
+    own_model.generation_config = config if where == "model" else config_of(None)
+    assert set(many_drafted(own_model, {"generation_config": config})) == {0}
+    assert "decodes without its default spec_method: `assistant_model` must be given" in caplog.text
+
+
+def test_a_pipeline_takes_the_method_of_the_model_s_configuration(own_model: Any, tokenizer: Any) -> None:
+    own_model.generation_config = config_of("prompt_lookup")
+    pipe = hf_specdec.pipeline(model=own_model, tokenizer=tokenizer)
+    pipe("x", prefix=None)
+    assert pipe.spec_stats is not None and pipe.spec_stats.method == "prompt_lookup"
+
+
 def test_another_method_as_argument_does_not_get_the_configured_ones_settings(own_model: Any) -> None:
     """The settings in the generation configuration belong to the method that stands beside them."""
     own_model.generation_config.spec_method = "prompt_lookup"
