@@ -131,10 +131,14 @@ def first_line(error: Exception) -> str:
 
 def without_frames(error: Error) -> Error:
     """The error with its traceback as a note: frames would keep alive all that they and their callers worked with."""
-    if error.__traceback__ is not None:
+    led: dict[int, BaseException] = {}
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        if (one := waiting.pop()) is not None and id(one) not in led:
+            led[id(one)] = one
+            waiting += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+    if any(one.__traceback__ is not None for one in led.values()):
         error.add_note("".join(traceback.format_exception(error)).rstrip())
-    led: BaseException | None = error
-    while led is not None and led.__traceback__ is not None:
-        led.__traceback__ = None
-        led = led.__cause__ or led.__context__
+    for one in led.values():
+        one.__traceback__ = None
     return error

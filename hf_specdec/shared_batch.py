@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.errors import QueueFullError, SpecError
+from hf_specdec.errors import QueueFullError, SpecError, without_frames
 from hf_specdec.many_prompts import NOT_YET, ManyResult, generate_many
 from hf_specdec.methods.config import check_positive
 
@@ -87,6 +87,7 @@ class SharedBatch:
                 if not isinstance(error, Exception):  # it would end the threads that wait
                     ending, error = error, SpecError(f"{type(error).__name__} ended the batch")
                     error.__cause__ = ending
+                error = without_frames(error)
                 unread = [first[1]] if first is not END and first[1] in self._waiting else []
                 self._fail([*self._running.values(), *unread], error)
                 self._running.clear()

@@ -37,6 +37,13 @@ def batch(model: Any) -> Iterator[SharedBatch]:
     made.close()
 
 
+def check_no_frames(error: BaseException | None) -> None:
+    """A note says where the error was raised; frames would keep the model's tensors as long as the error."""
+    assert error is not None
+    assert "Traceback" in "".join(error.__notes__) and error.__traceback__ is None
+    assert error.__cause__ is None or error.__cause__.__traceback__ is None
+
+
 def held(batch: SharedBatch) -> tuple[Gate, Future[Any]]:
     """The one place of a batch, taken."""
     gate = Gate()
@@ -83,6 +90,7 @@ def test_what_stops_the_batch_is_raised_by_its_prompts_and_the_next_are_decoded(
     second = batch.submit([5, 6, 7])
     hook = batch.model.register_forward_pre_hook(fail)
     gate.opened.set()
+    check_no_frames(first.exception(60))
     with pytest.raises(RuntimeError, match="out of memory"):
         first.result(60)
     assert second.result(60).error is None
@@ -106,6 +114,7 @@ def test_an_exit_in_a_callback_ends_what_is_decoded_and_not_the_thread(model: An
     batch = SharedBatch(model, max_new_tokens=4, do_sample=False)
     try:
         ended = batch.submit({"input_ids": torch.tensor([[5, 6]]), "stopping_criteria": [leave]})
+        check_no_frames(ended.exception(60))
         with pytest.raises(hf_specdec.SpecError, match="SystemExit ended the batch"):
             ended.result(timeout=60)
         assert len(batch.submit([7, 8, 9]).result(timeout=60).token_ids) == 4

@@ -24,6 +24,7 @@ from hf_specdec.tree import DraftTree
 __all__ = ["ROUNDING", "NodeProcessors"]
 
 ROW_WARPERS = (MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper)  # look at the row alone, round alike
+CUMSUMS = (torch.Tensor.cumsum, torch.cumsum)
 ROUNDING = 4e-6  # what the order of additions changes of a cumulative probability, at most
 
 
@@ -61,7 +62,7 @@ class NodeProcessors:
             elif type(processor) is TopPLogitsWarper:
                 with _CumulativeSums() as sums:
                     scores = processor(self._no_ids, scores)
-                own = sums.distance(1.0 - processor.top_p)  # (T,)
+                own = sums.distances(1.0 - processor.top_p, scores)  # (T,)
                 margins = own if margins is None else torch.minimum(margins, own)
             else:
                 scores = processor(self._no_ids, scores)
@@ -77,14 +78,19 @@ class _CumulativeSums(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **kwargs or {})
-        if function is torch.Tensor.cumsum:
+        if function in CUMSUMS:
             self._found.append(result)
         return result
 
-    def distance(self, threshold: float) -> torch.Tensor:
-        """`(T,)`: from each row's sum that is nearest to the threshold."""
-        (sums,) = self._found  # (T, vocab_size)
-        distances: torch.Tensor = torch.linalg.vector_norm(sums - threshold, ord=-float("inf"), dim=-1)
+    def distances(self, threshold: float, scores: torch.Tensor) -> torch.Tensor:
+        """`(T,)`: from each row's sum that is nearest to the threshold; 0, no row being sure, where sums are not seen.
+
+        Args:
+            scores: `(T, vocab_size)`, which the warper gave.
+        """
+        if [sums.shape for sums in self._found] != [scores.shape]:
+            return scores.new_zeros(len(scores))
+        distances: torch.Tensor = torch.linalg.vector_norm(self._found[0] - threshold, ord=-float("inf"), dim=-1)
         return distances
 
 

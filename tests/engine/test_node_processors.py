@@ -79,6 +79,20 @@ def test_a_sum_near_the_threshold_is_not_sure() -> None:
     assert both is not None and bool((both <= margins).all())
 
 
+@pytest.mark.parametrize("num_sums", [0, 2])
+def test_no_row_is_sure_where_a_warper_does_not_add_up_once(monkeypatch: pytest.MonkeyPatch, num_sums: int) -> None:
+    """Another version of transformers may compute the same otherwise: each node is then processed alone."""
+
+    def otherwise(warper: TopPLogitsWarper, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for _ in range(num_sums):
+            scores.softmax(dim=-1).cumsum(dim=-1)
+        return scores
+
+    monkeypatch.setattr(TopPLogitsWarper, "__call__", otherwise)
+    _, margins = of(TopPLogitsWarper(0.5))(torch.randn(3, VOCAB), DraftTree.chain(6, [7, 8]), TEXT)
+    assert margins is not None and margins.tolist() == [0.0, 0.0, 0.0]
+
+
 def test_a_row_that_is_sure_has_no_other_order_of_additions() -> None:
     """Sums of one row forwards, by blocks, and in fp64 differ by less than `ROUNDING`, at a vocabulary of 128,000."""
     row = (torch.randn(128_000, generator=torch.Generator().manual_seed(1)) * 3.0).sort().values.softmax(dim=-1)
