@@ -11,9 +11,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hf_specdec.errors import ConfigError
+from safetensors import SafetensorError
 
-__all__ = ["check_output", "is_utf8", "json_value", "lines_of", "lone_surrogate", "read_text", "replacing"]
+from hf_specdec.errors import ConfigError, first_line
+
+__all__ = [
+    "check_output",
+    "is_utf8",
+    "json_value",
+    "lines_of",
+    "lone_surrogate",
+    "read_text",
+    "replacing",
+    "saving_tensors",
+]
 
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
@@ -48,12 +59,11 @@ def read_text(path: Path, field: str) -> str:
 
 
 def is_utf8(path: Path) -> bool:
-    """Whether a file holds UTF-8 text."""
+    """Whether `read_text` reads a file as it is: UTF-8 text without zero bytes."""
     try:
-        path.read_text("utf-8")
+        return "\0" not in path.read_text("utf-8")
     except UnicodeDecodeError:
         return False
-    return True
 
 
 def lines_of(text: str) -> Iterator[tuple[int, str]]:
@@ -104,6 +114,20 @@ def replacing(path: PathLike) -> Iterator[Path]:
         beside.replace(place)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def saving_tensors(path: PathLike) -> Iterator[None]:
+    """Turn the errors of safetensors and torch for a disk that is full into one that names the file.
+
+    Raises:
+        OSError: the tensors cannot be written.
+    """
+    try:
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        reason = f"{os.fspath(path)!r} cannot be written whole, as on a full disk: {first_line(error)}"
+        raise OSError(reason) from error
 
 
 def check_output(field: str, path: PathLike) -> None:

@@ -79,13 +79,17 @@ class ManyOptions:
         check_job_output(out, prompts_file)
 
 
-def read_prompts(path: Path) -> list[Any]:
-    """The prompts of a `.jsonl` file, packed with gzip or not; a line that is none of the forms stays an error."""
+def read_prompts(path: Path, field: str = "--prompts-file") -> list[Any]:
+    """The prompts of a `.jsonl` file, packed with gzip or not; a line that is none of the forms stays an error.
+
+    Args:
+        field: the option, for errors.
+    """
     if not path.is_file():
-        raise ConfigError("--prompts-file", "must be an existing file", str(path), "Check the spelling.")
-    prompts = [_prompt(line) for _, line in lines_of(read_text(path, "--prompts-file"))]
+        raise ConfigError(field, "must be an existing file", str(path), "Check the spelling.")
+    prompts = [_prompt(line) for _, line in lines_of(read_text(path, field))]
     if not prompts:
-        raise ConfigError("--prompts-file", "must hold at least one line", str(path), f"A line is {FORMS}.")
+        raise ConfigError(field, "must hold at least one line", str(path), f"A line is {FORMS}.")
     return prompts
 
 

@@ -14,7 +14,7 @@ from hf_specdec.cli.prompts_file import FORMS, own_device, read_prompts
 from hf_specdec.cli.report import note, print_json, reports_errors, stdout_console
 from hf_specdec.cli.spread import spread
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import is_utf8
+from hf_specdec.files import is_utf8, read_text
 from hf_specdec.methods.eagle3.checkpoint import load_head
 from hf_specdec.training import DraftTraining, HeadReport, HeadTraining, train_draft, train_head
 
@@ -144,10 +144,10 @@ def _texts_of(path: Path) -> list[str]:
             raise ConfigError("--prompts", "must hold text files", str(path), "Check the folder.")
         return [text for file in files for text in _texts_of(file)]
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
-        if not path.is_file() or not is_utf8(path):
+        if not path.is_file():
             raise ConfigError("--prompts", "must be an existing text file", str(path), "Check the spelling.")
-        return [path.read_text("utf-8")]
-    prompts = read_prompts(path)
+        return [read_text(path, "--prompts")]
+    prompts = read_prompts(path, "--prompts")
     for number, prompt in enumerate(prompts, start=1):
         if not isinstance(prompt, str):
             raise ConfigError("--prompts", f"must hold a prompt in line {number}", prompt["line"], f"Write {FORMS}.")

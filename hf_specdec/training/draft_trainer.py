@@ -4,6 +4,7 @@ import copy
 import inspect
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -12,12 +13,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import compat
 from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.files import saving_tensors
 from hf_specdec.self_drafting import self_draft
 from hf_specdec.training.batch import Batch, Outcome, ahead
 from hf_specdec.training.card import write_draft_card
 from hf_specdec.training.config import DraftTraining
 from hf_specdec.training.loop import TrainingLoop, accelerator_for, drawn_where_unprompted, write_texts
 from hf_specdec.training.report import HeadReport
+from hf_specdec.training.work import held
 
 __all__ = ["DraftRollout", "train_draft"]
 
@@ -47,26 +50,31 @@ def train_draft(
         show_progress (`bool`, *optional*, defaults to `True`): whether bars are shown where stderr is a terminal.
 
     Raises:
-        ConfigError: a setting does not fit, or `out` holds work of other settings.
+        ConfigError: a setting does not fit, `out` holds work of other settings, cannot be written, or another training
+            writes there.
+        CheckpointError: a file in `out`/work is damaged.
+        OSError: a file cannot be written, as on a full disk.
         UnsupportedModelError: the target's layers cannot be told from its other parts.
     """
     config = drawn_where_unprompted(config or DraftTraining(), prompts)
     draft = _first_layers(target, config.draft_layers)
     accelerator, work = accelerator_for(target, config), Path(out) / "work"
     is_shown = show_progress and accelerator.is_main_process
-    write_texts(accelerator, target, tokenizer, prompts, work, config, is_shown=is_shown)
-    torch.manual_seed(config.seed)
-    hidden_size = compat.text_config(draft.config).hidden_size
-    rollout = DraftRollout(draft, steps=config.rollout_steps)
-    loop = TrainingLoop(accelerator, draft, rollout, hidden_size=hidden_size, work=work, config=config)
-    report = loop.run(is_shown)
-    if accelerator.is_main_process:
-        draft.to(target.dtype).save_pretrained(out)
-        if isinstance(tokenizer, PreTrainedTokenizerBase):
-            tokenizer.save_pretrained(out)
-        num_prompts = None if prompts is None else len(prompts)
-        write_draft_card(Path(out), report, config, draft, target, num_prompts=num_prompts)
-    accelerator.wait_for_everyone()
+    with held(work) if accelerator.is_main_process else nullcontext():
+        write_texts(accelerator, target, tokenizer, prompts, work, config, is_shown=is_shown)
+        torch.manual_seed(config.seed)
+        hidden_size = compat.text_config(draft.config).hidden_size
+        rollout = DraftRollout(draft, steps=config.rollout_steps)
+        loop = TrainingLoop(accelerator, draft, rollout, hidden_size=hidden_size, work=work, config=config)
+        report = loop.run(is_shown)
+        if accelerator.is_main_process:
+            with saving_tensors(out):
+                draft.to(target.dtype).save_pretrained(out)
+            if isinstance(tokenizer, PreTrainedTokenizerBase):
+                tokenizer.save_pretrained(out)
+            num_prompts = None if prompts is None else len(prompts)
+            write_draft_card(Path(out), report, config, draft, target, num_prompts=num_prompts)
+        accelerator.wait_for_everyone()
     return report
 
 

@@ -1,7 +1,9 @@
 """Trains an EAGLE-3 head: the target writes texts, the head learns to draft them."""
 
+import copy
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -19,6 +21,7 @@ from hf_specdec.training.new_head import chosen_layers, new_head
 from hf_specdec.training.report import HeadReport
 from hf_specdec.training.rollout import HeadRollout
 from hf_specdec.training.texts import shards
+from hf_specdec.training.work import held
 
 __all__ = ["train_head"]
 
@@ -44,30 +47,36 @@ def train_head(
             deleted afterwards.
         config (`HeadTraining`, *optional*): the settings; by default `HeadTraining()`.
         head (`Eagle3Head`, *optional*): a head of this target to begin with; the layers that it reads and the tokens
-            that it drafts stay. `None` begins with a new one.
+            that it drafts stay; it is not changed. `None` begins with a new one.
         show_progress (`bool`, *optional*, defaults to `True`): whether bars are shown where stderr is a terminal.
 
     Raises:
-        ConfigError: a setting does not fit, `head` is for another target, or `out` holds work of other settings.
+        ConfigError: a setting does not fit, `head` is for another target, `out` holds work of other settings, cannot be
+            written, or another training writes there.
+        CheckpointError: a file in `out`/work is damaged.
+        OSError: a file cannot be written, as on a full disk.
     """
     config = drawn_where_unprompted(config or HeadTraining(), prompts)
     accelerator, work = accelerator_for(target, config), Path(out) / "work"
     is_shown = show_progress and accelerator.is_main_process
     layer_ids = chosen_layers(target, config.layer_ids) if head is None else _layers_of(head, target, config)
-    write_texts(accelerator, target, tokenizer, prompts, work, config, layer_ids=layer_ids, is_shown=is_shown)
-    torch.manual_seed(config.seed)
-    if head is None:
-        counts = _token_counts(work, config, compat.text_config(target.config).vocab_size)
-        head = new_head(target, layer_ids, counts, config.draft_vocab_size)
-    head.float().train().requires_grad_(True)
-    embed = head.embed_tokens or target.get_input_embeddings()
-    rollout = HeadRollout(head, embed, steps=config.rollout_steps, decay=config.step_decay)
-    loop = TrainingLoop(accelerator, head, rollout, hidden_size=head.config.hidden_size, work=work, config=config)
-    report = loop.run(is_shown)
-    if accelerator.is_main_process:
-        save_head(head.to(target.dtype), out)
-        write_head_card(Path(out), report, config, head, num_prompts=None if prompts is None else len(prompts))
-    accelerator.wait_for_everyone()
+    with held(work) if accelerator.is_main_process else nullcontext():
+        write_texts(
+            accelerator, target, tokenizer, prompts, work, config, layer_ids=layer_ids, head=head, is_shown=is_shown
+        )
+        torch.manual_seed(config.seed)
+        if head is None:
+            counts = _token_counts(work, config, compat.text_config(target.config).vocab_size)
+            head = new_head(target, layer_ids, counts, config.draft_vocab_size)
+        head = copy.deepcopy(head).float().train().requires_grad_(True)
+        embed = head.embed_tokens or target.get_input_embeddings()
+        rollout = HeadRollout(head, embed, steps=config.rollout_steps, decay=config.step_decay)
+        loop = TrainingLoop(accelerator, head, rollout, hidden_size=head.config.hidden_size, work=work, config=config)
+        report = loop.run(is_shown)
+        if accelerator.is_main_process:
+            save_head(head.to(target.dtype), out)
+            write_head_card(Path(out), report, config, head, num_prompts=None if prompts is None else len(prompts))
+        accelerator.wait_for_everyone()
     return report
 
 

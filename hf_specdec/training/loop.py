@@ -5,9 +5,8 @@ neither heads nor models: a rollout gives the loss of a batch and how many draft
 """
 
 import dataclasses
-import hashlib
-import json
 import logging
+import pickle
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -20,13 +19,13 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import compat
-from hf_specdec.errors import ConfigError
-from hf_specdec.files import replacing
+from hf_specdec.errors import CheckpointError, ConfigError, first_line
 from hf_specdec.progress import with_bar
 from hf_specdec.training.batch import Batch
 from hf_specdec.training.config import Training
 from hf_specdec.training.report import HeadReport, Measured
 from hf_specdec.training.texts import Shard, prompt_ids, read_shard, shards, write_shard
+from hf_specdec.training.work import begin, settings_of, whole
 
 __all__ = ["TrainingLoop", "accelerator_for", "drawn_where_unprompted", "write_texts"]
 
@@ -57,20 +56,24 @@ def write_texts(
     config: Training,
     *,
     layer_ids: Sequence[int] = (),
+    head: nn.Module | None = None,
     is_shown: bool,
 ) -> None:
     """Let the target write all shards into `work`; those that are there already stay.
 
+    Args:
+        head: what is trained on, if anything.
+
     Raises:
         ConfigError: `work` holds texts of other settings.
     """
-    if accelerator.is_main_process:
-        _begin(work, _settings(target, prompts, layer_ids, config))
-    accelerator.wait_for_everyone()
     starts = {
         length: [[_first_token(target)]] if prompts is None else prompt_ids(prompts, tokenizer, length, config)
         for length in config.prompt_lengths
     }
+    if accelerator.is_main_process:
+        begin(work, settings_of(target, prompts, layer_ids, config, head))
+    accelerator.wait_for_everyone()
     mine = range(accelerator.process_index, config.num_shards, accelerator.num_processes)
     for index in with_bar(mine, total=len(mine), label="writing texts", is_shown=is_shown):
         write_shard(work, index, target, starts[config.prompt_length_of(index)], layer_ids, config)
@@ -152,6 +155,9 @@ class TrainingLoop:
     def _measure(self) -> None:
         """Acceptance on the held-out texts; keep the weights if they are the best yet, and save everything."""
         found = _measured(self.accelerator, self.rollout, self.work, self.held_out, self.config)
+        if not found:
+            rule = "must be ones after which the target writes two tokens or more"
+            raise ConfigError("prompts", rule, "ones after which it ends its held-out texts at once", "Give others.")
         gained = not self.best or _mean_tokens(found) > _mean_tokens(self.best)
         self.without_gain = 0 if gained else self.without_gain + 1
         if gained:
@@ -177,20 +183,23 @@ class TrainingLoop:
             "best": [dataclasses.asdict(found) for found in self.best],
             "losses": self.losses,
         }
-        partial = self._state_file.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self._state_file)
+        with whole(self._state_file) as beside:
+            torch.save(state, beside)
 
     def _resume(self) -> None:
         if not self._state_file.exists():
             return
-        state = torch.load(self._state_file, map_location=self.accelerator.device, weights_only=True)
+        state = _read_state(self._state_file, self.accelerator.device)
         self.student.load_state_dict(state["student"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.best_weights = state["best_weights"]
         self.step, self.best_step, self.seconds = state["step"], state["best_step"], state["seconds"]
         self.without_gain, self.losses = state["without_gain"], state["losses"]
         self.best = [Measured(**found) for found in state["best"]]
+        if any(len(found.rates) != self.config.rollout_steps for found in self.best):  # chains of another length
+            self.student.load_state_dict(self.best_weights)
+            self.best = _measured(self.accelerator, self.rollout, self.work, self.held_out, self.config)
+            self.student.load_state_dict(state["student"])
 
     def _batches(self) -> Iterator[Batch]:
         """Batches without an end, beginning where training stands; the order depends on seed and epoch alone."""
@@ -228,6 +237,21 @@ class TrainingLoop:
 
     def _mean_loss(self) -> float:
         return sum(self.losses) / max(len(self.losses), 1)
+
+
+def _read_state(file: Path, device: torch.device) -> dict[str, Any]:
+    """What `_save` wrote.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    try:
+        state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckpointError(
+            f"{str(file)!r} cannot be read: {first_line(error)} Delete it to train on the texts anew."
+        ) from error
+    return state
 
 
 def _measured(
@@ -277,36 +301,3 @@ def _first_token(target: PreTrainedModel) -> int:
     if token is None:
         raise ConfigError("prompts", "must be given for a model without bos_token_id", None, "Give a file of prompts.")
     return int(token)
-
-
-def _settings(
-    target: PreTrainedModel, prompts: Sequence[str] | None, layer_ids: Sequence[int], config: Training
-) -> dict[str, Any]:
-    """What the texts and the draft's shape depend on: work of other settings is not gone on with."""
-    values = {name: getattr(config, name) for name in config.of_texts}
-    values |= {"prompt_tokens": list(config.prompt_lengths), "temperatures": list(config.temperatures)}
-    return values | {
-        "layer_ids": list(layer_ids),
-        "target": type(target).__name__,
-        "num_parameters": target.num_parameters(),
-        "prompts": None if prompts is None else f"{len(prompts)}, of digest {_digest(prompts)}",
-    }
-
-
-def _digest(prompts: Sequence[str]) -> str:
-    return hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16]
-
-
-def _begin(work: Path, settings: dict[str, Any]) -> None:
-    """Make the folder, or check that it belongs to these settings."""
-    work.mkdir(parents=True, exist_ok=True)
-    file = work / "settings.json"
-    if not file.exists():
-        with replacing(file) as beside:
-            beside.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
-        return
-    old = json.loads(file.read_text("utf-8"))
-    for name, value in settings.items():
-        if old.get(name) != value:
-            rule = f"must be {old.get(name)!r} to go on with the work in {str(work)!r}"
-            raise ConfigError(name, rule, value, "Use another folder, or delete that one.")

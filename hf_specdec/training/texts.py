@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import compat
-from hf_specdec.errors import ConfigError
+from hf_specdec.errors import CheckpointError, ConfigError
 from hf_specdec.training.config import Training
+from hf_specdec.training.work import whole
 
 __all__ = ["Shard", "prompt_ids", "read_shard", "shard_path", "shards", "write_shard"]
 
@@ -102,16 +103,25 @@ def write_shard(
         "real": shard.real,
     }
     about = {"num_prompt_tokens": str(shard.num_prompt_tokens), "temperature": str(temperature)}
-    partial = path.with_suffix(".partial")
-    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, partial, metadata=about)
-    partial.replace(path)
+    with whole(path) as beside:
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, beside, metadata=about)
 
 
 def read_shard(folder: Path, index: int) -> Shard:
-    """Shard `index` as it was written."""
-    with safe_open(shard_path(folder, index), framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        about = file.metadata()
+    """Shard `index` as it was written.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    path = shard_path(folder, index)
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            about = file.metadata()
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{str(path)!r} cannot be read: {error}. Delete it, and the target writes it again."
+        ) from error
     return Shard(
         ids=tensors["ids"].long(),
         features=tensors["features"],

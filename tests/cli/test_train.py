@@ -75,3 +75,32 @@ def test_a_line_that_is_no_prompt_is_named(run: Run, tmp_path: Path) -> None:
     result = run("train", "--out", str(tmp_path / "head"), "--prompts", str(prompts))
     assert result.exit_code == 2
     assert "line 2" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rule"),
+    [
+        ("none.jsonl", None, "must be an existing file"),
+        ("empty.jsonl", b"\n", "must hold at least one line"),
+        ("latin.jsonl", b'"\xe4"', "must be UTF-8 text"),
+        ("none.txt", None, "must be an existing text file"),
+        ("latin.txt", b"\xe4", "must be UTF-8 text"),
+        ("binary.txt", b"a\0b", "must be UTF-8 text"),
+    ],
+)
+def test_a_file_that_holds_no_prompts_is_an_error_of_its_option(
+    run: Run, tmp_path: Path, name: str, content: bytes | None, rule: str
+) -> None:
+    prompts = tmp_path / name
+    if content is not None:
+        prompts.write_bytes(content)
+    result = run("train", "--out", str(tmp_path / "head"), "--prompts", str(prompts))
+    assert result.exit_code == 2
+    assert f"error: `--prompts` {rule}, but is '{prompts}'." in result.stderr
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    from hf_specdec.cli.train import _texts_of
+
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone")
+    assert _texts_of(tmp_path / "a.txt") == _texts_of(tmp_path) == ["one"]

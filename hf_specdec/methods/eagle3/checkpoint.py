@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_specdec.compat.decoder_layers import cached_file
 from hf_specdec.errors import CheckpointError
+from hf_specdec.files import replacing, saving_tensors
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, is_head_config
 from hf_specdec.methods.eagle3.network import Eagle3Head
 
@@ -57,14 +58,20 @@ def load_head(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None,
 
 
 def save_head(head: Eagle3Head, folder: str | os.PathLike[str]) -> None:
-    """Write `folder`/config.json and `folder`/model.safetensors in the speculators format."""
+    """Write `folder`/config.json and `folder`/model.safetensors in the speculators format.
+
+    Raises:
+        OSError: they cannot be written; a file that was there stays as it is.
+    """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     values = head.config.to_dict()
     values["dtype"] = str(head.dtype).removeprefix("torch.")
-    (target / "config.json").write_text(json.dumps(values, indent=2) + "\n", "utf-8")
     weights = {name: weight.detach().cpu().contiguous() for name, weight in head.state_dict().items()}
-    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    with saving_tensors(target / "model.safetensors"), replacing(target / "model.safetensors") as beside:
+        save_file(weights, beside, metadata={"format": "pt"})
+    with replacing(target / "config.json") as beside:
+        beside.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
 
 
 def _file(path: str | os.PathLike[str], name: str, hub: Mapping[str, Any]) -> Path:
