@@ -142,6 +142,9 @@ class LoadOptions:
         return Loaded(model, load_tokenizer(folder), where)
 
 
+LIST_FORMS = ("prompt_lookup_config", "lookahead_config", "draft_model_config", "auto_config")
+
+
 @dataclass(frozen=True, slots=True)
 class MethodOptions:
     """Which method drafts, and with what."""
@@ -176,10 +179,9 @@ class MethodOptions:
         Args:
             path: of the target; `None` is the embedded one, which has a draft model.
         """
-        forms = ("prompt_lookup_config", "lookahead_config", "draft_model_config", "auto_config")
         method, config = read_method(
             self.spec_method,
-            list_forms={name: getattr(self, name) for name in forms},
+            list_forms={name: getattr(self, name) for name in LIST_FORMS},
             spec_config=self.spec_config,
             engine=engine,
             draft_model=self.draft_model,
@@ -187,6 +189,11 @@ class MethodOptions:
         )
         check_draft_options(method, config, model=path, draft_model=self.draft_model, draft_dtype=self.draft_dtype)
         return method, config
+
+    @property
+    def has_config(self) -> bool:
+        """Whether an option gives the method's parameters."""
+        return any(getattr(self, name) is not None for name in ("spec_config", *LIST_FORMS))
 
     def arguments(self, method: str | None, config: SpecConfig | None, dtype: str, target: Loaded) -> dict[str, Any]:
         """Keyword arguments of `generate` for what `read` gave, a draft model loaded beside the target among them.

@@ -71,6 +71,7 @@ def serve(
         spec_method=method,
         spec_config=config,
         max_new_tokens=max_new_tokens,
+        reserved=config if choice.has_config else None,
         draft_model=how.get("assistant_model"),
         draft_tokenizer=how.get("assistant_tokenizer"),
         memory=memory,  # type: ignore[arg-type]  # checked above

@@ -61,6 +61,11 @@ class SpecConfig:
         return 0
 
     @property
+    def step_budget(self) -> int:
+        """Most tokens a step computes beside the current one."""
+        return self.node_budget
+
+    @property
     def translated_budget(self) -> int:
         """The same where a draft model has a tokenizer of its own, in the target's tokens."""
         return self.node_budget

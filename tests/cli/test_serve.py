@@ -36,6 +36,24 @@ def test_an_open_address_without_a_key_is_pointed_out(
 
 
 @pytest.mark.parametrize(
+    ("words", "reserved"),
+    [
+        (("--lookahead-config=[7,5,7]",), "LookaheadConfig"),
+        (("--spec-config", '{"num_nodes": 8}'), "AutoSpecConfig"),
+        (("--spec-method", "lookahead"), "NoneType"),
+    ],
+)
+def test_a_configuration_of_the_command_is_the_maximum_of_requests(
+    run: Run, served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], reserved: str
+) -> None:
+    from hf_specdec.serve import app
+
+    monkeypatch.setattr(app, "build_app", lambda engine, reader, api_keys: type(reader.reserved).__name__)
+    assert run("serve", *words).exit_code == 0
+    assert served["app"] == reserved
+
+
+@pytest.mark.parametrize(
     ("words", "told"),
     [
         (("--memory", "key"), "`--memory` must come with --api-key"),

@@ -1,6 +1,7 @@
 """Requests that cannot be answered: refused in OpenAI's form, in words that name the field, and the server goes on."""
 
 import json
+import re
 import urllib.error
 import urllib.request
 from typing import Any
@@ -8,6 +9,10 @@ from typing import Any
 import openai
 import pytest
 
+from hf_specdec.methods.auto.config import AutoSpecConfig
+from hf_specdec.methods.lookahead.config import LookaheadConfig
+from hf_specdec.serve.protocol import CompletionRequest
+from hf_specdec.serve.requests import RequestError, RequestReader
 from tests.serve.conftest import NAME, serving
 from tests.serve.test_server import PROMPTS, expected
 
@@ -69,6 +74,43 @@ def test_what_is_wrong_is_named_in_words(url: str, fields: dict[str, Any], told:
     _, error = refused(url, json.dumps({"model": NAME, "prompt": "x", **fields}).encode())
     assert error["message"].startswith(told)
     assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("reserved", "method", "asked", "told"),
+    [
+        ([7, 5, 7], "lookahead", [7, 5, 8], "`spec_config.verification_set_size` must be at most 7, as reserved"),
+        ([7, 5, 7], "lookahead", [7, 5, 7], None),
+        ([7, 5, 7], "prompt_lookup", [12], None),
+        (None, "lookahead", [15, 5, 15], None),
+        (None, "lookahead", [30, 5, 15], "`spec_config` must compute at most 128 tokens a step on this server"),
+        (None, "prompt_lookup", [129], "`spec_config` must compute at most 128 tokens a step on this server"),
+        (None, "prompt_lookup", [4, 2, [0]], "`spec_config.device_list` must be unset in a request"),
+        (None, "prompt_lookup", {"engine": "assisted"}, "`spec_config.engine` must be unset in a request"),
+        (None, "auto", {"costs": "/etc/passwd"}, "`spec_config.costs` must be unset in a request"),
+        (None, "auto", {"max_pool_tokens": 10**9}, "`spec_config.max_pool_tokens` must be at most 1000000"),
+    ],
+    ids=str,
+)
+def test_a_request_stays_within_what_the_server_reserves(
+    target: Any, chat_tokenizer: Any, reserved: Any, method: str, asked: Any, told: str | None
+) -> None:
+    limit = None if reserved is None else LookaheadConfig.parse(reserved)
+    reader = RequestReader(target, chat_tokenizer, NAME, "lookahead", limit, max_new_tokens=4, reserved=limit)
+    request = CompletionRequest(model=NAME, prompt="x", spec_method=method, spec_config=asked)
+    if told is None:
+        assert reader.read(request)["spec_method"] == method
+        return
+    with pytest.raises(RequestError, match=re.escape(told)) as raised:
+        reader.read(request)
+    assert raised.value.status == 400
+
+
+def test_a_request_takes_what_is_the_server_s_from_the_server(target: Any, chat_tokenizer: Any) -> None:
+    limit = AutoSpecConfig(costs="costs.json", max_pool_tokens=5)
+    reader = RequestReader(target, chat_tokenizer, NAME, "auto", limit, max_new_tokens=4, reserved=limit)
+    config = reader.read(CompletionRequest(model=NAME, prompt="x", spec_config={"num_nodes": 8}))["spec_config"]
+    assert (config.num_nodes, config.costs, config.max_pool_tokens) == (8, "costs.json", 5)
 
 
 def test_fields_that_ask_for_nothing_are_taken(client: openai.OpenAI, target: Any, chat_tokenizer: Any) -> None:

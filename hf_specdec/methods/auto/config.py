@@ -108,6 +108,11 @@ class AutoSpecConfig(SpecConfig):
         return self.max_nodes if self.num_nodes is None else self.num_nodes
 
     @property
+    def step_budget(self) -> int:
+        """Most tokens a step computes beside the current one, the window's counted."""
+        return self.node_budget + self.window_size * (self.ngram_size - 1)
+
+    @property
     def fits_costs(self) -> bool:
         """Whether each step drafts as many tokens as pay, by what the target's forwards cost."""
         return self.num_nodes is None

@@ -109,6 +109,11 @@ class LookaheadConfig(SpecConfig):
         """Most tokens a step computes beside the current one, see the function of this name."""
         return max_draft_len(self.window_size, self.ngram_size, self.verification_set_size)
 
+    @property
+    def step_budget(self) -> int:
+        """Most tokens a step computes beside the current one, the window's counted."""
+        return self.max_draft_len
+
     def to_tensorrt_llm(self, *, draft_model: str | None = None) -> dict[str, Any]:
         """`LookaheadDecodingConfig`, which fills its pool from the prompt as well."""
         self.check_carried("TensorRT-LLM", *self.list_form)
