@@ -14,8 +14,7 @@ and an entry has
                 calls are watched and not timed, acceptance, time to first token and memory
     summary     mode -> row -> medians with intervals, rates, shares; see `statistics.summarize`
 
-Every kind has format, kind, header and is_complete. Documents of format 2 are read too: there watched calls stand in a
-list of their own, and models are called subjects.
+Every kind has format, kind, header and is_complete.
 """
 
 import json
@@ -149,21 +148,11 @@ def read_document(path: str | os.PathLike[str]) -> Document:
         ConfigError: there is none, or it is something else.
     """
     document = _parsed(path, "file")
-    if document.get("format") == 2:
-        _bring_to_format_3(document)
     if document.get("format") != FORMAT:
         rule = f"must be a document of hf-specdec bench in format {FORMAT}"
         raise ConfigError("file", rule, document.get("format"), "Measure again.")
     summarize_again(document)
     return document
-
-
-def _bring_to_format_3(document: Document) -> None:
-    document["format"] = 3
-    if "subjects" in document:
-        document["models"] = document.pop("subjects")
-    for entry in document.get("models", ()) if document["kind"] == SPEEDS else ():
-        entry["records"] = entry.pop("probes") + entry["records"]
 
 
 def check_document_file(field: str, path: str | os.PathLike[str]) -> None:

@@ -72,13 +72,8 @@ def read_lines(text: str) -> Any:
     try:
         for line in lines[1:]:
             document.update(line.get("end", {}))
-            for number, part in (
-                (line.get("model"), "models"),
-                (line.get("subject"), "subjects"),
-            ):  # format 2: the latter
-                if number is not None:
-                    for name in ("probes", "records"):
-                        document[part][number].get(name, []).extend(line.get(name, ()))
+            if "model" in line:
+                document["models"][line["model"]]["records"].extend(line["records"])
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(f"a line is none of a journal: {error!r}") from error
     return document

@@ -1,7 +1,6 @@
 """The document is JSON of a known shape, and the tables and figures come from it alone."""
 
 import builtins
-import copy
 import dataclasses
 import importlib
 import json
@@ -117,27 +116,6 @@ def test_a_journal_that_was_cut_off_holds_all_whole_visits(document: dict[str, A
     assert whole["is_complete"] and whole["models"][0]["records"] == records
 
 
-@pytest.mark.parametrize("name", ["bench.json", "bench.jsonl"])
-def test_documents_of_format_2_are_read(measured: dict[str, Any], tmp_path: Path, name: str) -> None:
-    """There watched calls stood in a list of their own, and models were called subjects."""
-    old = copy.deepcopy(measured)
-    old["format"], old["subjects"] = 2, old.pop("models")
-    (entry,) = old["subjects"]
-    calls = entry["records"]
-    entry["probes"] = [record for record in calls if record["round"] == WATCHED_ROUND]
-    entry["records"] = [record for record in calls if record["round"] != WATCHED_ROUND]
-    if name == "bench.json":
-        text = json.dumps(old)
-    else:
-        line = {"subject": 0, "probes": entry["probes"], "records": entry["records"]}
-        entry.update(probes=[], records=[])
-        text = "".join(json.dumps(part) + "\n" for part in ({"document": old}, line, {"end": {"is_complete": True}}))
-    (tmp_path / name).write_text(text, encoding="utf-8")
-    found = read_document(tmp_path / name)
-    assert found["models"][0]["summary"] == measured["models"][0]["summary"]
-    assert found.keys() == measured.keys() and markdown(found) == markdown(measured)
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"document": {"models": []}}\n{"model": 0}\n', '{"document"'])
 def test_other_lines_are_no_journal(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.jsonl").write_text(text, encoding="utf-8")
@@ -173,7 +151,7 @@ def test_predictions_are_set_beside_what_came_of_them(document: dict[str, Any]) 
     assert [row[1] for row in table.rows[:2]] == ["0.050", "0.020"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "{", '{"kind": "speeds", "format": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "{", '{"kind": "speeds", "format": 2}'])
 def test_another_file_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match="hf-specdec bench"):
