@@ -28,6 +28,9 @@ typedef struct {
 
 enum { NUM_KEPT = 8, MAX_KEY = 3, TOKEN_BITS = 21 };
 
+/* What the token that many places before the last adds to a key; what it has above TOKEN_BITS may fall off. */
+static inline int64_t key_part(int64_t token, int places) { return (int64_t)((uint64_t)token << (places * TOKEN_BITS)); }
+
 /* (tokens, older, slots, orders); -1 with an exception where that is no index. */
 int ngrams_acquire(Ngrams *index, PyObject *arrays);
 void ngrams_release(Ngrams *index);

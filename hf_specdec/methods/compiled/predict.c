@@ -155,7 +155,7 @@ static int add_entry(Search *search, const Table *table, int64_t entry, int plac
 static int keys_of(const Node *node, int64_t keys[MAX_KEY]) {
     int64_t key = 0;
     for (int size = 0; size < node->num_tail; size++) {
-        key |= ((int64_t)node->tail[size] + 1) << (size * TOKEN_BITS);
+        key |= key_part((int64_t)node->tail[size] + 1, size);
         keys[size] = key;
     }
     return node->num_tail;

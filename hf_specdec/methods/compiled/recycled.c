@@ -37,8 +37,14 @@ void table_release(Table *table) {
     for (int part = 0; part < 4; part++) PyBuffer_Release(&table->views[part]);
 }
 
+/* The first place that a key can stand in: the remainder is not below 0, as in Python, where the key is. */
+static int64_t first_place(const Table *table, int64_t key) {
+    int64_t set = key % table->num_sets;
+    return (set < 0 ? set + table->num_sets : set) * table->num_ways;
+}
+
 int64_t table_find(const Table *table, int64_t key) {
-    int64_t first = key % table->num_sets * table->num_ways;
+    int64_t first = first_place(table, key);
     for (int64_t place = first; place < first + table->num_ways; place++)
         if (table->keys[place] == key) return place;
     return -1;
@@ -46,7 +52,7 @@ int64_t table_find(const Table *table, int64_t key) {
 
 /* A key's own place, else an empty one, else the one not written to for the longest time. */
 static int64_t place_for(const Table *table, int64_t key) {
-    int64_t first = key % table->num_sets * table->num_ways, oldest = first;
+    int64_t first = first_place(table, key), oldest = first;
     for (int64_t place = first; place < first + table->num_ways; place++) {
         if (table->keys[place] == key) return place;
         if (table->stamps[place] < table->stamps[oldest]) oldest = place;
@@ -68,7 +74,7 @@ static int64_t put_keys(Table *table, int64_t clock, int64_t *keys, int64_t *row
     while (count) {
         clock++;
         for (int64_t key = 0; key < count; key++) {
-            int64_t first = keys[key] % table->num_sets * table->num_ways;
+            int64_t first = first_place(table, keys[key]);
             PREFETCH(table->keys + first);
             PREFETCH(table->stamps + first);
         }
@@ -110,7 +116,7 @@ static void keys_of_nodes(const int32_t *tokens, const int32_t *parents, const i
             } else if (outside < num_before) {
                 token = (int64_t)before[num_before - 1 - outside++] + 1;
             }
-            key |= token << (size * TOKEN_BITS);
+            key |= key_part(token, size);
             keys[size * count + node] = key;
         }
     }

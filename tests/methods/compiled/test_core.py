@@ -237,6 +237,23 @@ def test_arrays_that_do_not_fit_are_refused(core: Any) -> None:
         core.put_nodes((*table.arrays[:4], 1_000, 4), 0, (1,), (-1,), (), best.astype(np.int32), evidence)
 
 
+@pytest.mark.parametrize("token", [2**21 - 1, 3_000_000, 2**31 - 2, -1, -200])
+def test_tokens_beyond_a_key_s_bits_stay_within_the_table(core: Any, token: int) -> None:
+    """No vocabulary has them, a damaged memory may; keys of them are below 0, of which C's remainders are too."""
+    tables, found = [], []
+    best, log_probs = rows(random.Random(0), 6)
+    for which in (core, None):
+        compiled.core = which
+        memory, index = SpecMemory(40, 300), NgramIndex(4)
+        index.extend([token, 1, token, token, token])
+        tokens, parents = (token, token, 1, token, token, token), (-1, 0, 1, 2, 3, 4)
+        memory.recycled.put_nodes(tokens, parents, (7, token), best, log_probs)
+        tables.append([row.tolist() for row in memory.recycled.arrays[:4]])
+        found.append(search_of(Predictor(memory, is_sampled=False), index).likeliest(8, 1e-3).tokens)
+    assert tables[0] == tables[1]
+    assert len(found[0]) > 1
+
+
 def test_a_search_refuses_what_it_does_not_know(core: Any) -> None:
     compiled.core = core
     predictor, index = Predictor(SpecMemory(10, 10), is_sampled=False), NgramIndex(4)
