@@ -23,6 +23,7 @@ __all__ = [
     "RankError",
     "SpecError",
     "UnsupportedModelError",
+    "counted",
     "first_line",
     "import_extra",
     "unknown_name",
@@ -122,6 +123,11 @@ def unknown_name(field: str, value: object, known: Iterable[str]) -> ConfigError
     close = difflib.get_close_matches(value[:MOST_SHOWN], names, n=1) if isinstance(value, str) else []
     remedy = f"Did you mean {close[0]!r}?" if close else "Choose one of them."
     return ConfigError(field, f"must be one of {', '.join(map(repr, names))}", value, remedy)
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """`"1 token"`, `"2 tokens"`, `"12,000 tokens"`; without `plural` an s is added."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def first_line(error: Exception) -> str:

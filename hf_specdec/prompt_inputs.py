@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedModel
 
 from hf_specdec.compat.generate_names import known_settings
-from hf_specdec.errors import ConfigError
+from hf_specdec.errors import ConfigError, counted
 from hf_specdec.request import own_arguments
 from hf_specdec.transfer import HOST
 
@@ -60,7 +60,7 @@ def numbered(prompts: Iterable[Any], indices: Iterable[int] | None) -> Iterator[
         number = next(numbers, None)
         if number is None:
             rule, remedy = "must have a number for every prompt", "Give as many as there are prompts."
-            raise ConfigError("indices", rule, f"{len(seen)} numbers", remedy)
+            raise ConfigError("indices", rule, counted(len(seen), "number"), remedy)
         if number in seen:
             raise ConfigError("indices", "must hold each number once", number, "Number the prompts differently.")
         seen.add(number)

@@ -135,7 +135,7 @@ class DraftTree:
             ConfigError: there are more or fewer than nodes, or one is no probability.
         """
         if len(probabilities) != len(self.tokens) or not all(0.0 <= one <= 1.0 for one in probabilities):
-            rule = f"must hold a number from 0 to 1 for each of the {len(self.tokens)} nodes"
+            rule = f"must hold a number from 0 to 1 for each node, {len(self.tokens)} in all"
             raise ConfigError("probabilities", rule, probabilities, "Begin with 1.0 for the root.")
         return replace(self, probabilities=probabilities)
 

@@ -16,6 +16,7 @@ from hf_specdec.bench.document import (
     flagged,
 )
 from hf_specdec.bench.rows import REFERENCE
+from hf_specdec.errors import counted
 
 __all__ = ["NOT_EQUAL", "Panel", "facts", "has_several", "mode_titles", "notes", "panels"]
 
@@ -60,8 +61,8 @@ def facts(document: Document) -> list[str]:
     header = document["header"]
     hardware = header["hardware"]
     where = [hardware[name] for name in ("accelerator", "cpu") if name in hardware]
-    many = "s" if header["threads"] != 1 else ""
-    machine = f"{', '.join(where)}, {hardware['cores']} cores; {header['device']}, {header['threads']} thread{many}"
+    threads = counted(header["threads"], "thread")
+    machine = f"{', '.join(where)}, {counted(hardware['cores'], 'core')}; {header['device']}, {threads}"
     versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
     entries = document.get("models", [])
     dtypes = {entry["dtype"] for entry in entries}
@@ -69,11 +70,11 @@ def facts(document: Document) -> list[str]:
     lines += [line for entry in entries for line in _model_facts(entry, len(entries) > 1, bool(dtypes))]
     if document["kind"] == SPEEDS:
         settings = document["settings"]
-        counts = f"{len(document['prompts'])} prompts, at most {settings['max_new_tokens']} new tokens"
-        lines.append(f"{counts}, rounds: {settings['rounds']}")
+        prompts, most = len(document["prompts"]), counted(settings["max_new_tokens"], "new token")
+        lines.append(f"{counted(prompts, 'prompt')}, at most {most}, rounds: {settings['rounds']}")
     else:
-        names = {"num_records": "recorded answers", "num_prompts": "prompts"}
-        lines += [f"{document['settings'][name]} {of}" for name, of in names.items() if name in document["settings"]]
+        names, settings = {"num_records": "recorded answer", "num_prompts": "prompt"}, document["settings"]
+        lines += [counted(settings[name], noun) for name, noun in names.items() if name in settings]
     return [*lines, f"{versions}; commit {header['commit'] or 'unknown'}; {header['date']}"]
 
 

@@ -18,7 +18,7 @@ from hf_specdec.bench.header import new_document
 from hf_specdec.bench.naming import imported, is_import, method_called, split_config
 from hf_specdec.bench.replay import Record, replay
 from hf_specdec.bench.transformers_lookup import TransformersPromptLookup
-from hf_specdec.errors import ConfigError
+from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.method import DrafterContext, MethodState
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
@@ -60,7 +60,7 @@ def replay_rows(
     jobs = _default_jobs() if names is None else [job for name in names for job in _jobs(name)]
     for number, job in enumerate(jobs):
         if progress is not None:
-            progress(f"{job.name}, {job.num_nodes} nodes", number, len(jobs))
+            progress(f"{job.name}, {counted(job.num_nodes, 'node')}", number, len(jobs))
         for name, result in _results(job, records).items():
             drafters.setdefault(name, []).append({"num_nodes": job.num_nodes, **result})
     settings = {"num_records": len(records)}

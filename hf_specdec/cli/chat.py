@@ -16,7 +16,7 @@ from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.cli.report import note, reports_errors
 from hf_specdec.cli.spread import spread
 from hf_specdec.compat import input_device, max_positions, takes_cache
-from hf_specdec.errors import ConfigError, SpecError
+from hf_specdec.errors import ConfigError, SpecError, counted
 from hf_specdec.files import read_text
 from hf_specdec.observer import SpecStep
 from hf_specdec.prompt_inputs import chat_text
@@ -182,7 +182,7 @@ class _Chat:
         if self.stats is None:
             return "there is no answer with drafts yet"
         drafts = f"drafted {self.stats.num_draft_tokens}, accepted {self.stats.num_accepted_tokens}"
-        reused = f"{self.num_reused} tokens of the prompt were in the cache"
+        reused = f"the cache held {counted(self.num_reused, 'token')} of the prompt"
         reason = f"; plain: {self.stats.plain_reason}" if self.stats.plain_reason else ""
         return f"{drafts}, {self.stats.mean_acceptance_length:.2f} tokens a verify step; {reused}{reason}"
 

@@ -21,7 +21,7 @@ from hf_specdec.cli.report import note, print_json, reports_errors
 from hf_specdec.cli.spread import spread
 from hf_specdec.cli.table import print_comparison
 from hf_specdec.compat import attention_implementation, input_device
-from hf_specdec.errors import ConfigError
+from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.quantization.report import precision_of
@@ -119,7 +119,7 @@ def _many(job: Job, how: Mapping[str, Any], asked: ManyOptions, is_one_model: bo
     if as_json:
         print_json({**_setting(job, how), "out": str(asked.out), **summary})
     else:
-        note(f"{summary['num_prompts']} prompts in {asked.out}, {summary['num_failed']} failed", "dim")
+        note(f"{counted(summary['num_prompts'], 'prompt')} in {asked.out}, {summary['num_failed']} failed", "dim")
     failures = summary["failures"]
     for index, reason in list(failures.items())[:SHOWN_FAILURES]:
         note(f"prompt {index}: {reason}", "red")
@@ -188,7 +188,7 @@ def _measures(result: Result) -> dict[str, Any]:
 
 def _summary(result: Result) -> str:
     num_tokens = len(result.token_ids)
-    speed = f"{num_tokens} tokens in {result.seconds:.2f} s ({num_tokens / result.seconds:.1f} tokens/s)"
+    speed = f"{counted(num_tokens, 'token')} in {result.seconds:.2f} s ({num_tokens / result.seconds:.1f} tokens/s)"
     if result.stats is None:
         return speed
     drafts = f"drafted {result.stats.num_draft_tokens}, accepted {result.stats.num_accepted_tokens}"

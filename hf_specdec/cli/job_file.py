@@ -106,7 +106,7 @@ class JobFile:
         """Sort the file by prompt; returns its lines."""
         found = self._lines()
         if missing := set(range(num_prompts)) - set(found):
-            rule, remedy = f"must hold a line for each of {num_prompts} prompts", "Start the command again."
+            rule, remedy = f"must hold a line for each prompt, {num_prompts} in all", "Start the command again."
             raise ConfigError(FIELD, rule, f"without {len(missing)} of them", remedy)
         lines = [found[index] for index in sorted(found)]
         content = b"".join(map(_encoded, lines))

@@ -13,7 +13,7 @@ from hf_specdec.cli.options import LoadOptions
 from hf_specdec.cli.prompts_file import FORMS, own_device, read_prompts
 from hf_specdec.cli.report import note, print_json, reports_errors, stdout_console
 from hf_specdec.cli.spread import spread
-from hf_specdec.errors import ConfigError
+from hf_specdec.errors import ConfigError, counted
 from hf_specdec.files import is_utf8, read_text
 from hf_specdec.methods.eagle3.checkpoint import load_head
 from hf_specdec.training import DraftTraining, HeadReport, HeadTraining, train_draft, train_head
@@ -165,7 +165,7 @@ def _show_log() -> None:
 
 
 def _print_table(report: HeadReport) -> None:
-    caption = f"{report.num_steps} steps, the best after {report.best_step}, {report.minutes:.1f} minutes"
+    caption = f"{counted(report.num_steps, 'step')}, the best after {report.best_step}, {report.minutes:.1f} minutes"
     table = Table(caption=caption, caption_justify="left")
     table.add_column("held-out texts\nof temperature", justify="right")
     for place in range(len(report.measured[0].rates)):

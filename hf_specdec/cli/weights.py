@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from hf_specdec.errors import counted
 from hf_specdec.quantization.report import LoadedWeights
 
 __all__ = ["weights_facts"]
@@ -16,7 +17,7 @@ def weights_facts(found: LoadedWeights) -> dict[str, Any]:
         "buffers": _size(found.buffer_bytes),
     }
     for group in found.layers:
-        facts[f"{group.kind}, {group.dtype}"] = f"{group.count} layers, {_size(group.bytes)}"
+        facts[f"{group.kind}, {group.dtype}"] = f"{counted(group.count, 'layer')}, {_size(group.bytes)}"
     for reason in dict.fromkeys(found.left.values()):
         names = [re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name, own in found.left.items() if own == reason]
         facts[f"left: {', '.join(dict.fromkeys(names))}"] = reason

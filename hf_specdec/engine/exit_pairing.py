@@ -8,7 +8,7 @@ from hf_specdec.capabilities.findings import Found
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
 from hf_specdec.forward.exit_runner import OWN_CACHE, ExitRunner
 from hf_specdec.forward.layer_cut import layers_of, path_to_layers
 
@@ -57,10 +57,10 @@ def exit_runner_of(call: Call, layers: int, found: Found) -> ExitRunner:
     check_exit(call, layers)
     finding = found.early_exit(model, layers, rank_sync=rank_sync_of(model))
     if finding.refusal is not None:
-        rule = f"must be unset for {type(model).__name__}: after {layers} layers, {finding.refusal}"
+        rule = f"must be unset for {type(model).__name__}: after {counted(layers, 'layer')}, {finding.refusal}"
         raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
     if finding.recomputed is not None:
-        what = f"verify passes compute the first {layers} layers again"
+        what = f"verify passes compute the first {counted(layers, 'layer')} again"
         state_of(model).warn_once(f"{type(model).__name__}: {what}: {finding.recomputed}")
     shows_layers = call.generation_config.output_hidden_states and call.generation_config.return_dict_in_generate
     return ExitRunner(

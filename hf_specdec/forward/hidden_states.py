@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
+from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.tree_layout import TreeLayout
 
-__all__ = ["HiddenStates"]
+__all__ = ["HiddenStates", "check_states"]
 
 
 class HiddenStates:
     """What `ModelRunner` says of them."""
 
+    model: PreTrainedModel
     outputs: Any
     hidden_layers: tuple[int, ...]
     compiled: CompiledForward | None
@@ -41,4 +44,18 @@ class HiddenStates:
     def _states(self) -> Sequence[torch.Tensor]:
         """`(batch, columns, hidden_size)` for each layer that was asked for."""
         states: Sequence[torch.Tensor] = self.outputs.get("decoder_hidden_states") or self.outputs.hidden_states
+        check_states(self.model, states, self.hidden_layers)
         return states
+
+
+def check_states(model: PreTrainedModel, states: Sequence[torch.Tensor], layers: Sequence[int]) -> None:
+    """Raise unless a forward gave the hidden states of `layers`; some models give fewer than they have layers.
+
+    Raises:
+        UnsupportedModelError: there are fewer.
+    """
+    if layers and max(layers) >= len(states):
+        raise UnsupportedModelError(
+            f"A draft head reads hidden state {max(layers)} of {type(model).__name__}, whose forward gives 0 to "
+            f"{len(states) - 1}. Use a head that reads these, or another spec_method."
+        )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from hf_specdec import compat
-from hf_specdec.errors import ConfigError
+from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import MethodState
@@ -122,7 +122,7 @@ class RequestReader:
         wanted = request.limit
         room = None if positions is None else positions - length
         if room is not None and (room < 1 or (wanted is not None and wanted > room)):
-            asked = f"{length} tokens in the prompt and {wanted or 1} new ones"
+            asked = f"{counted(length, 'token')} in the prompt and {counted(wanted or 1, 'new one')}"
             message = f"the model has {positions} positions, but the request needs more: {asked}"
             raise RequestError(400, message, "context_length_exceeded", "prompt")
         wanted = self.max_new_tokens if wanted is None else wanted

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from hf_specdec.errors import counted
 from hf_specdec.methods.eagle3.network import Eagle3Head
 from hf_specdec.training.config import DraftTraining, HeadTraining, Training
 from hf_specdec.training.report import HeadReport
@@ -25,16 +26,16 @@ tags: [{tags}]
 
 ## Data
 
-{texts} texts that the target wrote at temperatures {temperatures}, up to {new_tokens} tokens each, after {prompts}.
+{texts} texts that the target wrote at temperatures {temperatures}, up to {new_tokens} each, after {prompts}.
 {held_out} of them are held out.
 
 ## Training
 
-{steps} steps of {batch} texts ({minutes:.1f} minutes); the weights are those after step {best}. {how}
+{steps} of {batch} ({minutes:.1f} minutes); the weights are those after step {best}. {how}
 
 ## Held-out acceptance
 
-Chains of {rollout} drafted tokens on the held-out texts: the share of positions at which the first drafted token is the
+Chains of {rollout} on the held-out texts: the share of positions at which the first drafted token is the
 text's next one, the first two are, and so on, and the tokens that a verify step brings on the mean.
 
 | temperature of the texts | positions | {columns} | tokens per step |
@@ -95,8 +96,8 @@ def write_draft_card(
         "library": "transformers",
         "tags": "speculative-decoding",
         "title": "Draft model",
-        "what": f"A {type(draft).__name__} of {layers} layers and {draft.num_parameters() / 1e6:.2f} million parameters"
-        " with the target's tokenizer, distilled from it.",
+        "what": f"A {type(draft).__name__} of {counted(layers, 'layer')} and "
+        f"{draft.num_parameters() / 1e6:.2f} million parameters with the target's tokenizer, distilled from it.",
         "use": USE_DRAFT,
         "how": "It began as\nthe target's first layers with its embeddings, norm and head; the labels are the target's "
         "distributions.",
@@ -125,14 +126,14 @@ def _write(
         target=target_name if is_hub_name else architecture,
         texts=f"{config.num_shards * config.texts_per_shard:,}",
         temperatures=" and ".join(f"{value:g}" for value in config.temperatures),
-        new_tokens=config.new_tokens,
-        prompts="its first token" if num_prompts is None else f"pieces of {num_prompts:,} prompts",
+        new_tokens=counted(config.new_tokens, "token"),
+        prompts="its first token" if num_prompts is None else f"pieces of {counted(num_prompts, 'prompt')}",
         held_out=f"{config.num_held_out_shards * config.texts_per_shard:,}",
-        steps=f"{report.num_steps:,}",
-        batch=config.batch_size,
+        steps=counted(report.num_steps, "step"),
+        batch=counted(config.batch_size, "text"),
         minutes=report.minutes,
         best=f"{report.best_step:,}",
-        rollout=config.rollout_steps,
+        rollout=counted(config.rollout_steps, "drafted token"),
         columns=" | ".join(f"first {place + 1}" for place in range(config.rollout_steps)),
         rules="|".join(["---"] * config.rollout_steps),
         rows="\n".join(rows),

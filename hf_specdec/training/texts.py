@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import compat
 from hf_specdec.errors import CheckpointError, ConfigError
+from hf_specdec.forward.hidden_states import check_states
 from hf_specdec.training.config import Training
 from hf_specdec.training.work import whole
 
@@ -177,6 +178,8 @@ def _computed(
             output_hidden_states=list(layer_ids) or None,
             use_cache=False,
         )
+        if layer_ids:
+            check_states(target, outputs.hidden_states, layer_ids)
         states = [outputs.hidden_states[i].cpu().bfloat16() for i in layer_ids]
         features.append(torch.cat(states, dim=-1) if states else torch.empty((*rows.shape, 0), dtype=torch.bfloat16))
         top = outputs.logits.float().softmax(-1).topk(min(TOP, outputs.logits.shape[-1]), dim=-1)

@@ -8,9 +8,17 @@ import torch
 
 import hf_specdec
 from hf_specdec.distributed.placement import read_devices
+from hf_specdec.errors import counted
+from hf_specdec.prompt_inputs import numbered
 from hf_specdec.tree import DraftTree
 from tests.helpers.support import PROMPT
 
+COUNTS = {
+    "1 token": (1, "token"),
+    "2 tokens": (2, "token"),
+    "0 tokens": (0, "token"),
+    "12,000 tokens": (12_000, "token"),
+}
 CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "half a token": (
         {"max_new_tokens": 1.5, "spec_method": "prompt_lookup"},
@@ -79,3 +87,13 @@ def test_a_device_number_that_torch_would_wrap_is_no_device(name: int | str) -> 
     """torch keeps the last eight bits of a number."""
     with pytest.raises(ValueError, match="`device_list` must name devices"):
         read_devices([name])
+
+
+@pytest.mark.parametrize("shown", COUNTS)
+def test_one_of_a_kind_is_told_in_the_singular(shown: str) -> None:
+    assert counted(*COUNTS[shown]) == shown
+
+
+def test_an_error_counts_one_in_the_singular() -> None:
+    with pytest.raises(hf_specdec.ConfigError, match=r"but is '1 number'\."):
+        list(numbered(["a", "b"], [7]))

@@ -14,12 +14,13 @@ from transformers import AutoTokenizer
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.errors import ConfigError
+from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods.eagle3.checkpoint import save_head
 from tests.cli.conftest import run  # noqa: F401 a fixture
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
+from tests.helpers.zoo_wide import varied
 
 TREE = {"confidence_threshold": 0.0, "num_branches": 3, "draft_len": 4, "max_nodes": 9}
 BATCH = torch.cat([PROMPT, PROMPT.flip(1)])
@@ -71,6 +72,19 @@ def test_a_head_drafts_for_a_quantised_target(precision: str) -> None:
     expected = plain(model, ids, max_new_tokens=12, do_sample=False)
     assert torch.equal(ours.sequences[:, : ids.shape[1] + 4], expected[:, : ids.shape[1] + 4])
     assert ours.spec_stats.num_draft_tokens > 0
+
+
+def test_a_target_that_gives_fewer_hidden_states_than_it_has_layers_is_named() -> None:
+    """Layers that run several times in a forward are recorded once for some of these."""
+    model = hf_specdec.enable(varied("hrm_text", "causal"))
+    how: dict[str, Any] = {"spec_method": "eagle3", "max_new_tokens": 8, "do_sample": False}
+    with pytest.raises(
+        UnsupportedModelError, match="reads hidden state 9 of HrmTextForCausalLM, whose forward gives 0 to 8"
+    ):
+        model.generate(PROMPT, **how, assistant_model=random_head(model))
+    head = random_head(model, layer_ids=(2, 6, 8))
+    expected = plain(model, PROMPT, max_new_tokens=8, do_sample=False)
+    assert torch.equal(model.generate(PROMPT, **how, assistant_model=head), expected)
 
 
 def test_hidden_states_that_a_caller_asks_for_are_those_of_plain_generation(model: Any) -> None:

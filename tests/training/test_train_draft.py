@@ -74,7 +74,7 @@ def test_it_loads_as_assistant_model_and_comes_with_a_card(
     assert output.sequences.tolist() == expected.tolist()
     assert output.spec_stats.num_accepted_tokens > 0
     card = (folder / "README.md").read_text()
-    assert "A LlamaForCausalLM of 1 layers" in card
+    assert "A LlamaForCausalLM of 1 layer and " in card
     assert "16 of them are held out" in card
     assert f"| {report.measured[0].tokens_per_step:.2f} |" in card
 

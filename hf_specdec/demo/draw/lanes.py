@@ -7,6 +7,7 @@ from hf_specdec.demo.draw.markup import escaped
 from hf_specdec.demo.draw.notices import draw_machine
 from hf_specdec.demo.draw.sources import draw_legend, source_class
 from hf_specdec.demo.record import PLAIN, Lane, Race
+from hf_specdec.errors import counted
 
 __all__ = ["draw_race"]
 
@@ -66,7 +67,7 @@ def _verdict(race: Race, lane: Lane) -> str:
     count = len(lane.tokens)
     if lane.method == PLAIN:
         ended = "Stopped after" if lane.is_stopped else "The yardstick:"
-        return f"{ended} {count} tokens, one forward for each, {lane.seconds:.2f} s."
+        return f"{ended} {counted(count, 'token')}, one forward for each, {lane.seconds:.2f} s."
     words = [escaped(lane.note)] if lane.note else []
     words.append(_equality(race, lane))
     if race.ratio(lane) is not None and lane.num_forwards:
@@ -81,10 +82,11 @@ def _verdict(race: Race, lane: Lane) -> str:
 
 def _equality(race: Race, lane: Lane) -> str:
     compared = min(len(lane.tokens), len(race.plain.tokens))
+    tokens = counted(compared, "token")
     if lane.num_equal == compared and (lane.is_stopped or race.plain.is_stopped):
-        return f'<span class="hs-same">\u2713 Stopped. Equal to plain as far as both went: {compared} tokens.</span>'
+        return f'<span class="hs-same">\u2713 Stopped. Equal to plain as far as both went: {tokens}.</span>'
     if lane.num_equal == compared and len(lane.tokens) == len(race.plain.tokens):
-        return f'<span class="hs-same">\u2713 Equal to plain: the same {compared} tokens.</span>'
+        return f'<span class="hs-same">\u2713 Equal to plain: the same {tokens}.</span>'
     rounding = (
         ""
         if race.is_exact

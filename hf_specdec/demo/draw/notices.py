@@ -4,6 +4,7 @@ from typing import Any
 
 from hf_specdec.demo.draw.markup import escaped
 from hf_specdec.demo.settings import Settings
+from hf_specdec.errors import counted
 
 __all__ = ["draw_error", "draw_idea", "draw_link", "draw_machine", "draw_notice"]
 
@@ -25,7 +26,7 @@ the same; there are fewer forwards.</li>
 def draw_machine(facts: dict[str, Any]) -> str:
     """Where the model runs."""
     threads = facts.get("threads", 1)
-    return escaped(f"{facts.get('device', 'this machine')}, {threads} {'thread' if threads == 1 else 'threads'}")
+    return escaped(f"{facts.get('device', 'this machine')}, {counted(threads, 'thread')}")
 
 
 def draw_notice(text: str, *, is_heading: bool = False) -> str:

@@ -4,6 +4,7 @@ from hf_specdec.demo.draw.markup import escaped, one_line, percent
 from hf_specdec.demo.draw.sources import SOURCE_NAMES, source_class
 from hf_specdec.demo.draw.tree import draw_tree
 from hf_specdec.demo.record import Lane, Node, Race, Step
+from hf_specdec.errors import counted
 
 __all__ = ["draw_step"]
 
@@ -33,9 +34,9 @@ def _headline(lane: Lane, step: Step, number: int) -> str:
     window = step.num_columns - len(step.nodes)
     beside = f" and {window} of the window" if window else ""
     return (
-        f'<p class="hs-headline"><strong>Step {number + 1} of {len(lane.steps)}</strong>: {drafted} tokens drafted, '
-        f"{len(step.nodes)} verified{beside} in one forward, "
-        f"<strong>{added} {'token' if added == 1 else 'tokens'}</strong> gained. <small>{times}</small></p>"
+        f'<p class="hs-headline"><strong>Step {number + 1} of {len(lane.steps)}</strong>: '
+        f"{counted(drafted, 'token')} drafted, {len(step.nodes)} verified{beside} in one forward, "
+        f"<strong>{counted(added, 'token')}</strong> gained. <small>{times}</small></p>"
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from hf_specdec.demo.draw.markup import one_line, percent
 from hf_specdec.demo.draw.sources import SOURCE_NAMES, source_class, source_letter
 from hf_specdec.demo.record import Node, Step
+from hf_specdec.errors import counted
 
 __all__ = ["draw_tree"]
 
@@ -92,5 +93,5 @@ def _box(place: tuple[int, int], node: Node, number: int, state: str) -> str:
 
 
 def _description(step: Step) -> str:
-    drafted, accepted = len(step.nodes) - 1, len(step.tokens) - 1
-    return f"Draft tree of {drafted} tokens, {accepted} accepted, then the target chose {one_line(step.tokens[-1], 30)}"
+    drafted, accepted = counted(len(step.nodes) - 1, "token"), len(step.tokens) - 1
+    return f"Draft tree of {drafted}, {accepted} accepted, then the target chose {one_line(step.tokens[-1], 30)}"
