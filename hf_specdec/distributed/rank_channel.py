@@ -41,8 +41,11 @@ class RankChannel:
         return [pickle.loads(part[:length]) for part, length in zip(values, lengths, strict=True)]
 
     def _all_gather(self, own: bytes, size: int) -> list[bytes]:
-        """Every process's bytes, filled up to `size`."""
-        sent = torch.frombuffer(bytearray(own.ljust(size, b"\0")), dtype=torch.uint8).to(self.device)  # (size,)
+        """Every process's bytes, filled up to `size`.
+
+        What is sent is torch's own memory: the collective's thread may be the last to hold it, and free it.
+        """
+        sent = torch.frombuffer(bytearray(own.ljust(size, b"\0")), dtype=torch.uint8).to(self.device, copy=True)
         received = [torch.empty_like(sent) for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(received, sent, group=self.group)
         return [part.cpu().numpy().tobytes() for part in received]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from hf_specdec.distributed.rank_channel import RankChannel
 from hf_specdec.distributed.rank_sync import RankSync, _Follower, _Leader, digest
@@ -55,6 +56,24 @@ def together(*roles: Callable[[RankSync], Any]) -> list[Any]:
         thread.join(30)
         assert not thread.is_alive()
     return results
+
+
+@pytest.mark.parametrize("length", [3, 40_000])
+def test_what_is_sent_is_torch_s_own_memory(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo's threads are now and then the last to hold it: Python's memory would be freed by a thread not its own."""
+    sent: list[torch.Tensor] = []
+
+    def all_gather(received: list[torch.Tensor], own: torch.Tensor, group: Any) -> None:
+        sent.append(own)
+        for part in received:
+            part.copy_(own)
+
+    for name, function in (("all_gather", all_gather), ("get_rank", lambda group: 0), ("get_world_size", lambda g: 2)):
+        monkeypatch.setattr(dist, name, function)
+    group: Any = None
+    assert RankChannel(group, torch.device("cpu")).gather("x" * length) == ["x" * length] * 2
+    assert sent
+    assert all(part.untyped_storage().resizable() for part in sent), "what Python owns cannot be resized"
 
 
 def fork(root: int) -> DraftTree:
