@@ -144,5 +144,5 @@ def test_below_a_node_that_was_held_for_impossible_nothing_is_predicted() -> Non
 
 @pytest.mark.parametrize("probabilities", [(1.0,), (1.0, 0.5, 0.2), (1.0, 1.5), (1.0, -0.1), (1.0, float("nan"))])
 def test_probabilities_that_are_none_are_refused(probabilities: tuple[float, ...]) -> None:
-    with pytest.raises(ConfigError, match="`probabilities` must hold a number from 0 to 1 for each of the 2 nodes"):
+    with pytest.raises(ConfigError, match="`probabilities` must hold a number from 0 to 1 for each node, 2 in all"):
         DraftTree.chain(1, [2]).with_probabilities(probabilities)

@@ -60,7 +60,7 @@ def exit_runner_of(call: Call, layers: int, found: Found) -> ExitRunner:
         rule = f"must be unset for {type(model).__name__}: after {counted(layers, 'layer')}, {finding.refusal}"
         raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
     if finding.recomputed is not None:
-        what = f"verify passes compute the first {counted(layers, 'layer')} again"
+        what = f"verify passes compute {counted(layers, 'layer')} again"
         state_of(model).warn_once(f"{type(model).__name__}: {what}: {finding.recomputed}")
     shows_layers = call.generation_config.output_hidden_states and call.generation_config.return_dict_in_generate
     return ExitRunner(

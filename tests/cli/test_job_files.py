@@ -198,7 +198,10 @@ with JobFile(Path({str(out)!r}), {{"model": "a"}}).held() as file:
 
 def test_a_finished_file_without_a_prompt_s_line_is_an_error(tmp_path: Path) -> None:
     write_job(tmp_path / "out.jsonl")
-    with pytest.raises(ConfigError, match="a line for each of 5 prompts"), job(tmp_path / "out.jsonl").held() as file:
+    with (
+        pytest.raises(ConfigError, match="a line for each prompt, 5 in all"),
+        job(tmp_path / "out.jsonl").held() as file,
+    ):
         file.finish(5)
 
 

@@ -195,7 +195,7 @@ def test_a_model_that_cannot_go_on_from_states_computes_them_again(caplog: pytes
     expected = plain(model, PROMPT, **OPTIONS)
     for _ in range(2):
         assert exits(model, config=config).sequences.tolist() == expected.tolist()
-    said = [record.getMessage() for record in caplog.records if "compute the first 1 layers again" in record.message]
+    said = [record.getMessage() for record in caplog.records if "compute 1 layer again" in record.message]
     assert len(said) == 1
 
 
