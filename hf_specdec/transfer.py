@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["HOST", "additive_bits", "is_host", "is_staged", "to_device", "upload"]
+__all__ = ["HOST", "HostArrays", "additive_bits", "is_host", "is_staged", "to_device", "upload"]
 
 Array = npt.NDArray[Any]
+HostArrays = tuple[list[Array], list[torch.dtype | None]]  # arrays, and what the bits of each mean
 HOST = torch.device("cpu")  # named wherever a tensor is made there: users may set another default device
 STAGED = {"cuda"}
 ALIGNMENT = 16  # bytes; every tensor of the block begins at a multiple

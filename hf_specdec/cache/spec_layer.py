@@ -119,8 +119,9 @@ class SpecLayer(CacheLayerMixin):
             self.values[:batch, :, start:end] = value_states
         else:
             rows, columns = self.places(self.lengths, new, self.keys.device)
-            self.keys[rows, :, columns - self.offset] = key_states.transpose(1, 2)
-            self.values[rows, :, columns - self.offset] = value_states.transpose(1, 2)
+            columns = columns - self.offset if self.offset else columns
+            self.keys[rows, :, columns] = key_states.transpose(1, 2)
+            self.values[rows, :, columns] = value_states.transpose(1, 2)
         self.lengths = tuple([length + new for length in self.lengths])
         self.length += new
         return self.keys[:batch, :, :end], self.values[:batch, :, :end]  # (batch, heads, end, head_dim)

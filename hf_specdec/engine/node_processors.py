@@ -21,10 +21,11 @@ from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.transfer import HOST, upload
 from hf_specdec.tree import DraftTree
 
-__all__ = ["ROUNDING", "NodeProcessors"]
+__all__ = ["NodeProcessors"]
 
 ROW_WARPERS = (MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper)  # look at the row alone, round alike
 CUMSUMS = (torch.Tensor.cumsum, torch.cumsum)
+MIN_ROOM = 64
 ROUNDING = 4e-6  # what the order of additions changes of a cumulative probability, at most
 
 
@@ -34,6 +35,7 @@ class NodeProcessors:
     def __init__(self, processors: LogitsProcessorList, device: torch.device) -> None:
         self._processors = processors
         self._no_ids = torch.empty((1, 0), dtype=torch.long, device=device)
+        self._bounds: dict[float, torch.Tensor] = {}  # of each top_p, as `_around` has them
 
     @classmethod
     def of(cls, processors: LogitsProcessorList, device: torch.device) -> "NodeProcessors | None":
@@ -42,18 +44,18 @@ class NodeProcessors:
 
     def __call__(
         self, scores: torch.Tensor, tree: DraftTree, text: TokenBuffer
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The nodes' processed scores, and how surely each row is what it would be alone.
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The nodes' processed scores, and which rows are surely what they would be alone.
 
         Args:
             scores: `(T, vocab_size)` fp32; not written over.
             text: what the tree's root ends.
 
         Returns:
-            `(T, vocab_size)`, and `(T,)`: where no more than `ROUNDING`, a token may be kept or not by the order of
-            additions. `None` where all rows are sure.
+            `(T, vocab_size)`, and pairs of `(T,)`: where the two of a pair differ, a token may be kept or not by the
+            order of additions. No pairs where all rows are sure.
         """
-        margins: torch.Tensor | None = None
+        pairs: list[torch.Tensor] = []
         ids: torch.Tensor | None = None
         for processor in self._processors:
             if type(processor) is RepetitionPenaltyLogitsProcessor:
@@ -62,11 +64,18 @@ class NodeProcessors:
             elif type(processor) is TopPLogitsWarper:
                 with _CumulativeSums() as sums:
                     scores = processor(self._no_ids, scores)
-                own = sums.distances(1.0 - processor.top_p, scores)  # (T,)
-                margins = own if margins is None else torch.minimum(margins, own)
+                pairs += sums.below(self._around(1.0 - processor.top_p, len(scores), scores.device), scores)
             else:
                 scores = processor(self._no_ids, scores)
-        return scores, margins
+        return scores, pairs
+
+    def _around(self, threshold: float, count: int, device: torch.device) -> torch.Tensor:
+        """`(count, 2)`: what is surely less than the threshold, and what is surely more."""
+        bounds = self._bounds.get(threshold)
+        if bounds is None or len(bounds) < count:
+            both = torch.tensor([threshold - ROUNDING, threshold + ROUNDING], device=HOST)
+            bounds = self._bounds[threshold] = upload(both.repeat(max(count, MIN_ROOM), 1), device)
+        return bounds[:count]
 
 
 class _CumulativeSums(TorchFunctionMode):
@@ -82,16 +91,16 @@ class _CumulativeSums(TorchFunctionMode):
             self._found.append(result)
         return result
 
-    def distances(self, threshold: float, scores: torch.Tensor) -> torch.Tensor:
-        """`(T,)`: from each row's sum that is nearest to the threshold; 0, no row being sure, where sums are not seen.
+    def below(self, bounds: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`(T,)` for each bound: how many of a row's sums, which ascend, are less; unlike where sums are not seen.
 
         Args:
+            bounds: `(T, 2)`.
             scores: `(T, vocab_size)`, which the warper gave.
         """
         if [sums.shape for sums in self._found] != [scores.shape]:
-            return scores.new_zeros(len(scores))
-        distances: torch.Tensor = torch.linalg.vector_norm(self._found[0] - threshold, ord=-float("inf"), dim=-1)
-        return distances
+            return scores.new_zeros(len(scores)), scores.new_ones(len(scores))
+        return torch.searchsorted(self._found[0], bounds).unbind(dim=-1)
 
 
 def _takes_all_nodes(processor: Any) -> bool:
@@ -102,13 +111,14 @@ def _takes_all_nodes(processor: Any) -> bool:
 
 def _texts(tree: DraftTree, text: TokenBuffer) -> torch.Tensor:
     """`(T, L + deepest)`: each node's text, filled up with the text's last token, which a penalty counts once."""
-    ids, deepest = text.ids(), max(tree.depths)
-    if not deepest:
+    (ids, rest), deepest = text.parts(), max(tree.depths)
+    if not deepest and not rest:
         return ids
-    paths = np.full((len(tree), deepest), tree.tokens[0])
+    paths = np.full((len(tree), len(rest) + deepest), tree.tokens[0])
+    paths[:, : len(rest)] = rest
     for node, (parent, depth) in enumerate(zip(tree.parents, tree.depths, strict=True)):
         if depth:
             paths[node] = paths[parent]
-            paths[node, depth - 1] = tree.tokens[node]
+            paths[node, len(rest) + depth - 1] = tree.tokens[node]
     below = upload(torch.as_tensor(paths, device=HOST), ids.device)
     return torch.cat((ids.expand(len(tree), -1), below), dim=1)

@@ -17,7 +17,7 @@ from transformers import (
 from hf_specdec import compat
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.draws import LEVELS, DrawsAhead
-from hf_specdec.engine.node_processors import ROUNDING, NodeProcessors
+from hf_specdec.engine.node_processors import NodeProcessors
 from hf_specdec.engine.random_streams import RandomStream
 from hf_specdec.engine.verify import rejection_sample
 from hf_specdec.errors import RankError
@@ -62,7 +62,7 @@ class Sampler:
         self.is_watched = keeps or own_processors or not computes
         self._nodes = NodeProcessors.of(processors, device) if computes and not keeps else None
         self._stream = RandomStream(device, generator)
-        self._is_ahead = self._has_margins = False
+        self._is_ahead, self._num_pairs = False, 0
         self._probabilities: torch.Tensor | None = None  # (T, vocab_size) of the nodes
         self._draws: DrawsAhead | None = None
         self._room: torch.Tensor | None = None  # of the draws
@@ -72,7 +72,7 @@ class Sampler:
     def expect(self, tree: DraftTree) -> None:
         """The next step computes this tree."""
         self._tree, self._probabilities, self._draws = tree, None, None
-        self._is_ahead = self._has_margins = False
+        self._is_ahead, self._num_pairs = False, 0
 
     def choose_ahead(self, logits: torch.Tensor, text: TokenBuffer) -> tuple[torch.Tensor, ...] | None:
         """What the nodes of a step on an accelerator lead to, to be read with the rest of the step.
@@ -82,15 +82,15 @@ class Sampler:
             text: as it is before the step.
 
         Returns:
-            `(T,)` tensors: the nodes' best tokens, or `DrawsAhead.found` when sampling; then the margins of
+            `(T,)` tensors: the nodes' best tokens, or `DrawsAhead.found` when sampling; then the pairs of
             `NodeProcessors`, if there are any. `None` where a processor has to be called for each token.
         """
         if self._nodes is None or self._tree is None or logits.device != self.device:
             return None
-        scores, margins = self._nodes(logits[: len(self._tree)].to(torch.float32), self._tree, text)
-        self._is_ahead, self._has_margins = True, margins is not None
+        scores, pairs = self._nodes(logits[: len(self._tree)].to(torch.float32), self._tree, text)
+        self._is_ahead, self._num_pairs = True, len(pairs) // 2
         found = self._drawn(scores, self._tree) if self.do_sample else (scores.argmax(dim=-1),)
-        return found if margins is None else (*found, margins)
+        return *found, *pairs
 
     def load(self, rows: NodeLogits) -> None:
         """Take what was read of the step."""
@@ -136,7 +136,8 @@ class Sampler:
         if not self._is_ahead:
             return None
         found = self._rows.chosen_at(node)
-        if self._has_margins and found[-1] <= ROUNDING:
+        pairs = found[len(found) - 2 * self._num_pairs :]
+        if pairs[::2] != pairs[1::2]:
             return None
         if self._probabilities is None:
             return int(found[0])

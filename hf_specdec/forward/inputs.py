@@ -123,36 +123,48 @@ class StepInputs:
             inputs = self._asked(columns, num_cached[0])
         for key in SHORTENED_LOGITS:
             inputs.pop(key, None)
-        arrays = [np.array([row.new_tokens for row in columns])]
+        skips_padding = self.adapter is not None and self.adapter.skips_padding and total - first > 1
+        rows = None if in_sequence and not skips_padding else self._rows_of(columns)
+        keys, arrays = [self.ids_key], [np.array([row.new_tokens for row in columns])]
         if self.template.get(self.positions_key) is not None:
+            keys.append(self.positions_key)
             arrays.append(self._positions_of(columns, num_cached, in_sequence))
-        inputs.update(zip((self.ids_key, self.positions_key), to_device(arrays, self.device), strict=False))
+        of_mask, dtypes = ([], []) if rows is None or in_sequence else self.masks.arrays(rows)
+        found = to_device(arrays + of_mask, self.device, [None] * len(arrays) + dtypes)
+        inputs.update(zip(keys, found, strict=False))
         mask = self._mask_of(max(ahead) + total)
         if mask is not None:
             inputs[self.mask_key] = mask
         self.tree = None
-        if not in_sequence or (self.adapter is not None and self.adapter.skips_padding and total - first > 1):
-            self._add_tree(inputs, columns, mask, in_sequence)
+        if rows is not None:
+            built = None if in_sequence else self._mask_within(inputs, rows, mask, found[len(keys) :])
+            self._place_tree(inputs, columns, rows, built)
         for key in TOKEN_TYPES:
             if inputs.get(key) is not None:
                 inputs[key] = inputs[key][..., -1:].expand(*inputs[key].shape[:-1], total - first)
         return inputs
 
-    def _add_tree(
-        self, inputs: dict[str, Any], columns: Sequence[TreeLayout], mask: torch.Tensor | None, in_sequence: bool
-    ) -> None:
-        """The tree's mask and positions, as far as the model takes them; the adapter gets what it does not take."""
+    def _rows_of(self, columns: Sequence[TreeLayout]) -> TreeRows:
         starts = self.attention_cache.lengths or [0] * len(columns)
         depths, visible = [row.depths for row in columns], [row.visible() for row in columns]
-        rows = TreeRows(starts, depths, visible, self.device, fixed=self.is_fixed)
-        built = None
-        if not in_sequence:
-            within = self.adapter is not None and self.adapter.places_mask
-            built = self.masks.build(rows, self.attention_cache, mask, padding=self._prompt_padding(), within=within)
-            if not within:
-                inputs[self.mask_key] = built
+        return TreeRows(starts, depths, visible, self.device, fixed=self.is_fixed)
+
+    def _mask_within(
+        self, inputs: dict[str, Any], rows: TreeRows, mask: torch.Tensor | None, sent: Sequence[torch.Tensor]
+    ) -> Any:
+        """The tree's mask, which the model gets unless the adapter has to place it."""
+        within = self.adapter is not None and self.adapter.places_mask
+        padding = self._prompt_padding()
+        built = self.masks.build(rows, self.attention_cache, mask, padding=padding, within=within, sent=sent)
+        if not within:
+            inputs[self.mask_key] = built
+        return built
+
+    def _place_tree(self, inputs: dict[str, Any], columns: Sequence[TreeLayout], rows: TreeRows, built: Any) -> None:
+        """The tree's positions, as far as the model takes them; the adapter gets what it does not take."""
         if self.adapter is None and self.base is not None:
             return
+        starts = rows.host_starts.tolist()
         positions = [start + depth for row, start in zip(columns, starts, strict=True) for depth in row.new_depths]
         tree = TreePositions(rows, min(positions), max(positions) + 1, built)
         if self.adapter is not None:

@@ -4,7 +4,7 @@ A rule is found by asking the model's own mask function about positions, and hol
 model has made equals the rule's. Each mask takes a few operations, whatever the model would spend on it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from hf_specdec.forward.tree_rows import TreeRows
 from hf_specdec.kernels.masks import mark_open
-from hf_specdec.transfer import additive_bits, to_device
+from hf_specdec.transfer import HostArrays, additive_bits, to_device
 
 __all__ = ["Masks", "RuleMasks", "same_masks", "window_of"]
 
@@ -71,13 +71,27 @@ class RuleMasks:
         self._numbers: torch.Tensor | None = None  # 0, 1, 2, ... for at least as many keys as the last mask had
         self._ends: tuple[torch.Tensor, torch.Tensor] | None = None  # what shows and what hides a key
 
-    def build(self, rows: TreeRows, num_keys: int, padding: torch.Tensor | None) -> Masks:
+    def arrays(self, rows: TreeRows) -> HostArrays:
+        """All that a forward's masks are made of, to be brought to the rows' device."""
+        windows, places = self._distinct_windows(), rows.host_starts[:, None] + np.arange(rows.shape[2])
+        arrays = [rows.host_starts[:, None, None, None], places[:, None, None]]
+        arrays += [rows.first_within(window)[:, None, :, None] for window in windows]
+        arrays += [additive_bits(rows.seen_within(w)[:, None], self.dtype, self.lowest) for w in self.windows.values()]
+        return arrays, [None] * (2 + len(windows)) + [self.dtype] * len(self.windows)
+
+    def build(
+        self, rows: TreeRows, num_keys: int, padding: torch.Tensor | None, sent: Sequence[torch.Tensor] = ()
+    ) -> Masks:
         """For each kind `(batch, 1, Q, num_keys)`.
 
         Args:
             padding: `(batch, P)` bool: which of the first keys are seen; `None` where all are.
+            sent: `arrays` on the rows' device, where they are there.
         """
-        columns = self._columns_of(rows)
+        if not sent:
+            arrays, dtypes = self.arrays(rows)
+            sent = to_device(arrays, rows.device, dtypes)
+        columns = self._columns_of(sent)
         if rows.same_start and padding is None:
             return {kind: self._at_the_end(rows, kind, columns) for kind in self.windows}
         text = self._keys(num_keys, rows.device) < columns.starts  # (batch, 1, 1, K)
@@ -85,18 +99,13 @@ class RuleMasks:
             text[..., : padding.shape[1]].logical_and_(padding[:, None, None])
         return {kind: self._anywhere(rows, kind, columns, text, padding is None) for kind in self.windows}
 
-    def _columns_of(self, rows: TreeRows) -> _Columns:
-        """All that a forward's masks are made of, by one copy."""
-        windows = sorted({window for window in self.windows.values() if window is not None})
-        places = rows.host_starts[:, None] + np.arange(rows.shape[2])
-        arrays = [rows.host_starts[:, None, None, None]]
-        arrays += [places[:, None, None]]
-        arrays += [rows.first_within(window)[:, None, :, None] for window in windows]
-        arrays += [additive_bits(rows.seen_within(w)[:, None], self.dtype, self.lowest) for w in self.windows.values()]
-        dtypes = [None] * (2 + len(windows)) + [self.dtype] * len(self.windows)
-        starts, found, *others = to_device(arrays, rows.device, dtypes)
+    def _distinct_windows(self) -> list[int]:
+        return sorted({window for window in self.windows.values() if window is not None})
+
+    def _columns_of(self, sent: Sequence[torch.Tensor]) -> _Columns:
+        windows, (starts, places, *others) = self._distinct_windows(), sent
         firsts = dict(zip(windows, others, strict=False))
-        return _Columns(starts, found, dict(zip(self.windows, others[len(windows) :], strict=True)), firsts)
+        return _Columns(starts, places, dict(zip(self.windows, others[len(windows) :], strict=True)), firsts)
 
     def _at_the_end(self, rows: TreeRows, kind: Kind, columns: _Columns) -> torch.Tensor:
         """Where the columns are the buffers' last ones, in all rows alike."""
@@ -104,12 +113,11 @@ class RuleMasks:
         window, text = self.windows[kind], rows.length - num_columns
         if window is None or rows.first_within(window).max() <= 0:
             shown, _ = self._ends_on(rows.device)
-            mask = shown.expand(batch, 1, num_queries, rows.length).contiguous()
-            mark = text
+            before, mark = shown.expand(batch, 1, num_queries, text), text
         else:
-            mask = self._filled(self._keys(rows.length, rows.device) >= columns.firsts[window])
-            mark = 0
-        mask[..., text:] = columns.blocks[kind]
+            seen = self._keys(text, rows.device) >= columns.firsts[window]
+            before, mark = seen if self.dtype == torch.bool else torch.where(seen, *self._ends_on(rows.device)), 0
+        mask = torch.cat([before, columns.blocks[kind]], dim=-1)
         mark_open(mask, mark)
         return mask
 

@@ -2,7 +2,9 @@
 
 import torch
 
-__all__ = ["TokenBuffer"]
+__all__ = ["MAX_UNWRITTEN", "TokenBuffer"]
+
+MAX_UNWRITTEN = 32  # tokens that the tensor may lack where somebody brings them himself
 
 
 class TokenBuffer:
@@ -34,8 +36,14 @@ class TokenBuffer:
         if self._written < length:
             new = self.tokens[self._written :]
             if len(new) == 1:
-                self._buffer[0, self._written] = new[0]  # a fill, without a copy from the host
+                self._buffer[:, self._written : length].fill_(new[0])  # without a copy from the host
             else:
                 self._buffer[0, self._written : length] = self._buffer.new_tensor(new)
             self._written = length
         return self._buffer[:, :length]
+
+    def parts(self) -> tuple[torch.Tensor, list[int]]:
+        """The text as `(1, L)` ids and the tokens after them, at most `MAX_UNWRITTEN`, for who brings those himself."""
+        if len(self.tokens) - self._written > MAX_UNWRITTEN:
+            return self.ids(), []
+        return self._buffer[:, : self._written], self.tokens[self._written :]

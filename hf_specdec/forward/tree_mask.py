@@ -7,7 +7,7 @@ functions, so nothing global changes and two calls never see one another's tree.
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from hf_specdec.compat.attention import causal_mask_function, takes_tensor_masks
 from hf_specdec.forward.mask_rules import RuleMasks, same_masks, window_of
 from hf_specdec.forward.tree_rows import TreeRows
 from hf_specdec.kernels.masks import additive, mark_open
+from hf_specdec.transfer import HostArrays
 
 __all__ = ["TreeMasks"]
 
@@ -38,6 +39,10 @@ class TreeMasks:
         self._rules: RuleMasks | None = None
         self._is_asked = True  # whether the model makes the next mask
 
+    def arrays(self, rows: TreeRows) -> HostArrays:
+        """What `build` takes as `sent`, to be brought to the rows' device; nothing where the model makes the mask."""
+        return ([], []) if self._rules is None else self._rules.arrays(rows)
+
     def build(
         self,
         rows: TreeRows,
@@ -46,6 +51,7 @@ class TreeMasks:
         *,
         padding: torch.Tensor | None = None,
         within: bool = False,
+        sent: Sequence[torch.Tensor] = (),
     ) -> Any:
         """The 4-D mask (or dict of masks) for a forward of the last Q columns of `rows`.
 
@@ -54,10 +60,11 @@ class TreeMasks:
             attention_mask: `(batch, longest + C)` with zeros at padding, or `None`.
             padding: `(batch, P)` bool: which of the first columns are seen, where some are padding.
             within: whether the mask is for the model's layers, not for its forward.
+            sent: `arrays` on the rows' device, where they are there.
         """
         batch, num_queries, _ = rows.shape
         if self._rules is not None:
-            found = self._rules.build(rows, cache.get_mask_sizes(num_queries, 0)[0], padding)
+            found = self._rules.build(rows, cache.get_mask_sizes(num_queries, 0)[0], padding, sent)
             return found.get(None, found)
         seen: _Seen = []
         config = self._private_config()

@@ -6,6 +6,7 @@ memory; without it, rows are looked at when somebody asks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,28 @@ import torch
 from hf_specdec.methods import compiled
 from hf_specdec.transfer import is_host
 
-__all__ = ["Choose", "NodeLogits", "read_logits", "read_rows"]
+__all__ = ["Choose", "NodeLogits", "Wanted", "read_logits", "read_rows"]
 
 Array = npt.NDArray[Any]
 Choose = Callable[[int, torch.Tensor], tuple[torch.Tensor, ...] | None]
 ALL = slice(None)
 AS_READ = {torch.float32: torch.float32, torch.bfloat16: torch.int16}  # what NumPy can hold of a dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is read of a forward's logits.
+
+    Attributes:
+        num_top (`int | None`): the best token of each node and its `num_top` best; `None` where nobody wants either.
+        first_of_equals (`bool`): whether the best token must be the first of those with the same logit.
+        choose: on an accelerator, given a sequence's number and its part: `(T,)` tensors on the logits' device to be
+            read as well, or `None`.
+    """
+
+    num_top: int | None
+    first_of_equals: bool = True
+    choose: Choose | None = None
 
 
 class NodeLogits:
@@ -97,31 +114,22 @@ class NodeLogits:
 
 
 def read_rows(
-    logits: torch.Tensor,
-    rows: Sequence[slice],
-    num_top: int | None,
-    *,
-    best: torch.Tensor | None = None,
-    choose: Choose | None = None,
+    logits: torch.Tensor, rows: Sequence[slice], wanted: Wanted, *, best: torch.Tensor | None = None
 ) -> list[NodeLogits]:
     """Each sequence's part of a forward's logits, `(batch, C, vocab_size)`.
 
     Args:
         rows: which of the C are each sequence's.
-        num_top (`int | None`): what is read of them all: the best token of each node and its `num_top` best; `None`
-            where nobody wants either.
         best: `(batch, C)`: the best tokens, where they are known.
-        choose: on an accelerator, given a sequence's number and its part: `(T,)` tensors on the logits' device to be
-            read as well, or `None`.
     """
-    parts = [logits[row, own] for row, own in enumerate(rows)]
+    parts, num_top = [logits[row, own] for row, own in enumerate(rows)], wanted.num_top
     if is_host(logits.device) and (best is None or num_top):
         return [NodeLogits(part, _read_on_host(part, num_top)) for part in parts]
-    asks = choose is not None and not is_host(logits.device)
-    chosen = [(choose(row, part) if asks and choose else None) or () for row, part in enumerate(parts)]
-    wanted = [] if num_top is None else _best_and_top(logits, num_top, best)
-    host = _brought([*wanted, *[tensor for found in chosen for tensor in found]])
-    read = _columns([next(host) for _ in wanted])
+    choose = None if is_host(logits.device) else wanted.choose
+    chosen = [(choose(row, part) if choose else None) or () for row, part in enumerate(parts)]
+    columns = [] if num_top is None else _best_and_top(logits, num_top, best, wanted.first_of_equals)
+    host = _brought([*columns, *[tensor for found in chosen for tensor in found]])
+    read = _columns([next(host) for _ in columns])
     return [
         NodeLogits(part, None if read is None else read[row, own], tuple([next(host) for _ in found]))
         for row, (own, part, found) in enumerate(zip(rows, parts, chosen, strict=True))
@@ -143,15 +151,20 @@ def read_logits(logits: torch.Tensor, num_top: int = 0, *, best: torch.Tensor | 
     return found
 
 
-def _best_and_top(logits: torch.Tensor, num_top: int, best: torch.Tensor | None) -> list[torch.Tensor]:
+def _best_and_top(
+    logits: torch.Tensor, num_top: int, best: torch.Tensor | None, first_of_equals: bool = True
+) -> list[torch.Tensor]:
     """The columns that `read_logits` brings, on the logits' device."""
     num_top = min(num_top, logits.shape[-1])
-    best = logits.argmax(dim=-1, keepdim=True) if best is None else best[..., None]
+    if best is not None:
+        best = best[..., None]
+    elif first_of_equals or not num_top:
+        best = logits.argmax(dim=-1, keepdim=True)
     if not num_top:
-        return [best]
-    logits = logits.float()  # a sum that is rounded to half precision is off by a sixteenth
-    top = logits.topk(num_top, dim=-1)
-    return [best, top.indices, top.values - logits.logsumexp(dim=-1, keepdim=True)]
+        return [] if best is None else [best]
+    # In fp32: a sum that is rounded to half precision is off by a sixteenth. `logsumexp` would be eight launches.
+    top = logits.log_softmax(dim=-1, dtype=torch.float32).topk(num_top, dim=-1)
+    return [top.indices[..., :1] if best is None else best, top.indices, top.values]
 
 
 def _columns(parts: Sequence[Array]) -> Array | None:

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from hf_specdec.engine.node_processors import ROUNDING, NodeProcessors
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.token_buffer import MAX_UNWRITTEN, TokenBuffer
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 CPU, VOCAB = torch.device("cpu"), 60
@@ -52,15 +52,20 @@ def of(*processors: Any) -> NodeProcessors:
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_each_row_is_its_text_s_alone(name: str) -> None:
+@pytest.mark.parametrize("num_new", [0, 2, MAX_UNWRITTEN + 1])
+def test_each_row_is_its_text_s_alone(name: str, num_new: int) -> None:
+    """New tokens of the text, which are not written on the device yet, among it."""
+    text = TokenBuffer(torch.tensor([[5, 6, 7, 6]]), room=1)
+    for token in range(40 - num_new, 40):
+        text.append(token)
     nodes, processors = tree(), LogitsProcessorList(LISTS[name])
     logits = torch.randn(len(nodes), VOCAB, generator=torch.Generator().manual_seed(0)) * 3.0
     before = logits.clone()
-    scores, _ = of(*processors)(logits, nodes, TEXT)
+    scores, _ = of(*processors)(logits, nodes, text)
     assert torch.equal(logits, before)
     for node in range(len(nodes)):
         below = [nodes.tokens[place] for place in nodes.path(node)[1:]]
-        ids = torch.tensor([TEXT.tokens + below])
+        ids = torch.tensor([text.tokens + below])
         assert torch.equal(scores[node : node + 1], processors(ids, logits[node : node + 1].clone()))
 
 
@@ -71,12 +76,18 @@ def test_a_sum_near_the_threshold_is_not_sure() -> None:
     logits[1, :4] = torch.tensor([0.0, 1.0, 2.0, 3.0])
     logits[2, :3] = 0.0
     nodes = DraftTree.chain(6, [7, 8])
-    _, margins = of(TopPLogitsWarper(0.5))(logits, nodes, TEXT)
-    assert margins is not None
-    assert [margin > ROUNDING for margin in margins.tolist()] == [False, True, True]
-    assert margins[2].item() == pytest.approx(0.5 - 1 / 3, abs=1e-6)
-    _, both = of(TopPLogitsWarper(0.5), TopPLogitsWarper(0.9))(logits, nodes, TEXT)
-    assert both is not None and bool((both <= margins).all())
+    for processors in ([TopPLogitsWarper(0.5)], [TopPLogitsWarper(0.5), TopPLogitsWarper(0.9)]):
+        _, pairs = of(*processors)(logits, nodes, TEXT)
+        assert len(pairs) == 2 * len(processors)
+        assert (pairs[0] == pairs[1]).tolist() == [False, True, True]
+        assert torch.equal(pairs[0][1:] - (VOCAB - 4), torch.tensor([3, 2])), "of the last sums those below 0.5"
+
+
+def test_sums_are_near_to_four_in_a_million() -> None:
+    for distance, is_sure in ((0.5 * ROUNDING, False), (-0.5 * ROUNDING, False), (3 * ROUNDING, True)):
+        logits = torch.tensor([[0.5 + distance, 0.5 - distance]]).log()
+        _, (least, most) = of(TopPLogitsWarper(0.5))(logits, DraftTree.chain(6), TEXT)
+        assert bool(least == most) is is_sure
 
 
 @pytest.mark.parametrize("num_sums", [0, 2])
@@ -89,8 +100,8 @@ def test_no_row_is_sure_where_a_warper_does_not_add_up_once(monkeypatch: pytest.
         return scores
 
     monkeypatch.setattr(TopPLogitsWarper, "__call__", otherwise)
-    _, margins = of(TopPLogitsWarper(0.5))(torch.randn(3, VOCAB), DraftTree.chain(6, [7, 8]), TEXT)
-    assert margins is not None and margins.tolist() == [0.0, 0.0, 0.0]
+    _, (least, most) = of(TopPLogitsWarper(0.5))(torch.randn(3, VOCAB), DraftTree.chain(6, [7, 8]), TEXT)
+    assert not bool((least == most).any())
 
 
 def test_a_row_that_is_sure_has_no_other_order_of_additions() -> None:

@@ -114,8 +114,8 @@ def test_what_is_chosen_ahead_counts_where_it_is_sure(is_sure: bool, do_sample: 
     torch.manual_seed(3)
     found = sampler.choose_ahead(ROWS, TEXT)
     assert found is not None
-    *others, margins = [part.clone() for part in found]
+    *others, least, most = [part.clone() for part in found]
     others[-1][:] = (expected + 1) % 50  # as no processor and no draw would have it
-    margins[:] = 1.0 if is_sure else 0.0
-    sampler.load(NodeLogits(ROWS, chosen=tuple([part.numpy() for part in [*others, margins]])))
+    most[:] = least if is_sure else least + 1
+    sampler.load(NodeLogits(ROWS, chosen=tuple([part.numpy() for part in [*others, least, most]])))
     assert (sampler.choose(0, TEXT) == expected) is not is_sure

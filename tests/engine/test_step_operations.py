@@ -61,7 +61,7 @@ def steps_of(model: Any, inputs: Any, method: dict[str, Any], **options: Any) ->
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_greedy_step_reads_once(model: Any, inputs: Any, place: str, method: str, cache: str) -> None:
-    """At most 20 operations outside the forward, whatever was accepted; none of its reads waits on a CPU.
+    """At most 20 operations outside the forward, whatever was accepted, 15 on a device; no read waits on a CPU.
 
     Without the compiled core, which reads logits where they lie, auto takes its best tokens by torch and reads them.
     """
@@ -70,7 +70,8 @@ def test_a_greedy_step_reads_once(model: Any, inputs: Any, place: str, method: s
     on_host = {0} if compiled.core is not None else {0, 1}
     assert {step.reads for step in steps} <= (on_host if place == "host" else {1})
     making = 1 if method == "auto_chain" else 0  # where its first draft is a chain, a later step makes the masks
-    assert sorted(step.outside for step in steps)[-1 - making] <= 20
+    most = 20 if place == "host" else 15
+    assert sorted(step.outside for step in steps)[-1 - making] <= most
     assert max(step.num_tokens for step in steps) > 1
 
 
@@ -88,6 +89,19 @@ def test_a_sampled_step_reads_once_a_token(model: Any, inputs: Any, place: str, 
     for step in steps:
         assert step.reads <= (step.num_tokens if place == "host" else 1 + max(0, step.num_tokens - LEVELS))
     assert max(step.outside - 8 * step.num_tokens for step in steps) <= 12
+
+
+@pytest.mark.at_most(2)
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("method", ["tree", "auto"])
+@pytest.mark.parametrize(("processor", "most"), [({}, 8), ({"top_p": 0.9}, 16), ({"repetition_penalty": 1.1}, 17)])
+def test_processors_are_called_once_a_step_on_a_device(
+    model: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch, method: str, cache: str, processor: Any, most: int
+) -> None:
+    """Beside `most` operations and 8 for each token; the ten of `top_p` and of a penalty are among them."""
+    emulate(monkeypatch)
+    steps, _ = steps_of(model, inputs, METHODS[method], **CACHES[cache], do_sample=True, **processor)
+    assert max(step.outside - 8 * step.num_tokens for step in steps) <= most
 
 
 @pytest.mark.at_most(2)

@@ -218,4 +218,4 @@ def test_an_embedded_head_reads_once_a_level(device: EmulatedDevice) -> None:
         [later - earlier for earlier, later in itertools.pairwise(counted)] for counted in zip(*seen, strict=True)
     )
     assert set(reads) == {1 + config["draft_len"]}, "the verification, and each level"
-    assert max(uploads) <= 3 + 2 * config["draft_len"]
+    assert max(uploads) <= 2 + 2 * config["draft_len"]

@@ -98,4 +98,4 @@ def test_a_device_is_asked_for_a_few_operations_and_one_transfer(
     assert read.dtype == np.float32
     np.testing.assert_allclose(read[:, 1 + K :], expected[:, 1 + K :], atol=1e-5)
     launched = [name for name in operations.names if name not in VIEWS]
-    assert len(launched) == (5 if dtype == torch.float32 else 6), launched
+    assert len(launched) == (4 if dtype == torch.float32 else 5), launched
