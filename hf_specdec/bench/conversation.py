@@ -22,6 +22,9 @@ def encode(loaded: LoadedModel, prompt: Prompt, answers: Iterable[str] = ()) -> 
     """Token ids and mask, `(1, length)`, of what has been said after as many turns as there are `answers`.
 
     Of a batch `(rows, length)`: its prompts, cut to their last tokens and padded on the left.
+
+    Raises:
+        ConfigError: the tokenizer leaves nothing of a prompt.
     """
     if prompt.batch:
         rows = [encode(loaded, part)["input_ids"][0].tolist() for part in prompt.batch]
@@ -68,6 +71,9 @@ def _encode(loaded: LoadedModel, messages: Messages, is_chat: bool) -> dict[str,
         )
     else:
         encoded = tokenizer("\n\n".join(message["content"] for message in messages), return_tensors="pt")
+    if encoded["input_ids"].shape[1] == 0:
+        text = messages[-1]["content"]
+        raise ConfigError("prompts", "must have a token each", text[:80], "Leave this one out: the tokenizer drops it.")
     return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
 
 

@@ -141,18 +141,43 @@ def _flags(entry: Mapping[str, Any]) -> list[Flag]:
     ]
 
 
-def read_document(path: str | os.PathLike[str]) -> Document:
+def read_document(path: str | os.PathLike[str], field: str = "file") -> Document:
     """A document from a file of JSON, or of JSON lines where its name ends in `.jsonl`.
 
     Raises:
-        ConfigError: there is none, or it is something else.
+        ConfigError: names `field`: there is none, it is something else, or it lacks what all documents have.
     """
-    document = _parsed(path, "file")
+    document = _parsed(path, field)
     if document.get("format") != FORMAT:
         rule = f"must be a document of hf-specdec bench in format {FORMAT}"
-        raise ConfigError("file", rule, document.get("format"), "Measure again.")
-    summarize_again(document)
+        raise ConfigError(field, rule, document.get("format"), "Measure again.")
+    try:
+        _check_whole(document)
+        summarize_again(document)
+    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = f"It lacks {error}." if isinstance(error, KeyError) else f"It holds something else: {error}."
+        raise ConfigError(field, "must be a whole document of hf-specdec bench", str(path), reason) from error
     return document
+
+
+def _check_whole(document: Document) -> None:
+    """Raise a KeyError for a field that is missing, a ValueError for one that is of no use."""
+    if document["kind"] not in _FIELDS:
+        raise ValueError(f"kind {document['kind']!r} is none of {', '.join(_FIELDS)}")
+    entries = document["models"] if document["kind"] == SPEEDS else ()
+    required = (
+        (document, _FIELDS[document["kind"]]),
+        (document["header"], _SAME_HEADER),
+        *((e, _ENTRY) for e in entries),
+    )
+    for part, names in required:
+        for name in names:
+            if name not in part:
+                raise KeyError(name)
+    if document["kind"] == SPEEDS and not entries:
+        raise ValueError("no model")
 
 
 def check_document_file(field: str, path: str | os.PathLike[str]) -> None:
@@ -192,6 +217,11 @@ def write_document(document: Document, path: str | os.PathLike[str]) -> None:
         beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    SPEEDS: ("is_complete", "settings", "prompts"),
+    **dict.fromkeys((COST, REPLAY, MANY, PRECISIONS, DRAFTING, STEPS, GPU), ("is_complete",)),
+}
+_ENTRY = ("name", "dtype", "model", "assistant", "peak_memory", "rows", "left_out", "records")
 _SAME_HEADER = ("hardware", "versions", "device", "threads")
 _SAME_MODEL = ("dtype", "model", "assistant")
 

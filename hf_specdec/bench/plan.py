@@ -41,7 +41,7 @@ class BenchSettings:
         check_positive("rounds", self.rounds, "Three give a spread.")
         if not self.modes or not set(self.modes) <= {"greedy", "sampled"}:
             raise ConfigError("modes", 'must be "greedy", "sampled" or both', self.modes, "Leave it out for both.")
-        if self.temperature is not None and self.temperature <= 0:
+        if self.temperature is not None and not self.temperature > 0:
             raise ConfigError("temperature", "must be above 0", self.temperature, 'Use the mode "greedy".')
 
     def options(self, mode: str) -> dict[str, Any]:

@@ -7,9 +7,9 @@ A line of a `.jsonl` file (or `.jsonl.gz`) is recognised by its keys:
     HumanEval       task_id, prompt
     GSM8K           question
 
-Any other file is one prompt as it stands. A folder is all the files in it, each read as if it were named; its texts
-count in a task of their sub-folder. Text that nothing can be drafted for is made of random tokens. Knows nothing about
-tokenizers or models.
+Any other file is one prompt as it stands, an empty one none. A folder is all the files in it, each read as if it were
+named; its texts count in a task of their sub-folder. Text that nothing can be drafted for is made of random tokens.
+Knows nothing about tokenizers or models.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import json_value, lines_of, read_text
+from hf_specdec.files import json_value, lines_of, lone_surrogate, read_text
 from hf_specdec.methods.config import check_positive
 
 __all__ = ["RANDOM_TOKENS", "Prompt", "batched", "default_prompts", "load_prompts", "random_prompts", "spread"]
@@ -141,7 +141,7 @@ def _from_path(path: Path) -> list[Prompt]:
     if not path.is_file():
         raise ConfigError("prompts", "must be an existing file or folder", str(path), "Check the spelling.")
     name = path.name.removesuffix(".gz")
-    return _from_lines(path, Path(path.name)) if name.endswith(LINES) else [Prompt(name, "text", (_read(path),))]
+    return _from_lines(path, Path(path.name)) if name.endswith(LINES) else _from_text(path, name, "text")
 
 
 def _from_folder(folder: Path) -> list[Prompt]:
@@ -151,8 +151,13 @@ def _from_folder(folder: Path) -> list[Prompt]:
         if name.name.removesuffix(".gz").endswith(LINES):
             prompts += _from_lines(file, name)
         else:
-            prompts.append(Prompt(name.with_suffix("").as_posix(), _task(file, folder), (_read(file),)))
+            prompts += _from_text(file, name.with_suffix("").as_posix(), _task(file, folder))
     return prompts
+
+
+def _from_text(path: Path, name: str, task: str) -> list[Prompt]:
+    text = _read(path)
+    return [Prompt(name, task, (text,))] if text else []
 
 
 def _task(file: Path, folder: Path) -> str:
@@ -185,4 +190,8 @@ def _from_line(line: str, path: Path, number: int, stem: str) -> Prompt:
 def _texts(turns: Sequence[Any], path: Path, number: int) -> tuple[str, ...]:
     if not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise ConfigError(f"{path.name}:{number}", "must have turns of text", list(turns), "Drop the empty ones.")
+    for turn in turns:
+        if (place := lone_surrogate(turn)) is not None:
+            rule = f"must be Unicode text, but character {place} is half of a pair"
+            raise ConfigError(f"{path.name}:{number}", rule, turn[place], "Write the character itself.")
     return tuple(turns)

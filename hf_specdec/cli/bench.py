@@ -87,7 +87,7 @@ def bench(
 def _speeds(asked: _Asked) -> Document:
     run, output = asked.run, asked.output
     loaded, prompts = asked.models.load(), asked.prompts.load_batched()
-    earlier = None if output.resume is None else read_document(output.resume)
+    earlier = None if output.resume is None else read_document(output.resume, "resume")
     names, against = run.rows or [DEFAULT], run.against or ()
     bench = Bench(loaded, prompts, run.settings(), rows=names, against=against, document=earlier)
     return _measured_speeds(bench, output.output or output.resume)
@@ -144,7 +144,7 @@ def _steps(asked: _Asked) -> Document:
 
 def _show(asked: _Asked) -> Document:
     assert asked.kind.show is not None
-    document = read_document(asked.kind.show)
+    document = read_document(asked.kind.show, "show")
     summarize_again(document, asked.run.against)
     return document
 

@@ -176,7 +176,16 @@ class OutputOptions:
         if self.output is not None and is_journal(self.output) and kind not in (SPEEDS, "show"):
             rule = "must end in .json for this kind of document"
             raise ConfigError("output", rule, str(self.output), "Rename it.")
+        if self.resume is not None and kind != SPEEDS:
+            raise ConfigError("--resume", f"must be left out with --{kind}", str(self.resume), "Measure this anew.")
         if self.output is not None:
             check_document_file("output", self.output)
         if self.plot is not None or self.page is not None:
             check_matplotlib()
+        if self.page is not None and (not self.page.suffix or self.page.is_dir()):
+            raise ConfigError(
+                "page", "must be a file whose name ends in .md", str(self.page), "For example results.md."
+            )
+        for field, folder in (("plot", self.plot), ("page", self.page and self.page.with_suffix(""))):
+            if folder is not None and folder.exists() and not folder.is_dir():
+                raise ConfigError(field, "must have its figures in a folder", str(folder), "Choose another name.")

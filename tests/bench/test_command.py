@@ -224,7 +224,13 @@ def test_recorded_answers_are_replayed(run: Run, tmp_path: Path) -> None:
         (("--widen", "wide"), "HIDDENxLAYERS"),
         (("--dtype", "fp99"), "must be one of"),
         (("--device", "nowhere"), "device"),
-        (("--resume", "missing.json"), "hf-specdec bench"),
+        (("--resume", "missing.json"), "`resume` must be a document of hf-specdec bench"),
+        (("--show", "missing.json"), "`show` must be a document of hf-specdec bench"),
+        (("--cost", "--resume", "x.json"), "must be left out with --cost"),
+        (("--plot", "held.md"), "figures in a folder"),
+        (("--page", "held.md.md"), "figures in a folder"),
+        (("--page", "."), "ends in .md"),
+        (("--page", "results"), "ends in .md"),
         (("--output", "missing/bench.json"), "existing folder"),
         (("--cost", "--context-length", "4000"), "positions"),
         (("--replay", "missing.jsonl"), "missing.jsonl"),
@@ -242,6 +248,7 @@ def test_mistakes_end_with_2_and_a_reason(
     run: Run, words: tuple[str, ...], match: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "held.md").touch()
     result = run(*BENCH, *words)
     assert result.exit_code == 2, result.output
     assert match in result.stderr

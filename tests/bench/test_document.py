@@ -2,6 +2,7 @@
 
 import builtins
 import dataclasses
+import functools
 import importlib
 import json
 from pathlib import Path
@@ -155,6 +156,37 @@ def test_predictions_are_set_beside_what_came_of_them(document: dict[str, Any]) 
 def test_another_file_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match="hf-specdec bench"):
+        read_document(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(
+    ("place", "lost"),
+    [
+        ((), "header"),
+        ((), "models"),
+        ((), "prompts"),
+        (("header",), "threads"),
+        (("models", 0), "records"),
+        (("models", 0), "rows"),
+        (("models", 0, "records", 0), "mode"),
+    ],
+)
+def test_a_document_that_lacks_something_is_an_error(
+    measured: dict[str, Any], tmp_path: Path, place: tuple[Any, ...], lost: str
+) -> None:
+    damaged: Any = json.loads(json.dumps(measured))
+    functools.reduce(lambda part, name: part[name], place, damaged).pop(lost)
+    (tmp_path / "x.json").write_text(json.dumps(damaged), encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"`resume` must be a whole document.*It lacks '{lost}'"):
+        read_document(tmp_path / "x.json", "resume")
+
+
+@pytest.mark.parametrize(("field", "value"), [("models", []), ("models", None), ("kind", "other"), ("kind", 3)])
+def test_a_document_that_holds_something_else_is_an_error(
+    measured: dict[str, Any], tmp_path: Path, field: str, value: Any
+) -> None:
+    (tmp_path / "x.json").write_text(json.dumps({**measured, field: value}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"`file` must be a whole document.*It holds something else"):
         read_document(tmp_path / "x.json")
 
 

@@ -94,6 +94,7 @@ def test_a_limit_takes_from_the_tasks_in_turn() -> None:
         ('{"text": "x"}', "file.jsonl:1"),
         ('{"id": "x", "task": "t", "turns": []}', "turns of text"),
         ('{"id": "x", "task": "t", "turns": ["a"]}\n{"id": "x", "task": "t", "turns": ["b"]}', "unique"),
+        ('{"question": "a\\ud800"}', "character 1 is half of a pair"),
         ("", "at least one prompt"),
     ],
 )
@@ -102,6 +103,21 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, match: str
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=match):
         load_prompts([path])
+
+
+def test_an_empty_file_holds_no_prompt(tmp_path: Path) -> None:
+    """As in a folder of sources."""
+    (tmp_path / "__init__.py").touch()
+    for place in (tmp_path, tmp_path / "__init__.py"):
+        with pytest.raises(ConfigError, match="at least one prompt"):
+            load_prompts([place])
+    (tmp_path / "one.py").write_text("x", encoding="utf-8")
+    assert load_prompts([tmp_path, tmp_path / "__init__.py"]) == [Prompt("one", "text", ("x",))]
+
+
+def test_a_prompt_of_no_tokens_is_an_error(loaded: LoadedModel) -> None:
+    with pytest.raises(ConfigError, match="must have a token each"):
+        fitting(loaded, [Prompt("empty", "text", ("",))], 8)
 
 
 def test_a_missing_file_and_a_bad_limit_are_errors(tmp_path: Path) -> None:

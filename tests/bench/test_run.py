@@ -260,7 +260,15 @@ def test_prompts_that_do_not_fit_are_named(loaded: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"rounds": 0}, {"max_new_tokens": 0}, {"modes": ("beam",)}, {"modes": ()}, {"temperature": 0.0}]
+    "changes",
+    [
+        {"rounds": 0},
+        {"max_new_tokens": 0},
+        {"modes": ("beam",)},
+        {"modes": ()},
+        {"temperature": 0.0},
+        {"temperature": float("nan")},
+    ],
 )
 def test_settings_are_checked(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
