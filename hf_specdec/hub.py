@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.compat.decoder_layers import cached_file
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.errors import CheckpointError, ConfigError
+from hf_specdec.errors import CheckpointError, ConfigError, first_line
 from hf_specdec.generation import generate_once
 from hf_specdec.loading import AutoDraftHead
 from hf_specdec.methods.auto.method import give_memory
@@ -91,7 +91,7 @@ def export(
 
     Raises:
         ConfigError: an unknown method or a wrong configuration, a head or memory that the method has no use for, or a
-            `generate.py` that is somebody else's.
+            `generate.py` that is somebody else's; or a README.md whose metadata cannot be read. Nothing is written.
         CheckpointError: the head cannot be read.
     """
     method = resolve(spec_method)
@@ -111,6 +111,7 @@ def export(
         rule, remedy = f"must be unset with spec_method={method.name!r}", f"It drafts with {', '.join(head.methods)}."
         raise ConfigError("head", rule, type(head).__name__, remedy)
     memory = memory if memory is None or isinstance(memory, SpecMemory) else SpecMemory.load(memory)
+    card = _tagged(root / "README.md", method.name)
     script.parent.mkdir(parents=True, exist_ok=True)
     for name in (f"{HEAD}/config.json", f"{HEAD}/model.safetensors", MEMORY, CONTENTS):  # of an earlier export
         (script.parent / name).unlink(missing_ok=True)
@@ -118,7 +119,7 @@ def export(
         defaults["contents"] = _write(script.parent, head, memory) | {"source": repo_id or str(root.resolve())}
     script.write_text(SCRIPT.format(defaults=json.dumps(defaults)), "utf-8")
     (script.parent / "requirements.txt").write_text(f"hf_specdec>={version('hf_specdec')}\n", "utf-8")
-    _tag(root / "README.md", method.name)
+    card.save(root / "README.md")
     return root
 
 
@@ -206,13 +207,22 @@ def _source(model: PreTrainedModel, contents: Mapping[str, Any]) -> str:
     )
 
 
-def _tag(readme: Path, method: str) -> None:
-    """A model card with the tag by which the hub finds such repositories."""
+def _tagged(readme: Path, method: str) -> ModelCard:
+    """The model card, or a new one, with the tag by which the hub finds such repositories.
+
+    Raises:
+        ConfigError: the card that is there cannot be read.
+    """
+    card: ModelCard
     if readme.exists():
-        card = ModelCard.load(readme)
+        try:
+            card = ModelCard.load(readme)
+        except Exception as error:  # noqa: BLE001 - YAML's own errors, ValueErrors, and those of files
+            rule = f"must have a README.md that is UTF-8 and begins with valid YAML, if any ({first_line(error)})"
+            raise ConfigError("folder", rule, str(readme.parent), "Repair the README.md, or move it away.") from error
     else:
         data = ModelCardData(library_name="transformers")
         card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + CARD.format(name=readme.parent.name, method=method))
     tags = list(card.data.tags or [])
     card.data.tags = tags if TAG in tags else [*tags, TAG]
-    card.save(readme)
+    return card

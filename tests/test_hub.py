@@ -90,6 +90,16 @@ def test_a_script_of_another_author_is_kept(tmp_path: Path) -> None:
         hub.export(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "content", [b"---\ntags: [a\n---\n", b"---\n- a\n---\n", b"caf\xe9"], ids=["YAML", "list", "Latin-1"]
+)
+def test_a_card_that_cannot_be_read_is_named_before_anything_is_written(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "README.md").write_bytes(content)
+    with pytest.raises(hf_specdec.ConfigError, match=r"`folder` must have a README\.md that is UTF-8"):
+        hub.export(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+
+
 def test_a_wrong_configuration_is_found_at_once(tmp_path: Path) -> None:
     with pytest.raises(hf_specdec.ConfigError, match="max_draft_len"):
         hub.export(tmp_path / "new", spec_method="prompt_lookup", spec_config={"max_draft_len": 0})
