@@ -207,17 +207,17 @@ def _source(model: PreTrainedModel, contents: Mapping[str, Any]) -> str:
     )
 
 
-def _tagged(readme: Path, method: str) -> ModelCard:
+def _tagged(readme: Path, method: str) -> Any:
     """The model card, or a new one, with the tag by which the hub finds such repositories.
 
     Raises:
         ConfigError: the card that is there cannot be read.
     """
-    card: ModelCard
+    card: Any
     if readme.exists():
         try:
             card = ModelCard.load(readme)
-        except Exception as error:  # noqa: BLE001 - YAML's own errors, ValueErrors, and those of files
+        except Exception as error:  # YAML's own errors, ValueErrors, and those of files
             rule = f"must have a README.md that is UTF-8 and begins with valid YAML, if any ({first_line(error)})"
             raise ConfigError("folder", rule, str(readme.parent), "Repair the README.md, or move it away.") from error
     else:
