@@ -147,22 +147,27 @@ class SpecConfig:
                 raise ConfigError(field.name, rule, value, "Leave it out, or keep decoding here.")
 
     @classmethod
-    def parse(cls, value: Any, field: str = "spec_config") -> Self:
+    def parse(cls, value: Any, field: str = "spec_config", base: Self | None = None) -> Self:
         """Build a configuration from an object, a dict, the list form, that list as a string, or `None` (defaults).
+
+        Args:
+            base (`SpecConfig`, *optional*): has the fields that a dict or a list leaves out; by default they are at
+                their defaults.
 
         Raises:
             ConfigError: unknown key, wrong type, wrong length of the list form, or a value out of its range.
         """
         if value is None:
-            return cls()
+            return cls() if base is None else base
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
-            return cls.parse(_literal(value, field), field)
+            return cls.parse(_literal(value, field), field, base)
+        base = cls() if base is None else base
         if isinstance(value, Mapping):
-            return cls(**cls._canonical(value, field))
+            return dataclasses.replace(base, **cls._canonical(value, field))
         if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray, memoryview)):
-            return cls._from_list(value, field)
+            return dataclasses.replace(base, **cls._from_list(value, field))
         raise ConfigError(
             field,
             f"must be a {cls.__name__}, a dict or a list",
@@ -193,7 +198,8 @@ class SpecConfig:
         return found
 
     @classmethod
-    def _from_list(cls, value: Sequence[Any], field: str) -> Self:
+    def _from_list(cls, value: Sequence[Any], field: str) -> dict[str, Any]:
+        """The fields that the entries are."""
         form = f"[{', '.join(cls.list_form)}]"
         if not cls.list_form:
             raise ConfigError(field, f"must be a {cls.__name__} or a dict", value, "This method has no list form.")
@@ -201,7 +207,7 @@ class SpecConfig:
         if not least <= len(value) <= most:
             counts = str(most) if least == most else f"{least} to {most}"
             raise ConfigError(field, f"must have {counts} entries, {form}", list(value), "Drop or add entries.")
-        return cls(**dict(zip(cls.list_form, value, strict=False)))
+        return dict(zip(cls.list_form, value, strict=False))
 
 
 def check_positive(field: str, value: object, remedy: str, *, most: int | None = None) -> None:

@@ -14,7 +14,7 @@ from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import MethodState
 from hf_specdec.methods.registry import resolve
 from hf_specdec.prompt_inputs import chat_text
-from hf_specdec.serve.limits import within_limits
+from hf_specdec.serve.limits import check_request
 from hf_specdec.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 
 __all__ = ["Memory", "RequestError", "RequestReader"]
@@ -42,7 +42,7 @@ class RequestReader:
     Attributes:
         name (`str`): what clients call the model.
         spec_method (`str`): of a request that names none; `spec_config` is its configuration.
-        reserved (`SpecConfig`, *optional*): the maximum of requests for its method, see `within_limits`.
+        reserved (`SpecConfig`, *optional*): the maximum of requests for its method, see `check_request`.
         draft_model: for methods that take one.
         draft_tokenizer: its own, where that is not the target's.
         max_new_tokens (`int`): of a request that does not say how many it wants.
@@ -134,9 +134,11 @@ class RequestReader:
             asked = request.spec_method
             method = resolve(self.spec_method if asked is None else "plain" if asked == "none" else asked)
             own = self.spec_config if method.name == resolve(self.spec_method).name else None
-            config = method.config_class.parse(own if request.spec_config is None else request.spec_config)
+            config = method.config_class.parse(own)
             if request.spec_config is not None:
-                config = within_limits(config, self.reserved)
+                base = config if type(self.reserved) is type(config) else None
+                config = method.config_class.parse(request.spec_config, base=base)
+                check_request(config, self.reserved)
             keeps_texts = self.memory == "shared" or (self.memory == "key" and api_key is not None)
             if not keeps_texts and getattr(config, "pool", None) == "shared":
                 config = dataclasses.replace(config, pool="request")  # type: ignore[call-arg]  # it has one

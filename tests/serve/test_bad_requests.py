@@ -106,11 +106,12 @@ def test_a_request_stays_within_what_the_server_reserves(
     assert raised.value.status == 400
 
 
-def test_a_request_takes_what_is_the_server_s_from_the_server(target: Any, chat_tokenizer: Any) -> None:
-    limit = AutoSpecConfig(costs="costs.json", max_pool_tokens=5)
+def test_what_a_request_leaves_out_is_as_the_server_has_it(target: Any, chat_tokenizer: Any) -> None:
+    limit = AutoSpecConfig(costs="costs.json", max_nodes=9)
     reader = RequestReader(target, chat_tokenizer, NAME, "auto", limit, max_new_tokens=4, reserved=limit)
-    config = reader.read(CompletionRequest(model=NAME, prompt="x", spec_config={"num_nodes": 8}))["spec_config"]
-    assert (config.num_nodes, config.costs, config.max_pool_tokens) == (8, "costs.json", 5)
+    asked = {"window_size": 0, "pool": "request"}
+    config = reader.read(CompletionRequest(model=NAME, prompt="x", spec_config=asked))["spec_config"]
+    assert (config.window_size, config.max_nodes, config.costs) == (0, 9, "costs.json")
 
 
 def test_fields_that_ask_for_nothing_are_taken(client: openai.OpenAI, target: Any, chat_tokenizer: Any) -> None:
