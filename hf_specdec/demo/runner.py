@@ -182,7 +182,7 @@ class Racer:
             running.label, running.recorder = label, recorder
         options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "do_sample": settings.temperature > 0}
         if settings.temperature > 0:
-            options["temperature"] = settings.temperature
+            options["temperature"] = float(settings.temperature)  # a browser's 2.0 arrives as the integer 2
             torch.manual_seed(settings.seed)
         if method != PLAIN:
             name = method.partition("+")[0]

@@ -1,6 +1,5 @@
 """What a visitor may ask for, checked, and its short form in a link."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -23,7 +22,7 @@ METHOD_LABELS: Mapping[str, str] = MappingProxyType(
 WITH_DRAFT = ("draft_model", "auto+draft_model")
 MAX_METHODS = 3
 MAX_POOL_TOKENS, MAX_RECYCLED = 50_000, 16_384  # bounds of one visitor's memory
-MAX_TEMPERATURE, MAX_SEED = 2.0, 2**31 - 1
+LEAST_TEMPERATURE, MAX_TEMPERATURE, MAX_SEED = 0.01, 2.0, 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,8 +207,8 @@ class Settings:
             knob = known[name]
             _check_whole(name, value, knob.least, knob.most)
         is_number = isinstance(self.temperature, int | float) and not isinstance(self.temperature, bool)
-        if not is_number or not math.isfinite(self.temperature) or not 0.0 <= self.temperature <= MAX_TEMPERATURE:
-            rule = f"must be a number from 0 to {MAX_TEMPERATURE:g}"
+        if not is_number or not (self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE):
+            rule = f"must be 0, or a number from {LEAST_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
             raise ConfigError("temperature", rule, self.temperature, "0 takes the likeliest token each time.")
         _check_whole("seed", self.seed, 0, MAX_SEED)
         _check_whole("max_new_tokens", self.max_new_tokens, 1, None)

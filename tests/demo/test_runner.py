@@ -76,6 +76,12 @@ def test_a_temperature_draws_plain_s_tokens_by_the_seed(racer: Racer) -> None:
     assert races[0].plain.token_ids != races[1].plain.token_ids
 
 
+def test_a_whole_temperature_is_a_number_too(racer: Racer) -> None:
+    """As browsers send 2.0."""
+    races = [run(racer, temperature=temperature, seed=1, methods=("prompt_lookup",)) for temperature in (2, 2.0)]
+    assert races[0].plain.token_ids == races[1].plain.token_ids
+
+
 def test_the_clock_leaves_out_what_observing_takes(racer: Racer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane that is watched is as quick as one that is not."""
     monkeypatch.setattr(PromptLookupDrafter, "describe", lambda *_: (time.sleep(0.05), ())[1])

@@ -56,6 +56,7 @@ def test_nothing_is_remembered_unless_a_visitor_wants_it() -> None:
         ("methods", {"methods": ("outo",)}),
         ("temperature", {"temperature": 2.5}),
         ("temperature", {"temperature": float("nan")}),
+        ("temperature", {"temperature": 1e-300}),
         ("seed", {"seed": -1}),
         ("max_new_tokens", {"max_new_tokens": 0}),
         ("lookahead.window_size", {"values": {"lookahead.window_size": 99}}),
