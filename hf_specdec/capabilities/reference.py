@@ -40,6 +40,7 @@ RECENT = 5  # tokens that a convolution's state may hold
 ATTEMPTS = 2
 EXACT, MOST_INEXACT, NOISE_FACTOR = 1e-4, 0.1, 3.0  # tolerances, relative to the largest logit
 TF32 = 1e-3  # relative rounding of fp32 products at less than the highest precision
+LEAST_INEXACT = 4e-3  # some roundings to ten bits; CPUs without half-precision instructions round oftener than others
 OWN_WINDOWS = ("window", "local", "chunk", "block")
 MASKED_WINDOWS = ("sliding_window", "attention_chunk_size")  # read by transformers' mask functions
 
@@ -190,7 +191,7 @@ def allowed_error(model: PreTrainedModel, *, noise: float, influence: float) -> 
         influence: what another text does to them.
     """
     rounding = max(torch.finfo(model.dtype).eps, TF32)
-    least = min(2 * rounding, max(influence / NOISE_FACTOR, rounding / 2))
+    least = min(max(2 * rounding, LEAST_INEXACT), max(influence / NOISE_FACTOR, rounding / 2))
     return min(max(NOISE_FACTOR * noise, least), MOST_INEXACT)
 
 

@@ -94,9 +94,10 @@ def test_a_trial_that_is_interrupted_by_a_fault_leaves_it_to_the_probe(
     assert output.spec_stats.num_accepted_tokens > SHORTEST_CALL // 2
 
 
-def test_in_half_precision_the_tolerance_follows_what_rounding_does(probes: list[str]) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_in_half_precision_the_tolerance_follows_what_rounding_does(probes: list[str], dtype: torch.dtype) -> None:
     """A tree that is right passes, one that is wrong does not."""
-    right, wrong = (hf_specdec.enable(build(FAMILIES["llama"]).to(torch.bfloat16)) for _ in range(2))
+    right, wrong = (hf_specdec.enable(build(FAMILIES["llama"]).to(dtype)) for _ in range(2))
     see_all(wrong)
     widths: list[int] = []
     right.register_forward_pre_hook(lambda *a: widths.append(a[2]["input_ids"].shape[1]), with_kwargs=True)
