@@ -77,27 +77,34 @@ class AccuracyOptions:
     ] = None
 
 
-@reports_errors
-@spread
-def summarize(
-    *,
-    model: options.ModelPath = None,
-    articles: ArticleOptions,
-    batch_size: Annotated[int, typer.Option(min=1, help="Articles in one call of generate.")] = 1,
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """How articles become prompts."""
+
+    batch_size: Annotated[int, typer.Option(min=1, help="Articles in one call of generate.")] = 1
     max_input_tokens: Annotated[
         int,
         typer.Option(
             min=1,
             help="Most tokens of an article; the rest of it is left out, as is what the model has no positions for.",
         ),
-    ] = 1024,
+    ] = 1024
     prompt_template: Annotated[
         str | None,
         typer.Option(
             help="The prompt, with {article} in it. Default: a request through the chat template, if there is one; "
             "else the article and 'TL;DR:'."
         ),
-    ] = None,
+    ] = None
+
+
+@reports_errors
+@spread
+def summarize(
+    *,
+    model: options.ModelPath = None,
+    articles: ArticleOptions,
+    prompts: PromptOptions,
     accuracy: AccuracyOptions,
     choice: MethodOptions,
     engine: options.EngineName = None,
@@ -122,7 +129,15 @@ def summarize(
     target = loading.load(model, dtype, config)
     how = choice.arguments(method, config, dtype, target)
     shared = {"max_new_tokens": max_new_tokens, **drawn}
-    summarizer = Summarizer(target.model, target.tokenizer, shared, seed, batch_size, max_input_tokens, prompt_template)
+    summarizer = Summarizer(
+        target.model,
+        target.tokenizer,
+        shared,
+        seed,
+        prompts.batch_size,
+        prompts.max_input_tokens,
+        prompts.prompt_template,
+    )
     with remembering(target.model, kept):
         rows = _measured(summarizer, texts, {PLAIN: {}, method: how})
     setting = {
@@ -130,7 +145,7 @@ def summarize(
         "dtype": precision_of(target.model),
         "threads": torch.get_num_threads(),
         "num_articles": len(texts),
-        "batch_size": batch_size,
+        "batch_size": prompts.batch_size,
     }
     if json:
         print_json({**setting, "options": {**shared, "seed": seed}, "rows": rows})
