@@ -8,7 +8,20 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["modules_of", "num_weights", "own_weights"]
+__all__ = ["as_read_by", "modules_of", "num_weights", "own_weights"]
+
+
+def as_read_by(layer: torch.nn.Module, states: torch.Tensor) -> torch.Tensor:
+    """The states on the device and in the precision of an output head that is shared between networks.
+
+    accelerate moves them where the weights are elsewhere; quantised weights say nothing about precision.
+    """
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, torch.Tensor):
+        return states
+    if weight.is_floating_point() and weight.itemsize > 1:
+        states = states.to(weight.dtype)
+    return states if weight.is_meta else states.to(weight.device)
 
 
 def modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -22,6 +22,7 @@ from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_layers import MtpModel
 
 from hf_specdec.compat.models import text_config
+from hf_specdec.compat.modules import as_read_by
 from hf_specdec.compat.mtp_families import FULL, NUMBERED, MtpFamily, family_of
 from hf_specdec.errors import UnsupportedModelError
 
@@ -175,8 +176,5 @@ def mtp_logits(mtp: MtpModel, states: torch.Tensor, stage: int = 0) -> torch.Ten
         if mtp.heads:
             logits: torch.Tensor = mtp.heads[stage](states)
             return logits
-    weight = getattr(mtp.shared_head, "weight", None)
-    if weight is not None and weight.device.type != "meta":
-        states = states.to(weight.device)
-    shared: torch.Tensor = mtp._project_to_logits(states)
+    shared: torch.Tensor = mtp._project_to_logits(as_read_by(mtp.shared_head, states))
     return shared

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.compat.gemma_assistant import heads_of_layers, last_own_layers
-from hf_specdec.compat.modules import num_weights
+from hf_specdec.compat.modules import as_read_by, num_weights
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.placement import read_devices
 from hf_specdec.distributed.rank_sync import rank_sync_of
@@ -118,13 +118,11 @@ def head_runner_of(call: Call, head: DraftHead) -> BaseHeadRunner[Any]:
 
 
 def _output_head(target: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
-    """States to the target's logits, on the device where its head is."""
+    """States to the target's logits, on the device and in the precision of its head."""
     head: Any = target.get_output_embeddings()
 
     def project(states: torch.Tensor) -> torch.Tensor:
-        if head.weight.device.type != "meta":  # accelerate moves the states where the weights are elsewhere
-            states = states.to(head.weight.device)
-        return cast("torch.Tensor", head(states))
+        return cast("torch.Tensor", head(as_read_by(head, states)))
 
     return project
 

@@ -44,6 +44,14 @@ def test_drafts_are_those_of_transformers_network_over_the_whole_text(model: Any
     assert compared > 20
 
 
+def test_it_drafts_in_a_precision_of_its_own(model: Any) -> None:
+    """The target's output head reads the target's precision."""
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+    head = random_dflash(model).bfloat16()
+    ours = model.generate(PROMPT, **options, assistant_model=head, **always({"num_branches": 1}))
+    assert torch.equal(ours, plain(model, PROMPT, **options))
+
+
 def test_a_step_takes_one_forward_of_the_head_and_feeds_every_token_once(model: Any) -> None:
     dflash = random_dflash(model)
     fed: list[int] = []
