@@ -122,7 +122,7 @@ def _record(line: str, where: str) -> Record:
     fields = value if isinstance(value, dict) else {}
     prompt_ids, answer_ids = fields.get("prompt_ids"), fields.get("answer_ids")
     for ids in (prompt_ids, answer_ids):
-        if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
+        if not isinstance(ids, list) or not ids or not all(type(token) is int and 0 <= token < 2**31 for token in ids):
             rule = "must be a JSON object with non-empty lists of token ids `prompt_ids` and `answer_ids`"
             raise ConfigError(where, rule, line[:60], "Record one answer a line.")
     return Record(cast("list[int]", prompt_ids), cast("list[int]", answer_ids))

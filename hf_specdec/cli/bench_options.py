@@ -145,7 +145,7 @@ class KindOptions:
     def chosen(self) -> str:
         """The one that is asked for; "speeds" without any."""
         names = ("cost", "replay", "many", "precisions", "drafting", "steps", "show")
-        asked = [name for name in names if getattr(self, name)]
+        asked = [name for name in names if getattr(self, name) not in (None, False)]
         if len(asked) > 1:
             rule = f"must be left out with --{asked[0]}"
             raise ConfigError(f"--{asked[1]}", rule, getattr(self, asked[1]), "Measure one after the other.")

@@ -240,6 +240,7 @@ def test_recorded_answers_are_replayed(run: Run, tmp_path: Path) -> None:
         (("--cost", "--output", "cost.jsonl"), "must end in .json"),
         (("--cost", "--many"), "must be left out with --cost"),
         (("--precisions", "fp99"), "must be one of"),
+        (("--precisions", ""), "must be one of"),
         (("--many", "--widen", "native", "--widen", "320x7"), "must be given once"),
         (("--batch-size", "9"), "must be at most 2, the number of prompts"),
     ],

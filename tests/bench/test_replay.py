@@ -110,7 +110,18 @@ def test_an_answer_of_one_token_takes_no_step() -> None:
     assert (result.num_steps, result.tokens_per_step) == (0, 1.0)
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"prompt_ids": [1]}', '{"prompt_ids": [], "answer_ids": [1]}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        '{"prompt_ids": [1]}',
+        '{"prompt_ids": [], "answer_ids": [1]}',
+        '{"prompt_ids": [1], "answer_ids": [-1]}',
+        '{"prompt_ids": [4294967296], "answer_ids": [1]}',
+        '{"prompt_ids": [1], "answer_ids": [true]}',
+    ],
+)
 def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "answers.jsonl"
     file.write_text('{"prompt_ids": [1], "answer_ids": [2]}\n' + line, encoding="utf-8")

@@ -56,7 +56,14 @@ CASES = [
     (["--dtype", "fp12"], "`precision` must be one of", "Did you mean"),
     (["--temperature", "0.5"], "`--temperature` must come with --do-sample", "Add --do-sample."),
     (["--top-k", "5"], "`--top-k` must come with --do-sample", "Add --do-sample."),
-    (["--do-sample", "--temperature", "-1"], "temperature", ""),
+    *[
+        (
+            ["--do-sample", "--temperature", value],
+            "`--temperature` must be a number of at least 0.000001",
+            "--do-sample",
+        )
+        for value in ("-1", "0", "1e-300", "nan", "inf")
+    ],
     (["--max-new-tokens", "0"], "max_new_tokens", ""),
     (["--max-new-tokens", "-3"], "max_new_tokens", ""),
     (["--model", "./no/such/folder"], "there is no './no/such/folder'", ""),
