@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import check_positive
+from hf_specdec.methods.config import check_positive, check_temperature
 
 __all__ = ["WATCHED_ROUND", "BenchSettings", "Visit", "visits"]
 
@@ -41,8 +41,7 @@ class BenchSettings:
         check_positive("rounds", self.rounds, "Three give a spread.")
         if not self.modes or not set(self.modes) <= {"greedy", "sampled"}:
             raise ConfigError("modes", 'must be "greedy", "sampled" or both', self.modes, "Leave it out for both.")
-        if self.temperature is not None and not self.temperature > 0:
-            raise ConfigError("temperature", "must be above 0", self.temperature, 'Use the mode "greedy".')
+        check_temperature("temperature", self.temperature, 'Use the mode "greedy".')
 
     def options(self, mode: str) -> dict[str, Any]:
         """Arguments of `generate` for a mode."""

@@ -15,10 +15,10 @@ import torch
 
 from hf_specdec.bench.document import REPLAY
 from hf_specdec.bench.header import new_document
-from hf_specdec.bench.naming import imported, is_import, method_called, split_config
+from hf_specdec.bench.naming import COMPARISONS, imported, is_import, is_method, method_called, split_config
 from hf_specdec.bench.replay import Record, replay
 from hf_specdec.bench.transformers_lookup import TransformersPromptLookup
-from hf_specdec.errors import ConfigError, counted
+from hf_specdec.errors import ConfigError, counted, unknown_name
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.method import DrafterContext, MethodState
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
@@ -93,6 +93,8 @@ def _jobs(name: str) -> list[Job]:
         if not isinstance(factory(), Drafter):
             raise ConfigError("row", "must be a Drafter for --replay", name, "Subclass hf_specdec.Drafter.")
         return [Job(name, budget, lambda memory: factory()) for budget in BUDGETS]
+    if not is_method(name):
+        raise unknown_name("row", name, [*METHODS, *COMPARISONS])
     method_name, value = split_config(name)
     config = method_called(method_name).config_class.parse(value, name)
     whole = _method_job(name, method_name, config)

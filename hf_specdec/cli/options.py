@@ -1,6 +1,5 @@
 """The options that several commands have, each with its help text; those that go together as one class."""
 
-import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,9 @@ from hf_specdec.cli.inputs import load_draft, set_threads
 from hf_specdec.cli.method import check_draft_options, describe_methods, loads_draft, read_method
 from hf_specdec.cli.where import Where, read_where
 from hf_specdec.errors import ConfigError, MissingExtraError
-from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.config import SpecConfig, check_temperature
 
 __all__ = ["LoadOptions", "Loaded", "MethodOptions", "SamplingOptions"]
-
-LEAST_TEMPERATURE = 1e-6  # logits divided by much less are infinite
 
 ModelPath = Annotated[str | None, typer.Option("--model", help="Folder or hub name. Default: the embedded target.")]
 ModelArgument = Annotated[str | None, typer.Argument(help="Folder or hub name. Default: the embedded target.")]
@@ -231,7 +228,5 @@ class SamplingOptions:
         if given and not self.do_sample:
             name, value = next(iter(given.items()))
             raise ConfigError(f"--{name.replace('_', '-')}", "must come with --do-sample", value, "Add --do-sample.")
-        if self.temperature is not None and not LEAST_TEMPERATURE <= self.temperature < math.inf:
-            rule = f"must be a number of at least {LEAST_TEMPERATURE:f}"
-            raise ConfigError("--temperature", rule, self.temperature, "Without --do-sample the likeliest is taken.")
+        check_temperature("--temperature", self.temperature, "Without --do-sample the likeliest is taken.")
         return {"do_sample": self.do_sample, **given}

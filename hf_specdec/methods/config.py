@@ -7,6 +7,7 @@ PromptLookupConfig.parse([10, 2, [0]])
 
 import ast
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -20,9 +21,11 @@ __all__ = [
     "check_choice",
     "check_devices",
     "check_positive",
+    "check_temperature",
 ]
 
 MAX_STEP_TOKENS = 4096  # drafted in one step: its mask has as many columns squared
+LEAST_TEMPERATURE = 1e-6  # logits divided by much less are infinite
 MAX_NGRAM_SIZE = 128  # tokens: an index has an entry for each size at each place of a text
 
 Engine = Literal["loop", "assisted"]
@@ -221,6 +224,12 @@ def check_at_least(field: str, value: object, least: int, remedy: str, *, most: 
     if not is_whole or value < least or (most is not None and value > most):  # type: ignore[operator]
         bounds = f"at least {least}" if most is None else f"at least {least} and at most {most}"
         raise ConfigError(field, f"must be a whole number of {bounds}", value, remedy)
+
+
+def check_temperature(field: str, value: float | None, remedy: str) -> None:
+    """Raise unless logits can be divided by `value`, if it is given."""
+    if value is not None and not LEAST_TEMPERATURE <= value < math.inf:
+        raise ConfigError(field, f"must be a number of at least {LEAST_TEMPERATURE:f}", value, remedy)
 
 
 def check_choice(field: str, value: object, choices: Sequence[str]) -> None:

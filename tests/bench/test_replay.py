@@ -129,6 +129,11 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
         read_records(file)
 
 
+def test_a_row_that_is_no_method_is_named() -> None:
+    with pytest.raises(ConfigError, match="`row` must be one of .*'prompt_lookup'.* but is 'nosuch'"):
+        replay_rows(records(0), ["nosuch"])
+
+
 def test_the_document_of_replayed_rows_is_what_the_tables_read() -> None:
     document = replay_rows(records(0), ["prompt_lookup=[10, 2]"])
     point = document["drafters"]["prompt_lookup=[10, 2]"][-1]

@@ -267,6 +267,7 @@ def test_prompts_that_do_not_fit_are_named(loaded: LoadedModel) -> None:
         {"modes": ("beam",)},
         {"modes": ()},
         {"temperature": 0.0},
+        {"temperature": 1e-300},
         {"temperature": float("nan")},
     ],
 )
