@@ -129,6 +129,17 @@ def test_accelerate_s_hooks_run_the_draft_not_the_model() -> None:
     assert text_of(model) == whole != expected
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_compiled_forward_runs_the_draft_not_the_model(inside: bool) -> None:
+    """As transformers' documentation compiles it: `model.forward = torch.compile(model.forward)`."""
+    model = build(FAMILIES["llama"])
+    expected = text_of(self_draft(model, layers=2))
+    part = model.model if inside else model
+    part.forward = torch.compile(part.forward, backend="eager")
+    with torch.compiler.set_stance("force_eager"):
+        assert text_of(self_draft(model, layers=2)) == expected
+
+
 def test_an_enabled_model_s_draft_is_not_enabled() -> None:
     model = hf_specdec.enable(build(FAMILIES["llama"]))
     draft = self_draft(model, layers=2)

@@ -78,6 +78,7 @@ from hf_specdec.compat.models import (
     private_config,
     takes_cache,
     text_config,
+    uncompiled,
 )
 from hf_specdec.compat.settings import (
     dropped_settings,

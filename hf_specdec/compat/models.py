@@ -4,7 +4,8 @@ Names                              Why
 `_orig_mod`, `peft_config`         the model inside `torch.compile`'s wrapper and PEFT's
 `embed_norm`                       a norm inside some models' embedding modules, which their drafters go without
 `_compiled_call_impl`, `_torchdynamo_orig_callable`
-                                   of torch: a compiled module does not call hooks set on its parts
+                                   of torch: a compiled module does not call hooks set on its parts, and a compiled
+                                   method stays bound to the module that it was compiled for
 """
 
 import copy
@@ -29,6 +30,7 @@ __all__ = [
     "private_config",
     "takes_cache",
     "text_config",
+    "uncompiled",
 ]
 
 
@@ -99,6 +101,11 @@ def is_compiled(model: PreTrainedModel) -> bool:
         or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")  # by `torch.compile(module.forward)`
         for module in modules_of(model)
     )
+
+
+def uncompiled(function: Any) -> Any:
+    """What `torch.compile` was given to make `function`, or `function` itself."""
+    return vars(function).get("_torchdynamo_orig_callable", function) if inspect.isfunction(function) else function
 
 
 def innermost_decoder(model: PreTrainedModel) -> Any:

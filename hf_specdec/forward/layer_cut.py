@@ -80,18 +80,29 @@ def with_modules(
 
 
 def shallow_copy(module: Module) -> Module:
-    """Another module with the same parts; bound methods kept on the instance, such as accelerate's, are bound anew."""
+    """Another module with the same parts; methods kept on the instance, such as accelerate's, are bound anew.
+
+    Compiled ones are bound as they were before `torch.compile`.
+    """
     twin = copy.copy(module)
     for name, value in vars(module).items():
         if isinstance(value, dict):
             vars(twin)[name] = copy.copy(value)
-        elif isinstance(value, types.MethodType) and value.__self__ is module:
-            vars(twin)[name] = types.MethodType(value.__func__, twin)
-        elif isinstance(value, functools.partial) and module in value.args:
-            arguments = [twin if argument is module else argument for argument in value.args]
-            bound = functools.partial(value.func, *arguments, **value.keywords)
-            vars(twin)[name] = functools.update_wrapper(bound, value)
+        else:
+            vars(twin)[name] = _rebound(value, module, twin)
     return twin
+
+
+def _rebound(value: Any, module: torch.nn.Module, twin: torch.nn.Module) -> Any:
+    """What `value`, an attribute of `module`, is for `twin`."""
+    method = compat.uncompiled(value)
+    if isinstance(method, types.MethodType) and method.__self__ is module:
+        return types.MethodType(method.__func__, twin)
+    if isinstance(method, functools.partial) and module in method.args:
+        arguments = [twin if argument is module else argument for argument in method.args]
+        bound = functools.partial(method.func, *arguments, **method.keywords)
+        return functools.update_wrapper(bound, method)
+    return value
 
 
 def _is_within(model: torch.nn.Module, name: str, decoder: Any) -> bool:
