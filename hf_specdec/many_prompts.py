@@ -110,8 +110,8 @@ def generate_many(
         seed (`int`, *optional*): when sampling, prompt i draws from `seed + i`; by default a seed is drawn.
         max_cache_tokens (`int`, *optional*, defaults to `262144`): bound on rows x longest text, in tokens, which is
             what the key/value cache allocates. A prompt that alone needs more is decoded alone.
-        spec_method (`str`, *optional*, defaults to the method whose argument is given, such as `prompt_lookup_config`,
-            or that of the generation configuration, or `"auto"`): as for `generate`; `"plain"` drafts nothing.
+        spec_method (`str`, *optional*): as for `generate`; `"plain"` drafts nothing. By default the method whose
+            argument is given, such as `prompt_lookup_config`, or that of the generation configuration, or `"auto"`.
         indices (`Iterable[int]`, *optional*): the prompts' numbers, where they are part of a larger job; by default
             they are counted from 0.
         progress (`bool`, *optional*, defaults to `False`): show a bar on stderr, if that is a terminal.
