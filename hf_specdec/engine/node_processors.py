@@ -25,7 +25,7 @@ __all__ = ["NodeProcessors"]
 
 ROW_WARPERS = (MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper)  # look at the row alone, round alike
 CUMSUMS = (torch.Tensor.cumsum, torch.cumsum)
-MIN_ROOM = 64
+MIN_ROOM = 64  # rows of bounds that are sent at once
 ROUNDING = 4e-6  # what the order of additions changes of a cumulative probability, at most
 
 

@@ -19,7 +19,7 @@ from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.drafting import AnyDraftRunner, propose_together
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.node_outputs import NodeOutputs
-from hf_specdec.methods.node_logits import NodeLogits, Wanted
+from hf_specdec.methods.node_logits import LogitsRead, NodeLogits
 from hf_specdec.observer import SpecStep
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree, ExtraTokens
@@ -89,7 +89,7 @@ class Batch:
         for sequence, tree in zip(self.sequences, trees, strict=True):
             sequence.sampler.expect(tree)
         decides = any(not sequence.sampler.needs_rows for sequence in self.sequences)
-        logits = self.target.node_logits(Wanted(max(counts, default=None), decides, self._choose_ahead))
+        logits = self.target.node_logits(LogitsRead(max(counts, default=None), decides, self._choose_ahead))
         for sequence, rows in zip(self.sequences, logits, strict=True):
             sequence.sampler.load(rows)
         return logits

@@ -22,7 +22,7 @@ from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.kernels.grouped import GroupedHeads
-from hf_specdec.methods.node_logits import NodeLogits, Wanted, read_rows
+from hf_specdec.methods.node_logits import LogitsRead, NodeLogits, read_rows
 from hf_specdec.tree import DraftTree
 
 __all__ = ["ModelRunner", "Tier"]
@@ -156,7 +156,7 @@ class ModelRunner(HiddenStates):
         self._rows = [slice(new.start + skipped, new.stop) for new, skipped in zip(places, known, strict=True)]
         return [self.outputs.logits[row, new] for row, new in enumerate(self._rows)]
 
-    def node_logits(self, wanted: Wanted) -> list[NodeLogits]:
+    def node_logits(self, wanted: LogitsRead) -> list[NodeLogits]:
         """What `forward` has returned for each row, or the prompt's last logits."""
         logits = self.outputs.logits if self._rows else self.outputs.logits[:, -1:]
         best = self._best if self._rows else None

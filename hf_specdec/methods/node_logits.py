@@ -16,7 +16,7 @@ import torch
 from hf_specdec.methods import compiled
 from hf_specdec.transfer import is_host
 
-__all__ = ["Choose", "NodeLogits", "Wanted", "read_logits", "read_rows"]
+__all__ = ["Choose", "LogitsRead", "NodeLogits", "read_logits", "read_rows"]
 
 Array = npt.NDArray[Any]
 Choose = Callable[[int, torch.Tensor], tuple[torch.Tensor, ...] | None]
@@ -25,7 +25,7 @@ AS_READ = {torch.float32: torch.float32, torch.bfloat16: torch.int16}  # what Nu
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LogitsRead:
     """What is read of a forward's logits.
 
     Attributes:
@@ -114,7 +114,7 @@ class NodeLogits:
 
 
 def read_rows(
-    logits: torch.Tensor, rows: Sequence[slice], wanted: Wanted, *, best: torch.Tensor | None = None
+    logits: torch.Tensor, rows: Sequence[slice], wanted: LogitsRead, *, best: torch.Tensor | None = None
 ) -> list[NodeLogits]:
     """Each sequence's part of a forward's logits, `(batch, C, vocab_size)`.
 
@@ -162,7 +162,7 @@ def _best_and_top(
         best = logits.argmax(dim=-1, keepdim=True)
     if not num_top:
         return [] if best is None else [best]
-    # In fp32: a sum that is rounded to half precision is off by a sixteenth. `logsumexp` would be eight launches.
+    # In fp32: a sum that is rounded to half precision is off by a sixteenth. `logsumexp` would be nine launches.
     top = logits.log_softmax(dim=-1, dtype=torch.float32).topk(num_top, dim=-1)
     return [top.indices[..., :1] if best is None else best, top.indices, top.values]
 
