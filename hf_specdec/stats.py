@@ -34,8 +34,8 @@ class SpecStats:
         peak_tree_size (`int`): most nodes verified at once, the root counted.
         seeds (`list[int] | None`): of a sampled batch: row r draws what plain generation of its prompt alone draws
             after `torch.manual_seed(seeds[r])`.
-        num_graphs (`int`): forwards of different shapes that are compiled for the model and its draft model; 0 where
-            none is.
+        num_graphs (`int`): forwards of different shapes that are compiled for the model and its draft model or
+            head; 0 where none is.
         compile_seconds (`float`): what this call spent on compiling, the first forward of each shape.
         plain_reason (`str | None`): why the engine decoded without speculation, if it did.
         predictions (`list[list[float]]`): of drafted tokens whose parents were accepted, where the method predicts

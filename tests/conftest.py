@@ -61,6 +61,17 @@ def model(zoo: Callable[[str], Any]) -> Any:
     return zoo("llama")
 
 
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A `Recorder` in the place of torch's compiler."""
+    from hf_specdec import compat
+    from tests.helpers.graphs import Recorder
+
+    made = Recorder()
+    monkeypatch.setattr(compat, "compiled", made)
+    return made
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     """The embedded pair's tokenizer."""

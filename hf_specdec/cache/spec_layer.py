@@ -189,12 +189,17 @@ class SpecLayer(CacheLayerMixin):
         self.offset = 0
         self.set_lengths((0,) * len(self.lengths))
 
+    @property
+    def _num_used(self) -> int:
+        """Columns that hold something."""
+        return self.length - self.offset
+
     def _grow(self, needed: int, *, rows: int = 0) -> None:
         """Make room for `needed` columns, by half at least, and for `rows`, with those in reserve."""
         capacity, batch = self.keys.shape[-2], len(self.lengths)
         capacity = capacity if needed <= capacity else max(needed, capacity * 3 // 2)
         rows = self.row_reserve.of(max(rows, batch), capacity)
-        used = self.length - self.offset
+        used = self._num_used
         keys, values = self.keys, self.values
         heads_dims = [(old.shape[1], capacity, old.shape[3]) for old in (keys, values)]
         self._allocate((rows, *heads_dims[0]), (rows, *heads_dims[1]), keys)

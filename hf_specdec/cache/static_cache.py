@@ -5,6 +5,7 @@ their places into tensors before the forward, which writes there and attends to 
 is not text. No Python number that a forward reads changes between steps. Knows nothing about trees, models or tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,16 +82,26 @@ class StaticSpecLayer(SpecLayer):
 
     def seat(self, slots: StaticWriteIndex, capacity: int) -> None:
         """Write at `slots` from now on, into buffers of at least `capacity` columns."""
+        keys = self.keys
         self.make_room(capacity)
-        if slots is not self.slots:
+        if slots is not self.slots or self.keys is not keys:
             self.slots = slots
             mark_static_address(self.keys)
             mark_static_address(self.values)
 
     def empty(self) -> None:
         """Forget everything; the buffers stay where they are."""
-        self.slots = None
+        self.unseat()
         self.set_lengths((0,) * len(self.lengths))
+
+    def unseat(self) -> None:
+        """Write after each row's text from now on."""
+        self.slots = None
+
+    @property
+    def _num_used(self) -> int:
+        """Columns that hold something: at slots, more than the lengths say."""
+        return super()._num_used if self.slots is None else int(self.keys.shape[-2])
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The whole buffer, once its shape is fixed."""
@@ -174,6 +185,18 @@ class StaticSpecCache(SpecCache):
                 self._slots[width, device] = StaticWriteIndex(rows, columns.to(device, copy=True), length)
         for layer in layers:
             layer.seat(self._slots[width, layer.keys.device], longest + written + width)
+
+    def unplace(self) -> None:
+        """Let forwards of any width write after each row's text, as before `place`; nothing is uncommitted."""
+        for layer in self._written:
+            if isinstance(layer, StaticSpecLayer):
+                layer.unseat()
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only the rows with these indices, in this order, in buffers for as many."""
+        super().select(rows)
+        self.unplace()
+        self._slots, self._shared = {}, {}
 
     def export(self, cache: Cache) -> None:
         """Put the text's columns where plain generation would have left them, as far as all rows have them."""

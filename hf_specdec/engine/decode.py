@@ -216,7 +216,7 @@ def drafting(
     if (layers := request.config.drafting_layers) is not None:
         draft_model = exit_runner_of(call, layers, found)
     elif isinstance(assistant, DraftHead):
-        draft_model = head_runner_of(call, assistant)
+        draft_model = head_runner_of(call, assistant, budget=request.budget)
     elif assistant is not None:
         now, translates = fingerprint(assistant), request.tokenizers is not None
         tier = draft_capability(call.model, assistant, translates=translates, now=now).tier

@@ -15,6 +15,7 @@ from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.draft_pairing import MAX_PADDING
 from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.static_shapes import head_shapes
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.block_runner import BlockRunner
 from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall
@@ -82,8 +83,11 @@ def _check_keys(target: PreTrainedModel, head: SharedCacheHead, remedy: str) -> 
         raise ConfigError("assistant_model", rule, f"a head that reads {wanted}", remedy)
 
 
-def head_runner_of(call: Call, head: DraftHead) -> BaseHeadRunner[Any]:
+def head_runner_of(call: Call, head: DraftHead, *, budget: int) -> BaseHeadRunner[Any]:
     """The head with a cache of its own, for the call's prompts.
+
+    Args:
+        budget (`int`): most tokens drafted a step.
 
     Raises:
         ConfigError: head and target do not go together, or the prompt is no text that the head could read.
@@ -108,6 +112,7 @@ def head_runner_of(call: Call, head: DraftHead) -> BaseHeadRunner[Any]:
         # embeddings and output head may be shared out, so that their forwards are collectives
         is_shared=not rank_sync_of(call.model).is_alone,
         room=longest - length,
+        shapes=head_shapes(call, head, num_columns=longest, budget=budget) if isinstance(head, PairHead) else None,
     )
     if isinstance(head, SharedCacheHead):
         return SharedCacheRunner(head, about, last_own_layers(call.model))

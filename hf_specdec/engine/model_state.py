@@ -6,7 +6,7 @@ It lives in the model's `__dict__`, so it is copied, pickled and dropped with th
 import contextlib
 import logging
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from hf_specdec.compat import attention_implementation
 from hf_specdec.compat.fingerprint import Fingerprint
 from hf_specdec.engine.cost_facts import check_facts
 from hf_specdec.engine.cost_model import StepCosts
-from hf_specdec.forward.compiled_forward import CompiledForward
+from hf_specdec.forward.compiled_forward import CompiledForward, Step
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
@@ -67,12 +67,20 @@ class ModelState:
                 self.costs[key] = costs
             return self.costs[key]
 
-    def compiled_forward(self, model: PreTrainedModel, settings: dict[str, Any]) -> CompiledForward:
-        """What runs the model as it is now compiled with these settings; graphs are not copied with the model."""
-        key = repr((attention_implementation(model.config), str(model.dtype), sorted(settings.items(), key=str)))
+    def compiled_forward(
+        self, model: Any, settings: dict[str, Any], make_step: Callable[[Any], Step] | None = None
+    ) -> CompiledForward:
+        """What runs the model as it is now compiled with these settings; graphs are not copied with the model.
+
+        Args:
+            model: a model or a draft head.
+            make_step: of `CompiledForward`.
+        """
+        attention = attention_implementation(model.config) if isinstance(model, PreTrainedModel) else None
+        key = repr((attention, str(model.dtype), sorted(settings.items(), key=str)))
         with self.lock:
             if key not in self.compiled:
-                self.compiled[key] = CompiledForward(model, settings)
+                self.compiled[key] = CompiledForward(model, settings, make_step)
             return self.compiled[key]
 
     def facts_of(self, now: Fingerprint) -> ModelFacts:
@@ -101,8 +109,8 @@ class ModelState:
         self.lock, self.compiled, self.facts = threading.Lock(), {}, None
 
 
-def state_of(model: PreTrainedModel) -> ModelState:
-    """The model's state, made at first use."""
+def state_of(model: torch.nn.Module) -> ModelState:
+    """The state of a model or a draft head, made at first use."""
     state: ModelState = model.__dict__.setdefault(ATTRIBUTE, ModelState())
     return state
 

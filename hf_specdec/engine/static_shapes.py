@@ -8,14 +8,17 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
+from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.adapters import takes_positions
-from hf_specdec.forward.compiled_forward import CompiledForward
+from hf_specdec.forward.compiled_forward import CompiledForward, CompiledShapes
+from hf_specdec.forward.head_stage import pair_step
 from hf_specdec.forward.model_runner import MAX_UNCACHED
 from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.draft_head import DraftHead, PairHead
 
 __all__ = [
     "DraftShapes",
@@ -23,10 +26,13 @@ __all__ = [
     "compiled_forward",
     "draft_shapes",
     "fixed_shapes",
+    "head_shapes",
     "reason_against_static",
 ]
 
 GRAIN = 64  # the smallest capacity, and what capacities are multiples of
+ROUND_WIDTHS = 4  # columns of a head's round, over its widest forward: more make its buffers grow
+LENGTH_REASON = "its rotary frequencies follow the text's length, which a compiled forward hides"
 
 
 def reason_against_static(call: Call, tier: str, engine: str) -> str | None:
@@ -144,6 +150,40 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
     return DraftShapes(cache, FixedShapes(widths_up_to(width), capacity), compiled)
 
 
+def head_shapes(call: Call, head: PairHead, *, num_columns: int, budget: int) -> CompiledShapes | None:
+    """For a draft head beside a target whose forwards are compiled; `None` beside any other.
+
+    Args:
+        num_columns (`int`): tokens of the longest text.
+        budget (`int`): most tokens that are drafted a step.
+    """
+    target_cache = _cache_of(call)
+    if not isinstance(target_cache, compat.StaticCache):
+        return None
+    target = _compiled_forward(call.model, call, call.model_kwargs)
+    if target is None or target.reason is not None:
+        return None
+    if (reason := _reason_against_head(call, head)) is not None:
+        state_of(head).warn_once(f"{type(head).__name__} is not compiled: {reason}")
+        return None
+    compiled = state_of(head).compiled_forward(head, target.settings, pair_step)
+    if compiled.reason is not None:
+        return None
+    width = 1 + budget
+    num_columns = max(num_columns, target_cache.get_max_length())  # generate's own never gets shorter again
+    capacity = capacity_for(num_columns + ROUND_WIDTHS * width)
+    return CompiledShapes(FixedShapes(widths_up_to(width), capacity), compiled)
+
+
+def _reason_against_head(call: Call, head: DraftHead) -> str | None:
+    """Why a head is not compiled beside a target that is, or `None`."""
+    if not rank_sync_of(call.model).is_alone:
+        return "its output head may be shared between processes"
+    if rotary_of(head) is not None:
+        return LENGTH_REASON
+    return None
+
+
 def _compiled_forward(
     model: PreTrainedModel, call: Call, model_kwargs: Mapping[str, Any], reason: str | None = None
 ) -> CompiledForward | None:
@@ -154,7 +194,7 @@ def _compiled_forward(
     if settings is None:
         return None
     if rotary_of(model) is not None:
-        reason = reason or "its rotary frequencies follow the text's length, which a compiled forward hides"
+        reason = reason or LENGTH_REASON
     if reason is not None:
         state_of(model).warn_once(f"{type(model).__name__} is not compiled: {reason}")
         return None

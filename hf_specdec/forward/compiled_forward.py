@@ -1,4 +1,4 @@
-"""A model's forwards over a static cache, compiled once for each shape, with the best token of every column inside.
+"""A network's forwards over a static cache, compiled once for each shape, with what is read of their logits inside.
 
 A shape that cannot be compiled runs as it is written, and the reason is kept. Knows nothing of trees or texts.
 """
@@ -6,91 +6,117 @@ A shape that cannot be compiled runs as it is written, and the reason is kept. K
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.cache.static_cache import StaticSpecCache
+from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.transfer import is_host
 
-__all__ = ["CompiledForward"]
+__all__ = ["CompiledForward", "CompiledShapes", "Step"]
 
 Step = Callable[..., tuple[Any, torch.Tensor]]
 
 
 class CompiledForward:
-    """Runs one model's forwards. Kept on the model, so that later calls find what was compiled.
+    """Runs one network's forwards. Kept on the network, so that later calls find what was compiled.
 
     Args:
+        model: a module with a `device`.
         settings: keyword arguments of `torch.compile`.
+        make_step: makes a function of one shape; by default the model's output with the best token of each column.
 
     Attributes:
-        shapes: what was compiled: `(batch, width, columns)` of each graph.
+        shapes: what was compiled: `(batch, width, columns)` of each graph, and what else graphs are made for.
         seconds (`float`): of the first forward of each shape, which compiles.
         reason (`str | None`): why forwards run as they are written, once that was found out.
     """
 
-    def __init__(self, model: PreTrainedModel, settings: Mapping[str, Any]) -> None:
-        self.model, self.settings = model, dict(settings)
+    def __init__(
+        self, model: torch.nn.Module, settings: Mapping[str, Any], make_step: Callable[[Any], Step] | None = None
+    ) -> None:
+        self.model: Any = model
+        self.settings, self._make_step = dict(settings), make_step or _model_step
         self.shapes: set[tuple[int, ...]] = set()
         self.seconds = 0.0
         self.reason: str | None = None
         self._steps: dict[tuple[int, ...], Step] = {}  # by shape: torch stops compiling what has too many graphs
-        self._kept: tuple[tuple[int, int], StaticSpecCache] | None = None
+        self._kept: dict[int, StaticSpecCache] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, shape: tuple[int, ...], inputs: Mapping[str, Any]) -> tuple[Any, torch.Tensor | None]:
-        """The model's output, and the best token of each column, `(batch, width)`; `None` where that was not computed.
+    @property
+    def is_lent(self) -> bool:
+        """Whether the next forward may write over what one has returned, as CUDA graphs do."""
+        return self.reason is None and not is_host(self.model.device)
+
+    def __call__(self, shape: tuple[int, ...], inputs: Mapping[str, Any]) -> tuple[Any, torch.Tensor]:
+        """What the step returns: of a model its output, and the best token of each column, `(batch, width)`.
 
         Args:
-            shape: `(batch, width, columns)`: what a graph is made for.
+            shape: `(batch, width, columns)` and more: what a graph is made for.
         """
         if self.reason is not None:
-            return self.model(**inputs, return_dict=True), None
+            return self.as_written(inputs)
         if shape in self.shapes:
             return self._step_of(shape)(**inputs)
         start = time.perf_counter()
         try:
             found = self._step_of(shape)(**inputs)
         except Exception as error:  # noqa: BLE001 compilers fail in many ways; what the forward itself raises comes below
-            outputs = self.model(**inputs, return_dict=True)
+            found = self.as_written(inputs)
             self.reason = " ".join([type(error).__name__, *str(error).split("\n")[:2]])
-            return outputs, None
+            return found
         self.shapes.add(shape)
         self.seconds += time.perf_counter() - start
         return found
 
-    def take_cache(self, batch: int, capacity: int) -> StaticSpecCache | None:
+    def as_written(self, inputs: Mapping[str, Any]) -> tuple[Any, torch.Tensor]:
+        """The same, not compiled, for any shape."""
+        return self._make_step(self.model)(**inputs)
+
+    def take_cache(self, batch: int, capacity: int, part: int = 0) -> StaticSpecCache | None:
         """The cache that the last call has left, empty, where it has this shape and no other call has taken it.
 
         A CUDA graph is recorded for the addresses of its buffers. Those made in inference mode are of no use outside.
+
+        Args:
+            part: which of the caches that a call uses at the same time.
         """
         with self._lock:
-            if self._kept is None or self._kept[0] != (batch, capacity):
+            kept = self._kept.get(part)
+            if kept is None or (len(kept.lengths), kept.capacity) != (batch, capacity):
                 return None
-            (_, cache), self._kept = self._kept, None
-        if cache.is_inference and not torch.is_inference_mode_enabled():
+            del self._kept[part]
+        if kept.is_inference and not torch.is_inference_mode_enabled():
             return None
-        cache.empty()
-        return cache
+        kept.empty()
+        return kept
 
-    def keep_cache(self, cache: StaticSpecCache) -> None:
+    def keep_cache(self, cache: StaticSpecCache, part: int = 0) -> None:
         """Keep a cache that nobody uses any more for the next call, in the place of an earlier one."""
         if self.reason is None and cache.lengths:
             with self._lock:
-                self._kept = ((len(cache.lengths), cache.capacity), cache)
+                self._kept[part] = cache
 
     def _step_of(self, shape: tuple[int, ...]) -> Step:
         if not is_host(self.model.device):
             compat.mark_step_begin()
         if shape not in self._steps:
-            self._steps[shape] = compat.compiled(_step_function(self.model), self.settings)
+            self._steps[shape] = compat.compiled(self._make_step(self.model), self.settings)
         return self._steps[shape]
 
 
-def _step_function(model: PreTrainedModel) -> Step:
+@dataclass(frozen=True, slots=True)
+class CompiledShapes:
+    """The shapes of a call's forwards over a static cache, and what runs them."""
+
+    fixed: FixedShapes
+    compiled: CompiledForward
+
+
+def _model_step(model: Any) -> Step:
     """A function of one shape."""
 
     def step(**inputs: Any) -> tuple[Any, torch.Tensor]:

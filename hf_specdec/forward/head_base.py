@@ -11,8 +11,9 @@ import torch
 
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
+from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
 from hf_specdec.distributed.rank_sync import RankSync
-from hf_specdec.forward.compiled_forward import CompiledForward
+from hf_specdec.forward.compiled_forward import CompiledForward, CompiledShapes
 from hf_specdec.forward.drafting import KnownScorer, RowScorer, of_each_row, unknown_scorer
 from hf_specdec.kernels.grouped import GroupedHeads
 from hf_specdec.methods.draft_head import DraftHead
@@ -20,7 +21,7 @@ from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree
 
-__all__ = ["BaseHeadRunner", "HeadCall", "head_cache"]
+__all__ = ["BaseHeadRunner", "HeadCall", "head_cache", "static_head_cache"]
 
 RESERVE = 1024  # cache columns allocated at once after the prompt, at most
 
@@ -40,6 +41,7 @@ class HeadCall:
         device: where token ids are read, and where logits go.
         is_shared (`bool`): whether the head's forwards are collectives of several processes.
         room (`int`): tokens that the texts may get.
+        shapes: of the forwards after the prompt's, where these are compiled.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -50,6 +52,7 @@ class HeadCall:
     device: torch.device
     is_shared: bool = False
     room: int = RESERVE
+    shapes: CompiledShapes | None = None
 
     @property
     def reserve(self) -> int:
@@ -67,11 +70,35 @@ def head_cache(
         reserve: columns to allocate at once.
     """
     cache = SpecCache([SpecLayer(reserve=reserve) for _ in range(max(shapes) + 1)], reserve=reserve)
+    _allocate(cache, head, shapes, num_rows)
+    return cache
+
+
+def static_head_cache(
+    head: DraftHead, shapes: Mapping[int, tuple[int, int, int]], to_run: CompiledShapes, *, num_rows: int, part: int = 0
+) -> StaticSpecCache:
+    """The same with buffers of fixed shape: those that the last call has left, or new ones.
+
+    Args:
+        part: which of the head's caches.
+    """
+    capacity = to_run.fixed.capacity
+    cache = to_run.compiled.take_cache(num_rows, capacity, part)
+    if cache is not None:
+        keys = cache.layers[min(shapes)].keys
+        if (keys.dtype, keys.device) == (head.dtype, head.device):  # the head has not been moved since
+            cache.sync()
+            return cache
+    cache = StaticSpecCache([StaticSpecLayer(reserve=capacity) for _ in range(max(shapes) + 1)], reserve=capacity)
+    _allocate(cache, head, shapes, num_rows)
+    return cache
+
+
+def _allocate(cache: SpecCache, head: DraftHead, shapes: Mapping[int, tuple[int, int, int]], num_rows: int) -> None:
     for number, (heads, *dims) in shapes.items():
         keys, values = (torch.empty((num_rows, heads, 0, dim), dtype=head.dtype, device=head.device) for dim in dims)
         cache.layers[number].lazy_initialization(keys, values)
     cache.sync()
-    return cache
 
 
 def _embeddings_of(
@@ -98,10 +125,11 @@ class BaseHeadRunner(ABC, Generic[Head]):
     takes_trees = True
     reads_prompt = True
     per_row: ClassVar[tuple[str, ...]] = ()
-    compiled: CompiledForward | None = None
+    compiled: CompiledForward | None
 
     def __init__(self, head: Head, call: HeadCall) -> None:
         self.head, self.hidden_layers, self.network = head, call.hidden_layers, id(head)
+        self.compiled = None if call.shapes is None else call.shapes.compiled
         self._embeddings = partial(_embeddings_of, head, call.embed, call.device)
         self.vocab_size, self.relative_cost, self.device = call.vocab_size, call.relative_cost, call.device
         self.is_shared, self.rank_sync = call.is_shared, RankSync()
@@ -158,7 +186,7 @@ class BaseHeadRunner(ABC, Generic[Head]):
         return
 
     def close(self) -> None:
-        """The call has ended; nothing is kept for the next one."""
+        """The call has ended; buffers of compiled forwards are kept for the next one."""
         return
 
     def admit(self, other: Self, place: int | None) -> None:

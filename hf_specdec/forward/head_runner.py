@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall
-from hf_specdec.forward.head_stage import HeadStage, Wanted
+from hf_specdec.forward.head_rows import Wanted
+from hf_specdec.forward.head_stage import HeadStage
 from hf_specdec.methods.draft_head import PairHead
 from hf_specdec.tree import DraftTree
 
@@ -26,26 +27,42 @@ class HeadRunner(BaseHeadRunner[PairHead]):
         following: HeadStage | None = None
         self._stages: list[HeadStage] = []
         for index in reversed(range(head.num_stages)):
-            following = HeadStage(head, index, self.texts, self._embeddings, reserve=call.reserve, following=following)
-            self._stages.insert(0, following)
+            stage = HeadStage(
+                head,
+                index,
+                self.texts,
+                self._embeddings,
+                reserve=call.reserve,
+                following=following,
+                shapes=call.shapes,
+            )
+            self._stages.insert(0, stage)
+            following = stage
 
     def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
         """See `BaseHeadRunner.read`."""
         features = self._features(place, states)
         self._stages[0].rows[place].read(features, len(self.texts[place]) - len(features))
 
+    def close(self) -> None:
+        """The call has ended; buffers of compiled forwards are kept for the next one."""
+        for stage in self._stages:
+            stage.release()
+
     def _score(self, trees: Sequence[DraftTree | None]) -> torch.Tensor:
         known = list(self._num_scored)
         while (wave := self._wave(trees)) is not None:
             self._compute(wave, trees)
-        states, stages = [], []
-        for place, (tree, count) in enumerate(zip(trees, known, strict=True)):
-            if tree is None:
-                continue
-            for node in range(count, len(tree)):
-                stages.append(self._stage_of(tree, node))
-                states.append(self._stages[stages[-1]].rows[place].states[node])
-        return self.head.stage_logits(torch.stack(states), stages)
+        new = [
+            (place, node, self._stage_of(tree, node))
+            for place, (tree, count) in enumerate(zip(trees, known, strict=True))
+            if tree is not None
+            for node in range(count, len(tree))
+        ]
+        if self.compiled is not None:
+            return torch.stack([self._stages[stage].rows[place].logits[node] for place, node, stage in new])
+        states = torch.stack([self._stages[stage].rows[place].states[node] for place, node, stage in new])
+        return self.head.stage_logits(states, [stage for _, _, stage in new])
 
     def _renew_round(self) -> None:
         for stage in self._stages:
@@ -72,7 +89,7 @@ class HeadRunner(BaseHeadRunner[PairHead]):
                 if tree is not None and (own := [node for node in nodes if self._stage_of(tree, node) == index]):
                     wanted[place] = self._wanted(index, place, tree, own)
             if any(wanted):
-                stage.catch_up(CHUNK)
+                stage.catch_up(CHUNK, wanted)
                 stage.compute(wanted)
         self._num_scored = [max(known, nodes.stop) for known, nodes in zip(self._num_scored, wave, strict=True)]
 

@@ -13,7 +13,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.compat.rotary import rotary_grows, rotary_state, rotary_switches
@@ -107,7 +106,7 @@ class _Hook:
         return tuple(found) if isinstance(output, tuple) else found[0]
 
 
-def rotary_of(model: PreTrainedModel, facts: ModelFacts | None = None) -> RotaryFrequencies | None:
+def rotary_of(model: torch.nn.Module, facts: ModelFacts | None = None) -> RotaryFrequencies | None:
     """The rotary modules whose frequencies depend on the length of the text, or `None` where there are none.
 
     Args:
@@ -117,7 +116,7 @@ def rotary_of(model: PreTrainedModel, facts: ModelFacts | None = None) -> Rotary
     return RotaryFrequencies(modules) if modules else None
 
 
-def _rotary_modules(model: PreTrainedModel) -> tuple[torch.nn.Module, ...]:
+def _rotary_modules(model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
     return tuple(module for module in modules_of(model) if "rope_type" in vars(module))
 
 

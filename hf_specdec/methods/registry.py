@@ -6,7 +6,11 @@ drafter = method.make(method.config_class(), DrafterContext(MethodState()))
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import cast
 
+from transformers import PreTrainedModel
+
+from hf_specdec.compat import attention_implementation
 from hf_specdec.errors import unknown_name
 from hf_specdec.methods.auto.method import AUTO
 from hf_specdec.methods.dflash.method import DFLASH
@@ -22,6 +26,7 @@ from hf_specdec.methods.prompt_lookup.method import PROMPT_LOOKUP
 
 __all__ = ["METHODS", "as_head", "config_arguments", "resolve"]
 
+ATTRIBUTE = "_hf_specdec_head"  # of a transformers model: the head that it is
 METHODS: Mapping[str, Method] = MappingProxyType(
     {method.name: method for method in (PLAIN, PROMPT_LOOKUP, LOOKAHEAD, DRAFT_MODEL, EAGLE3, MTP, DFLASH, AUTO)}
 )
@@ -48,7 +53,14 @@ def as_head(assistant: object) -> DraftHead | None:
     """The draft head that `assistant` is, be it one of ours or a transformers model; `None` of any other object."""
     if isinstance(assistant, DraftHead):
         return assistant
+    if not isinstance(assistant, PreTrainedModel):
+        return None
+    made_for = (assistant.dtype, assistant.device, attention_implementation(assistant.config))
+    kept = vars(assistant).get(ATTRIBUTE)
+    if kept is not None and kept[0] == made_for:
+        return cast("DraftHead", kept[1])
     for wrap in (gemma_assistant_head_of, *[method.as_head for method in METHODS.values()]):
         if wrap is not None and (head := wrap(assistant)) is not None:
+            vars(assistant)[ATTRIBUTE] = made_for, head  # what was compiled for it serves later calls
             return head
     return None

@@ -1,4 +1,4 @@
-"""Compiling on a CPU, and a backend that counts graphs instead of making code of them."""
+"""Compiling on a CPU, and ways to count graphs instead of making code of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from transformers import CompileConfig
 
-__all__ = ["counting", "on_cpu"]
+from hf_specdec.cache.static_cache import StaticSpecCache
+
+__all__ = ["Recorder", "counting", "on_cpu"]
 
 
 def on_cpu(backend: Any, **settings: Any) -> CompileConfig:
@@ -24,3 +26,41 @@ def counting(graphs: list[Any]) -> Callable[..., Any]:
         return module.forward
 
     return count
+
+
+class Recorder:
+    """In the place of torch's compiler: runs functions as they are written, and says where torch would compile.
+
+    Attributes:
+        kinds: for each function that was to be compiled, the kinds of arguments that it got: one graph for each.
+    """
+
+    def __init__(self) -> None:
+        self.kinds: list[set[Any]] = []
+
+    def __call__(self, function: Callable[..., Any], settings: Any) -> Callable[..., Any]:
+        """Takes the place of `compat.compiled`."""
+        kinds: set[Any] = set()
+        self.kinds.append(kinds)
+
+        def run(**inputs: Any) -> Any:
+            kinds.add(tuple((name, _kind_of(value)) for name, value in sorted(inputs.items())))
+            return function(**inputs)
+
+        return run
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that torch would have made."""
+        return sum(map(len, self.kinds))
+
+
+def _kind_of(value: Any) -> Any:
+    """What torch compiles a function for: shapes, types, numbers, and where the buffers of a cache are."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.dtype
+    if isinstance(value, StaticSpecCache):
+        return tuple((tuple(layer.keys.shape), layer.keys.data_ptr()) for layer in value.layers if layer.is_initialized)
+    if isinstance(value, dict):
+        return tuple((name, _kind_of(own)) for name, own in sorted(value.items()))
+    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__

@@ -57,7 +57,7 @@ def test_few_graphs_serve_texts_of_any_length(pair: tuple[Any, Any], graphs: lis
         numbers.append(len(graphs))
         (forward,) = state_of(draft).compiled.values()
         assert {width for _, width, _ in forward.shapes} <= {1, 2, 4, 8}
-        addresses |= {forward._kept[1].layers[0].keys.data_ptr()}
+        addresses |= {forward._kept[0].layers[0].keys.data_ptr()}
     assert numbers[0] > len(state_of(draft).compiled)
     assert numbers[-1] <= 8, "four widths of each model at most"
     assert len({columns for _, _, columns in forward.shapes}) == 1
@@ -128,7 +128,7 @@ def test_buffers_left_by_a_call_hide_what_was_not_finite(pair: tuple[Any, Any], 
     for _ in range(2):
         assert speculative(model, PROMPT, **STATIC | options).equal(expected)
         (forward,) = state_of(model).compiled.values()
-        forward._kept[1].layers[0].values.fill_(float("nan"))
+        forward._kept[0].layers[0].values.fill_(float("nan"))
 
 
 @pytest.mark.wide
