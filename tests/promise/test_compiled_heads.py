@@ -134,12 +134,12 @@ def test_rotary_frequencies_that_follow_the_text_are_not_compiled(
 @pytest.mark.parametrize("name", ["eagle3, sliding", "mtp, glm4_moe, 3 layers"])
 def test_torchs_compiler_makes_as_many_graphs_as_are_counted(zoo: Zoo, graphs: list[Any], name: str) -> None:
     target = hf_specdec.disable(CASES[name].target(zoo))
-    head, numbers = CASES[name].head(hf_specdec.enable(target)), []
+    head, numbers, config = CASES[name].head(hf_specdec.enable(target)), [], on_cpu(counting(graphs))
     for length, new in ((20, 12), (9, 16), (12, 14), (20, 12)):
         ids = PROMPT[:, :length].repeat(2, 1)
         expected = plain(target, ids, max_new_tokens=new, do_sample=False)
-        options = {"max_new_tokens": new, "compile_config": on_cpu(counting(graphs))}
-        output = compiled(target, head, CASES[name].method, inputs=ids, **options)
+        options = {"max_new_tokens": new, "compile_config": config}
+        output = compiled(target, head, CASES[name].method, "chain", inputs=ids, **options)
         assert output.sequences.equal(expected)
         assert output.spec_stats.num_graphs == len(graphs)
         numbers.append(len(graphs))
