@@ -25,7 +25,7 @@ from hf_specdec.capabilities.reference import (
     tried,
 )
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.adapters import adapter_of, takes_positions
+from hf_specdec.forward.adapters import adapter_of, lacks_hooks, takes_positions
 from hf_specdec.forward.model_runner import ModelRunner, Tier
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_mask import TreeMasks
@@ -119,6 +119,8 @@ def _known_reason(model: PreTrainedModel) -> str | None:
     if not TreeMasks(model).supported:
         name = compat.attention_implementation(model.config)
         return f'{name!r} attention takes no mask of a tree; attn_implementation="sdpa" does'
+    if lacks_hooks(model):
+        return "it is compiled, and a compiled forward leaves out the hooks that place a tree's tokens"
     if not takes_positions(model) and adapter_of(model) is None:
         of_cache = "its decoder takes positions from the cache"
         return of_cache if model.config.is_encoder_decoder else "its forward takes no position_ids"

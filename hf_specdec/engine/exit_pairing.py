@@ -10,7 +10,7 @@ from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
 from hf_specdec.forward.exit_runner import OWN_CACHE, ExitRunner
-from hf_specdec.forward.layer_cut import layers_of, path_to_layers
+from hf_specdec.forward.layer_cut import check_forwards, layers_of, path_to_layers
 
 __all__ = ["check_exit", "exit_runner_of"]
 
@@ -21,15 +21,17 @@ def check_exit(call: Call, layers: int) -> None:
     """Refuse a call whose model cannot be left after `layers` layers, as far as that can be seen without trying.
 
     Raises:
-        ConfigError: it has an encoder, fewer layers, none that can be told from its other parts, or states beside keys
-            and values.
+        ConfigError: it has an encoder, fewer layers, none that can be told from its other parts, a forward on the
+            instance that a copy cannot have, or states beside keys and values.
     """
     model, name = call.model, type(call.model).__name__
     if model.config.is_encoder_decoder:
         rule = f"must be unset for an encoder-decoder such as {name}"
         raise ConfigError("exit_layer", rule, layers, "Pass a smaller encoder-decoder as assistant_model.")
     try:
-        most = len(layers_of(model, call.facts.of(path_to_layers, model))) - 1
+        path = call.facts.of(path_to_layers, model)
+        check_forwards(model, path)
+        most = len(layers_of(model, path)) - 1
     except UnsupportedModelError as error:
         what = str(error).split(", so that")[0]
         raise ConfigError("exit_layer", f"must be unset where {what}", layers, SMALLER) from error

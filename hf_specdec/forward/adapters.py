@@ -22,7 +22,7 @@ from hf_specdec import compat
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.tree_rows import TreeRows
 
-__all__ = ["TreeAdapter", "TreePositions", "adapter_of", "takes_positions", "works_by_hooks"]
+__all__ = ["TreeAdapter", "TreePositions", "adapter_of", "lacks_hooks", "takes_positions", "works_by_hooks"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _register_lock = threading.Lock()  # torch numbers hooks without one
@@ -123,8 +123,16 @@ def works_by_hooks(model: PreTrainedModel) -> bool:
 
 def adapter_of(model: PreTrainedModel) -> TreeAdapter | None:
     """What makes trees of a model that takes no positions, or `None` where nothing is known."""
-    if not works_by_hooks(model):
-        return None
+    return _recognised(model) if works_by_hooks(model) else None
+
+
+def lacks_hooks(model: PreTrainedModel) -> bool:
+    """Whether the model has an adapter but for being compiled."""
+    return not takes_positions(model) and compat.is_compiled(model) and _recognised(model) is not None
+
+
+def _recognised(model: PreTrainedModel) -> TreeAdapter | None:
+    """The submodules that count positions, and what replaces their work; `None` where there are none."""
     decoder: Any = model
     if model.config.is_encoder_decoder:
         decoder = compat.innermost_decoder(model)

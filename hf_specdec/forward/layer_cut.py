@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.errors import UnsupportedModelError
 
-__all__ = ["cut_after", "layers_of", "path_to_layers", "shallow_copy", "with_modules"]
+__all__ = ["check_forwards", "cut_after", "layers_of", "path_to_layers", "shallow_copy", "with_modules"]
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
@@ -49,7 +49,12 @@ def layers_of(model: PreTrainedModel, path: str) -> torch.nn.ModuleList:
 
 
 def cut_after(model: PreTrainedModel, path: str, layers: torch.nn.ModuleList) -> PreTrainedModel:
-    """A copy of `model` with `layers` in place of its list at `path`, and a configuration of as many layers."""
+    """A copy of `model` with `layers` in place of its list at `path`, and a configuration of as many layers.
+
+    Raises:
+        UnsupportedModelError: as of `check_forwards`.
+    """
+    check_forwards(model, path)
     config = _cut_config(model.config, len(layers))
     configs = {id(model.config): config, id(compat.text_config(model.config)): compat.text_config(config)}
     cut = with_modules(model, {path: layers}, configs)
@@ -80,9 +85,9 @@ def with_modules(
 
 
 def shallow_copy(module: Module) -> Module:
-    """Another module with the same parts; methods kept on the instance, such as accelerate's, are bound anew.
+    """Another module with the same parts; functions kept on the instance that call the module call the copy.
 
-    Compiled ones are bound as they were before `torch.compile`.
+    Compiled ones are taken as they were before `torch.compile`.
     """
     twin = copy.copy(module)
     for name, value in vars(module).items():
@@ -93,16 +98,78 @@ def shallow_copy(module: Module) -> Module:
     return twin
 
 
-def _rebound(value: Any, module: torch.nn.Module, twin: torch.nn.Module) -> Any:
-    """What `value`, an attribute of `module`, is for `twin`."""
-    method = compat.uncompiled(value)
-    if isinstance(method, types.MethodType) and method.__self__ is module:
-        return types.MethodType(method.__func__, twin)
-    if isinstance(method, functools.partial) and module in method.args:
-        arguments = [twin if argument is module else argument for argument in method.args]
-        bound = functools.partial(method.func, *arguments, **method.keywords)
-        return functools.update_wrapper(bound, method)
-    return value
+def check_forwards(model: PreTrainedModel, path: str) -> None:
+    """Refuse a model of which a copy would run the whole model.
+
+    Raises:
+        UnsupportedModelError: a module that holds the layers at `path` has a forward on the instance that reaches the
+            module in another way than as a method, a partial, a closure or by its defaults.
+    """
+    for module in [model, *_modules_along(model, path.split("."))]:
+        own = vars(module).get("forward")
+        if own is not None and _rebound(own, module, torch.nn.Identity()) is own:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has the `forward` of its {type(module).__name__} replaced by "
+                f"{getattr(own, '__qualname__', type(own).__name__)!r}, so that a copy of its first layers would run "
+                "all of them. Set types.MethodType(function, module) in its place, or pass a smaller model with the "
+                "same tokenizer as the draft."
+            )
+
+
+def _rebound(value: Any, module: torch.nn.Module, twin: torch.nn.Module, within: tuple[Any, ...] = ()) -> Any:
+    """What `value`, an attribute of `module`, is for `twin`; `value` itself where it does not hold `module`.
+
+    Args:
+        within: the functions whose parts led here.
+    """
+    if value is module:
+        return twin
+    function = compat.uncompiled(value)
+    if isinstance(function, types.MethodType):
+        return types.MethodType(function.__func__, twin) if function.__self__ is module else value
+    if function in within or not isinstance(function, functools.partial | types.FunctionType):
+        return value
+    parts = _parts_of(function)
+    new = [_rebound(part, module, twin, (*within, function)) for part in parts]
+    if all(a is b for a, b in zip(parts, new, strict=True)):
+        return value
+    return functools.update_wrapper(_assembled(function, new), function)
+
+
+def _parts_of(function: functools.partial[Any] | types.FunctionType) -> list[Any]:
+    """What a function calls or passes on, of what is known with it; see `_assembled`."""
+    if isinstance(function, functools.partial):
+        return [function.func, *function.args, *function.keywords.values()]
+    cells = [_content(cell) for cell in function.__closure__ or ()]
+    return [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def _assembled(function: functools.partial[Any] | types.FunctionType, parts: list[Any]) -> Any:
+    """The function with `parts` in place of its own; cells whose content stays are shared with it."""
+    if isinstance(function, functools.partial):
+        count = 1 + len(function.args)
+        return functools.partial(parts[0], *parts[1:count], **dict(zip(function.keywords, parts[count:], strict=True)))
+    own = function.__closure__ or ()
+    cells = tuple(
+        cell if _content(cell) is new is not function else types.CellType(new)
+        for cell, new in zip(own, parts, strict=False)
+    )
+    count = len(cells) + len(function.__defaults__ or ())
+    defaults = tuple(parts[len(cells) : count]) or None
+    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, cells)
+    made.__kwdefaults__ = dict(zip(function.__kwdefaults__ or {}, parts[count:], strict=True))
+    for cell in cells:
+        if _content(cell) is function:  # it calls itself
+            cell.cell_contents = made
+    return made
+
+
+def _content(cell: types.CellType) -> Any:
+    """What a cell of a closure holds; the cell itself while it is empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return cell
 
 
 def _is_within(model: torch.nn.Module, name: str, decoder: Any) -> bool:
