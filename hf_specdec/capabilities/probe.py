@@ -90,6 +90,8 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
         reason = f"several tokens in one forward do not work: {sentence(exception)}"
         if model.training:
             reason += " (it is in train mode; call its eval() for forwards without dropout)"
+        elif compat.rounds_tokens_together(model):
+            reason += " (its int8 layers round a token by the outliers of others; llm_int8_threshold=0.0 does not)"
         return _found(model, "plain", reason)
 
 

@@ -76,6 +76,7 @@ from hf_specdec.compat.models import (
     max_positions,
     num_decoder_layers,
     private_config,
+    rounds_tokens_together,
     takes_cache,
     text_config,
     uncompiled,

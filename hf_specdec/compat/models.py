@@ -28,6 +28,7 @@ __all__ = [
     "max_positions",
     "num_decoder_layers",
     "private_config",
+    "rounds_tokens_together",
     "takes_cache",
     "text_config",
     "uncompiled",
@@ -120,6 +121,12 @@ def num_decoder_layers(model: PreTrainedModel) -> int:
     if isinstance(layers, torch.nn.ModuleList):
         return len(layers)
     return int(text_config(model.config).num_hidden_layers)
+
+
+def rounds_tokens_together(model: PreTrainedModel) -> bool:
+    """Whether bitsandbytes' int8 layers round a token by the outliers of the others in its forward."""
+    config = getattr(model.config, "quantization_config", None)
+    return getattr(config, "load_in_8bit", False) is True and config.llm_int8_threshold > 0
 
 
 def counts_unpadded(module: torch.nn.Module) -> bool:

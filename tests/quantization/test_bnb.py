@@ -116,6 +116,16 @@ def test_int8_says_once_that_it_casts(caplog: pytest.LogCaptureFixture) -> None:
     assert sum(bnb.INT8_CASTS in record.getMessage() for record in caplog.records) == 1
 
 
+@pytest.mark.parametrize(("threshold", "tier"), [(0.5, "plain"), (0.0, "tree")])
+def test_int8_outliers_are_named_where_they_are_the_reason_against_drafts(threshold: float, tier: str) -> None:
+    """A column with an outlier is multiplied in 16 bits for all tokens of a forward, which fp32 shows."""
+    bnb.load_bitsandbytes("a test")
+    config = tf.BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=threshold)
+    found = hf_specdec.capability(load(DRAFT, dtype=torch.float32, quantization_config=config))
+    assert found.tier == tier
+    assert ("llm_int8_threshold=0.0" in found.reason) == (tier == "plain")
+
+
 def test_models_without_bitsandbytes_are_left_alone() -> None:
     model = tf.LlamaForCausalLM(tf.LlamaConfig(vocab_size=8, hidden_size=32, intermediate_size=8, num_hidden_layers=1))
     bnb.prepare(model)
