@@ -17,6 +17,7 @@ from hf_specdec.errors import ConfigError, first_line
 
 __all__ = [
     "check_output",
+    "check_room",
     "is_utf8",
     "json_value",
     "lines_of",
@@ -26,6 +27,7 @@ __all__ = [
     "saving_tensors",
 ]
 
+TRIED_BYTES = 1 << 16
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 PathLike = str | os.PathLike[str]
@@ -144,6 +146,23 @@ def check_output(field: str, path: PathLike) -> None:
         raise ConfigError(field, "must be a regular file, or a name that is free", shown, "Choose another name.")
     if not os.access(place.parent, os.W_OK | os.X_OK) or (place.exists() and not os.access(place, os.W_OK)):
         raise ConfigError(field, "must be a file that can be written", shown, "Choose another folder.")
+    check_room(field, place.parent, shown)
+
+
+def check_room(field: str, folder: Path, shown: str) -> None:
+    """Raise where a folder takes no new file of a few kilobytes, as on a full or read-only disk; nothing is left in it.
+
+    Raises:
+        ConfigError: names `field`, whose value is `shown`.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(TRIED_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        rule, remedy = "must be where files can be written", f"{error.strerror}. Choose another folder."
+        raise ConfigError(field, rule, shown, remedy) from error
 
 
 def _take_mode(new: Path, old: Path) -> None:

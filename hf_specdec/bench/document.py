@@ -23,7 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_specdec.bench.journal import Journal, is_journal, read_lines
+from hf_specdec.bench.journal import Journal, is_journal, line_of, read_lines
+from hf_specdec.bench.shapes import Misshapen, check_document
 from hf_specdec.bench.statistics import summarize
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.files import check_output, replacing
@@ -52,6 +53,7 @@ FORMAT = 3
 SPEEDS, COST, REPLAY = "speeds", "cost", "replay"
 MANY, PRECISIONS, DRAFTING, STEPS, GPU = "many", "precisions", "drafting", "steps", "gpu"
 EXACT_DTYPES = ("float32", "float64")
+RULE = "must be a whole document of hf-specdec bench"
 
 Document = dict[str, Any]
 
@@ -145,39 +147,32 @@ def read_document(path: str | os.PathLike[str], field: str = "file") -> Document
     """A document from a file of JSON, or of JSON lines where its name ends in `.jsonl`.
 
     Raises:
-        ConfigError: names `field`: there is none, it is something else, or it lacks what all documents have.
+        ConfigError: names `field`, and what is wrong: there is no file, it is something else, or a field of it is
+            missing or of another type.
     """
     document = _parsed(path, field)
     if document.get("format") != FORMAT:
         rule = f"must be a document of hf-specdec bench in format {FORMAT}"
         raise ConfigError(field, rule, document.get("format"), "Measure again.")
     try:
-        _check_whole(document)
+        check_document(document)
         summarize_again(document)
+    except ConfigError:
+        raise
     except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        reason = f"It lacks {error}." if isinstance(error, KeyError) else f"It holds something else: {error}."
-        raise ConfigError(field, "must be a whole document of hf-specdec bench", str(path), reason) from error
+        raise ConfigError(field, RULE, str(path), f"{_what_is_wrong(error, path)}. Measure again.") from error
     return document
 
 
-def _check_whole(document: Document) -> None:
-    """Raise a KeyError for a field that is missing, a ValueError for one that is of no use."""
-    if document["kind"] not in _FIELDS:
-        raise ValueError(f"kind {document['kind']!r} is none of {', '.join(_FIELDS)}")
-    entries = document["models"] if document["kind"] == SPEEDS else ()
-    required = (
-        (document, _FIELDS[document["kind"]]),
-        (document["header"], _SAME_HEADER),
-        *((e, _ENTRY) for e in entries),
-    )
-    for part, names in required:
-        for name in names:
-            if name not in part:
-                raise KeyError(name)
-    if document["kind"] == SPEEDS and not entries:
-        raise ValueError("no model")
+def _what_is_wrong(error: Exception, path: str | os.PathLike[str]) -> str:
+    """What of a document is wrong, with its line where the file has several."""
+    if not isinstance(error, Misshapen):
+        return f"Its records do not go together: {error!r}"
+    match error.path:
+        case ("models", int(model), "records", int(record), *_) if is_journal(path):
+            line = line_of(Path(path).read_text(encoding="utf-8"), model, record)
+            return f"In line {line}, {error}"
+    return f"In line 1, {error}" if is_journal(path) else str(error)
 
 
 def check_document_file(field: str, path: str | os.PathLike[str]) -> None:
@@ -217,11 +212,6 @@ def write_document(document: Document, path: str | os.PathLike[str]) -> None:
         beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-_FIELDS: Mapping[str, tuple[str, ...]] = {
-    SPEEDS: ("is_complete", "settings", "prompts"),
-    **dict.fromkeys((COST, REPLAY, MANY, PRECISIONS, DRAFTING, STEPS, GPU), ("is_complete",)),
-}
-_ENTRY = ("name", "dtype", "model", "assistant", "peak_memory", "rows", "left_out", "records")
 _SAME_HEADER = ("hardware", "versions", "device", "threads")
 _SAME_MODEL = ("dtype", "model", "assistant")
 

@@ -27,6 +27,7 @@ def write_page(document: Document, path: str | os.PathLike[str]) -> list[Path]:
         MissingExtraError: matplotlib is not installed.
     """
     page = Path(path)
+    page.parent.mkdir(parents=True, exist_ok=True)
     figures = plot_document(document, page.with_suffix(""), formats=("svg",)) if has_figures(document) else []
     with replacing(page) as beside:
         beside.write_text(page_text(document, [figure.relative_to(page.parent) for figure in figures]), "utf-8")

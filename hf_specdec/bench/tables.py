@@ -239,7 +239,7 @@ def _step_costs_tables(document: Document) -> list[Table]:
         "tokens": "{tokens_per_step:.2f}",
         "time": "{step_ms:.2f} ms",
     }
-    if any(row["launches"] is not None for row in document["steps"]):
+    if None not in (row[name] for row in document["steps"] for name in ("launches", "graph_launches")):
         steps |= {"launches": "{launches:.0f}", "graphs": "{graph_launches:.1f}"}
     return [_listed("operations", steps, document["steps"]), _listed("auto", AUTO_COLUMNS, document["auto"])]
 

@@ -1,7 +1,6 @@
 """`hf-specdec bench`: measurements that a stranger can rerun. Thin over `hf_specdec.bench`."""
 
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Any
 import typer
 
 from hf_specdec.bench.cost import measure_cost
-from hf_specdec.bench.document import SPEEDS, flagged, read_document, summarize_again, write_document
+from hf_specdec.bench.document import SPEEDS, flagged, read_document, summarize_again
 from hf_specdec.bench.drafting import measure_drafting
-from hf_specdec.bench.journal import Journal, is_journal
 from hf_specdec.bench.many import measure_many
 from hf_specdec.bench.naming import is_import
 from hf_specdec.bench.page import write_page
@@ -23,6 +21,7 @@ from hf_specdec.bench.replay_rows import replay_rows
 from hf_specdec.bench.rows import DEFAULT
 from hf_specdec.bench.run import Bench
 from hf_specdec.bench.steps import measure_steps
+from hf_specdec.cli.bench_file import DocumentFile
 from hf_specdec.cli.bench_models import ModelsOptions
 from hf_specdec.cli.bench_options import KindOptions, OutputOptions, PromptOptions, RunOptions
 from hf_specdec.cli.bench_output import progress_bar, show
@@ -35,7 +34,6 @@ from hf_specdec.quantization.precision import PRECISIONS
 __all__ = ["bench"]
 
 INTERRUPTED = 130
-SAVE_EVERY_SECONDS = 5.0
 COST_CONTEXTS, DRAFTING_CONTEXTS, MANY_ROWS = (128, 512), (1_000, 10_000, 100_000), (8,)
 ONE_METHOD = ("prompt_lookup",)  # of many and precisions, where no row is named
 
@@ -51,6 +49,7 @@ class _Asked:
     run: RunOptions
     output: OutputOptions
     kind: KindOptions
+    file: DocumentFile
 
 
 @reports_errors
@@ -67,16 +66,18 @@ def bench(
         sys.path.insert(0, str(Path.cwd()))  # where `module:Class` is looked for as well
     check_seed(run.seed)
     output.check(kind.chosen)
-    document = MEASURED[kind.chosen](_Asked(models, prompts, run, output, kind))
-    if output.output is not None and kind.chosen not in (SPEEDS, "show"):
-        write_document(document, output.output)
+    file = DocumentFile(output.resume, "resume") if output.output is None else DocumentFile(output.output, "output")
+    document = MEASURED[kind.chosen](_Asked(models, prompts, run, output, kind, file))
+    if kind.chosen not in (SPEEDS, "show"):
+        file.close(document)
     show(document, as_json=output.json, as_markdown=output.markdown)
+    file.check()
     if output.plot is not None:
-        for file in plot_document(document, output.plot):
-            note(f"wrote {file}", "dim")
+        for path in plot_document(document, output.plot):
+            note(f"wrote {path}", "dim")
     if output.page is not None:
-        for file in write_page(document, output.page):
-            note(f"wrote {file}", "dim")
+        for path in write_page(document, output.page):
+            note(f"wrote {path}", "dim")
     if not document.get("is_complete", True):
         raise typer.Exit(INTERRUPTED)
     if document["kind"] == SPEEDS and flagged(document):
@@ -90,7 +91,7 @@ def _speeds(asked: _Asked) -> Document:
     earlier = None if output.resume is None else read_document(output.resume, "resume")
     names, against = run.rows or [DEFAULT], run.against or ()
     bench = Bench(loaded, prompts, run.settings(), rows=names, against=against, document=earlier)
-    return _measured_speeds(bench, output.output or output.resume)
+    return _measured_speeds(bench, asked.file)
 
 
 def _cost(asked: _Asked) -> Document:
@@ -149,30 +150,19 @@ def _show(asked: _Asked) -> Document:
     return document
 
 
-def _measured_speeds(run: Bench, path: Path | None) -> dict[str, Any]:
+def _measured_speeds(run: Bench, file: DocumentFile) -> Document:
     """Measure with a progress bar; an interrupt leaves what there is, in the document and in the file."""
-    journal = Journal(path) if path is not None and is_journal(path) else None
-    saved = time.monotonic()
-
-    def save(document: dict[str, Any]) -> None:
-        nonlocal saved
-        if journal is not None:
-            journal.save(document)
-        elif path is not None and time.monotonic() - saved > SAVE_EVERY_SECONDS:
-            write_document(document, path)
-            saved = time.monotonic()
-
     try:
         with progress_bar() as progress:
-            run.run(progress, save)
+            run.run(progress, file.save)
     except KeyboardInterrupt:
         if not _has_records(run.document):
             raise
-        hint = f"--resume {path} continues" if path is not None else "with --output it could be continued"
+        hint = f"--resume {file.path} continues" if file.path is not None else "with --output it could be continued"
         note(f"interrupted: what has been measured follows; {hint}")
     finally:
-        if path is not None and _has_records(run.document):  # else what is there stays
-            journal.close(run.document) if journal is not None else write_document(run.document, path)
+        if _has_records(run.document):  # else what is there stays
+            file.close(run.document)
     return run.document
 
 

@@ -13,6 +13,7 @@ from hf_specdec.bench.plots import check_matplotlib
 from hf_specdec.bench.prompts import Prompt, batched, load_prompts, random_prompts
 from hf_specdec.cli import options
 from hf_specdec.errors import ConfigError
+from hf_specdec.files import check_room
 from hf_specdec.methods.registry import METHODS, config_arguments
 
 __all__ = ["KindOptions", "OutputOptions", "PromptOptions", "RunOptions"]
@@ -180,6 +181,8 @@ class OutputOptions:
             raise ConfigError("--resume", f"must be left out with --{kind}", str(self.resume), "Measure this anew.")
         if self.output is not None:
             check_document_file("output", self.output)
+        elif self.resume is not None:
+            check_document_file("resume", self.resume)
         if self.plot is not None or self.page is not None:
             check_matplotlib()
         if self.page is not None and (not self.page.suffix or self.page.is_dir()):
@@ -189,3 +192,6 @@ class OutputOptions:
         for field, folder in (("plot", self.plot), ("page", self.page and self.page.with_suffix(""))):
             if folder is not None and folder.exists() and not folder.is_dir():
                 raise ConfigError(field, "must have its figures in a folder", str(folder), "Choose another name.")
+            if folder is not None:
+                above = next(part for part in (folder, *folder.absolute().parents) if part.exists())
+                check_room(field, above, str(folder))

@@ -125,7 +125,7 @@ def num_decoder_layers(model: PreTrainedModel) -> int:
 
 def rounds_tokens_together(model: PreTrainedModel) -> bool:
     """Whether bitsandbytes' int8 layers round a token by the outliers of the others in its forward."""
-    config = getattr(model.config, "quantization_config", None)
+    config: Any = getattr(model.config, "quantization_config", None)
     return getattr(config, "load_in_8bit", False) is True and config.llm_int8_threshold > 0
 
 

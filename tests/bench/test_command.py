@@ -1,13 +1,19 @@
 """`hf-specdec bench`: data on stdout, an exit code that tells how it went, and nothing lost to an interrupt."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import hf_specdec.bench.document as document_module
+import hf_specdec.bench.journal as journal_module
 import hf_specdec.bench.model_run as run_module
+from hf_specdec import files
 from hf_specdec.bench.document import read_document
+from hf_specdec.cli.bench_file import DocumentFile
+from hf_specdec.errors import ConfigError
 from tests.cli.conftest import Run, run
 
 __all__ = ["run"]
@@ -121,6 +127,51 @@ def test_a_run_that_measures_nothing_leaves_an_earlier_document_alone(
     monkeypatch.setattr(run_module, "measured_call", interrupted)
     assert run(*BENCH, "--output", str(tmp_path / name)).exit_code != 0
     assert (tmp_path / name).read_bytes() == before
+
+
+def full(*arguments: Any, **options: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_what_cannot_be_written_is_printed(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A disk that is full by the time that there is something to write."""
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text(json.dumps({"prompt_ids": [1, 2, 3], "answer_ids": [4, 1, 2, 3, 4]}) + "\n", encoding="utf-8")
+    monkeypatch.setattr(document_module, "replacing", full)
+    words = ("--replay", str(answers), "--row", "prompt_lookup", "--output", str(tmp_path / "bench.json"))
+    result = run("bench", *words, "--json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["kind"] == "replay"
+    assert "`output` must be a file that can be written" in result.stderr
+    assert "No space left on device. What was measured stands above" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["bench.json", "bench.jsonl"])
+def test_a_run_goes_on_while_its_file_cannot_be_written(
+    document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    file = DocumentFile(tmp_path / name, "output")
+    with monkeypatch.context() as patch:
+        for module in (document_module, journal_module):
+            patch.setattr(module, "replacing", full)
+        file.save(document)
+        file.close(document)
+        with pytest.raises(ConfigError, match="`output` must be a file that can be written"):
+            file.check()
+    file.close(document)
+    file.check()
+    assert read_document(tmp_path / name) == document
+
+
+@pytest.mark.parametrize("option", ["--output", "--resume", "--plot", "--page"])
+def test_a_place_that_takes_no_files_is_refused_before_anything_is_measured(
+    run: Run, option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", full)
+    result = run(*BENCH, option, str(tmp_path / "results" if option == "--plot" else tmp_path / "bench.md"))
+    assert result.exit_code == 2
+    assert f"`{option[2:]}` must be where files can be written" in result.stderr
+    assert "hint: No space left on device. Choose another folder." in result.stderr
 
 
 @pytest.mark.wide
