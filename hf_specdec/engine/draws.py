@@ -1,60 +1,91 @@
 """The tokens that a step's nodes would draw, found on the device before the host knows which of them are reached.
 
 `torch.multinomial` draws one token as the argmax of p / e, e exponentially distributed. Which e a token takes depends
-on how many tokens were drawn before it, its depth, and not on its node. So the draws of the first levels are made for
-all nodes, read with the rest of a step, and the generator is set to where the last draw that counted left it.
+on how many tokens were drawn before it, its depth, and not on its node. So the draws of some levels are made for all
+nodes, read with the rest of a step, and the generator is set to where the last draw that counted left it.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hf_specdec.engine.random_streams import RandomStream
+from hf_specdec.tree import DraftTree
 
 __all__ = ["LEVELS", "DrawsAhead"]
 
+Array = npt.NDArray[Any]
 LEVELS = 3  # drawn ahead: each is a launch, and sampled texts seldom accept more
 
 
 class DrawsAhead:
-    """One step's draws of one text.
+    """The draws of one text after `first` and the nodes below it.
 
     Args:
-        probabilities: `(T, vocab_size)` fp32 of the nodes.
-        depths: of the nodes.
+        probabilities: `(T, vocab_size)` fp32 of the tree's nodes.
         stream: stays as it is until a draw is taken.
         room: `(LEVELS, vocab_size)` fp32 to be written over.
+        first: the node whose token is drawn next.
+        num_ranks: how many tokens are found for each node, those of the greatest p / e.
 
     Attributes:
-        found: the greatest p / e of each node, and its token, `(T,)` each.
+        found: `(N, num_ranks)` each, N nodes from `first` on: the greatest p / e, largest first, and their tokens.
     """
 
     def __init__(
-        self, probabilities: torch.Tensor, depths: Sequence[int], stream: RandomStream, room: torch.Tensor
+        self,
+        probabilities: torch.Tensor,
+        tree: DraftTree,
+        stream: RandomStream,
+        room: torch.Tensor,
+        *,
+        first: int = 0,
+        num_ranks: int = 1,
     ) -> None:
-        self._depths, self._stream = depths, stream
-        num_levels = min(max(depths) + 1, LEVELS)
+        self._levels, self._stream, self._first = _levels_below(tree, first), stream, first
         self._states = [stream.state]
-        for level in range(num_levels):  # one by one, as plain decoding draws them
+        for level in range(max(self._levels.values()) + 1):  # one by one, as plain decoding draws them
             room[level : level + 1].exponential_(generator=stream.generator)
             self._states.append(stream.state)
         stream.state = self._states[0]
-        own = torch.stack([room[min(depth, num_levels - 1)] for depth in depths])  # (T, vocab_size)
-        greatest, tokens = (probabilities / own).max(dim=-1)
-        self.found = greatest, tokens
-        self._num_taken = 0
+        last = max(self._levels)
+        own = torch.stack([room[self._levels.get(node, 0)] for node in range(first, last + 1)])  # (N, vocab_size)
+        ratios = probabilities[first : last + 1] / own
+        self.found: tuple[torch.Tensor, ...]
+        if num_ranks == 1:
+            self.found = ratios.max(dim=-1, keepdim=True)
+        else:
+            self.found = ratios.topk(min(num_ranks, ratios.shape[-1]), dim=-1)
+        self._read: Sequence[Array] = ()
 
-    def take(self, node: int, found: Sequence[float]) -> int | None:
-        """The token drawn after `node`, whose part of `self.found` was read; `None` where it has to be drawn now.
+    def load(self, read: Sequence[Array]) -> None:
+        """Take what was read of `found`."""
+        self._read = read
 
-        That is for nodes too deep, for probabilities that are no numbers, and where another thread has drawn since.
+    def at(self, node: int) -> tuple[Array, Array] | None:
+        """`(num_ranks,)` each: the greatest p / e after `node` and their tokens; `None` where it is drawn for later.
+
+        That is for nodes too deep, and where another thread has drawn since.
         """
-        level, (greatest, token, *_) = self._num_taken, found
-        if self._depths[node] != level or level + 1 >= len(self._states):
+        level = self._levels.get(node)
+        if level is None or not np.array_equal(self._stream.state.numpy(), self._states[level].numpy()):
             return None
-        if not greatest > 0.0 or not np.array_equal(self._stream.state.numpy(), self._states[level].numpy()):
-            return None
-        self._num_taken += 1
-        self._stream.state = self._states[self._num_taken]
-        return int(token)
+        ratios, tokens = self._read
+        return ratios[node - self._first], tokens[node - self._first]
+
+    def take(self, node: int) -> None:
+        """The token after `node` is drawn: the stream goes on where plain decoding leaves it."""
+        self._stream.state = self._states[self._levels[node] + 1]
+
+
+def _levels_below(tree: DraftTree, first: int) -> dict[int, int]:
+    """For `first` and the nodes below it how many tokens are drawn before theirs, where that is less than `LEVELS`."""
+    levels = {first: 0}
+    for node in range(first + 1, len(tree)):
+        above = levels.get(tree.parents[node], LEVELS)
+        if above + 1 < LEVELS:
+            levels[node] = above + 1
+    return levels

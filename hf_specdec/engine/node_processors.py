@@ -17,6 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from hf_specdec.engine.row_filters import RowFilters
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.transfer import HOST, upload
 from hf_specdec.tree import DraftTree
@@ -30,12 +31,20 @@ ROUNDING = 4e-6  # what the order of additions changes of a cumulative probabili
 
 
 class NodeProcessors:
-    """A call's processors for the nodes of trees; see `of`."""
+    """A call's processors for the nodes of trees; see `of`.
+
+    Attributes:
+        filters (`RowFilters | None`): the last of them, where the host can decide what those keep.
+    """
 
     def __init__(self, processors: LogitsProcessorList, device: torch.device) -> None:
-        self._processors = processors
+        found = ((place, RowFilters.of(processors[place:])) for place in range(len(processors)))
+        first, self.filters = next((end for end in found if end[1] is not None), (len(processors), None))
+        self._processors, self._others = list(processors), list(processors[:first])
         self._no_ids = torch.empty((1, 0), dtype=torch.long, device=device)
         self._bounds: dict[float, torch.Tensor] = {}  # of each top_p, as `_around` has them
+        self._text: TokenBuffer | None = None  # of which the first tokens are known
+        self._num_known, self._largest = 0, -1
 
     @classmethod
     def of(cls, processors: LogitsProcessorList, device: torch.device) -> "NodeProcessors | None":
@@ -43,13 +52,14 @@ class NodeProcessors:
         return cls(processors, device) if all(map(_takes_all_nodes, processors)) else None
 
     def __call__(
-        self, scores: torch.Tensor, tree: DraftTree, text: TokenBuffer
+        self, scores: torch.Tensor, tree: DraftTree, text: TokenBuffer, *, with_filters: bool = True
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The nodes' processed scores, and which rows are surely what they would be alone.
 
         Args:
             scores: `(T, vocab_size)` fp32; not written over.
             text: what the tree's root ends.
+            with_filters: whether `filters` are among the processors that are called.
 
         Returns:
             `(T, vocab_size)`, and pairs of `(T,)`: where the two of a pair differ, a token may be kept or not by the
@@ -57,10 +67,13 @@ class NodeProcessors:
         """
         pairs: list[torch.Tensor] = []
         ids: torch.Tensor | None = None
-        for processor in self._processors:
+        for processor in self._processors if with_filters else self._others:
             if type(processor) is RepetitionPenaltyLogitsProcessor:
                 ids = _texts(tree, text) if ids is None else ids
-                scores = processor(ids, scores)
+                if max(self._largest_id(text), *tree.tokens) < scores.shape[-1]:
+                    scores = _penalized(ids, scores, processor.penalty)
+                else:
+                    scores = processor(ids, scores)
             elif type(processor) is TopPLogitsWarper:
                 with _CumulativeSums() as sums:
                     scores = processor(self._no_ids, scores)
@@ -68,6 +81,14 @@ class NodeProcessors:
             else:
                 scores = processor(self._no_ids, scores)
         return scores, pairs
+
+    def _largest_id(self, text: TokenBuffer) -> int:
+        """Of the text, which grows by tokens that were not seen yet."""
+        if text is not self._text:
+            self._text, self._num_known, self._largest = text, 0, -1
+        self._largest = max([self._largest, *text.tokens[self._num_known :]])
+        self._num_known = len(text.tokens)
+        return self._largest
 
     def _around(self, threshold: float, count: int, device: torch.device) -> torch.Tensor:
         """`(count, 2)`: what is surely less than the threshold, and what is surely more."""
@@ -107,6 +128,16 @@ def _takes_all_nodes(processor: Any) -> bool:
     if type(processor) is RepetitionPenaltyLogitsProcessor:
         return processor.prompt_ignore_length is None
     return type(processor) in (*ROW_WARPERS, TopPLogitsWarper)
+
+
+def _penalized(ids: torch.Tensor, scores: torch.Tensor, penalty: float) -> torch.Tensor:
+    """What a `RepetitionPenaltyLogitsProcessor` gives, in fewer operations, where the vocabulary holds all ids.
+
+    Multiplied where a score is below 0 and divided elsewhere: that is the lesser of both for a penalty above 1.
+    """
+    own = scores.gather(1, ids)  # (T, L)
+    chosen = torch.minimum if penalty >= 1.0 else torch.maximum
+    return scores.scatter(1, ids, chosen(own * penalty, own / penalty))
 
 
 def _texts(tree: DraftTree, text: TokenBuffer) -> torch.Tensor:

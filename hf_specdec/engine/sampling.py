@@ -16,9 +16,9 @@ from transformers import (
 
 from hf_specdec import compat
 from hf_specdec.distributed.rank_sync import RankSync
-from hf_specdec.engine.draws import LEVELS, DrawsAhead
 from hf_specdec.engine.node_processors import NodeProcessors
 from hf_specdec.engine.random_streams import RandomStream
+from hf_specdec.engine.tokens_ahead import TokensAhead
 from hf_specdec.engine.verify import rejection_sample
 from hf_specdec.errors import RankError
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -27,7 +27,6 @@ from hf_specdec.tree import DraftTree
 
 __all__ = ["Sampler", "StopCheck", "agreed_criteria"]
 
-NO_STATE_OF_DEVICE = {"mps"}  # its module has no state of one device
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # what rounding can do to a logit, relative to the largest
 NEAR_IN_HALVES = 0.1
 
@@ -60,19 +59,16 @@ class Sampler:
         self.needs_rows = keeps or computes
         own_processors = any(type(processor).__module__ != compat.PROCESSORS_MODULE for processor in processors)
         self.is_watched = keeps or own_processors or not computes
-        self._nodes = NodeProcessors.of(processors, device) if computes and not keeps else None
-        self._stream = RandomStream(device, generator)
-        self._is_ahead, self._num_pairs = False, 0
-        self._probabilities: torch.Tensor | None = None  # (T, vocab_size) of the nodes
-        self._draws: DrawsAhead | None = None
-        self._room: torch.Tensor | None = None  # of the draws
+        nodes = NodeProcessors.of(processors, device) if computes and not keeps else None
+        stream = RandomStream(device, generator) if self.do_sample else None
+        self._ahead = None if nodes is None else TokensAhead(nodes, stream)
+        self._is_ahead = False
         self._rows = NodeLogits(torch.empty(0))
         self._tree: DraftTree | None = None
 
     def expect(self, tree: DraftTree) -> None:
         """The next step computes this tree."""
-        self._tree, self._probabilities, self._draws = tree, None, None
-        self._is_ahead, self._num_pairs = False, 0
+        self._tree, self._is_ahead = tree, False
 
     def choose_ahead(self, logits: torch.Tensor, text: TokenBuffer) -> tuple[torch.Tensor, ...] | None:
         """What the nodes of a step on an accelerator lead to, to be read with the rest of the step.
@@ -82,26 +78,28 @@ class Sampler:
             text: as it is before the step.
 
         Returns:
-            `(T,)` tensors: the nodes' best tokens, or `DrawsAhead.found` when sampling; then the pairs of
-            `NodeProcessors`, if there are any. `None` where a processor has to be called for each token.
+            As `TokensAhead.find`; `None` where a processor has to be called for each token.
         """
-        if self._nodes is None or self._tree is None or logits.device != self.device:
+        if self._ahead is None or self._tree is None or logits.device != self.device:
             return None
-        scores, pairs = self._nodes(logits[: len(self._tree)].to(torch.float32), self._tree, text)
-        self._is_ahead, self._num_pairs = True, len(pairs) // 2
-        found = self._drawn(scores, self._tree) if self.do_sample else (scores.argmax(dim=-1),)
-        return *found, *pairs
+        self._is_ahead = True
+        return self._ahead.find(logits[: len(self._tree)], self._tree, text)
 
     def load(self, rows: NodeLogits) -> None:
         """Take what was read of the step."""
         self._rows = rows
+        if self._is_ahead and self._ahead is not None:
+            self._ahead.load(rows.chosen)
 
     def choose(self, node: int, text: TokenBuffer) -> int:
         """The token after `text`, decided by the row of `node`."""
         if not self.needs_rows:
             return self._rows.best_at(node)
-        if (ahead := self._chosen_ahead(node)) is not None:
-            return ahead
+        if self._is_ahead and self._ahead is not None:
+            if (token := self._ahead.token_after(node)) is not None:
+                return token
+            if (probabilities := self._ahead.probabilities_after(node)) is not None:
+                return self._draw(node, probabilities)
         ids = text.ids()
         row = self._rows.logits[node : node + 1].to(copy=True, dtype=torch.float32, device=self.device)
         scores = self.processors(ids, row)
@@ -130,29 +128,6 @@ class Sampler:
                 f"{token}, here {int(row.argmax())} leads by {gap:.1g} of the largest. Are the weights the same, and "
                 "the model in eval mode?"
             )
-
-    def _chosen_ahead(self, node: int) -> int | None:
-        """The token after `node` by what was chosen ahead; `None` where nothing was, or not surely."""
-        if not self._is_ahead:
-            return None
-        found = self._rows.chosen_at(node)
-        pairs = found[len(found) - 2 * self._num_pairs :]
-        if pairs[::2] != pairs[1::2]:
-            return None
-        if self._probabilities is None:
-            return int(found[0])
-        token = None if self._draws is None else self._draws.take(node, found)
-        return self._draw(node, self._probabilities[node : node + 1]) if token is None else token
-
-    def _drawn(self, scores: torch.Tensor, tree: DraftTree) -> tuple[torch.Tensor, ...]:
-        """`DrawsAhead.found`; nothing where drafts were drawn from probabilities, which decide how the target draws."""
-        self._probabilities = torch.nn.functional.softmax(scores, dim=-1)
-        if tree.drafted_from or self.device.type in NO_STATE_OF_DEVICE:
-            return ()
-        if self._room is None:
-            self._room = scores.new_empty((LEVELS, scores.shape[-1]))
-        self._draws = DrawsAhead(self._probabilities, tree.depths, self._stream, self._room)
-        return self._draws.found
 
     def _draw(self, node: int, probabilities: torch.Tensor) -> int:
         """One draw, as plain decoding does it; after a node with drawn children, the draw that favours them."""

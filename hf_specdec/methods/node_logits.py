@@ -16,7 +16,7 @@ import torch
 from hf_specdec.methods import compiled
 from hf_specdec.transfer import is_host
 
-__all__ = ["Choose", "LogitsRead", "NodeLogits", "read_logits", "read_rows"]
+__all__ = ["Choose", "LogitsRead", "NodeLogits", "read_logits", "read_rows", "read_tensors"]
 
 Array = npt.NDArray[Any]
 Choose = Callable[[int, torch.Tensor], tuple[torch.Tensor, ...] | None]
@@ -31,8 +31,8 @@ class LogitsRead:
     Attributes:
         num_top (`int | None`): the best token of each node and its `num_top` best; `None` where nobody wants either.
         first_of_equals (`bool`): whether the best token must be the first of those with the same logit.
-        choose: on an accelerator, given a sequence's number and its part: `(T,)` tensors on the logits' device to be
-            read as well, or `None`.
+        choose: on an accelerator, given a sequence's number and its part: `(T, ...)` tensors on the logits' device to
+            be read as well, or `None`.
     """
 
     num_top: int | None
@@ -47,13 +47,13 @@ class NodeLogits:
         logits: `(C, vocab_size)`, raw.
         read: `(C, 1 + 2K)` of them: the best token, the best K tokens, their log probabilities; `None` where nothing
             has been read.
-        chosen: the `(T,)` arrays that a `Choose` found for the nodes.
+        chosen: the `(T, ...)` arrays that a `Choose` found for the nodes.
     """
 
-    __slots__ = ("_chosen", "_host", "_own", "_read", "_whole", "logits")
+    __slots__ = ("_host", "_own", "_read", "_whole", "chosen", "logits")
 
     def __init__(self, logits: torch.Tensor, read: Array | None = None, chosen: tuple[Array, ...] = ()) -> None:
-        self.logits, self._read, self._chosen = logits, read, chosen
+        self.logits, self._read, self.chosen = logits, read, chosen
         self._host: Array | None = None
         self._whole: NodeLogits | None = None  # what this is rows `_own` of
         self._own = ALL
@@ -88,10 +88,6 @@ class NodeLogits:
     def best_at(self, row: int) -> int:
         """`best` of one row."""
         return self.best(slice(row, row + 1))[0]
-
-    def chosen_at(self, node: int) -> tuple[float, ...]:
-        """What a `Choose` found for one node; token ids are exact."""
-        return tuple([float(found[node]) for found in self._chosen])
 
     def top(self, count: int, rows: slice | list[int] = ALL) -> tuple[Array, Array]:
         """The best `count` next tokens, likeliest first, `(rows, count)` int64, and their log probabilities, fp32."""
@@ -128,7 +124,7 @@ def read_rows(
     choose = None if is_host(logits.device) else wanted.choose
     chosen = [(choose(row, part) if choose else None) or () for row, part in enumerate(parts)]
     columns = [] if num_top is None else _best_and_top(logits, num_top, best, wanted.first_of_equals)
-    host = _brought([*columns, *[tensor for found in chosen for tensor in found]])
+    host = read_tensors([*columns, *[tensor for found in chosen for tensor in found]])
     read = _columns([next(host) for _ in columns])
     return [
         NodeLogits(part, None if read is None else read[row, own], tuple([next(host) for _ in found]))
@@ -146,7 +142,7 @@ def read_logits(logits: torch.Tensor, num_top: int = 0, *, best: torch.Tensor | 
     """
     if (read := _read_on_host(logits, num_top)) is not None:
         return read
-    found = _columns(list(_brought(_best_and_top(logits, num_top, best))))
+    found = _columns(list(read_tensors(_best_and_top(logits, num_top, best))))
     assert found is not None
     return found
 
@@ -172,8 +168,8 @@ def _columns(parts: Sequence[Array]) -> Array | None:
     return np.concatenate(parts, axis=-1) if len(parts) > 1 else next(iter(parts), None)
 
 
-def _brought(tensors: Sequence[torch.Tensor]) -> Iterator[Array]:
-    """Tensors of a device as arrays, by one transfer; in fp32, where there are several."""
+def read_tensors(tensors: Sequence[torch.Tensor]) -> Iterator[Array]:
+    """Tensors of a device as arrays, by one transfer; in fp32, exact for token ids, where there are several."""
     if len(tensors) < 2:
         yield from (tensor.cpu().numpy() for tensor in tensors)
         return

@@ -51,6 +51,33 @@ def of(*processors: Any) -> NodeProcessors:
     return found
 
 
+@pytest.mark.parametrize("penalty", [1.0, 1.3, 0.8])
+def test_a_penalty_is_transformers_own_bit_for_bit(penalty: float) -> None:
+    """Of zeros and infinite scores too, and where the text holds ids that the vocabulary does not."""
+    processor, nodes = RepetitionPenaltyLogitsProcessor(penalty), DraftTree.chain(6, [7])
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(0))
+    logits[:, :4] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf])
+    for tokens in ([0, 1, 2, 3, 20, 21, 6], [0, VOCAB + 5, 20, 6]):
+        scores, _ = of(processor)(logits, nodes, TokenBuffer(torch.tensor([tokens]), room=4))
+        for node, below in enumerate(([], [7])):
+            alone = processor(torch.tensor([tokens + below]), logits[node : node + 1])
+            assert torch.equal(scores[node : node + 1].view(torch.int32), alone.view(torch.int32))
+
+
+def test_filters_at_the_end_may_be_left_to_the_host() -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
+    processors, nodes = of(*LISTS["all"]), DraftTree.chain(6, [7, 8])
+    assert processors.filters is not None
+    assert (processors.filters.top_k, processors.filters.top_p, processors.filters.min_p) == (30, 0.8, 0.02)
+    scores, pairs = processors(logits, nodes, TEXT, with_filters=False)
+    assert torch.equal(scores, of(*LISTS["all"][:2])(logits, nodes, TEXT)[0])
+    assert not pairs
+    first, filters = TopPLogitsWarper(0.9), of(TopPLogitsWarper(0.9), *LISTS["top_p"]).filters
+    assert filters is not None and filters.top_p == 0.8
+    assert len(of(first, *LISTS["top_p"])(logits, nodes, TEXT, with_filters=False)[1]) == 2
+    assert of(*LISTS["repetition_penalty"]).filters is None
+
+
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("num_new", [0, 2, MAX_UNWRITTEN + 1])
 def test_each_row_is_its_text_s_alone(name: str, num_new: int) -> None:

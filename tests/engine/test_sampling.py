@@ -108,14 +108,33 @@ def test_every_other_criterion_is_asked_once_whatever_the_others_say() -> None:
 @pytest.mark.parametrize("is_sure", [True, False])
 def test_what_is_chosen_ahead_counts_where_it_is_sure(is_sure: bool, do_sample: bool) -> None:
     """Elsewhere the row is processed and drawn from alone, as plain decoding does."""
-    sampler = loaded([TopPLogitsWarper(0.9)], do_sample=do_sample, return_dict_in_generate=False)
+    processors = [TopKLogitsWarper(20)] if do_sample else [TopPLogitsWarper(0.9)]
+    sampler = loaded(processors, do_sample=do_sample, return_dict_in_generate=False)
     torch.manual_seed(3)
     expected = sampler.choose(0, TEXT)
     torch.manual_seed(3)
     found = sampler.choose_ahead(ROWS, TEXT)
     assert found is not None
-    *others, least, most = [part.clone() for part in found]
-    others[-1][:] = (expected + 1) % 50  # as no processor and no draw would have it
-    most[:] = least if is_sure else least + 1
-    sampler.load(NodeLogits(ROWS, chosen=tuple([part.numpy() for part in [*others, least, most]])))
+    parts = [part.clone() for part in found]
+    other = int(ROWS[0].topk(2).indices[0]) if do_sample else (expected + 1) % 50
+    assert other != expected
+    if do_sample:
+        ratios, tokens, *_ = parts
+        tokens[0, 0] = other  # as no draw would have it
+        ratios[0, 1] = ratios[0, 0] * (0.5 if is_sure else 1.0)
+    else:
+        tokens, least, most = parts
+        tokens[:] = other  # as no processor would have it
+        most[:] = least if is_sure else least + 1
+    sampler.load(NodeLogits(ROWS, chosen=tuple([part.numpy() for part in parts])))
     assert (sampler.choose(0, TEXT) == expected) is not is_sure
+
+
+def test_what_is_no_probability_is_left_to_multinomial() -> None:
+    """It raises what plain sampling raises."""
+    sampler, broken = loaded(do_sample=True, return_dict_in_generate=False), torch.full((4, 50), torch.nan)
+    found = sampler.choose_ahead(broken, TEXT)
+    assert found is not None
+    sampler.load(NodeLogits(broken, chosen=tuple([part.numpy() for part in found])))
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        sampler.choose(0, TEXT)

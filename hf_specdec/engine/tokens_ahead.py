@@ -1,0 +1,112 @@
+"""What the nodes of a step on an accelerator lead to, found there before the host knows which of them are reached."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from hf_specdec.engine.draws import LEVELS, DrawsAhead
+from hf_specdec.engine.node_processors import NodeProcessors
+from hf_specdec.engine.random_streams import RandomStream
+from hf_specdec.engine.row_filters import NUM_RANKS, RowFilters
+from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.methods.node_logits import read_tensors
+from hf_specdec.tree import DraftTree
+
+__all__ = ["TokensAhead"]
+
+NO_STATE_OF_DEVICE = {"mps"}  # its module has no state of one device
+Array = npt.NDArray[Any]
+
+
+class TokensAhead:
+    """The tokens of one row, step by step.
+
+    Args:
+        stream: draws the row's samples; `None` for greedy decoding.
+    """
+
+    def __init__(self, nodes: NodeProcessors, stream: RandomStream | None) -> None:
+        self._nodes, self._stream = nodes, stream
+        self._tree = DraftTree.chain(0)
+        self._filters: RowFilters | None = None  # those that the scores have not met
+        self._probabilities: torch.Tensor | None = None  # (T, vocab_size) of the nodes
+        self._draws: DrawsAhead | None = None
+        self._room: torch.Tensor | None = None  # of the draws
+        self._num_pairs = 0
+        self._read: Sequence[Array] = ()
+        self._pairs: Sequence[Array] = ()
+
+    def find(self, logits: torch.Tensor, tree: DraftTree, text: TokenBuffer) -> tuple[torch.Tensor, ...]:
+        """`(T, ...)` tensors to be read with the rest of the step.
+
+        Args:
+            logits: `(T, vocab_size)` of the tree's nodes.
+            text: as it is before the step.
+        """
+        draws_ahead = (
+            self._stream is not None
+            and not tree.drafted_from  # they decide how the target draws
+            and self._stream.device.type not in NO_STATE_OF_DEVICE
+        )
+        self._tree, self._draws, self._filters = tree, None, self._nodes.filters if draws_ahead else None
+        scores, pairs = self._nodes(logits.to(torch.float32), tree, text, with_filters=self._filters is None)
+        self._num_pairs = len(pairs)
+        if self._stream is None:
+            return scores.argmax(dim=-1), *pairs
+        self._probabilities = torch.nn.functional.softmax(scores, dim=-1)
+        if not draws_ahead:
+            return tuple(pairs)
+        self._draws = self._drawn_from(0)
+        wanted = () if self._filters is None else self._filters.wanted(scores, self._probabilities)
+        return *self._draws.found, *wanted, *pairs
+
+    def load(self, read: Sequence[Array]) -> None:
+        """Take what was read of the tensors that `find` gave."""
+        end = len(read) - self._num_pairs
+        self._pairs, self._read = read[end:], read[:end]
+        if self._draws is not None:
+            self._draws.load(self._read[:2])
+            self._read = self._read[2:]
+
+    def token_after(self, node: int) -> int | None:
+        """`None` where the token is not found, or not surely."""
+        if not self._is_sure(node):
+            return None
+        if self._stream is None:
+            return int(self._read[0][node])
+        if self._draws is None or self._probabilities is None:
+            return None
+        drawn = self._draws.at(node)
+        if drawn is None:
+            self._draws = self._drawn_from(node)
+            self._draws.load(tuple(read_tensors(self._draws.found)))
+            drawn = self._draws.at(node)
+        token = None if drawn is None else self._first_kept(node, *drawn)
+        if token is not None:
+            self._draws.take(node)
+        return token
+
+    def probabilities_after(self, node: int) -> torch.Tensor | None:
+        """`(1, vocab_size)` to be drawn from; `None` where the processors have to be called for that."""
+        if self._probabilities is None or self._filters is not None or not self._is_sure(node):
+            return None
+        return self._probabilities[node : node + 1]
+
+    def _is_sure(self, node: int) -> bool:
+        return all(one[node] == other[node] for one, other in zip(self._pairs[::2], self._pairs[1::2], strict=True))
+
+    def _drawn_from(self, node: int) -> DrawsAhead:
+        assert self._probabilities is not None and self._stream is not None
+        if self._room is None:
+            self._room = self._probabilities.new_empty((LEVELS, self._probabilities.shape[-1]))
+        num_ranks = 1 if self._filters is None else NUM_RANKS
+        return DrawsAhead(self._probabilities, self._tree, self._stream, self._room, first=node, num_ranks=num_ranks)
+
+    def _first_kept(self, node: int, ratios: Array, tokens: Array) -> int | None:
+        if self._filters is None:
+            return int(tokens[0]) if ratios[0] > 0.0 else None
+        assert self._probabilities is not None
+        row = [part[node] for part in self._read]
+        return self._filters.first_kept(ratios, tokens, row, self._probabilities.shape[-1])
