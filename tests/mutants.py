@@ -40,6 +40,7 @@ class Mutant:
 
 VERIFY, SAMPLING, SEQUENCE = "engine/verify.py", "engine/sampling.py", "engine/sequence.py"
 LOOP, STEP, SPECULATIVE = "engine/loop.py", "engine/step.py", "engine/speculative.py"
+BATCH = "engine/batch.py"
 CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
 MASK, RULES, LAYOUT = "forward/tree_mask.py", "forward/mask_rules.py", "forward/tree_layout.py"
 ROWS = "forward/tree_rows.py"
@@ -53,6 +54,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "promise/test_processors.py",
     ),
     STEP: ("promise/test_observer_and_stats.py promise/test_interrupts.py promise/test_batch_stopping.py",),
+    BATCH: ("promise/test_batch_processors.py promise/test_outputs.py",),
     LOOP: ("promise/test_streamer.py",),
     CACHE: ("cache", "promise/test_caches.py promise/test_batch_caches.py promise/test_interrupts.py"),
     LAYER: ("cache", "promise/test_batch_caches.py promise/test_batch_stopping.py"),
@@ -103,7 +105,7 @@ MUTANTS = (
     Mutant("a criterion's answer is forgotten", SAMPLING, ".all()) or stop", ".all()) and stop"),
     Mutant(
         "sequences get one another's logits",
-        STEP,
+        BATCH,
         "self.sequences, logits, strict=True):\n            sequence.sampler",
         "self.sequences, logits[::-1], strict=True):\n            sequence.sampler",
     ),

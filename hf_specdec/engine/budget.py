@@ -5,15 +5,17 @@ rate of the steps before it (so the rate itself grows as large as it can: Dinkel
 probabilities say what to expect, a `CostCurve` what a forward takes. Rows of a batch share a forward, so they are
 weighed together; those whose texts have ended and that cannot leave it cost as much, and bring nothing. Where nothing
 gains its time, steps verify one token, as plain decoding does; where drafting itself does not gain its time, drafters
-are paused, and tried again ever more rarely.
+are paused, and tried again ever more rarely. A draft network's time is not part of that: drafters weigh each of its
+forwards by themselves.
 
 What forwards of unknown sizes cost is found out by steps of these sizes, a few of them where many tokens are to come.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
-from hf_specdec.engine.cost_model import CostCurve, StepCosts
+from hf_specdec.engine.cost_model import CostCurve, DraftSpeed, StepCosts
+from hf_specdec.forward.drafting import DraftForwards
 from hf_specdec.methods.base import DraftCost
 from hf_specdec.tree import DraftTree
 
@@ -32,6 +34,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 16, 256  # steps of one row; several try as ofte
 GAIN_RATE = 0.1  # weight of a step in what drafting gains
 EXPLORE_EVERY = 8  # steps from one of an unknown size to the next
 EXPLORE_SHARE = 0.02  # of a call's time that such steps may add
+LIKELY_TOKENS = 256  # that a text still gets, where its limit is further away
 
 
 class Budget:
@@ -52,8 +55,11 @@ class Budget:
         self._expected = 0.0  # the same of this step, without the time of drafting
         self._credit, self._paused, self._next_pause = FIRST_CREDIT, 0, SHORTEST_PAUSE
         self._num_proposed = 0  # drafted tokens before the cut, all rows
+        self._network: Hashable | None = None  # that may draft in this step
+        self._seconds_of_reading: float | None = None  # by the target, a token of a prompt
         self._explored: set[int] = set()  # unknown sizes that were tried
         self._exploring, self._explored_at = 0, 0  # the size tried in this step, and when one was last
+        self._instead = 1.0  # what the step would cost without trying it
         self._time = self._explored_time = 0.0  # of all steps, and added by trying sizes, in steps of one token
 
     @property
@@ -66,14 +72,20 @@ class Budget:
         """Most tokens worth drafting for a row in this step: where a size is tried, no more than fit in it."""
         return self._exploring - 1 if self._exploring else self.max_nodes
 
-    def draft_cost(self, num_rows: int, num_live: int, tokens_left: int) -> DraftCost:
+    def has_read(self, num_tokens: int, seconds: float) -> None:
+        """The target has read so many tokens of prompts."""
+        if not self.costs.is_fixed:
+            self._seconds_of_reading = seconds / num_tokens
+
+    def draft_cost(self, num_rows: int, num_live: int, tokens_left: int, network: Hashable | None = None) -> DraftCost:
         """What drafts of this step have to gain; a node of a paused drafter more than any can.
 
         Args:
             num_live: rows whose texts go on.
             tokens_left: most tokens that one of them may still get.
+            network: what drafts for them, if a network does.
         """
-        self._exploring = 0
+        self._exploring, self._network = 0, network
         if self._paused:
             return DraftCost(of_node=math.inf, of_forward=math.inf)
         curve = self.costs.curve(num_rows)
@@ -82,8 +94,16 @@ class Budget:
         self._exploring = self._size_to_explore(curve, tokens_left, drafting)
         if self._exploring > 1:
             return DraftCost(of_node=0.0, of_forward=math.inf)
-        widening = curve.slope(self.max_nodes + 1)  # shared with the other rows' nodes, as drafting is not
-        return DraftCost(of_node=self.rate * (widening + drafting), of_forward=self.rate)
+        jump, widening = curve.line(self.max_nodes + 1)  # shared with the other rows' nodes, as drafting is not
+        known = self.costs.draft_speeds.get(network)
+        reading = self._seconds_of_reading
+        return DraftCost(
+            of_node=self.rate * (widening + drafting),
+            of_draft=self.rate * jump,
+            of_forward=self.rate * (1.0 if known is None else known.factor),
+            of_reading=self.rate * num_live * (reading / one if reading and one else curve.slope_assumed),
+            num_steps=min(tokens_left, LIKELY_TOKENS) / self.rate,
+        )
 
     def cut(self, trees: Sequence[DraftTree], num_live: int) -> list[DraftTree]:
         """The trees without what does not gain its time, each row's first branch in front."""
@@ -95,8 +115,7 @@ class Budget:
         if self._exploring:
             self._explored.add(self._exploring)
             self._explored_at = self._num_steps
-            self._explored_time += max(0.0, curve.ratio(self._exploring) - curve.ratio(size))
-            size = self._exploring
+            self._instead, size = curve.ratio(size), self._exploring
         elif size == 1:
             self._num_plain += 1
             if self._num_plain % RETRY == 0:
@@ -106,7 +125,14 @@ class Budget:
         return [tree.truncated(max_nodes=size - 1).first_branch_first() for tree in trees]
 
     def record(
-        self, trees: Sequence[DraftTree], num_live: int, *, num_tokens: int, seconds: float, draft_seconds: float
+        self,
+        trees: Sequence[DraftTree],
+        num_live: int,
+        *,
+        num_tokens: int,
+        seconds: float,
+        draft_seconds: float,
+        forwards: DraftForwards | None = None,
     ) -> None:
         """After a step: correct costs and rate.
 
@@ -115,12 +141,14 @@ class Budget:
             num_tokens: tokens that the step added to all rows.
             seconds: of the step without drafting.
             draft_seconds: of drafting.
+            forwards: of the draft network, whose time is a part of `draft_seconds`.
         """
+        forwards = forwards or DraftForwards()
         widest = self._width_of(max(tree.num_columns for tree in trees))
         curve = self.costs.curve(len(trees))
         self._num_steps += 1
         if self.costs.is_fixed:
-            draft_seconds = 0.0
+            draft_seconds, forwards = 0.0, DraftForwards()
         if self._num_steps > 1:  # the first step of a call may compile, or allocate
             curve.observe(widest, seconds)
         if curve.seconds_of_one is None:
@@ -128,10 +156,14 @@ class Budget:
         self._tokens = FADE * self._tokens + num_tokens / num_live
         time = curve.ratio(widest) + draft_seconds / curve.seconds_of_one
         self._cost, self._time = FADE * self._cost + time, self._time + time
+        if forwards.usual_cost:
+            speed = self.costs.draft_speeds.setdefault(self._network, DraftSpeed())
+            speed.observe(forwards.usual_seconds / curve.seconds_of_one, forwards.usual_cost)
+        draft_seconds -= forwards.seconds
         if self._num_proposed:
             self._seconds_of_node += 0.1 * (draft_seconds / self._num_proposed - self._seconds_of_node)
         if self._exploring:
-            self._explored_time += draft_seconds / curve.seconds_of_one
+            self._explored_time += max(0.0, (seconds + draft_seconds) / curve.seconds_of_one - self._instead)
         else:
             gain = self._expected / num_live - self.rate * draft_seconds / curve.seconds_of_one
             self._pause_or_go_on(gain, num_live)
@@ -142,7 +174,8 @@ class Budget:
 
     def _size_to_explore(self, curve: CostCurve, tokens_left: int, drafting: float) -> int:
         """A size that nobody knows the cost of and that the tokens still to come can afford; 0 for none."""
-        if self._num_steps == 0 or self._num_steps < self._explored_at + EXPLORE_EVERY:
+        is_next = curve.counts[0] == 0  # all others are told by that of one
+        if self._num_steps == 0 or (self._num_steps < self._explored_at + EXPLORE_EVERY and not is_next):
             return 0
         affordable = EXPLORE_SHARE * (self._time + tokens_left / self.rate) - self._explored_time
         unknown = (size for size in curve.unknown(self.max_nodes + 1) if size not in self._explored)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from hf_specdec.distributed.rank_sync import RankSync
+from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.sequence import SequenceState
-from hf_specdec.engine.step import Batch, StepRunner
+from hf_specdec.engine.step import StepRunner
 from hf_specdec.observer import SpecStep
 from hf_specdec.stats import SpecStats
 

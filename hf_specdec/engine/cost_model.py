@@ -10,7 +10,8 @@ import math
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,7 +25,7 @@ from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.methods.base import TOKEN_COST
 from hf_specdec.tree import DraftTree, TreeBuilder
 
-__all__ = ["CostCurve", "StepCosts", "check_costs_file", "measure"]
+__all__ = ["CostCurve", "DraftSpeed", "StepCosts", "check_costs_file", "measure"]
 
 LEAST = 0.5  # of a ratio: noise makes no forward free
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -91,10 +92,18 @@ class CostCurve:
         share = (num_columns - SIZES[left]) / (SIZES[right] - SIZES[left])
         return self.ratios[left] + share * (self.ratios[right] - self.ratios[left])
 
-    def slope(self, limit: int) -> float:
-        """The least that a token more costs on average, over all sizes up to `limit`."""
+    def line(self, limit: int) -> tuple[float, float]:
+        """The line below the curve: what a forward of more than one token costs beyond one, and each of these tokens.
+
+        Args:
+            limit: the largest size that counts.
+        """
         sizes = [size for size in SIZES if 1 < size <= max(limit, 2)]
-        return max(0.0, min((self.ratio(size) - 1.0) / (size - 1) for size in sizes))
+        second = self.ratio(2)
+        steepness = min([(self.ratio(size) - second) / (size - 2) for size in sizes if size > 2], default=second - 1.0)
+        steepness = max(0.0, steepness)
+        jump = min(self.ratio(size) - 1.0 - steepness * (size - 1) for size in sizes)
+        return max(0.0, jump), steepness
 
     def set(self, seconds: dict[int, float]) -> None:
         """Take measured times of some of `SIZES`, that of 1 among them; the others follow."""
@@ -134,7 +143,8 @@ class CostCurve:
             self.counts[0] += 1
             self.seconds_of_one *= surprise**share
             for place in range(1, len(SIZES)):
-                self.ratios[place] *= surprise**-TOWARDS_SHAPE
+                is_known = self.counts[place] > 0  # then what it took stays, as long as little is known of one token
+                self.ratios[place] *= surprise ** -max(TOWARDS_SHAPE, is_known * (share - TOWARDS_NOW))
             return
         self.seconds_of_one *= surprise**TOWARDS_NOW
         place = min(range(1, len(SIZES)), key=lambda place: abs(SIZES[place] - num_columns))
@@ -162,10 +172,30 @@ class CostCurve:
             self.ratios[place] = self.ratios[last] + steepness * (SIZES[place] - SIZES[last])
 
 
-class StepCosts:
-    """The curves of one model on one device, by the number of rows.
+@dataclass(slots=True)
+class DraftSpeed:
+    """How long a draft network's forwards take, over what its size promises.
 
     Attributes:
+        factor (`float`): 1 where it takes what was assumed.
+    """
+
+    factor: float = 1.0
+    _count: int = 0
+
+    def observe(self, measured: float, assumed: float) -> None:
+        """Correct it by the forwards of a step, both in forwards of the target."""
+        surprise = measured / (self.factor * assumed)
+        surprise = max(1.0 / LARGEST_SURPRISE, min(LARGEST_SURPRISE, surprise))
+        self._count += 1
+        self.factor *= surprise ** max(TOWARDS_NOW, 1.0 / (self._count + 1))
+
+
+class StepCosts:
+    """The curves of one model on one device, by the number of rows, and what its draft networks take.
+
+    Attributes:
+        draft_speeds (`dict[Hashable, DraftSpeed]`): of each draft network.
         facts (`dict[str, Any]`): where loaded curves come from, as `save` was told.
         is_fixed (`bool`): whether no step corrects them, so that nothing follows from the clock.
     """
@@ -173,6 +203,7 @@ class StepCosts:
     def __init__(self, slope: float, *, is_fixed: bool = False) -> None:
         self._slope, self.is_fixed = slope, is_fixed
         self._curves: dict[int, CostCurve] = {}
+        self.draft_speeds: dict[Hashable, DraftSpeed] = {}
         self.facts: dict[str, Any] = {}
 
     @classmethod

@@ -15,6 +15,7 @@ from hf_specdec.capabilities.trial import TrialRunner
 from hf_specdec.capabilities.trial_rows import RowTrial, RowTrialRunner
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.rank_sync import RankSync
+from hf_specdec.engine.batch import Batch, Limits
 from hf_specdec.engine.batch_rules import criteria_of_row, processors_of_row
 from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.call import Call, with_stats
@@ -25,7 +26,6 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling import Sampler, StopCheck
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.static_shapes import compiled_forward, fixed_shapes
-from hf_specdec.engine.step import Batch, Limits
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.drafting import AnyDraftRunner, used_by
 from hf_specdec.forward.exit_runner import ExitRunner

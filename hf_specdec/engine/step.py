@@ -3,148 +3,33 @@
 Knows neither methods nor models: a `Drafter` proposes, a `ModelRunner` computes, a `Sampler` and a `StopCheck` decide.
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from hf_specdec.distributed.rank_sync import RankSync
+from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.budget import Budget
-from hf_specdec.engine.sequence import OnToken, SequenceState
+from hf_specdec.engine.sequence import OnToken
 from hf_specdec.engine.verify import VerifyResult
-from hf_specdec.forward.compiled_forward import CompiledForward
-from hf_specdec.forward.drafting import AnyDraftRunner, propose_together
-from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.forward.drafting import DraftForwards, propose_together
 from hf_specdec.forward.node_outputs import NodeOutputs
-from hf_specdec.methods.node_logits import LogitsRead, NodeLogits
 from hf_specdec.observer import SpecStep
 from hf_specdec.stats import SpecStats
-from hf_specdec.tree import DraftTree, ExtraTokens
+from hf_specdec.tree import DraftTree
 
-__all__ = ["Batch", "Limits", "StepRunner"]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What bounds a step.
-
-    Attributes:
-        budget (`int`): most drafted tokens a step.
-        max_positions (`int | None`): positions the model has; drafts never reach beyond them.
-        vocab_size (`int | None`): tokens the model knows; drafted ids beyond them are left out.
-        pad_token_id (`int`): follows sequences that end before others.
-    """
-
-    budget: int
-    max_positions: int | None = None
-    vocab_size: int | None = None
-    pad_token_id: int = 0
-
-
-@dataclass(slots=True)
-class Batch:
-    """Sequences decoded together; the one at place i is row i of the target and of the draft model."""
-
-    sequences: list[SequenceState]
-    target: ModelRunner
-    limits: Limits
-    draft_model: AnyDraftRunner | None = None
-
-    @property
-    def num_live(self) -> int:
-        """Sequences that have not ended."""
-        return sum(not sequence.finished for sequence in self.sequences)
-
-    def select(self, places: Sequence[int]) -> None:
-        """Go on with the sequences at these places only."""
-        self.target.select(places)
-        if self.draft_model is not None:
-            self.draft_model.select(places)
-        self.sequences = [self.sequences[place] for place in places]
-
-    def admit(self, other: "Batch", place: int | None) -> None:
-        """Take over the one sequence of `other`, whose prompt is read, in `place` or after the last."""
-        self.target.admit(other.target, place)
-        if self.draft_model is not None and other.draft_model is not None:
-            self.draft_model.admit(other.draft_model, place)
-        self.limits = replace(self.limits, budget=max(self.limits.budget, other.limits.budget))
-        at = len(self.sequences) if place is None else place
-        self.sequences[at : at + 1] = other.sequences
-
-    def close(self, *left: SequenceState) -> None:
-        """End the drafters, those of sequences that have `left` too, and free the caches, also where one raises."""
-        with contextlib.ExitStack() as stack:  # in reverse
-            for network in (self.draft_model, self.target):
-                if network is not None:
-                    stack.callback(network.close)
-            for sequence in (*reversed(self.sequences), *reversed(left)):
-                stack.callback(sequence.end)
-
-    def read(self, trees: Sequence[DraftTree]) -> list[NodeLogits]:
-        """The last forward's logits, with one transfer of what samplers and drafters want of them."""
-        counts = [count for sequence in self.sequences if (count := sequence.num_top_logits) is not None]
-        for sequence, tree in zip(self.sequences, trees, strict=True):
-            sequence.sampler.expect(tree)
-        decides = any(not sequence.sampler.needs_rows for sequence in self.sequences)
-        logits = self.target.node_logits(LogitsRead(max(counts, default=None), decides, self._choose_ahead))
-        for sequence, rows in zip(self.sequences, logits, strict=True):
-            sequence.sampler.load(rows)
-        return logits
-
-    def _choose_ahead(self, place: int, logits: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-        sequence = self.sequences[place]
-        return None if sequence.finished else sequence.sampler.choose_ahead(logits, sequence.text)
-
-    @property
-    def compiled(self) -> list[CompiledForward]:
-        """What runs the forwards of the target and of the draft model, where they are compiled."""
-        found = [self.target.compiled, None if self.draft_model is None else self.draft_model.compiled]
-        return [forward for place, forward in enumerate(found) if forward is not None and forward not in found[:place]]
-
-    @property
-    def compile_seconds(self) -> float:
-        """What compiling has taken so far, that of earlier calls counted."""
-        return sum(forward.seconds for forward in self.compiled)
-
-    def max_depth(self) -> int:
-        """Most tokens that may be drafted one under the other: the one after the last of them must still fit."""
-        budget, positions = self.limits.budget, self.limits.max_positions
-        room = self.target.draft_room
-        budget = budget if room is None else min(budget, room)
-        return budget if positions is None else min(budget, positions - 1 - self.target.position)
-
-    def depths(self) -> list[int]:
-        """How deep a draft of each sequence is worth while; 0 for none."""
-        room = self.max_depth()
-        return [self._depth(place, sequence, room) for place, sequence in enumerate(self.sequences)]
-
-    def _depth(self, place: int, sequence: SequenceState, room: int) -> int:
-        if sequence.stop_check.max_length is not None:
-            room = min(room, sequence.stop_check.max_length - len(sequence.text) - 1)
-        return room if room > 0 and self.target.drafts_now(place) else 0
-
-    def fits(self, extra: ExtraTokens) -> bool:
-        """Whether the model has positions and embeddings for all extra tokens."""
-        positions, vocab_size = self.limits.max_positions, self.limits.vocab_size
-        deepest, largest = max(extra.depths, default=0), max(extra.tokens, default=0)
-        room = self.target.draft_room
-        if room is not None and deepest > room:
-            return False
-        return (positions is None or self.target.position + deepest < positions) and (
-            vocab_size is None or largest < vocab_size
-        )
+__all__ = ["StepRunner"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Seconds:
-    """Where a step's time went, all sequences together."""
+    """Where a step's time went, all sequences together; that of the draft network's `forwards` is part of `draft`."""
 
     draft: float
     verify: float
     commit: float
+    forwards: DraftForwards
 
 
 class StepRunner:
@@ -174,6 +59,8 @@ class StepRunner:
     def begin(self, batch: Batch) -> None:
         """Read the prompts, choose every first token, then let the drafters begin."""
         start, self._compile_seconds = time.perf_counter(), batch.compile_seconds
+        cached = batch.target.cache.spec
+        has_cached = cached is not None and any(cached.lengths)
         with self.rank_sync.forward():
             batch.target.prefill()
         read = time.perf_counter()
@@ -181,6 +68,8 @@ class StepRunner:
         for sequence in batch.sequences:
             sequence.emit(0, self.on_token)
         chosen = time.perf_counter()
+        if self.budget is not None and not has_cached:
+            self.budget.has_read(sum(len(sequence.text) for sequence in batch.sequences), chosen - start)
         for place, sequence in enumerate(batch.sequences):
             outputs = NodeOutputs(logits[place], batch.target.prompt_states(place))
             if batch.draft_model is not None:
@@ -196,8 +85,8 @@ class StepRunner:
         """One step of all sequences that have not ended."""
         if self.budget is not None:
             self._set_draft_cost(batch, self.budget)
-        began = time.perf_counter()
-        trees = self.rank_sync.trees(lambda: self._propose(batch), batch.draft_model)
+        began, forwards = time.perf_counter(), DraftForwards()
+        trees = self.rank_sync.trees(lambda: self._propose(batch, forwards), batch.draft_model)
         drafted = time.perf_counter()
         num_live = batch.num_live
         outputs = self._forward(batch, trees)
@@ -206,18 +95,19 @@ class StepRunner:
         committed = time.perf_counter()
         self._observe(batch, trees, outputs, results)
         drafting = drafted - began + time.perf_counter() - committed
-        seconds = _Seconds(drafting, verified - drafted, committed - verified)
+        seconds = _Seconds(drafting, verified - drafted, committed - verified, forwards)
         self._record(batch, trees, results, num_live, seconds)
 
     def _set_draft_cost(self, batch: Batch, budget: Budget) -> None:
         """Let the drafters know what drafts have to gain."""
         live = [sequence for sequence in batch.sequences if not sequence.finished]
         tokens_left = max((sequence.tokens_left for sequence in live), default=0)
-        cost = budget.draft_cost(len(batch.sequences), len(live), tokens_left)
+        network = None if batch.draft_model is None else batch.draft_model.network
+        cost = budget.draft_cost(len(batch.sequences), len(live), tokens_left, network)
         for sequence in batch.sequences:
             sequence.drafter.draft_cost = cost
 
-    def _propose(self, batch: Batch) -> list[DraftTree]:
+    def _propose(self, batch: Batch, forwards: DraftForwards) -> list[DraftTree]:
         """The drafters' trees, cut to what the model can verify and what the texts have room for."""
         most, is_chain = batch.limits.budget, batch.target.tier == "chain"
         if self.budget is not None:
@@ -228,7 +118,7 @@ class StepRunner:
             for sequence, depth in zip(batch.sequences, depths, strict=True)
         ]
         if batch.draft_model is not None:
-            proposed = propose_together(wanted, batch.draft_model)
+            proposed = propose_together(wanted, batch.draft_model, forwards)
         else:
             proposed = [
                 None if asked is None else sequence.propose(asked[1])
@@ -307,6 +197,7 @@ class StepRunner:
                 num_tokens=sum(len(result.tokens) for result in results),
                 seconds=seconds.verify + seconds.commit,
                 draft_seconds=seconds.draft,
+                forwards=seconds.forwards,
             )
         if self.observer is not None:
             start = time.perf_counter()

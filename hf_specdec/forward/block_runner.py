@@ -63,6 +63,10 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
             self._firsts[place] = len(self.texts[place]) - len(features)
         self._unread[place].append(features)
 
+    def num_unread(self, place: int) -> int:
+        """States of a row's text that are not in the cache."""
+        return sum(map(len, self._unread[place]))
+
     def _score(self, trees: Sequence[DraftTree | None]) -> torch.Tensor:
         wanted = [tree is not None and block is None for tree, block in zip(trees, self._blocks, strict=True)]
         if any(wanted):

@@ -113,6 +113,11 @@ class DraftRunner:
         position = self.target.position if self._has_read else max(len(text) for text in self.texts)
         return int(max(self.max_positions - 1 - position, 0))
 
+    def num_unread(self, place: int) -> int:
+        """Tokens of a row's text before the last that are not in the cache."""
+        known = self.target.num_cached_tokens(place) if self._has_read else 0
+        return max(len(self.texts[place]) - 1 - known, 0)
+
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
         """See `AnyDraftRunner.score`."""
         self.rank_sync.score(trees)

@@ -1,20 +1,33 @@
 """Drafting with a network of any kind: what the engine asks of it, its rows as drafters see them, all rows together."""
 
 import itertools
+import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
 import torch
 
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.methods.base import Drafter
-from hf_specdec.methods.draft_scorer import DraftRound, RoundDrafter
+from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, RoundDrafter
 from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree
 
-__all__ = ["AnyDraftRunner", "KnownScorer", "RowScorer", "of_each_row", "propose_together", "unknown_scorer", "used_by"]
+__all__ = [
+    "AnyDraftRunner",
+    "DraftForwards",
+    "KnownScorer",
+    "RowScorer",
+    "of_each_row",
+    "propose_together",
+    "unknown_scorer",
+    "used_by",
+]
+
+SHORT = 16  # tokens of a text that a forward reads beside a request in about the time of the request alone
 
 
 class AnyDraftRunner(Protocol):
@@ -54,6 +67,9 @@ class AnyDraftRunner(Protocol):
 
     def room(self) -> int:
         """How many tokens may be drafted below the root."""
+
+    def num_unread(self, place: int) -> int:
+        """Tokens of a row's text before the last that the next request has to read first."""
 
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
         """For each row left the fp32 logits of its nodes not yet scored, over the target's vocabulary."""
@@ -103,6 +119,11 @@ class RowScorer:
         """See `DraftScorer.room`."""
         return self.draft_model.room()
 
+    @property
+    def num_unread(self) -> int:
+        """See `DraftScorer`."""
+        return self.draft_model.num_unread(self.place)
+
     def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """See `DraftScorer.keep`."""
         self.draft_model.keep(self.place, accepted)
@@ -132,13 +153,38 @@ def of_each_row(logits: torch.Tensor, counts: Iterable[int]) -> list[NodeLogits]
     return [whole.part(slice(*own)) for own in itertools.pairwise(ends)]
 
 
+@dataclass(slots=True)
+class DraftForwards:
+    """What a draft network's forwards of one step took.
+
+    Attributes:
+        seconds (`float`): of all of them.
+        usual_seconds (`float`): of those that had next to nothing of a text to read.
+        usual_cost (`float`): what these were taken to cost, in forwards of the target.
+    """
+
+    seconds: float = 0.0
+    usual_seconds: float = 0.0
+    usual_cost: float = 0.0
+
+    def add(self, seconds: float, relative_cost: float, num_unread: int) -> None:
+        """Count a forward that first read so many tokens of a text."""
+        self.seconds += seconds
+        if num_unread < SHORT and relative_cost:
+            self.usual_seconds += seconds
+            self.usual_cost += relative_cost
+
+
 def propose_together(
-    wanted: Sequence[tuple[Drafter, int] | None], draft_model: AnyDraftRunner | None
+    wanted: Sequence[tuple[Drafter, int] | None],
+    draft_model: AnyDraftRunner | None,
+    forwards: DraftForwards | None = None,
 ) -> list[DraftTree | None]:
     """Every drafter's tree. Those that ask a draft model are asked in turns, so that one forward answers all.
 
     Args:
         wanted: for each row left its drafter and budget, `None` where its text has ended.
+        forwards: counts those of the draft model.
     """
     if draft_model is None:
         return [None if row is None else row[0].propose(row[1]) for row in wanted]
@@ -161,5 +207,23 @@ def propose_together(
             except StopIteration as finished:
                 trees[place], rounds[place] = finished.value, None
         if any(requests):
-            answers = list(draft_model.score(requests))
+            scorers = [cast("RoundDrafter", row[0]).scorer for row in wanted if row is not None]
+            answers = list(_timed(draft_model, requests, [scorer for scorer in scorers if scorer], forwards))
     return trees
+
+
+def _timed(
+    draft_model: AnyDraftRunner,
+    requests: Sequence[DraftTree | None],
+    scorers: Sequence[DraftScorer],
+    forwards: DraftForwards | None,
+) -> list[NodeLogits]:
+    """The answers to `requests`; what they take counts, what an accelerator computes for them too."""
+    relative_cost, num_unread = max(s.relative_cost for s in scorers), max(s.num_unread for s in scorers)
+    start = time.perf_counter()
+    answers = draft_model.score(requests)
+    if forwards is not None:
+        if any(answer.logits.is_cuda for answer in answers):
+            torch.cuda.synchronize()  # drafters read the answers next in any case
+        forwards.add(time.perf_counter() - start, relative_cost, num_unread)
+    return answers

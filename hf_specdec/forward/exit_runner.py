@@ -128,6 +128,10 @@ class ExitRunner:
         self._scorers[index] = weakref.ref(scorer)
         return scorer
 
+    def num_unread(self, place: int) -> int:
+        """Nothing: the target's first layers have read the text."""
+        return 0
+
     def room(self) -> int:
         """How many tokens may be drafted below the root; none where the target has other tokens to compute first."""
         target = self.target

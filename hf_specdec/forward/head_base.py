@@ -155,6 +155,10 @@ class BaseHeadRunner(ABC, Generic[Head]):
         """How many tokens may be drafted below the root: rotary positions have no end."""
         return 1 << 30
 
+    def num_unread(self, place: int) -> int:
+        """Tokens of a row's text before the last that the next request has to read first; none without a cache."""
+        return 0
+
     @torch.no_grad()
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
         """See `AnyDraftRunner.score`."""

@@ -49,6 +49,10 @@ class HeadRunner(BaseHeadRunner[PairHead]):
         for stage in self._stages:
             stage.release()
 
+    def num_unread(self, place: int) -> int:
+        """Pairs of a row's text whose states are here and that are not in the cache."""
+        return self._stages[0].rows[place].num_pending
+
     def _score(self, trees: Sequence[DraftTree | None]) -> torch.Tensor:
         known = list(self._num_scored)
         while (wave := self._wave(trees)) is not None:

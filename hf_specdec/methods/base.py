@@ -8,6 +8,7 @@ transformers `CandidateGenerator`, so the same object runs inside transformers' 
     drafter.observe(tree, logits, accepted)    # accepted: the tokens that the step added to the text
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,11 +32,17 @@ class DraftCost:
 
     Attributes:
         of_node (`float`): by one node; one that is less likely to be accepted is better left out.
-        of_forward (`float`): in as much time as a forward of the target takes.
+        of_draft (`float`): by all nodes together beyond that, as a forward of two tokens may cost more than the second.
+        of_forward (`float`): by what a draft network computes in as much time as a forward of the target takes.
+        of_reading (`float`): by what it computes in as much time as the target reads a token of a prompt.
+        num_steps (`float`): verify steps that are likely to come, over which the reading of a text is shared out.
     """
 
     of_node: float = 0.0
+    of_draft: float = 0.0
     of_forward: float = 1.0
+    of_reading: float = 0.0
+    num_steps: float = math.inf
 
 
 class Drafter(CandidateGenerator, ABC):

@@ -37,12 +37,17 @@ class DraftScorer(Protocol):
         takes_trees (`bool`): whether it scores siblings; a chain is always possible.
         relative_cost (`float`): what its forward costs over one of the target, roughly.
         source (`str`): what `spec_observer` is told of where its drafts come from.
+        num_unread (`int`): tokens of the text before the last that the next request has to read first.
     """
 
     vocab_size: int
     takes_trees: bool
     relative_cost: float
     source: Source
+
+    @property
+    def num_unread(self) -> int:
+        """See above."""
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Start a text."""

@@ -10,6 +10,7 @@ from hf_specdec.engine.budget import (
     EXPLORE_SHARE,
     FIRST_CREDIT,
     LEAST_CREDIT,
+    LIKELY_TOKENS,
     LONGEST_PAUSE,
     RETRY,
     RETRY_SIZE,
@@ -17,6 +18,7 @@ from hf_specdec.engine.budget import (
     Budget,
 )
 from hf_specdec.engine.cost_model import ORDER, SIZES, StepCosts
+from hf_specdec.forward.drafting import DraftForwards
 from hf_specdec.methods.base import DraftCost
 from hf_specdec.tree import DraftTree, ExtraTokens
 
@@ -153,7 +155,54 @@ def test_now_and_then_a_small_tree_is_tried_where_none_pays() -> None:
 
 
 def test_drafters_are_told_what_a_node_has_to_gain() -> None:
-    assert budget_of(0.1).draft_cost(1, 1, 100) == DraftCost(of_node=pytest.approx(0.1), of_forward=1.0)
+    budget = budget_of(0.1)
+    budget.costs.curve(1).set({size: ONE * (1.0 + 0.5 * (size > 1) + (size - 1) * 0.1) for size in SIZES})
+    budget.has_read(200, 4 * ONE)
+    cost = budget.draft_cost(1, 1, 100)
+    assert cost == DraftCost(
+        of_node=pytest.approx(0.1), of_draft=pytest.approx(0.5), of_forward=1.0, of_reading=0.02, num_steps=100.0
+    )
+    assert budget.draft_cost(1, 1, 100_000).num_steps == LIKELY_TOKENS
+
+
+def test_a_draft_network_s_time_is_no_cost_of_the_other_sources() -> None:
+    """It reads a prompt in the time of thirty steps, then takes half a step each time: nobody is paused for that."""
+    budget = budget_of(0.02)
+    before = budget.draft_cost(1, 1, 100, "network").of_node
+    for number in range(40):
+        forwards = DraftForwards()
+        forwards.add((0.5 if number else 30.0) * ONE, 0.25, 0 if number else 1_000)
+        budget.draft_cost(1, 1, 100, "network")
+        trees = budget.cut([chain(0.6, 0.3)], 1)
+        seconds = forwards.seconds + 0.01 * ONE
+        budget.record(trees, 1, num_tokens=1, seconds=1.04 * ONE, draft_seconds=seconds, forwards=forwards)
+    assert budget.draft_cost(1, 1, 100, "network").of_node <= budget.rate * (before + 0.011)
+    assert budget.draft_cost(1, 1, 100, "network").of_forward == pytest.approx(2.0 * budget.rate, rel=0.05)
+    assert budget.draft_cost(1, 1, 100, "another").of_forward == pytest.approx(budget.rate)
+
+
+def test_the_second_step_of_a_new_model_verifies_one_token_to_learn_what_that_costs() -> None:
+    budget, sizes = Budget(StepCosts(0.045), max_nodes=64), []
+    for done in range(4):
+        budget.draft_cost(1, 1, 64 - done)
+        (tree,) = budget.cut([chain(*[0.9**depth for depth in range(1, 1 + budget.max_draft)])], 1)
+        budget.record([tree], 1, num_tokens=2, seconds=ONE * (1.0 + 0.9 * (len(tree) > 1)), draft_seconds=0.0)
+        sizes.append(len(tree))
+    assert sizes[1] == 1
+    assert sizes[0] > 1
+    assert budget.costs.curve(1).seconds_of_one == pytest.approx(ONE, rel=0.3)
+
+
+def test_sizes_that_cost_more_than_assumed_are_not_tried_one_after_the_other() -> None:
+    """Each takes a second step's time: a call of 64 tokens tries two, the second believed to cost next to nothing."""
+    budget, tried = Budget(StepCosts(0.045), max_nodes=64), 0
+    for done in range(64):
+        cost = budget.draft_cost(1, 1, 64 - done)
+        most = budget.max_draft if cost == DraftCost(of_node=0.0, of_forward=math.inf) else 1
+        (tree,) = budget.cut([chain(*[0.01] * most)], 1)
+        tried += len(tree) > 1
+        budget.record([tree], 1, num_tokens=1, seconds=ONE * (1.0 + (len(tree) > 1)), draft_seconds=0.0)
+    assert tried == 2
 
 
 def pauses(budget: Budget, steps: int, **how: float) -> list[int]:

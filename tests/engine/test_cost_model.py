@@ -9,7 +9,7 @@ import torch
 
 from hf_specdec import ConfigError, DraftTree
 from hf_specdec.engine import cost_model as module
-from hf_specdec.engine.cost_model import CostCurve, StepCosts, measure
+from hf_specdec.engine.cost_model import CostCurve, DraftSpeed, StepCosts, measure
 from hf_specdec.methods.base import TOKEN_COST
 
 
@@ -39,13 +39,23 @@ def test_noise_in_a_measurement_makes_no_forward_free() -> None:
     assert curve.ratio(1) == 1.0
 
 
-def test_the_slope_is_the_least_that_a_token_costs() -> None:
-    curve = linear()
-    curve.set({1: 1.0, 8: 1.7, 64: 1.63})
-    assert curve.slope(65) == pytest.approx(0.63 / 63)
-    assert curve.slope(8) == pytest.approx(0.1)
-    curve.set({1: 1.0, 64: 0.9})
-    assert curve.slope(65) == 0.0
+@pytest.mark.parametrize(
+    ("times", "limit", "expected"),
+    [
+        ({1: 1.0, 8: 1.7}, 8, (0.0, 0.1)),
+        ({1: 1.0, 2: 1.7, 8: 1.88, 16: 2.12, 64: 3.56}, 65, (0.67, 0.03)),
+        ({1: 1.0, 2: 1.7, 8: 1.4, 64: 1.9}, 65, (0.4, 0.0)),
+        ({1: 1.0, 64: 0.9}, 65, (0.0, 0.0)),
+        ({1: 1.0, 2: 1.3}, 2, (0.0, 0.3)),
+    ],
+)
+def test_the_line_below_a_curve(times: dict[int, float], limit: int, expected: tuple[float, float]) -> None:
+    """What is beyond one token, and what each token adds; no size costs less, as far as noise makes none free."""
+    curve = linear(0.0)
+    curve.set(times)
+    jump, slope = curve.line(limit)
+    assert (jump, slope) == pytest.approx(expected, abs=1e-9)
+    assert all(1.0 + jump + slope * (size - 1) <= max(curve.ratio(size), 1.0) + 1e-9 for size in range(2, limit))
 
 
 def test_what_is_seen_moves_the_curve_towards_it() -> None:
@@ -246,6 +256,28 @@ def test_a_single_token_that_takes_longer_makes_the_other_sizes_cheaper_by_compa
     before = curve.ratio(8)
     curve.observe(1, 0.015)
     assert 0.9 * before < curve.ratio(8) < before
+
+
+@pytest.mark.parametrize("first", [0.02, 0.01])
+def test_what_larger_sizes_took_stays_as_one_token_gets_known(first: float) -> None:
+    """The time of one token began as a guess, by a step of eight that takes twice as long as assumed."""
+    curve = linear(0.1)
+    curve.observe(8, 0.034)
+    assert curve.seconds_of_one == pytest.approx(0.02)
+    curve.observe(8, 0.034)
+    for _ in range(12):
+        curve.observe(1, first)
+    assert curve.seconds_of_one == pytest.approx(first, rel=0.1)
+    assert curve.ratio(8) * curve.seconds_of_one == pytest.approx(0.034, rel=0.25)
+
+
+def test_a_draft_network_s_speed_is_learned_from_its_forwards() -> None:
+    speed = DraftSpeed()
+    for _ in range(20):
+        speed.observe(measured=0.6, assumed=0.2)
+    assert speed.factor == pytest.approx(3.0, rel=0.1)
+    speed.observe(measured=60.0, assumed=0.2)
+    assert speed.factor < 3.5, "a disturbance counts as twice as long at most"
 
 
 def test_a_token_is_assumed_to_cost_never_more_than_in_fp32_whatever_the_clock_says() -> None:

@@ -38,6 +38,7 @@ class TableScorer:
     ) -> None:
         self.table, self.vocab_size = table, vocab_size
         self.takes_trees, self.relative_cost, self.source = takes_trees, relative_cost, "draft_model"
+        self.num_unread = 0
         self.text: list[int] = []
         self.requests: list[DraftTree] = []  # of this round
 

@@ -14,7 +14,8 @@ __all__ = ["AdaptiveWeights"]
 
 MATCH_KINDS = (0, 1, 2, 3, 4, 4, 5)  # kind of a context by its longest match; longer ones are like the last
 INITIAL_GAIN = 1.0
-GAIN_RATE = 0.1
+GAIN_RATE = 0.1  # weight of a forward in what such forwards gain; of the first ones more, their mean
+SETTLED = 10  # forwards that gains read from a file count as
 WINDOW_RATE = 0.03
 NUM_MATCH_KINDS = max(MATCH_KINDS) + 1
 BIAS = -6.8
@@ -42,7 +43,10 @@ class AdaptiveWeights:
     """What was learned about the sources, apart for greedy and for sampled texts.
 
     Attributes:
-        gains (`list[float]`): expected tokens that a draft model's first, second, ... forward of a step adds.
+        gains (`list[float]`): expected tokens that a draft model's first, second, ... forward of a step and those after
+            it add, less the cost of those after it.
+        num_gains (`list[int]`): forwards that each of `gains` was learned from, where it was not read from a file.
+        retry_credit (`float`): tokens that forwards which do not pay may lose.
         window_gain (`float`): tokens a step that are drafted and accepted because of lookahead's window.
     """
 
@@ -51,6 +55,8 @@ class AdaptiveWeights:
     mixer: Mixer = field(default_factory=lambda: Mixer(_prior()))
     calibration: Calibration = field(default_factory=Calibration)
     gains: list[float] = field(default_factory=list)
+    num_gains: list[int] = field(default_factory=list)
+    retry_credit: float = 0.0
     window_gain: float = INITIAL_WINDOW_GAIN
 
     @classmethod
@@ -59,14 +65,29 @@ class AdaptiveWeights:
         return cls(mixer=Mixer(_prior(SAMPLED)))
 
     def gain(self, number: int) -> float:
-        """What the draft model's forward `number`, counted from 0, may add; hopeful where it has not been tried."""
+        """What the draft model's forward `number`, counted from 0, may add; hopeful of the first that nobody tried."""
+        if number > len(self.gains):
+            return 0.0
         return self.gains[number] if number < len(self.gains) else INITIAL_GAIN
 
     def gained(self, number: int, tokens: float) -> None:
         """The forward `number` added so many expected tokens."""
         if number == len(self.gains):
             self.gains.append(INITIAL_GAIN)
-        self.gains[number] += GAIN_RATE * (tokens - self.gains[number])
+            self.num_gains.append(0)
+        while len(self.num_gains) < len(self.gains):
+            self.num_gains.append(SETTLED)
+        self.num_gains[number] += 1
+        rate = max(GAIN_RATE, 1.0 / (self.num_gains[number] + 1))
+        self.gains[number] += rate * (tokens - self.gains[number])
+
+    def may_retry(self, credit: float, cost: float) -> bool:
+        """Whether a forward that does not pay is made all the same; each that is not adds `credit` tokens for one."""
+        self.retry_credit = min(self.retry_credit + credit, cost)
+        if self.retry_credit < cost:
+            return False
+        self.retry_credit = 0.0
+        return True
 
     def window_gained(self, tokens: float) -> None:
         """A step with a window had so many tokens because of it."""

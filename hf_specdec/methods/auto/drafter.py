@@ -7,6 +7,7 @@ is lookahead's window added, where it is worth its columns.
 Knows neither clocks nor models.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -29,7 +30,7 @@ __all__ = ["AutoDrafter"]
 
 MAX_NGRAM = 4
 SMALLEST = 1e-3  # nodes below this probability are never worth a look
-RETRY = 16  # where asking the draft model does not pay, ask every so many steps all the same, to notice a change
+RETRIED = 0.015  # tokens a step that asking the draft model where it does not pay may lose, to notice a change
 
 
 class AutoDrafter(RoundDrafter):
@@ -94,15 +95,16 @@ class AutoDrafter(RoundDrafter):
         if self.draft is None:
             return self._tree_of(found)
         self.draft.start(self.index.tokens[-1])
-        for number in range(self.config.draft_len):
-            request = self.draft.request(search, found) if self._pays(number) else None
+        without: list[Found | None] = []  # what would have been drafted without each forward; `None` for nothing
+        while len(without) < self.config.draft_len:
+            request = self.draft.request(search, found) if self._pays(len(without)) else None
             if request is None:
                 break
+            without.append(found if self._value(search, found) > 0.0 else None)
             self.draft.read((yield request))
-            before = found
             while self.draft.tell(search):
                 found = search.likeliest(budget, self._floor)
-            self.predictor.experience.gained(number, self._value(search, found) - self._value(search, before))
+        self._judge(search, without, found)
         return self._tree_of(found)
 
     def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
@@ -150,7 +152,6 @@ class AutoDrafter(RoundDrafter):
             self.predictor.found = self.window.found
             self.max_extra_tokens = self.window.num_columns
         self._search = self._described = None
-        self._skipped = 0
 
     @property
     def _floor(self) -> float:
@@ -162,19 +163,42 @@ class AutoDrafter(RoundDrafter):
         tree = DraftTree.of_children(found.tokens, found.parents, found.depths, found.children, found.probabilities)
         if self.window is None:
             return tree
-        return tree.with_extra(self.window.beside(self.index.tokens, self.draft_cost.of_node))
+        cost = self.draft_cost.of_node
+        if len(tree) == 1:  # then the window alone makes the forward a wide one
+            cost += self.draft_cost.of_draft / self.window.num_columns
+        return tree.with_extra(self.window.beside(self.index.tokens, cost))
 
     def _value(self, search: Search | CompiledSearch, found: Found) -> float:
         """Expected accepted tokens of a tree by what is known now, less those that its forward has to gain."""
-        return search.value(found.nodes) - (len(found.nodes) - 1) * self.draft_cost.of_node
+        cost = self.draft_cost
+        return search.value(found.nodes) - (len(found.nodes) - 1) * cost.of_node - cost.of_draft
+
+    @property
+    def _forward_cost(self) -> float:
+        """Tokens that a forward of the draft model has to gain."""
+        assert self.scorer is not None
+        return self.scorer.relative_cost * self.draft_cost.of_forward
 
     def _pays(self, number: int) -> bool:
-        """Whether the draft model's forward of this number is worth its time, by what such forwards added before."""
+        """Whether the draft model's forward of this number is worth its time, by what such forwards added before.
+
+        What it has to read first, once, is shared out over the steps to come.
+        """
         assert self.scorer is not None
-        if self.predictor.experience.gain(number) >= self.scorer.relative_cost * self.draft_cost.of_forward:
+        experience, cost = self.predictor.experience, self._forward_cost
+        if not math.isfinite(cost):
+            return False
+        reading = self.scorer.relative_cost * self.scorer.num_unread * self.draft_cost.of_reading
+        if experience.gain(number) >= cost + reading / max(self.draft_cost.num_steps, 1.0):
             return True
-        self._skipped += 1
-        return self._skipped % RETRY == 0
+        return experience.may_retry(RETRIED, cost + reading)
+
+    def _judge(self, search: Search | CompiledSearch, without: Sequence[Found | None], found: Found) -> None:
+        """Learn what each forward of this step and those after it added, less the cost of those after it."""
+        value, cost = max(0.0, self._value(search, found)), self._forward_cost
+        for number, before in enumerate(without):
+            gain = value - (0.0 if before is None else self._value(search, before))
+            self.predictor.experience.gained(number, gain - cost * (len(without) - 1 - number))
 
     def _learn(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """Let the predictor see the token after every context that the text went through."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_specdec import AutoSpecConfig, DraftTree, SpecMemory, TreeBuilder
-from hf_specdec.methods.auto.drafter import RETRY, AutoDrafter
+from hf_specdec.methods.auto.drafter import RETRIED, AutoDrafter
 from hf_specdec.methods.auto.recycled_logits import key_of
 from hf_specdec.methods.base import DraftCost
 from tests.helpers.draft_tables import TableScorer, random_table
@@ -229,20 +229,59 @@ def test_a_draft_model_that_takes_chains_is_asked_for_chains(memory: SpecMemory)
     assert any(not tree.is_chain for tree in trees)
 
 
-def test_a_draft_model_that_adds_nothing_is_asked_ever_more_rarely() -> None:
-    """One that costs as much as the target and knows nothing: only now and then, to notice a change."""
-    memory, asked = SpecMemory(), []
-    scorer = TableScorer(lambda text: torch.zeros(VOCAB), vocab_size=VOCAB, relative_cost=1.0)
-    drafter = drafter_of(memory, scorer=scorer)
-    tokens = text_of(200)
+def asked_in(drafter: AutoDrafter, scorer: TableScorer, tokens: Sequence[int]) -> list[bool]:
+    """Whether the draft model was asked in each step of a text, one token a step."""
+    asked = []
     drafter.begin(tokens[:2])
     for token in tokens[2:]:
         tree = drafter.propose(16)
         asked.append(bool(scorer.requests))
         drafter.observe(tree, None, [token])
+    return asked
+
+
+@pytest.mark.parametrize("cost", [0.5, 1.0])
+def test_a_draft_model_that_adds_nothing_is_asked_seldom(cost: float) -> None:
+    """One that knows nothing is asked now and then, to notice a change, and the more it costs the more seldom."""
+    scorer = TableScorer(lambda text: torch.zeros(VOCAB), vocab_size=VOCAB, relative_cost=cost)
+    asked = asked_in(drafter_of(SpecMemory(), scorer=scorer), scorer, text_of(420))
     assert asked[0]
-    late = asked[-4 * RETRY :]
-    assert 1 <= sum(late) <= 5
+    assert sum(asked[-300:]) * cost == pytest.approx(300 * RETRIED, abs=1.5)
+
+
+def test_a_draft_model_is_asked_no_deeper_than_one_forward_beyond_what_was_tried() -> None:
+    drafter = drafter_of(SpecMemory(), scorer=(scorer := TableScorer(TABLE, vocab_size=VOCAB, relative_cost=0.1)))
+    tokens, depths = text_of(20), []
+    drafter.begin(tokens[:2])
+    for token in tokens[2:]:
+        tree = drafter.propose(16)
+        depths.append(len(scorer.requests))
+        drafter.observe(tree, None, [token])
+    assert depths[:3] == [1, 2, 3]
+    assert max(depths) > 3
+
+
+@pytest.mark.parametrize(("num_steps", "is_asked"), [(200.0, True), (4.0, False)])
+def test_a_text_is_read_where_the_steps_to_come_gain_what_that_takes(num_steps: float, is_asked: bool) -> None:
+    """A prompt of 1,000 tokens that takes a draft model half as long as ten steps of the target."""
+    scorer = TableScorer(TABLE, vocab_size=VOCAB, relative_cost=0.5)
+    scorer.num_unread = 1_000
+    drafter = drafter_of(SpecMemory(), scorer=scorer)
+    drafter.draft_cost = DraftCost(of_reading=0.01, num_steps=num_steps)
+    assert asked_in(drafter, scorer, text_of(12))[0] is is_asked
+
+
+def test_a_draft_that_cannot_pay_is_no_gain_of_the_draft_model() -> None:
+    """A second column costs as much as eight tokens: what the draft model adds is never verified."""
+    found = {}
+    for jump in (0.0, 8.0):
+        scorer = TableScorer(TABLE, vocab_size=VOCAB, relative_cost=0.3)
+        drafter = drafter_of(memory := SpecMemory(), scorer=scorer, config={"draft_len": 1})
+        drafter.draft_cost = DraftCost(of_node=0.02, of_draft=jump)
+        asked_in(drafter, scorer, text_of(60))
+        found[jump] = memory.greedy.gains[0]
+    assert found[0.0] > 0.3
+    assert found[8.0] < 0.3, "so that it is not asked any more"
 
 
 def test_only_the_end_of_a_text_goes_into_the_memory_and_once() -> None:

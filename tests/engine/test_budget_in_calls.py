@@ -1,0 +1,65 @@
+"""Whole calls on a clock of the test: what a draft network takes is weighed apart from what the other sources take."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from hf_specdec import embedded
+from hf_specdec.engine import step
+from hf_specdec.forward import drafting
+from hf_specdec.forward.head_runner import HeadRunner
+from hf_specdec.forward.model_runner import ModelRunner
+
+ONE, READING, FORWARD = 0.01, 3.0, 0.03  # seconds of a target's forward, of the head's first one and of its others
+
+
+class Clock:
+    """Time passes in forwards alone, whatever they compute."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.num_asked = 0.0, 0
+        target, head = ModelRunner.forward, HeadRunner.score
+
+        def forward(runner: ModelRunner, *args: Any) -> Any:
+            self.now += ONE
+            return target(runner, *args)
+
+        def score(runner: HeadRunner, *args: Any) -> Any:
+            self.now += FORWARD if self.num_asked else READING
+            self.num_asked += 1
+            return head(runner, *args)
+
+        monkeypatch.setattr(ModelRunner, "forward", forward)
+        monkeypatch.setattr(HeadRunner, "score", score)
+        for module in (step, drafting):
+            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+
+def test_a_slow_head_does_not_stop_the_other_sources(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first forward takes as long as 300 steps, the others as long as three, and its size promises less."""
+    prompt = tokenizer("def add(a, b):\n    return a + b\n\n\ndef add_all(a, b):\n", return_tensors="pt").input_ids
+    drafted, asked = {}, {}
+    for name in ("alone", "with a head"):
+        model = hf_specdec.AutoModelForCausalLM.from_pretrained(embedded.path("target"), precision="fp32")
+        head = hf_specdec.AutoDraftHead.from_pretrained(embedded.path("head"))
+        how: dict[str, Any] = {} if name == "alone" else {"assistant_model": head}
+        model.generate(prompt, max_new_tokens=32, do_sample=False, spec_method="auto")  # what can be verified is known
+        with monkeypatch.context() as patched:
+            clock = Clock(patched)
+            out = model.generate(
+                prompt,
+                max_new_tokens=96,
+                do_sample=False,
+                spec_method="auto",
+                spec_config={"pool": "request"},
+                return_dict_in_generate=True,
+                **how,
+            )
+        drafted[name], asked[name] = out.spec_stats.num_draft_tokens, clock.num_asked
+        assert torch.equal(out.sequences, model.generate(prompt, max_new_tokens=96, do_sample=False))
+    assert asked["alone"] == 0
+    assert 0 < asked["with a head"] < 30, "it costs more than it gains"
+    assert drafted["with a head"] > 0.7 * drafted["alone"] > 20
