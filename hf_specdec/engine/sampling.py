@@ -18,11 +18,12 @@ from hf_specdec import compat
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.node_processors import NodeProcessors
 from hf_specdec.engine.random_streams import RandomStream
-from hf_specdec.engine.tokens_ahead import TokensAhead
+from hf_specdec.engine.tokens_ahead import TokensAhead, rejections_of
 from hf_specdec.engine.verify import rejection_sample
 from hf_specdec.errors import RankError
 from hf_specdec.forward.token_buffer import TokenBuffer
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.node_logits import NodeLogits, read_tensors
+from hf_specdec.transfer import is_host
 from hf_specdec.tree import DraftTree
 
 __all__ = ["Sampler", "StopCheck", "agreed_criteria"]
@@ -60,8 +61,8 @@ class Sampler:
         own_processors = any(type(processor).__module__ != compat.PROCESSORS_MODULE for processor in processors)
         self.is_watched = keeps or own_processors or not computes
         nodes = NodeProcessors.of(processors, device) if computes and not keeps else None
-        stream = RandomStream(device, generator) if self.do_sample else None
-        self._ahead = None if nodes is None else TokensAhead(nodes, stream)
+        self._stream = RandomStream(device, generator)
+        self._ahead = None if nodes is None else TokensAhead(nodes, self._stream if self.do_sample else None)
         self._is_ahead = False
         self._rows = NodeLogits(torch.empty(0))
         self._tree: DraftTree | None = None
@@ -134,10 +135,15 @@ class Sampler:
         assert self._tree is not None
         drafted_from = (self._tree.drafted_from or {}).get(node)
         children = self._tree.children(node)
-        if drafted_from is None or not children:
-            return int(torch.multinomial(probabilities, num_samples=1, generator=self.generator))
-        drawn = [self._tree.tokens[child] for child in children]
-        return rejection_sample(probabilities[0], drafted_from, drawn, self.generator)
+        if drafted_from is not None and children:
+            if is_host(self.device):
+                drawn = [self._tree.tokens[child] for child in children]
+                return rejection_sample(probabilities[0], drafted_from, drawn, self.generator)
+            rejections = rejections_of(probabilities, self._tree, self._stream, node)
+            rejections.load(tuple(read_tensors(rejections.found)))
+            if (token := rejections.token_after(0)) is not None:
+                return token
+        return int(torch.multinomial(probabilities, num_samples=1, generator=self.generator))
 
 
 class StopCheck:

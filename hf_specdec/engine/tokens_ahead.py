@@ -9,12 +9,13 @@ import torch
 from hf_specdec.engine.draws import LEVELS, DrawsAhead
 from hf_specdec.engine.node_processors import NodeProcessors
 from hf_specdec.engine.random_streams import RandomStream
+from hf_specdec.engine.rejections import Rejections
 from hf_specdec.engine.row_filters import NUM_RANKS, RowFilters
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.node_logits import read_tensors
 from hf_specdec.tree import DraftTree
 
-__all__ = ["TokensAhead"]
+__all__ = ["TokensAhead", "rejections_of"]
 
 NO_STATE_OF_DEVICE = {"mps"}  # its module has no state of one device
 Array = npt.NDArray[Any]
@@ -33,6 +34,7 @@ class TokensAhead:
         self._filters: RowFilters | None = None  # those that the scores have not met
         self._probabilities: torch.Tensor | None = None  # (T, vocab_size) of the nodes
         self._draws: DrawsAhead | None = None
+        self._rejections: Rejections | None = None
         self._room: torch.Tensor | None = None  # of the draws
         self._num_pairs = 0
         self._read: Sequence[Array] = ()
@@ -46,16 +48,18 @@ class TokensAhead:
             text: as it is before the step.
         """
         draws_ahead = (
-            self._stream is not None
-            and not tree.drafted_from  # they decide how the target draws
-            and self._stream.device.type not in NO_STATE_OF_DEVICE
+            self._stream is not None and not tree.drafted_from and self._stream.device.type not in NO_STATE_OF_DEVICE
         )
-        self._tree, self._draws, self._filters = tree, None, self._nodes.filters if draws_ahead else None
+        self._tree, self._draws, self._rejections = tree, None, None
+        self._filters = self._nodes.filters if draws_ahead else None
         scores, pairs = self._nodes(logits.to(torch.float32), tree, text, with_filters=self._filters is None)
         self._num_pairs = len(pairs)
         if self._stream is None:
             return scores.argmax(dim=-1), *pairs
         self._probabilities = torch.nn.functional.softmax(scores, dim=-1)
+        if tree.drafted_from:
+            self._rejections = rejections_of(self._probabilities, tree, self._stream)
+            return *self._rejections.found, *pairs
         if not draws_ahead:
             return tuple(pairs)
         self._draws = self._drawn_from(0)
@@ -69,6 +73,8 @@ class TokensAhead:
         if self._draws is not None:
             self._draws.load(self._read[:2])
             self._read = self._read[2:]
+        elif self._rejections is not None:
+            self._rejections.load(self._read)
 
     def token_after(self, node: int) -> int | None:
         """`None` where the token is not found, or not surely."""
@@ -76,7 +82,9 @@ class TokensAhead:
             return None
         if self._stream is None:
             return int(self._read[0][node])
-        if self._draws is None or self._probabilities is None:
+        if self._rejections is not None:
+            return self._rejections.token_after(node)
+        if self._draws is None:
             return None
         drawn = self._draws.at(node)
         if drawn is None:
@@ -110,3 +118,14 @@ class TokensAhead:
         assert self._probabilities is not None
         row = [part[node] for part in self._read]
         return self._filters.first_kept(ratios, tokens, row, self._probabilities.shape[-1])
+
+
+def rejections_of(probabilities: torch.Tensor, tree: DraftTree, stream: RandomStream, first: int = 0) -> Rejections:
+    """The tokens of the nodes from `first` on, as many as there are rows of `probabilities`."""
+    nodes = range(first, first + len(probabilities))
+    drawn = [[tree.tokens[child] for child in tree.children(node)] for node in nodes]
+    drafted_from = [
+        (tree.drafted_from or {}).get(node) if tokens else None for node, tokens in zip(nodes, drawn, strict=True)
+    ]
+    drawn = [[] if row is None else tokens for row, tokens in zip(drafted_from, drawn, strict=True)]
+    return Rejections(probabilities, drafted_from, drawn, stream.generator)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_specdec.transfer import is_host
 from hf_specdec.tree import DraftTree
 
 __all__ = ["VerifyResult", "rejection_sample", "verify_tree"]
@@ -70,15 +69,14 @@ def rejection_sample(
         drawn: different tokens, each drawn from `q` without those before it. How many there are may not depend on
             the values of those that might have been left out.
         generator: of `p`'s device; `None` is the global one. One uniform number a drawn token, then one multinomial
-            draw; on a CPU as far as they are needed, elsewhere all of them, since asking would take a read for each.
+            draw, as far as they are needed.
     """
-    q, taken = q.to(p.device, copy=True), []
+    q = q.to(p.device, copy=True)
     for token in drawn:
         share = q[token]
         was_drawn = share > 0.0  # else it was not drawn from q, and says nothing
         uniform = torch.rand((), generator=generator, device=p.device, dtype=p.dtype)
-        taken.append(was_drawn & (uniform * share < p[token]))
-        if is_host(p.device) and taken[-1]:
+        if was_drawn & (uniform * share < p[token]):
             return token
         rest = (p - q).clamp_min_(0.0)
         total = rest.sum()
@@ -86,8 +84,4 @@ def rejection_sample(
         p = torch.where(was_drawn & (total > 0.0), rest / total, p)
         q[token] = 0.0
         q /= q.sum().clamp_min(torch.finfo(q.dtype).tiny)
-    last = torch.multinomial(p, num_samples=1, generator=generator)
-    if is_host(p.device):
-        return int(last)
-    *were_taken, chosen = torch.cat([*[one.view(1) for one in taken], last]).tolist()  # one read
-    return next((token for token, is_taken in zip(drawn, were_taken, strict=True) if is_taken), chosen)
+    return int(torch.multinomial(p, num_samples=1, generator=generator))

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from hf_specdec.engine.rejections import Rejections
 from hf_specdec.engine.verify import rejection_sample
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
-from tests.helpers import accelerator
 from tests.helpers.cover import wide_but
 from tests.helpers.draft_tables import (
     Table,
@@ -22,9 +22,9 @@ from tests.helpers.draft_tables import (
     critical_value,
     random_table,
     sample,
+    verify_at_once,
     verify_by_drawing,
 )
-from tests.helpers.emulated_device import DEVICE, EmulatedDevice
 
 pytestmark = pytest.mark.each_value_in_file
 
@@ -53,36 +53,50 @@ def top_p(value: float) -> LogitsProcessorFn:
     return logits_processor
 
 
+def one_by_one(
+    p: torch.Tensor, q: torch.Tensor, drawn: Sequence[Sequence[int]], generator: torch.Generator
+) -> list[int]:
+    return [rejection_sample(p, q, tokens, generator) for tokens in drawn]
+
+
+def all_at_once(
+    p: torch.Tensor, q: torch.Tensor, drawn: Sequence[Sequence[int]], generator: torch.Generator
+) -> list[int]:
+    """As the nodes of a tree on an accelerator."""
+    rejections = Rejections(p.expand(len(drawn), -1), [q if tokens else None for tokens in drawn], drawn, generator)
+    rejections.load([part.numpy() for part in rejections.found])
+    tokens = [rejections.token_after(node) for node in range(len(drawn))]
+    return [token for token in tokens if token is not None]
+
+
+RULES = {"host": one_by_one, "device": all_at_once}
+Rule = Callable[[torch.Tensor, torch.Tensor, Sequence[Sequence[int]], torch.Generator], list[int]]
+
+
 def statistic_of(
-    p: torch.Tensor,
-    q: torch.Tensor,
-    num_drawn: int,
-    rule: Callable[..., int] = rejection_sample,
-    count: int = 3_000,
-    seed: int = 0,
+    p: torch.Tensor, q: torch.Tensor, num_drawn: int, rule: Rule = one_by_one, count: int = 3_000, seed: int = 0
 ) -> tuple[float, float]:
     """Chi-square of tokens chosen among `num_drawn` drawn ones against p, and its critical value."""
     generator = torch.Generator().manual_seed(seed)
     rows = q.expand(count, -1)
     drawn = torch.multinomial(rows, num_drawn, generator=generator).tolist() if num_drawn else [[]] * count
-    children = iter([[token for token in tokens if q[token] > 0] for tokens in drawn])
-    seen = sample(count, lambda: (rule(p, q, next(children), generator),))
+    tokens = rule(p, q, [[token for token in tokens if q[token] > 0] for tokens in drawn], generator)
+    chosen = iter(tokens)
+    seen = sample(count, lambda: (next(chosen),))
     value, degrees = chi_square(seen, {(token,): float(share) for token, share in enumerate(p) if share > 0})
     return value, critical_value(degrees)
 
 
-@pytest.fixture(params=["host", "device"])
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(params=RULES)
+def rule(request: pytest.FixtureRequest) -> Rule:
     """On an accelerator all numbers are drawn before any is looked at."""
-    if request.param == "device":
-        accelerator.emulate(monkeypatch)
-    return str(request.param)
+    return RULES[request.param]
 
 
 @pytest.mark.parametrize("num_drawn", [0, 1, 2, 3, SIZE])
-def test_the_token_has_the_target_s_distribution(place: str, num_drawn: int) -> None:
+def test_the_token_has_the_target_s_distribution(rule: Rule, num_drawn: int) -> None:
     """3,000 draws over six tokens; odds of one in a million."""
-    value, bound = statistic_of(distribution(1), distribution(2), num_drawn)
+    value, bound = statistic_of(distribution(1), distribution(2), num_drawn, rule)
     assert value < bound
 
 
@@ -101,14 +115,13 @@ def test_the_token_has_the_target_s_distribution(place: str, num_drawn: int) -> 
     ids=["p-zeros", "q-zeros", "both", "disjoint", "equal", "p-certain", "q-certain"],
 )
 @pytest.mark.parametrize("num_drawn", [1, 3])
-def test_zeros_and_certainties_are_no_exception(place: str, p: torch.Tensor, q: torch.Tensor, num_drawn: int) -> None:
+def test_zeros_and_certainties_are_no_exception(rule: Rule, p: torch.Tensor, q: torch.Tensor, num_drawn: int) -> None:
     """2,000 draws each; odds of one in a million."""
     generator = torch.Generator().manual_seed(3)
     children = torch.multinomial(q.expand(2_000, -1), num_drawn, generator=generator).tolist()
-    seen: dict[tuple[int, ...], int] = {}
-    for tokens in children:
-        token = rejection_sample(p, q, [token for token in tokens if q[token] > 0], generator)
-        seen[(token,)] = seen.get((token,), 0) + 1
+    drawn = [[token for token in tokens if q[token] > 0] for tokens in children]
+    chosen = iter(rule(p, q, drawn, generator))
+    seen = sample(2_000, lambda: (next(chosen),))
     if p.max() == 1.0:
         assert seen == {(int(p.argmax()),): 2_000}
         return
@@ -116,19 +129,10 @@ def test_zeros_and_certainties_are_no_exception(place: str, p: torch.Tensor, q: 
     assert value < critical_value(degrees)
 
 
-def test_a_device_is_read_once() -> None:
-    """However many tokens were drawn, and whichever is taken."""
-    with EmulatedDevice() as device:
-        p, q = distribution(1).to(DEVICE), distribution(2).to(DEVICE)
-        for count in range(1, 20):
-            rejection_sample(p, q, [0, 1, 2], torch.Generator(DEVICE).manual_seed(count))
-            assert len(device.reads) == count
-
-
-def test_a_draft_that_equals_the_target_is_always_accepted(place: str) -> None:
+def test_a_draft_that_equals_the_target_is_always_accepted(rule: Rule) -> None:
     p, generator = distribution(1), torch.Generator().manual_seed(0)
-    for token in torch.multinomial(p, 500, replacement=True, generator=generator).tolist():
-        assert rejection_sample(p, p.clone(), [token], generator) == token
+    tokens = torch.multinomial(p, 500, replacement=True, generator=generator).tolist()
+    assert rule(p, p.clone(), [[token] for token in tokens], generator) == tokens
 
 
 def test_acceptance_is_as_high_as_it_can_be() -> None:
@@ -141,20 +145,42 @@ def test_acceptance_is_as_high_as_it_can_be() -> None:
     assert abs(accepted - overlap) < 5 * (overlap * (1 - overlap) / 12_000) ** 0.5
 
 
-def test_a_token_that_q_cannot_have_given_is_passed_over() -> None:
+def test_a_token_that_q_cannot_have_given_is_passed_over(rule: Rule) -> None:
     """No bias from it: 3,000 draws with such a token among the children, odds of one in a million."""
     q = distribution(2, zeros=[4])
     value, bound = statistic_of(
-        distribution(1), q, 1, lambda p, q, drawn, generator: rejection_sample(p, q, [4, *drawn], generator)
+        distribution(1), q, 1, lambda p, q, drawn, generator: rule(p, q, [[4, *tokens] for tokens in drawn], generator)
     )
     assert value < bound
+
+
+def test_nodes_of_one_tree_have_each_its_own_children_and_distribution() -> None:
+    """2,000 trees of three nodes, with two children, none and one; odds of one in a million for each."""
+    targets, drafts = [distribution(1), distribution(3), distribution(4)], [distribution(2), None, distribution(5)]
+    generator, counts = torch.Generator().manual_seed(0), [2, 0, 1]
+    drawn = [
+        [[]] * 2_000 if q is None else torch.multinomial(q.expand(2_000, -1), n, generator=generator).tolist()
+        for q, n in zip(drafts, counts, strict=True)
+    ]
+    nodes = [tokens for tree in zip(*drawn, strict=True) for tokens in tree]
+    rejections = Rejections(torch.stack(targets).repeat(2_000, 1), drafts * 2_000, nodes, generator)
+    rejections.load([part.numpy() for part in rejections.found])
+    for place, p in enumerate(targets):
+        chosen = iter([rejections.token_after(node) for node in range(place, len(nodes), 3)])
+        seen = sample(2_000, lambda chosen=chosen: (next(chosen),))  # type: ignore[misc]
+        value, degrees = chi_square(seen, {(token,): float(share) for token, share in enumerate(p)})
+        assert value < critical_value(degrees)
+
+
+def test_what_is_no_probability_has_no_token() -> None:
+    assert all_at_once(torch.full((SIZE,), torch.nan), distribution(2), [[1], []], torch.Generator()) == []
 
 
 def test_arguments_are_left_as_they_are() -> None:
     p, q, generator = distribution(1), distribution(2), torch.Generator().manual_seed(0)
     before = p.clone(), q.clone()
-    for _ in range(20):
-        rejection_sample(p, q, [0, 1, 2], generator)
+    for rule in RULES.values():
+        rule(p, q, [[0, 1, 2]] * 20, generator)
     assert torch.equal(p, before[0])
     assert torch.equal(q, before[1])
 
@@ -214,7 +240,12 @@ def drops_unlikely_children(p: torch.Tensor, q: torch.Tensor, drawn: Sequence[in
     ],
 )
 def test_wrong_rules_are_found_out(rule: Callable[..., int]) -> None:
-    value, bound = statistic_of(distribution(1), distribution(2), 3, rule)
+    def wrong(
+        p: torch.Tensor, q: torch.Tensor, drawn: Sequence[Sequence[int]], generator: torch.Generator
+    ) -> list[int]:
+        return [rule(p, q, tokens, generator) for tokens in drawn]
+
+    value, bound = statistic_of(distribution(1), distribution(2), 3, wrong)
     assert value > 2 * bound
 
 
@@ -237,6 +268,7 @@ def texts_of(
     budget: int = 100,
     max_nodes: int | None = None,
     told: Callable[[torch.Tensor], torch.Tensor] = lambda q: q,
+    verify: Callable[..., list[int]] = verify_by_drawing,
 ) -> dict[tuple[int, ...], int]:
     """How often each text of `length` tokens is written by steps of draft and target."""
     generator = torch.Generator().manual_seed(seed)
@@ -257,7 +289,7 @@ def texts_of(
             tree = drafter.propose(budget).truncated(max_nodes=max_nodes)
             tree = tree.with_distributions({node: told(q) for node, q in (tree.drafted_from or {}).items()})
             so_far = list(text)
-            tokens = verify_by_drawing(tree, lambda path: target_distribution(so_far + path), generator)  # noqa: B023
+            tokens = verify(tree, lambda path: target_distribution(so_far + path), generator)  # noqa: B023
             drafter.observe(tree, None, tokens)
             text += tokens
         return tuple(text[1 : length + 1])
@@ -293,12 +325,14 @@ WARPS = {  # of the draft, of the target
 }
 
 
+@pytest.mark.at_most(1)
+@pytest.mark.parametrize("verify", [verify_by_drawing, verify_at_once])
 @pytest.mark.parametrize("shape", wide_but(["tree"], SHAPES))
-def test_texts_have_the_target_s_distribution(shape: str) -> None:
+def test_texts_have_the_target_s_distribution(shape: str, verify: Callable[..., list[int]]) -> None:
     """1,500 texts of two tokens, 36 different ones; odds of one in a million."""
     warps = temperature(0.9), temperature(0.8)
     config = DraftModelConfig(use_logits=True, **SHAPES[shape])
-    seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=1_500)
+    seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=1_500, verify=verify)
     value, degrees = chi_square(seen, true_probabilities(TARGET, warps[1], 2))
     assert value < critical_value(degrees)
 

@@ -10,11 +10,22 @@ from functools import cache
 
 import torch
 
+from hf_specdec.engine.random_streams import RandomStream
+from hf_specdec.engine.tokens_ahead import rejections_of
 from hf_specdec.engine.verify import rejection_sample, verify_tree
 from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.tree import DraftTree
 
-__all__ = ["Table", "TableScorer", "chi_square", "critical_value", "random_table", "sample", "verify_by_drawing"]
+__all__ = [
+    "Table",
+    "TableScorer",
+    "chi_square",
+    "critical_value",
+    "random_table",
+    "sample",
+    "verify_at_once",
+    "verify_by_drawing",
+]
 
 Table = Callable[[tuple[int, ...]], torch.Tensor]  # text -> (vocab_size,) logits
 
@@ -79,6 +90,22 @@ def verify_by_drawing(
         drawn = [tree.tokens[child] for child in tree.children(node)]
         q = drafted_from.get(node, torch.zeros_like(p))
         return rejection_sample(p, q, drawn, generator), False
+
+    return verify_tree(tree, choose).tokens
+
+
+def verify_at_once(
+    tree: DraftTree, distribution: Callable[[list[int]], torch.Tensor], generator: torch.Generator
+) -> list[int]:
+    """The same as on an accelerator, where every node's token is found before the first is looked at."""
+    rows = [distribution([tree.tokens[step] for step in tree.path(node)[1:]]) for node in range(len(tree))]
+    rejections = rejections_of(torch.stack(rows), tree, RandomStream(torch.device("cpu"), generator))
+    rejections.load([part.numpy() for part in rejections.found])
+
+    def choose(node: int) -> tuple[int, bool]:
+        token = rejections.token_after(node)
+        assert token is not None
+        return token, False
 
     return verify_tree(tree, choose).tokens
 

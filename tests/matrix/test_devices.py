@@ -143,6 +143,27 @@ def test_a_draft_is_read_once_a_level_for_all_rows(device: EmulatedDevice, zoo: 
     assert num_steps < reads[1] - reads[0] <= (1 + SHAPES["tree"]["draft_len"]) * num_steps
 
 
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_a_drawn_draft_is_read_once_a_level(device: EmulatedDevice, zoo: Zoo, shape: str) -> None:
+    """And verified by one read a step, whatever is accepted."""
+    model, draft, seen = moved(zoo("llama"), DEVICE), noisy_copy(zoo("llama")).to(DEVICE), []
+    fields = {**SHAPES[shape], "use_logits": True}
+    torch.manual_seed(1)
+    output = model.generate(
+        PROMPT.to(DEVICE),
+        max_new_tokens=24,
+        do_sample=True,
+        temperature=0.2,
+        assistant_model=draft,
+        spec_observer=lambda step: seen.append(len(device.reads)),
+        return_dict_in_generate=True,
+        **always("draft_model", fields),
+    )
+    assert output.spec_stats.num_accepted_tokens > 0
+    reads = [later - earlier for earlier, later in itertools.pairwise(seen)]
+    assert max(reads) == 1 + fields["draft_len"]
+
+
 @pytest.mark.at_most(4)
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("method", ["prompt_lookup", "auto"])

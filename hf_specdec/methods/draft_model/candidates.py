@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.node_logits import NodeLogits, read_tensors
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["Candidate", "Growth", "depth_first", "draw_children", "likeliest_children"]
@@ -104,7 +104,7 @@ def draw_children(
 ) -> list[Candidate]:
     """For each parent its share of tokens drawn from its row of probabilities, without replacement, in their order."""
     drawn = torch.multinomial(rows, max(shares), generator=generator)  # tokens of probability 0 come last
-    both = torch.stack((rows.gather(-1, drawn).double(), drawn.double())).tolist()
+    both = [part.tolist() for part in read_tensors((rows.gather(-1, drawn).float(), drawn))]
     children = []
     for parent, share, confidences, tokens in zip(parents, shares, *both, strict=True):
         for rank, (confidence, token) in enumerate(zip(confidences[:share], tokens[:share], strict=True)):
