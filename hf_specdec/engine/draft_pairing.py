@@ -17,6 +17,7 @@ from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.batch_rules import keeps_rows_apart, processors_of_row
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.node_processors import takes_all_nodes
 from hf_specdec.engine.static_shapes import draft_shapes
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.draft_runner import DraftRunner
@@ -184,7 +185,7 @@ def _num_layers(model: PreTrainedModel) -> int:
 
 
 def logits_processor_of(call: Call) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
-    """The call's processors for the draft's logits, `None` where nothing is sampled.
+    """The call's processors for ids and logits of nodes of the draft, `None` where nothing is sampled.
 
     Those of transformers, copied; a user's own may count its calls and is for the text alone.
     """
@@ -194,7 +195,14 @@ def logits_processor_of(call: Call) -> Callable[[torch.Tensor, torch.Tensor], to
     if len(call.input_ids) > 1:
         own = [p for p in own if not keeps_rows_apart(p)]
     processors = processors_of_row(LogitsProcessorList(copy.deepcopy(own)), None)
-    return lambda ids, row: cast("torch.Tensor", processors(ids, row))
+    takes_all = all(map(takes_all_nodes, processors))
+
+    def process(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        if takes_all or len(rows) == 1:
+            return cast("torch.Tensor", processors(ids, rows))
+        return torch.cat([processors(ids[node : node + 1], rows[node : node + 1]) for node in range(len(rows))])
+
+    return process
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor | None]:

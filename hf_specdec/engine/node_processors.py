@@ -22,7 +22,7 @@ from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.transfer import HOST, upload
 from hf_specdec.tree import DraftTree
 
-__all__ = ["NodeProcessors"]
+__all__ = ["NodeProcessors", "takes_all_nodes"]
 
 ROW_WARPERS = (MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper)  # look at the row alone, round alike
 CUMSUMS = (torch.Tensor.cumsum, torch.cumsum)
@@ -49,7 +49,7 @@ class NodeProcessors:
     @classmethod
     def of(cls, processors: LogitsProcessorList, device: torch.device) -> "NodeProcessors | None":
         """`None` where a processor has to be called for each token, in order."""
-        return cls(processors, device) if all(map(_takes_all_nodes, processors)) else None
+        return cls(processors, device) if all(map(takes_all_nodes, processors)) else None
 
     def __call__(
         self, scores: torch.Tensor, tree: DraftTree, text: TokenBuffer, *, with_filters: bool = True
@@ -124,7 +124,8 @@ class _CumulativeSums(TorchFunctionMode):
         return torch.searchsorted(self._found[0], bounds).unbind(dim=-1)
 
 
-def _takes_all_nodes(processor: Any) -> bool:
+def takes_all_nodes(processor: Any) -> bool:
+    """Whether a processor treats each row as it treats it alone."""
     if type(processor) is RepetitionPenaltyLogitsProcessor:
         return processor.prompt_ignore_length is None
     return type(processor) in (*ROW_WARPERS, TopPLogitsWarper)

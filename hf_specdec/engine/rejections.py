@@ -26,8 +26,8 @@ class Rejections:
         generator: of the device; `None` is the global one.
 
     Attributes:
-        found: `(T, C)`, whether each drawn token is accepted, C the most children of a node; then `(T,)` each, the
-            greatest p / e of what is left of the target's probabilities, and its token.
+        found: `(T,)` each: whether the first drawn token is accepted, the second and so on, then the greatest p / e of
+            what is left of the target's probabilities, and its token.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Rejections:
     ) -> None:
         self._drawn = drawn
         width = max(map(len, drawn))
-        accepted = [probabilities.new_empty((len(drawn), 0))]
+        accepted: list[torch.Tensor] = []
         if width:
             rows = [row for row in drafted_from if row is not None]
             none = torch.zeros_like(rows[0])
@@ -49,7 +49,7 @@ class Rejections:
             tokens = upload(torch.tensor(filled, device=HOST), probabilities.device)  # (T, C)
             accepted, probabilities = _reject(probabilities, q, tokens, generator)
         noise = torch.empty_like(probabilities).exponential_(generator=generator)
-        self.found = (torch.cat(accepted, dim=-1), *(probabilities / noise).max(dim=-1))
+        self.found = (*accepted, *(probabilities / noise).max(dim=-1))
         self._read: Sequence[Array] = ()
 
     def load(self, read: Sequence[Array]) -> None:
@@ -58,7 +58,7 @@ class Rejections:
 
     def token_after(self, node: int) -> int | None:
         """`None` where the probabilities are no numbers."""
-        accepted, greatest, last = (part[node] for part in self._read)
+        *accepted, greatest, last = (part[node] for part in self._read)
         if not greatest > 0.0:
             return None
         drawn = self._drawn[node]
@@ -68,7 +68,7 @@ class Rejections:
 def _reject(
     p: torch.Tensor, q: torch.Tensor, drawn: torch.Tensor, generator: torch.Generator | None
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Whether each token is accepted, `(T, 1)` for each of the C, and what is left of `p`, `(T, vocab_size)`.
+    """Whether each token is accepted, `(T,)` for each of the C, and what is left of `p`, `(T, vocab_size)`.
 
     Args:
         p, q: `(T, vocab_size)`; `q` is written over.
@@ -80,7 +80,7 @@ def _reject(
         token, uniform = drawn[:, place : place + 1], uniforms[:, place : place + 1]
         share = q.gather(1, token)  # (T, 1)
         was_drawn = share > 0.0  # else it was not drawn from q, and says nothing
-        accepted.append(was_drawn & (uniform * share < p.gather(1, token)))
+        accepted.append((was_drawn & (uniform * share < p.gather(1, token))).squeeze(1))
         rest = (p - q).clamp_min_(0.0)
         total = rest.sum(dim=-1, keepdim=True)
         # p <= q everywhere is p = q but for rounding: then p itself is as good.

@@ -34,7 +34,8 @@ class DraftModelDrafter(RoundDrafter):
     Args:
         config: see `DraftModelConfig`.
         scorer: the draft with this row's text.
-        logits_processor: the draft's own logits processors, as a function of `(1, L)` ids and a `(1, vocab_size)` row.
+        logits_processor: the draft's own logits processors, as a function of `(n, L)` ids and `(n, vocab_size)` logits,
+            a text and a row for each of n nodes.
         generator: for the draws; `None` is the global one.
         memory: acceptances counted in earlier greedy calls. Not used when sampling: acceptance depends on the
             logits processors, and where children are drawn the text depends on the drafts, so that the same seed has
@@ -198,11 +199,16 @@ class DraftModelDrafter(RoundDrafter):
         assert self.logits_processor is not None
         if self._ids is None:
             self._ids = torch.tensor([self._text], device=rows.device)
-        processed = []
-        for candidate, row in zip(chosen, rows, strict=True):
-            path = torch.tensor([candidate.path()], dtype=torch.long, device=rows.device)
-            processed.append(self.logits_processor(torch.cat((self._ids, path), dim=1), row.unsqueeze(0)))
-        return torch.cat(processed)
+        processed: dict[int, torch.Tensor] = {}
+        for depth in dict.fromkeys([candidate.depth for candidate in chosen]):
+            places = [place for place, candidate in enumerate(chosen) if candidate.depth == depth]
+            paths = torch.tensor([chosen[place].path() for place in places], dtype=torch.long, device=rows.device)
+            ids = torch.cat((self._ids.expand(len(places), -1), paths), dim=1)  # (n, L)
+            found = self.logits_processor(ids, rows if len(places) == len(chosen) else rows[places])
+            if len(places) == len(chosen):
+                return found
+            processed |= dict(zip(places, found, strict=True))
+        return torch.stack([processed[place] for place in range(len(chosen))])
 
 
 def observations(tree: DraftTree, growth: Growth, accepted: Sequence[int]) -> list[tuple[int, float, bool]]:
