@@ -1,6 +1,6 @@
 """Static caches: whether a call can keep one, and the shapes that all of its forwards after the prompt have."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,11 @@ from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.adapters import takes_positions
-from hf_specdec.forward.compiled_forward import CompiledForward, CompiledShapes
-from hf_specdec.forward.head_stage import pair_step
+from hf_specdec.forward.compiled_forward import CompiledForward, CompiledShapes, Step
 from hf_specdec.forward.model_runner import MAX_UNCACHED
 from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.methods.base import Drafter
-from hf_specdec.methods.draft_head import DraftHead, PairHead
+from hf_specdec.methods.draft_head import DraftHead
 
 __all__ = [
     "DraftShapes",
@@ -150,12 +149,15 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
     return DraftShapes(cache, FixedShapes(widths_up_to(width), capacity), compiled)
 
 
-def head_shapes(call: Call, head: PairHead, *, num_columns: int, budget: int) -> CompiledShapes | None:
+def head_shapes(
+    call: Call, head: DraftHead, make_step: Callable[[Any], Step], *, num_columns: int, widest: int
+) -> CompiledShapes | None:
     """For a draft head beside a target whose forwards are compiled; `None` beside any other.
 
     Args:
+        make_step: of `CompiledForward`.
         num_columns (`int`): tokens of the longest text.
-        budget (`int`): most tokens that are drafted a step.
+        widest (`int`): most columns of a forward.
     """
     target_cache = _cache_of(call)
     if not isinstance(target_cache, compat.StaticCache):
@@ -166,13 +168,12 @@ def head_shapes(call: Call, head: PairHead, *, num_columns: int, budget: int) ->
     if (reason := _reason_against_head(call, head)) is not None:
         state_of(head).warn_once(f"{type(head).__name__} is not compiled: {reason}")
         return None
-    compiled = state_of(head).compiled_forward(head, target.settings, pair_step)
+    compiled = state_of(head).compiled_forward(head, target.settings, make_step)
     if compiled.reason is not None:
         return None
-    width = 1 + budget
     num_columns = max(num_columns, target_cache.get_max_length())  # generate's own never gets shorter again
-    capacity = capacity_for(num_columns + ROUND_WIDTHS * width)
-    return CompiledShapes(FixedShapes(widths_up_to(width), capacity), compiled)
+    capacity = capacity_for(num_columns + ROUND_WIDTHS * widest)
+    return CompiledShapes(FixedShapes(widths_up_to(widest), capacity), compiled)
 
 
 def _reason_against_head(call: Call, head: DraftHead) -> str | None:

@@ -7,16 +7,19 @@ follows a node of a tree depends on its depth alone.
 
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
+from hf_specdec.cache.static_cache import StaticSpecCache
+from hf_specdec.forward.compiled_forward import Step
 from hf_specdec.forward.drafting import RowScorer
-from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall, head_cache
+from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall, head_cache, static_head_cache
 from hf_specdec.methods.draft_head import BlockHead
 from hf_specdec.transfer import HOST
 from hf_specdec.tree import DraftTree
 
-__all__ = ["BlockRunner", "BlockScorer"]
+__all__ = ["BlockRunner", "BlockScorer", "block_step"]
 
 
 class BlockScorer(RowScorer):
@@ -47,8 +50,10 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         self._firsts = [0] * self.num_rows  # position of each row's first state
         self._unread: list[list[torch.Tensor]] = [[] for _ in self.texts]  # features that the cache lacks
         self._blocks: list[torch.Tensor | None] = [None] * self.num_rows  # (block_size - 1, vocab_size) of this round
-        reserve = call.reserve + head.block_size
-        self._cache = head_cache(head, head.cache_shapes(), num_rows=self.num_rows, reserve=reserve)
+        reserve, shapes = call.reserve + head.block_size, head.cache_shapes()
+        self._shapes, self._cache = call.shapes, head_cache(head, shapes, num_rows=self.num_rows, reserve=reserve)
+        if call.shapes is not None:
+            self._cache = static_head_cache(head, shapes, call.shapes, num_rows=self.num_rows)
 
     def row(self, index: int) -> BlockScorer:
         """The head as the drafter of row `index` sees it."""
@@ -66,6 +71,11 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
     def num_unread(self, place: int) -> int:
         """States of a row's text that are not in the cache."""
         return sum(map(len, self._unread[place]))
+
+    def close(self) -> None:
+        """The call has ended; buffers of compiled forwards are kept for the next one."""
+        if self.compiled is not None and isinstance(self._cache, StaticSpecCache):
+            self.compiled.keep_cache(self._cache)
 
     def _score(self, trees: Sequence[DraftTree | None]) -> torch.Tensor:
         wanted = [tree is not None and block is None for tree, block in zip(trees, self._blocks, strict=True)]
@@ -89,7 +99,7 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
             for want, features in zip(wanted, self._unread, strict=True)
         ]
         counts = [0 if context is None else len(context) for context in contexts]
-        width = max(max(counts), 1)
+        width, num_keys, is_fixed = self._place(max(max(counts), 1))
         num_features = next(context.shape[1] for context in contexts if context is not None)
         features = torch.zeros((len(wanted), width, num_features), dtype=head.dtype, device=head.device)
         tokens = torch.full((len(wanted), size), head.mask_token_id, device=HOST)
@@ -102,15 +112,19 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
             tokens[place, 0] = self.texts[place][-1]
             positions[place, :width] = torch.arange(first, first + width, device=HOST)
             positions[place, width:] = torch.arange(last, last + size, device=HOST)
-        mask = self._mask(starts, torch.tensor(counts, device=HOST), width)
-        states = head(
-            self._embeddings(tokens),
-            features,
-            positions.to(head.device),
-            mask.to(head.device),
-            self._in_window(mask, starts, positions, width).to(head.device),
-            self._cache,
-        )
+        mask = self._mask(starts, torch.tensor(counts, device=HOST), width, num_keys)
+        inputs = {
+            "embeddings": self._embeddings(tokens),
+            "features": features,
+            "positions": positions.to(head.device),
+            "mask": mask.to(head.device),
+            "sliding_mask": self._in_window(mask, starts, positions, width).to(head.device),
+            "cache": self._cache,
+        }
+        if self.compiled is None or not is_fixed:
+            states = head(**inputs)
+        else:
+            _, states = self.compiled((len(wanted), width, num_keys), inputs)
         logits = self.project(states[:, 1:])  # (rows, N - 1, vocab_size)
         self._cache.commit([range(count) for count in counts])
         for place, want in enumerate(wanted):
@@ -120,10 +134,21 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
                 if (scorer := self._scorers[place]()) is not None:
                     scorer.relative_cost = 0.0
 
-    def _mask(self, starts: torch.Tensor, counts: torch.Tensor, width: int) -> torch.Tensor:
+    def _place(self, num_new: int) -> tuple[int, int, bool]:
+        """C for so many new states, K, and whether both are fixed; says where the cache writes the C + N columns."""
+        cache, size = self._cache, self.head.block_size
+        if self._shapes is not None and isinstance(cache, StaticSpecCache):
+            width = next((width for width in self._shapes.fixed.widths if width >= num_new), None)
+            if width is not None:
+                cache.place(width + size)
+                return width, cache.capacity, True
+            cache.unplace()
+        return num_new, max(cache.lengths) + num_new + size, False
+
+    def _mask(self, starts: torch.Tensor, counts: torch.Tensor, width: int, num_keys: int) -> torch.Tensor:
         """`(rows, 1, N, K)`: a block sees the text, its own new states and itself."""
-        size, total = self.head.block_size, int(starts.max()) + width + self.head.block_size
-        keys = torch.arange(total, device=HOST).expand(len(starts), total)
+        size = self.head.block_size
+        keys = torch.arange(num_keys, device=HOST).expand(len(starts), num_keys)
         new = keys - starts[:, None]
         seen = (new < counts[:, None]) | ((new >= width) & (new < width + size))
         return seen[:, None, None].expand(-1, 1, size, -1)
@@ -152,3 +177,12 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
 
     def _admit(self, other: "BlockRunner", place: int | None) -> None:
         self._cache.admit(other._cache, place)  # noqa: SLF001 another of the same class
+
+
+def block_step(head: BlockHead) -> Step:
+    """A head's forward, as a function of one shape; the target's output head reads the states."""
+
+    def step(**inputs: Any) -> tuple[None, torch.Tensor]:
+        return None, head(**inputs)  # (rows, N, hidden_size)
+
+    return step

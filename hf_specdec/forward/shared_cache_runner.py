@@ -4,18 +4,20 @@ It keeps nothing of the text but its tokens and the target's last state; the tar
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.compiled_forward import Step
 from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.methods.draft_head import SharedCacheHead
 from hf_specdec.transfer import HOST
 from hf_specdec.tree import DraftTree
 
-__all__ = ["SharedCacheRunner"]
+__all__ = ["SharedCacheRunner", "shared_step"]
 
 
 class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
@@ -34,6 +36,7 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
         self._last: list[torch.Tensor | None] = [None] * self.num_rows  # (hidden_size,) the target's, before the root
         self._states: list[list[torch.Tensor]] = [[] for _ in self.texts]  # after each node of this round
         self._outputs: list[list[torch.Tensor]] = [[] for _ in self.texts]
+        self._shapes = call.shapes
 
     def bind(self, target: ModelRunner) -> None:
         """Read the cache of this target, whose rows are this runner's."""
@@ -53,7 +56,7 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
     def _compute(self, trees: Sequence[DraftTree | None]) -> None:
         """One forward of the nodes whose parents are computed; they see the text, and none of the others."""
         waves = [self._next_nodes(len(known), tree) for known, tree in zip(self._states, trees, strict=True)]
-        width = max(map(len, waves))
+        width = self._width_of(max(map(len, waves)))
         tokens = torch.zeros((len(waves), width), dtype=torch.long, device=HOST)
         positions = torch.zeros((len(waves), width), dtype=torch.long, device=HOST)
         states = torch.zeros((len(waves), width, self.head.hidden_size), dtype=self.head.dtype, device=self.head.device)
@@ -67,10 +70,33 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
                 assert before is not None
                 states[place, column] = before
         keys, masks = self._keys(width)
-        computed, outputs = self.head(self._embeddings(tokens), states, positions.to(self.head.device), masks, keys)
+        inputs = {
+            "embeddings": self._embeddings(tokens),
+            "states": states,
+            "positions": positions.to(self.head.device),
+            "masks": masks,
+            "keys": keys,
+        }
+        computed, outputs = self._run(inputs)
         for place, nodes in enumerate(waves):
             self._states[place] += computed[place, : len(nodes)].unbind()
             self._outputs[place] += outputs[place, : len(nodes)].unbind()
+
+    def _width_of(self, num_nodes: int) -> int:
+        widths = () if self._shapes is None else self._shapes.fixed.widths
+        return next((width for width in widths if width >= num_nodes), num_nodes)
+
+    def _run(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the head's forward returns."""
+        if self._shapes is None:
+            found: tuple[torch.Tensor, torch.Tensor] = self.head(**inputs)
+            return found
+        compiled, (batch, width) = self._shapes.compiled, inputs["positions"].shape
+        if width not in self._shapes.fixed.widths:
+            return compiled.as_written(inputs)
+        lengths = [pair[0].shape[-2] for pair in inputs["keys"].values()]
+        computed, outputs = compiled((batch, width, *lengths), inputs)
+        return (computed.clone(), outputs.clone()) if compiled.is_lent else (computed, outputs)
 
     def _keys(self, width: int) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, torch.Tensor]]:
         """The target's keys and values `(rows, heads, K, size)`, and those of each row's text `(rows, 1, width, K)`."""
@@ -93,14 +119,26 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
         return keys, masks
 
     def _columns(self, cache: SpecCache, number: int, end: int) -> tuple[tuple[torch.Tensor, torch.Tensor], int]:
-        """Keys and values of one layer up to the longest row's end, and the number of their first column."""
+        """Keys and values of one layer up to the longest row's end, and the number of their first column.
+
+        Buffers of fixed shape are read as a whole: a CUDA graph reads them where they are.
+        """
         layer = cache.layers[number]
-        kept = slice(0, end - layer.offset)
-        keys, values = (
-            buffer[: len(self.texts), :, kept].to(self.head.device, self.head.dtype)
-            for buffer in (layer.keys, layer.values)
-        )
+        buffers = [layer.keys, layer.values]
+        if self._shapes is None:
+            buffers = [buffer[: len(self.texts), :, : end - layer.offset] for buffer in buffers]
+        keys, values = (buffer.to(self.head.device, self.head.dtype) for buffer in buffers)
         return (keys, values), layer.offset
 
     def _renew_round(self) -> None:
         self._states, self._outputs = [[] for _ in self.texts], [[] for _ in self.texts]
+
+
+def shared_step(head: SharedCacheHead) -> Step:
+    """A head's forward, as a function of one shape; ordered embeddings, which read numbers, are left out."""
+
+    def step(**inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        computed, outputs = head(**inputs)  # (rows, Q, hidden_size), (rows, Q, width)
+        return computed, outputs
+
+    return step

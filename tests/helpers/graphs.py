@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig
 
+from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache
 
 __all__ = ["Recorder", "counting", "on_cpu"]
@@ -60,7 +61,10 @@ def _kind_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.dtype
     if isinstance(value, StaticSpecCache):
-        return tuple((tuple(layer.keys.shape), layer.keys.data_ptr()) for layer in value.layers if layer.is_initialized)
+        layers = [layer for layer in value.layers if isinstance(layer, SpecLayer) and layer.is_initialized]
+        return tuple((tuple(layer.keys.shape), layer.keys.data_ptr()) for layer in layers)
+    if isinstance(value, tuple):
+        return tuple(_kind_of(own) for own in value)
     if isinstance(value, dict):
         return tuple((name, _kind_of(own)) for name, own in sorted(value.items()))
     return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__

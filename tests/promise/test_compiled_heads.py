@@ -20,8 +20,13 @@ from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 
-PAIRS = [name for name, case in CASES.items() if case.method in ("eagle3", "mtp")]
 ONE_LAYER = dataclasses.replace(FAMILIES["llama"], options={**FAMILIES["llama"].options, "num_hidden_layers": 1})
+GRAPHS = (
+    "eagle3, sliding",
+    "mtp, glm4_moe, 3 layers",
+    "dflash, gemma3",
+    "gemma4_assistant, 2 shared layers, ordered embeddings",
+)
 STATIC: dict[str, Any] = {"cache_implementation": "static"}
 Call = Callable[..., Any]
 
@@ -34,21 +39,20 @@ def compiled(target: Any, head: Any, method: str, shape: str = "tree", **options
     )
 
 
-@pytest.mark.at_most(3)
+@pytest.mark.at_most(4)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("inputs", INPUTS)
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", CASES)
 def test_texts_are_plain_generates_and_graphs_are_few(
     zoo: Zoo, recorder: Recorder, name: str, inputs: str, mode: str, shape: str
 ) -> None:
-    """As many as there are widths, stages and batch sizes, whatever the lengths; each for one kind of arguments."""
+    """As many as there are widths and stages, whatever the lengths; each for one kind of arguments."""
     target = hf_specdec.disable(CASES[name].target(zoo))
     head = CASES[name].head(hf_specdec.enable(target))
     reference: Call = lambda **options: plain(target, **options)  # noqa: E731
     if inputs == "padded batch" and mode == "sampled":
         reference = lambda **options: target.generate(spec_method="plain", **options)  # noqa: E731
-    numbers = []
     for new in (14, 9, 14):
         options = {"max_new_tokens": new, **INPUTS[inputs], **MODES[mode]}
         torch.manual_seed(5)
@@ -58,12 +62,14 @@ def test_texts_are_plain_generates_and_graphs_are_few(
         assert torch.equal(output.sequences, expected)
         assert output.spec_stats.num_draft_tokens > 0
         assert output.spec_stats.num_graphs == recorder.num_graphs == len(recorder.kinds)
-        numbers.append(recorder.num_graphs)
-    (forward,) = state_of(as_head(head)).compiled.values()
-    widths, stages = widths_up_to(1 + SHAPES[shape].get("max_nodes", 5)), {stage for *_, stage in forward.shapes}
-    assert 0 < len(forward.shapes) <= len(widths) * len(stages)
+    found: Any = as_head(head)
+    (forward,) = state_of(found).compiled.values()
+    widths = widths_up_to(getattr(found, "block_size", 1 + SHAPES[shape].get("max_nodes", 5)))
+    assert 0 < len(forward.shapes) <= len(widths) * getattr(found, "num_stages", 1)
     assert {width for _, width, *_ in forward.shapes} <= set(widths)
-    assert numbers[-1] == numbers[-2]
+    torch.manual_seed(5)
+    as_written = compiled(target, head, CASES[name].method, shape, **options, disable_compile=True)
+    assert as_written.spec_stats.num_forwards == output.spec_stats.num_forwards, "the drafts are the same"
 
 
 @pytest.fixture
@@ -131,7 +137,7 @@ def test_rotary_frequencies_that_follow_the_text_are_not_compiled(
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("name", ["eagle3, sliding", "mtp, glm4_moe, 3 layers"])
+@pytest.mark.parametrize("name", GRAPHS)
 def test_torchs_compiler_makes_as_many_graphs_as_are_counted(zoo: Zoo, graphs: list[Any], name: str) -> None:
     target = hf_specdec.disable(CASES[name].target(zoo))
     head, numbers, config = CASES[name].head(hf_specdec.enable(target)), [], on_cpu(counting(graphs))
@@ -143,7 +149,7 @@ def test_torchs_compiler_makes_as_many_graphs_as_are_counted(zoo: Zoo, graphs: l
         assert output.sequences.equal(expected)
         assert output.spec_stats.num_graphs == len(graphs)
         numbers.append(len(graphs))
-    assert numbers[-1] == numbers[-2]
+    assert numbers[-1] <= numbers[0] + 2, "a width that was not used before"
 
 
 @pytest.mark.slow
