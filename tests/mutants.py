@@ -47,7 +47,7 @@ ROWS = "forward/tree_rows.py"
 LOOKUP = "methods/prompt_lookup/method.py"
 # The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.
 NEAREST: dict[str, tuple[str, ...]] = {
-    VERIFY: ("engine/test_verify.py", "engine/test_rejection.py"),
+    VERIFY: ("engine/test_verify.py", "engine/test_rejection.py", "engine/test_rejection_texts.py"),
     SAMPLING: (
         "engine/test_sampling.py",
         "promise/test_outputs.py promise/test_stopping.py",
