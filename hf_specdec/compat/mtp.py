@@ -5,6 +5,7 @@ Names                              Why
 `config.name_or_path`              the loader reads the folder that the main model names, and no other
 `_get_resolved_checkpoint_files`   the loader's list of a checkpoint's files
 `get_mtp_config`                   raises where a configuration does not tell the layers' types
+`_experts_implementation`          how a model's experts are computed
 `mtp_layer_types`                  these types, `mtp_mlp_layer_types` and `mtp_per_layer_config`
 
 Tried with transformers 5.23.
@@ -25,7 +26,7 @@ from hf_specdec.compat.mtp_families import NUMBERED, SAME, announced_layers, fam
 from hf_specdec.compat.mtp_layers import OTHER_METHOD, FamilyMtp, MtpModel, block_types, mtp_logits
 from hf_specdec.errors import CheckpointError, UnsupportedModelError, first_line
 
-__all__ = ["FamilyMtp", "MtpModel", "load_mtp", "mtp_logits", "use_mask_attention"]
+__all__ = ["FamilyMtp", "MtpModel", "load_mtp", "mtp_logits", "use_float64_experts", "use_mask_attention"]
 
 REMEDY = "Name the original checkpoint: hf_specdec.AutoDraftHead.from_pretrained(path, target=model)."
 MASKED = ("sdpa", "eager")  # attention that takes any mask
@@ -162,6 +163,12 @@ def _types(config: Any, name: str, otherwise: str | None, count: int) -> list[st
     if otherwise is None:
         return None
     return list(types[:count]) if otherwise == SAME else [otherwise] * count
+
+
+def use_float64_experts(mtp: MtpModel) -> None:
+    """Let the layers compute their experts one after another where torch's grouped product has no float64."""
+    if getattr(mtp.config, "_experts_implementation", None) == "grouped_mm":
+        mtp.config._experts_implementation = "eager"
 
 
 def use_mask_attention(mtp: MtpModel) -> None:

@@ -116,7 +116,7 @@ def test_the_layers_are_read_from_the_targets_checkpoint(mellum: tuple[Any, MtpM
     assert torch.equal(own.sequences, expected)
     assert torch.equal(given.sequences, expected)
     assert [step.tree.tokens for step in steps[0]] == [step.tree.tokens for step in steps[1]]
-    for dtype in (None, torch.bfloat16):  # the target's output head reads the target's precision
+    for dtype in (None, torch.bfloat16, torch.float64):  # the target's output head reads the target's precision
         head = hf_specdec.AutoDraftHead.from_pretrained(tmp_path, target=model, dtype=dtype)
         for how in (always(SHAPES["chain"]), {"spec_method": "auto"}):
             assert torch.equal(model.generate(PROMPT, **options, **how, assistant_model=head)[0], expected)

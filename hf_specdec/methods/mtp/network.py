@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from hf_specdec.compat.mtp import FamilyMtp, MtpModel, load_mtp, mtp_logits, use_mask_attention
+from hf_specdec.compat.mtp import (
+    FamilyMtp,
+    MtpModel,
+    load_mtp,
+    mtp_logits,
+    use_float64_experts,
+    use_mask_attention,
+)
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.methods.draft_head import PairHead, within
 from hf_specdec.methods.heads.wrapped import WrappedHead
@@ -102,6 +109,8 @@ class MtpHead(WrappedHead, PairHead):
         stage: int = 0,
     ) -> torch.Tensor:
         """See `PairHead.forward`; stage s is layer s, which writes to layer s of the cache."""
+        if states.dtype == torch.float64:
+            use_float64_experts(self._mtp[0])
         kind = self._kinds[stage]
         mask = within(self._window if kind == SLIDING else None, mask, positions, key_positions)
         by_kind = {"layer_type": kind} if self._mtp[0].has_per_layer_rope else {}
