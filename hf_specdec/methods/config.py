@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 from hf_specdec.errors import ConfigError, unknown_name
 
 __all__ = [
+    "LEAST_TEMPERATURE",
     "MAX_NGRAM_SIZE",
     "MAX_STEP_TOKENS",
     "SpecConfig",

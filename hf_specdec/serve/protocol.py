@@ -3,13 +3,17 @@
 A field that would be ignored is refused, unless its value asks for nothing: `null`, or what is the case anyway.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from hf_specdec.methods.config import LEAST_TEMPERATURE
 
 __all__ = ["ChatRequest", "CompletionRequest", "GenerationRequest"]
 
 MAX_SEED = (1 << 63) - 1  # of OpenAI's API
+MAX_BIAS = 100.0  # likewise
+LEAST_PENALTY, MAX_PENALTY = 0.01, 100.0  # logits times or over much more are infinite
 
 
 class _Body(BaseModel):
@@ -63,10 +67,10 @@ class GenerationRequest(_Body):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0)
+    repetition_penalty: float | None = Field(None, ge=LEAST_PENALTY, le=MAX_PENALTY)
     frequency_penalty: float | None = Field(None, ge=0, le=0)
     presence_penalty: float | None = Field(None, ge=0, le=0)
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[int, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None = None
     seed: int | None = Field(None, ge=0, le=MAX_SEED)
     stop: str | list[str] | None = None
     n: int | None = Field(None, ge=1, le=1)
@@ -78,6 +82,14 @@ class GenerationRequest(_Body):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     logprobs: Literal[False] | None = None
+
+    @field_validator("temperature")
+    @classmethod
+    def _divides(cls, temperature: float | None) -> float | None:
+        """Of a temperature that logits can be divided by."""
+        if temperature is not None and 0 < temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"must be 0, or at least {LEAST_TEMPERATURE:f}")
+        return temperature
 
     @property
     def stop_strings(self) -> list[str]:

@@ -66,9 +66,20 @@ def test_a_wrong_body_is_refused_and_the_server_goes_on(
         ({"tool_choice": "auto"}, "tool_choice: the server does not know this field", "tool_choice"),
         ({"prompt": 3}, "prompt: Input should be a valid string", "prompt"),
         ({"prompt": ["x", "y"]}, "prompt: must be one prompt; send a request for each", "prompt"),
+        ({"temperature": 1e-300}, "temperature: must be 0, or at least 0.000001", "temperature"),
+        ({"logit_bias": {"5": 1e300}}, "logit_bias.5: Input should be less than or equal to 100", "logit_bias.5"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty: Input should be greater", "repetition_penalty"),
         ({"model": "gpt-9"}, "the model 'gpt-9' does not exist; there is 'embedded'", "model"),
     ],
-    ids=["unknown field", "no text", "two prompts", "another model"],
+    ids=[
+        "unknown field",
+        "no text",
+        "two prompts",
+        "tiny temperature",
+        "infinite bias",
+        "tiny penalty",
+        "another model",
+    ],
 )
 def test_what_is_wrong_is_named_in_words(url: str, fields: dict[str, Any], told: str, param: str) -> None:
     _, error = refused(url, json.dumps({"model": NAME, "prompt": "x", **fields}).encode())
