@@ -161,3 +161,30 @@ def test_a_text_that_is_far_ahead_is_fed_in_forwards_of_the_same_width(model: An
         target.close()
     assert widths == [4, 4, 4]
     assert_same_cache(cache, reference)
+
+
+def test_buffers_that_grow_within_a_round_keep_what_it_has_written() -> None:
+    """And the columns after it are written where they belong."""
+    ours = after_prompt(step(5))
+    first, second = step(3), step(4)
+    ours.place(3)
+    forward(ours, first)
+    ours.place(4, written=LONGEST)  # as if the round had written as many
+    kept = ours.layers[0].keys[:, :, 5:8]
+    assert ours.capacity > LONGEST
+    assert torch.equal(kept, first[0][0])
+    attended = forward(ours, second)
+    assert torch.equal(attended[1][0][:, :, 5 + LONGEST : 9 + LONGEST], second[1][0])
+
+
+def test_forwards_of_any_width_follow_once_places_are_given_up() -> None:
+    ours, prompt, text = after_prompt(step(5)), step(2), step(3)
+    ours.place(2)
+    forward(ours, prompt)
+    ours.commit([[0, 1]])
+    ours.unplace()
+    attended = forward(ours, text)
+    assert attended[0][0].shape[-2] == 10
+    assert torch.equal(attended[0][0][:, :, 5:], torch.cat([prompt[0][0], text[0][0]], dim=-2))
+    ours.commit([[0, 1, 2]])
+    assert ours.lengths == (10,)
