@@ -5,6 +5,7 @@ the row's draws, in the order of p / e over the whole vocabulary, that they keep
 Where ties or rounding decide, there is no answer.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,17 +68,17 @@ class RowFilters:
             ratios: `(R,)` fp32, p / e of the drawn tokens, descending; p before the filters.
             wanted: one row of what `wanted` gives.
         """
-        if not np.isfinite(wanted[0][0]):
+        if not math.isfinite(wanted[0][0]):
             return None
-        row = _Row(self, wanted, vocab_size)
+        row, found = _Row(self, wanted, vocab_size), ratios.tolist()
         for place, token in enumerate(drawn.tolist()):
             is_kept = row.keeps(token)
             if is_kept is None:
                 return None
             if is_kept:
-                below = ratios[place + 1] if place + 1 < len(ratios) else 0.0
-                is_last = place + 1 == len(ratios) < vocab_size
-                is_sure = not is_last and np.isfinite(ratios[place]) and below < ratios[place] * (1.0 - DOUBT)
+                below = found[place + 1] if place + 1 < len(found) else 0.0
+                is_last = place + 1 == len(found) < vocab_size
+                is_sure = not is_last and math.isfinite(found[place]) and below < found[place] * (1.0 - DOUBT)
                 return int(token) if is_sure else None
         return None
 
@@ -87,42 +88,57 @@ class _Row:
 
     def __init__(self, filters: RowFilters, wanted: Sequence[Array], vocab_size: int) -> None:
         self.filters, (self.scores, self.tokens, *greatest) = filters, wanted
-        self.is_whole = len(self.scores) == vocab_size
-        self.least = self.scores[-1]  # no other token has a greater score
-        self.weights: Array = np.exp(self.scores.astype(np.float64) - self.scores[0])
-        self.cut = self.scores[min(filters.top_k, len(self.scores)) - 1] if filters.top_k else -np.inf
+        self.ascending = -self.scores
+        self.best, self.least = float(self.scores[0]), float(self.scores[-1])  # no other token has a greater score
+        self.cut = float(self.scores[min(filters.top_k, len(self.scores)) - 1]) if filters.top_k else -math.inf
+        self.shares = np.zeros(1)
+        if filters.top_p == 1.0:
+            return
+        sums = np.exp(self.scores.astype(np.float64) - self.best).cumsum()
         if greatest:
-            self.total = 1.0 / float(greatest[0])
-        elif self.is_whole or self.least < self.cut:
-            self.total = float(self.weights[self.scores >= self.cut].sum())
+            total = 1.0 / float(greatest[0])
+        elif len(self.scores) == vocab_size or self.least < self.cut:
+            total = sums[self.ascending.searchsorted(-self.cut, "right") - 1]
         else:
-            self.total = np.nan  # ties with the last of the `top_k` may not be among these scores
+            total = math.nan  # ties with the last of the `top_k` may not be among these scores
+        self.shares = sums / total  # (M,), of a score and all before it
 
     def keeps(self, token: int) -> bool | None:
         """Whether all filters keep a token; `None` where that is not sure."""
-        place = np.flatnonzero(self.tokens == token)
+        place = (self.tokens == token).nonzero()[0]
         if not len(place):
             return self._keeps_other()
-        score, weight = self.scores[place[0]], self.weights[place[0]]
+        score = float(self.scores[place[0]])
         if score < self.cut:
             return False
-        top_p, min_p = self.filters.top_p, self.filters.min_p
-        found: list[bool | None] = [True]
-        if top_p < 1.0:
-            above = float(self.weights[self.scores > score].sum()) / self.total
-            equal = self.weights[self.scores == score]  # `top_p` keeps some of them, which depends on the sort
-            is_best = len(equal) == 1 and above == 0.0
-            most = above + float(equal.sum() - weight) / self.total
-            found.append(True if is_best or most < top_p - DOUBT else False if above >= top_p + DOUBT else None)
-        if min_p > 0.0:
-            is_sure = abs(weight - min_p) > DOUBT * min_p
-            found.append(bool(weight > min_p) if is_sure else None)
-        return False if False in found else None if None in found else True
+        by_top_p = True if self.filters.top_p == 1.0 else self._kept_by_top_p(score)
+        by_min_p = True if self.filters.min_p == 0.0 else self._kept_by_min_p(score)
+        return False if by_top_p is False or by_min_p is False else None if None in (by_top_p, by_min_p) else True
+
+    def _kept_by_top_p(self, score: float) -> bool | None:
+        """`top_p` keeps some of the equal scores at its end; which ones depends on the sort."""
+        first, end = (int(self.ascending.searchsorted(-score, side)) for side in ("left", "right"))
+        above = float(self.shares[first - 1]) if first else 0.0
+        last = float(self.shares[end - 2]) if end > first + 1 else above  # of what may stand before it
+        if (first, end) == (0, 1) or last < self.filters.top_p - DOUBT:
+            return True
+        return False if above >= self.filters.top_p + DOUBT else None
+
+    def _kept_by_min_p(self, score: float) -> bool | None:
+        ratio = math.exp(score - self.best) / self.filters.min_p
+        return None if abs(ratio - 1.0) <= DOUBT else ratio > 1.0
 
     def _keeps_other(self) -> bool | None:
         """`keeps` of a token that is not among the best: `False` where none of those can be kept."""
-        top_p, min_p = self.filters.top_p, self.filters.min_p
-        is_out = self.least < self.cut
-        is_out |= top_p < 1.0 and float(self.weights[self.scores > self.least].sum()) / self.total >= top_p + DOUBT
-        is_out |= self.weights[-1] < min_p * (1.0 - DOUBT)
+        by_top_p, by_min_p = self.filters.top_p < 1.0, self.filters.min_p > 0.0
+        is_out = (
+            self.least < self.cut
+            or (by_min_p and self._kept_by_min_p(self.least) is False)
+            or (by_top_p and self._is_beyond_top_p())
+        )
         return False if is_out else None
+
+    def _is_beyond_top_p(self) -> bool:
+        """Whether those with greater scores than the least, which none of the others reaches, are enough."""
+        num_above = int(self.ascending.searchsorted(-self.least, "left"))
+        return num_above > 0 and bool(self.shares[num_above - 1] >= self.filters.top_p + DOUBT)
