@@ -39,6 +39,7 @@ class Mutant:
 
 
 VERIFY, SAMPLING, SEQUENCE = "engine/verify.py", "engine/sampling.py", "engine/sequence.py"
+FILTERS, REJECTIONS, DRAWS = "engine/row_filters.py", "engine/rejections.py", "engine/draws.py"
 LOOP, STEP, SPECULATIVE = "engine/loop.py", "engine/step.py", "engine/speculative.py"
 BATCH = "engine/batch.py"
 CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
@@ -53,6 +54,9 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "promise/test_outputs.py promise/test_stopping.py",
         "promise/test_processors.py",
     ),
+    FILTERS: ("engine/test_row_filters.py",),
+    REJECTIONS: ("engine/test_rejection.py",),
+    DRAWS: ("engine/test_draws.py",),
     STEP: ("promise/test_observer_and_stats.py promise/test_interrupts.py promise/test_batch_stopping.py",),
     BATCH: ("promise/test_batch_processors.py promise/test_outputs.py",),
     LOOP: ("promise/test_streamer.py",),
@@ -101,6 +105,12 @@ MUTANTS = (
         "self.scores.append(scores)",
         "self.scores.append(self._rows.logits[node : node + 1].float())",
     ),
+    Mutant("a tie decides what top_p keeps", FILTERS, "or last < self.filters.top_p", "or above < self.filters.top_p"),
+    Mutant("draws that rounding can exchange count", FILTERS, "found[place] * (1.0 - DOUBT)", "found[place]"),
+    Mutant("top_p counts what top_k removes", FILTERS, '.searchsorted(-self.cut, "right") - 1]', ".size - 1]"),
+    Mutant("a node's draft is judged by the target's share", REJECTIONS, "uniform * share <", "uniform <"),
+    Mutant("a rejected token stays in q", REJECTIONS, "q.scatter_(1, token, 0.0)", "pass"),
+    Mutant("a level draws the numbers of the one above", DRAWS, "levels[node] = above + 1", "levels[node] = above"),
     Mutant("texts are one token too long", SAMPLING, "len(text) >= self.max_length", "len(text) > self.max_length"),
     Mutant("a criterion's answer is forgotten", SAMPLING, ".all()) or stop", ".all()) and stop"),
     Mutant(
