@@ -77,6 +77,15 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         if self.compiled is not None and isinstance(self._cache, StaticSpecCache):
             self.compiled.keep_cache(self._cache)
 
+    def num_skippable(self, place: int) -> int:
+        """All of these but one, before any is in the cache."""
+        return 0 if self._cache.lengths[place] else max(self.num_unread(place) - 1, 0)
+
+    def skip(self, place: int, count: int) -> None:
+        """See `AnyDraftRunner.skip`."""
+        self._unread[place] = [torch.cat(self._unread[place])[count:]]
+        self._firsts[place] += count
+
     def _score(self, trees: Sequence[DraftTree | None]) -> torch.Tensor:
         wanted = [tree is not None and block is None for tree, block in zip(trees, self._blocks, strict=True)]
         if any(wanted):

@@ -118,6 +118,13 @@ class DraftRunner:
         known = self.target.num_cached_tokens(place) if self._has_read else 0
         return max(len(self.texts[place]) - 1 - known, 0)
 
+    def num_skippable(self, place: int) -> int:
+        """None: a model reads a text from its beginning."""
+        return 0
+
+    def skip(self, place: int, count: int) -> None:
+        """There is nothing to leave out."""
+
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
         """See `AnyDraftRunner.score`."""
         self.rank_sync.score(trees)

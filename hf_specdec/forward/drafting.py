@@ -71,6 +71,12 @@ class AnyDraftRunner(Protocol):
     def num_unread(self, place: int) -> int:
         """Tokens of a row's text before the last that the next request has to read first."""
 
+    def num_skippable(self, place: int) -> int:
+        """How many of these, the first ones, may be left out by `skip`."""
+
+    def skip(self, place: int, count: int) -> None:
+        """Never read the first `count` unread tokens of a row."""
+
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
         """For each row left the fp32 logits of its nodes not yet scored, over the target's vocabulary."""
 
@@ -123,6 +129,15 @@ class RowScorer:
     def num_unread(self) -> int:
         """See `DraftScorer`."""
         return self.draft_model.num_unread(self.place)
+
+    @property
+    def num_skippable(self) -> int:
+        """See `DraftScorer`."""
+        return self.draft_model.num_skippable(self.place)
+
+    def skip(self, count: int) -> None:
+        """See `DraftScorer.skip`."""
+        self.draft_model.skip(self.place, count)
 
     def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """See `DraftScorer.keep`."""

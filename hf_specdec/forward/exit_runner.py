@@ -132,6 +132,13 @@ class ExitRunner:
         """Nothing: the target's first layers have read the text."""
         return 0
 
+    def num_skippable(self, place: int) -> int:
+        """None: there is nothing to read."""
+        return 0
+
+    def skip(self, place: int, count: int) -> None:
+        """There is nothing to leave out."""
+
     def room(self) -> int:
         """How many tokens may be drafted below the root; none where the target has other tokens to compute first."""
         target = self.target

@@ -159,6 +159,13 @@ class BaseHeadRunner(ABC, Generic[Head]):
         """Tokens of a row's text before the last that the next request has to read first; none without a cache."""
         return 0
 
+    def num_skippable(self, place: int) -> int:
+        """None: there is nothing to read."""
+        return 0
+
+    def skip(self, place: int, count: int) -> None:
+        """There is nothing to leave out."""
+
     @torch.no_grad()
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
         """See `AnyDraftRunner.score`."""

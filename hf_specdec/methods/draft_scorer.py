@@ -38,6 +38,7 @@ class DraftScorer(Protocol):
         relative_cost (`float`): what its forward costs over one of the target, roughly.
         source (`str`): what `spec_observer` is told of where its drafts come from.
         num_unread (`int`): tokens of the text before the last that the next request has to read first.
+        num_skippable (`int`): how many of these, the first ones, may be left out by `skip`.
     """
 
     vocab_size: int
@@ -48,6 +49,13 @@ class DraftScorer(Protocol):
     @property
     def num_unread(self) -> int:
         """See above."""
+
+    @property
+    def num_skippable(self) -> int:
+        """See above."""
+
+    def skip(self, count: int) -> None:
+        """Never read the first `count` of the unread tokens."""
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Start a text."""

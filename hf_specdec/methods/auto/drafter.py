@@ -30,6 +30,8 @@ __all__ = ["AutoDrafter"]
 
 MAX_NGRAM = 4
 SMALLEST = 1e-3  # nodes below this probability are never worth a look
+READING = 0.02  # tokens a step to come that the reading of a text may lose; a head knows little more for what it read
+LEAST_READ = 16  # tokens of a text that are read in any case
 RETRIED = 0.015  # tokens a step that asking the draft model where it does not pay may lose, to notice a change
 
 
@@ -182,16 +184,32 @@ class AutoDrafter(RoundDrafter):
     def _pays(self, number: int) -> bool:
         """Whether the draft model's forward of this number is worth its time, by what such forwards added before.
 
-        What it has to read first, once, is shared out over the steps to come.
+        What it has to read first, once, is shared out over the steps to come; of a long text a head reads the end.
         """
         assert self.scorer is not None
         experience, cost = self.predictor.experience, self._forward_cost
         if not math.isfinite(cost):
             return False
-        reading = self.scorer.relative_cost * self.scorer.num_unread * self.draft_cost.of_reading
-        if experience.gain(number) >= cost + reading / max(self.draft_cost.num_steps, 1.0):
-            return True
-        return experience.may_retry(RETRIED, cost + reading)
+        of_token = self.scorer.relative_cost * self.draft_cost.of_reading
+        skipped, num_steps = self._num_skipped(of_token), max(self.draft_cost.num_steps, 1.0)
+        reading = of_token * (self.scorer.num_unread - skipped)
+        pays = experience.gain(number) >= cost + reading / num_steps or experience.may_retry(RETRIED, cost + reading)
+        if pays and skipped:
+            self.scorer.skip(skipped)
+        return pays
+
+    def _num_skipped(self, of_token: float) -> int:
+        """Tokens at the beginning of a text that the draft model is not to read, since that takes too long.
+
+        Args:
+            of_token: what reading one has to gain, in tokens.
+        """
+        assert self.scorer is not None
+        most = READING * self.draft_cost.num_steps / of_token if of_token else math.inf
+        unread = self.scorer.num_unread
+        if unread <= max(most, LEAST_READ):
+            return 0
+        return min(unread - max(int(most), LEAST_READ), self.scorer.num_skippable)
 
     def _judge(self, search: Search | CompiledSearch, without: Sequence[Found | None], found: Found) -> None:
         """Learn what each forward of this step and those after it added, less the cost of those after it."""
