@@ -1,4 +1,7 @@
-"""Whether the rows of a batch can be decoded each at its own pace: whoever looks on must be able to take them apart."""
+"""Whether the rows of a batch can be decoded each at its own pace: whoever looks on must be able to take them apart.
+
+And whether transformers' assisted decoding can show its rejected tokens to who looks on.
+"""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -12,7 +15,13 @@ from hf_specdec.compat.processors import replace_prefix_function
 from hf_specdec.engine.call import Call
 from hf_specdec.per_row import PerRow
 
-__all__ = ["batch_fallback_reason", "criteria_of_row", "keeps_rows_apart", "processors_of_row"]
+__all__ = [
+    "assisted_fallback_reason",
+    "batch_fallback_reason",
+    "criteria_of_row",
+    "keeps_rows_apart",
+    "processors_of_row",
+]
 
 TRANSFORMERS = compat.PROCESSORS_MODULE
 # Processors that treat every row by itself and keep nothing between calls.
@@ -69,6 +78,16 @@ def batch_fallback_reason(call: Call) -> str | None:
         ends_rows |= not isinstance(criterion, compat.MaxLengthCriteria | compat.EosTokenCriteria)
     if ends_rows and not any(isinstance(criterion, compat.EosTokenCriteria) for criterion in call.stopping_criteria):
         return "without an end-of-text token no sequence ends before the others"
+    return None
+
+
+def assisted_fallback_reason(call: Call) -> str | None:
+    """Why transformers' assisted decoding would change the text of `call`, or `None`."""
+    for processor in call.logits_processor:
+        if isinstance(processor, PerRow) or _name(processor) in KEEPS_TEXT:
+            return (
+                f"{type(processor).__name__} keeps state, in which transformers' assisted decoding has rejected tokens"
+            )
     return None
 
 
@@ -175,3 +194,5 @@ WAS_USED: dict[str, Callable[[Any], bool]] = {
     "outlines.backends.xgrammar.XGrammarLogitsProcessor": lambda processor: not processor.is_first_token,
     "xgrammar.contrib.hf.LogitsProcessor": lambda processor: bool(processor.matchers),
 }
+# Processors that keep something of each token that they are called for.
+KEEPS_TEXT = frozenset({f"{TRANSFORMERS}.UnbatchedClassifierFreeGuidanceLogitsProcessor", *WAS_USED})

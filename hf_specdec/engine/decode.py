@@ -16,7 +16,7 @@ from hf_specdec.compat.attention import takes_tensor_masks
 from hf_specdec.compat.fingerprint import fingerprint
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.rank_sync import digest, rank_sync_of
-from hf_specdec.engine.batch_rules import batch_fallback_reason
+from hf_specdec.engine.batch_rules import assisted_fallback_reason, batch_fallback_reason
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost_facts import other_threads
 from hf_specdec.engine.cost_model import StepCosts
@@ -113,10 +113,12 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
         return reason
     if (reason := reason_against_length(call, found.capability.tier, request.config.engine)) is not None:
         return reason
+    if request.config.engine == "assisted":
+        if len(call.input_ids) > 1:
+            return "transformers' assisted decoding takes one sequence"
+        return assisted_fallback_reason(call)
     if len(call.input_ids) == 1:
         return None
-    if request.config.engine == "assisted":
-        return "transformers' assisted decoding takes one sequence"
     mask = call.model_kwargs.get("attention_mask")
     has_own_cache = call.facts.of(compat.has_own_cache, call.model)
     if mask is not None and not call.model.config.is_encoder_decoder and has_own_cache:

@@ -51,3 +51,11 @@ def test_what_that_loop_cannot_do_is_said(zoo: Callable[[str], Any]) -> None:
     with pytest.raises(ValueError, match="engine"):
         model.generate(inputs_embeds=embeddings, max_new_tokens=4, **ASSISTED)
     assert run(model, speculative, dict, **ASSISTED).ids == run(model, plain, dict).ids
+
+
+def test_a_processor_that_keeps_state_leaves_it_to_plain_decoding(model: Any) -> None:
+    """Guidance computes the text without its prompt over a cache of its own, which rejected tokens would stay in."""
+    options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "guidance_scale": 3.0}
+    output = model.generate(PROMPT, **options, return_dict_in_generate=True, **ASSISTED)
+    assert output.sequences.tolist() == plain(model, PROMPT, **options).tolist()
+    assert "keeps state, in which transformers' assisted" in output.spec_stats.plain_reason
