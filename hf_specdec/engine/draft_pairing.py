@@ -17,13 +17,13 @@ from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.batch_rules import keeps_rows_apart, processors_of_row
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.node_processors import takes_all_nodes
+from hf_specdec.engine.node_processors import reads_ids, takes_all_nodes
 from hf_specdec.engine.static_shapes import draft_shapes
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.draft_runner import DraftRunner
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import Tier
-from hf_specdec.methods.draft_scorer import cost_ratio
+from hf_specdec.methods.draft_scorer import LogitsProcessorFn, cost_ratio
 from hf_specdec.methods.translation import Translation
 from hf_specdec.transfer import HOST
 
@@ -184,8 +184,8 @@ def _num_layers(model: PreTrainedModel) -> int:
     return max(getattr(compat.text_config(model.config), "num_hidden_layers", 1), 1)
 
 
-def logits_processor_of(call: Call) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
-    """The call's processors for ids and logits of nodes of the draft, `None` where nothing is sampled.
+def logits_processor_of(call: Call) -> LogitsProcessorFn | None:
+    """The call's processors for nodes of the draft, `None` where nothing is sampled.
 
     Those of transformers, copied; a user's own may count its calls and is for the text alone.
     """
@@ -195,9 +195,11 @@ def logits_processor_of(call: Call) -> Callable[[torch.Tensor, torch.Tensor], to
     if len(call.input_ids) > 1:
         own = [p for p in own if not keeps_rows_apart(p)]
     processors = processors_of_row(LogitsProcessorList(copy.deepcopy(own)), None)
-    takes_all = all(map(takes_all_nodes, processors))
+    takes_all, no_ids = all(map(takes_all_nodes, processors)), torch.empty((1, 0), dtype=torch.long, device=HOST)
+    reads_text = not takes_all or any(map(reads_ids, processors))
 
-    def process(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def process(texts: Callable[[], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+        ids = texts() if reads_text else no_ids
         if takes_all or len(rows) == 1:
             return cast("torch.Tensor", processors(ids, rows))
         return torch.cat([processors(ids[node : node + 1], rows[node : node + 1]) for node in range(len(rows))])

@@ -22,7 +22,7 @@ from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.transfer import HOST, upload
 from hf_specdec.tree import DraftTree
 
-__all__ = ["NodeProcessors", "takes_all_nodes"]
+__all__ = ["NodeProcessors", "reads_ids", "takes_all_nodes"]
 
 ROW_WARPERS = (MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper)  # look at the row alone, round alike
 CUMSUMS = (torch.Tensor.cumsum, torch.cumsum)
@@ -122,6 +122,11 @@ class _CumulativeSums(TorchFunctionMode):
         if [sums.shape for sums in self._found] != [scores.shape]:
             return scores.new_zeros(len(scores)), scores.new_ones(len(scores))
         return torch.searchsorted(self._found[0], bounds).unbind(dim=-1)
+
+
+def reads_ids(processor: Any) -> bool:
+    """Of those that take all nodes, which look at their texts."""
+    return type(processor) is RepetitionPenaltyLogitsProcessor
 
 
 def takes_all_nodes(processor: Any) -> bool:

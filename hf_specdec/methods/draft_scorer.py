@@ -26,7 +26,7 @@ from hf_specdec.tree import DraftTree
 __all__ = ["BlockDraftScorer", "DraftRound", "DraftScorer", "LogitsProcessorFn", "RoundDrafter", "cost_ratio", "run"]
 
 DraftRound = Generator[DraftTree, NodeLogits, DraftTree]
-LogitsProcessorFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+LogitsProcessorFn = Callable[[Callable[[], torch.Tensor], torch.Tensor], torch.Tensor]  # see `DraftModelDrafter`
 
 
 class DraftScorer(Protocol):

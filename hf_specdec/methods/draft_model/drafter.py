@@ -7,6 +7,7 @@ most probable nodes, then rerank), https://arxiv.org/abs/2406.17276 (OPT-Tree). 
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -34,8 +35,8 @@ class DraftModelDrafter(RoundDrafter):
     Args:
         config: see `DraftModelConfig`.
         scorer: the draft with this row's text.
-        logits_processor: the draft's own logits processors, as a function of `(n, L)` ids and `(n, vocab_size)` logits,
-            a text and a row for each of n nodes.
+        logits_processor: the draft's own logits processors, for n nodes of one depth: of a function that gives their
+            texts, `(n, L)` ids, and of `(n, vocab_size)` logits.
         generator: for the draws; `None` is the global one.
         memory: acceptances counted in earlier greedy calls. Not used when sampling: acceptance depends on the
             logits processors, and where children are drawn the text depends on the drafts, so that the same seed has
@@ -197,18 +198,22 @@ class DraftModelDrafter(RoundDrafter):
     def _processed(self, chosen: list[Candidate], rows: torch.Tensor) -> torch.Tensor:
         """The rows as the draft's processors leave them, each shown the text up to its node."""
         assert self.logits_processor is not None
-        if self._ids is None:
-            self._ids = torch.tensor([self._text], device=rows.device)
         processed: dict[int, torch.Tensor] = {}
         for depth in dict.fromkeys([candidate.depth for candidate in chosen]):
             places = [place for place, candidate in enumerate(chosen) if candidate.depth == depth]
-            paths = torch.tensor([chosen[place].path() for place in places], dtype=torch.long, device=rows.device)
-            ids = torch.cat((self._ids.expand(len(places), -1), paths), dim=1)  # (n, L)
-            found = self.logits_processor(ids, rows if len(places) == len(chosen) else rows[places])
+            texts = partial(self._texts, [chosen[place] for place in places], rows.device)
+            found = self.logits_processor(texts, rows if len(places) == len(chosen) else rows[places])
             if len(places) == len(chosen):
                 return found
             processed |= dict(zip(places, found, strict=True))
         return torch.stack([processed[place] for place in range(len(chosen))])
+
+    def _texts(self, chosen: list[Candidate], device: torch.device) -> torch.Tensor:
+        """`(n, L)`: the text up to each of n nodes of one depth."""
+        if self._ids is None:
+            self._ids = torch.tensor([self._text], device=device)
+        paths = torch.tensor([candidate.path() for candidate in chosen], dtype=torch.long, device=device)
+        return torch.cat((self._ids.expand(len(chosen), -1), paths), dim=1)
 
 
 def observations(tree: DraftTree, growth: Growth, accepted: Sequence[int]) -> list[tuple[int, float, bool]]:

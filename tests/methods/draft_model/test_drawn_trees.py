@@ -1,5 +1,6 @@
 """Trees whose tokens are drawn: from which probabilities, within which budgets, by which random numbers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -62,10 +63,10 @@ def test_the_same_seed_draws_the_same_drafts_whatever_was_counted_before() -> No
 def test_a_warp_sees_the_text_up_to_the_node() -> None:
     seen: list[list[int]] = []
 
-    def logits_processor(ids: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-        assert row.shape == (1, SIZE)
-        seen.append(ids[0].tolist())
-        return row
+    def logits_processor(texts: Callable[[], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+        assert rows.shape == (1, SIZE)
+        seen.append(texts()[0].tolist())
+        return rows
 
     table = random_table(8, SIZE)
     drafter = drafter_of(table, [2, 0, 3], use_logits=True, draft_len=3, logits_processor=logits_processor, **ALWAYS)
@@ -73,6 +74,37 @@ def test_a_warp_sees_the_text_up_to_the_node() -> None:
         torch.manual_seed(0)
         drafted = drafter.propose(100).first_branch()
     assert seen == [[2, 0, 3], [2, 0, 3, drafted[0]], [2, 0, 3, *drafted[:2]]]
+
+
+@pytest.mark.parametrize("use_logits", [True, False])
+def test_nodes_of_one_depth_are_processed_at_once(use_logits: bool) -> None:
+    """Each beside its own text, as if it were alone; the likeliest nodes of one forward are of several depths."""
+    seen: list[list[list[int]]] = []
+
+    def at_once(texts: Callable[[], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+        seen.append(texts().tolist())
+        return rows * (1.0 + 0.1 * texts()[:, -1:])
+
+    def alone(texts: Callable[[], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+        return torch.stack([row * (1.0 + 0.1 * ids[-1]) for ids, row in zip(texts(), rows, strict=True)])
+
+    fields = TREE if use_logits else {"draft_len": 8, "num_branches": 6, "max_nodes": 60}
+    trees = []
+    for logits_processor in (at_once, alone):
+        drafter = drafter_of(
+            random_table(8, SIZE),
+            [2, 0, 3],
+            use_logits=use_logits,
+            logits_processor=logits_processor,
+            generator=torch.Generator().manual_seed(0),
+            **fields,
+            **ALWAYS,
+        )
+        trees.append(drafter.propose(100))
+    assert trees[0] == trees[1]
+    assert all(text[:3] == [2, 0, 3] for texts in seen for text in texts)
+    num_forwards = len(requests_of(drafter))
+    assert len(seen) == num_forwards if use_logits else len(seen) > num_forwards
 
 
 def test_tokens_that_the_draft_s_processors_forbid_are_not_drafted() -> None:
