@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.engine.static_shapes import widths_up_to
 from hf_specdec.forward.block_runner import BlockRunner, block_step
@@ -17,7 +18,7 @@ from hf_specdec.forward.head_stage import pair_step
 from hf_specdec.methods.draft_head import BlockHead
 from hf_specdec.methods.registry import as_head
 from hf_specdec.tree import DraftTree, TreeBuilder
-from tests.helpers.graphs import Recorder
+from tests.helpers.graphs import LendingCompiler, Recorder
 from tests.helpers.head_cases import CASES, Zoo
 from tests.helpers.zoo import VOCAB_SIZE
 
@@ -145,3 +146,16 @@ def test_a_round_that_outgrows_the_buffers_has_longer_ones(zoo: Zoo, recorder: R
     both.assert_alike([tree_of(both.root(0), [(0, token) for token in range(WIDEST + 2)])])
     assert max(shape[2] for shape in both.compiled.shapes) > CAPACITY
     assert {shape[1] for shape in both.compiled.shapes} <= set(widths_up_to(WIDEST))
+
+
+@pytest.mark.parametrize("name", ["eagle3, two layers", "mtp, glm4_moe, 3 layers"])
+def test_states_and_logits_outlive_later_graphs(zoo: Zoo, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Of a node below one of an earlier request, and of levels of one request, where graphs write over outputs."""
+    monkeypatch.setattr(compat, "compiled", LendingCompiler())
+    monkeypatch.setattr(CompiledForward, "is_lent", True)
+    both = Both(zoo, name, [[1, 2, 3]])
+    children = [(0, 4), (0, 5), (1, 6), (2, 7)]
+    for count in (0, 2, 3, 4):
+        both.assert_alike([tree_of(both.root(0), children[:count])])
+    both.go_on(0, [5, 7])
+    both.assert_alike([tree_of(both.root(0))])

@@ -9,7 +9,7 @@ from transformers import CompileConfig
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache
 
-__all__ = ["Recorder", "counting", "on_cpu"]
+__all__ = ["LendingCompiler", "Recorder", "counting", "on_cpu"]
 
 
 def on_cpu(backend: Any, **settings: Any) -> CompileConfig:
@@ -68,3 +68,29 @@ def _kind_of(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((name, _kind_of(own)) for name, own in sorted(value.items()))
     return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
+
+
+class LendingCompiler:
+    """In the place of torch's compiler: every call writes over what earlier ones have returned, as CUDA graphs may."""
+
+    def __init__(self) -> None:
+        self.lent: list[torch.Tensor] = []
+
+    def __call__(self, function: Callable[..., Any], settings: Any) -> Callable[..., Any]:
+        """Takes the place of `compat.compiled`."""
+
+        def run(**inputs: Any) -> Any:
+            for tensor in self.lent:
+                tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
+            found = function(**inputs)
+            outputs, second = found
+            tensors = [
+                outputs,
+                second,
+                getattr(outputs, "logits", None),
+                *(getattr(outputs, "hidden_states", None) or ()),
+            ]
+            self.lent = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+            return found
+
+        return run
