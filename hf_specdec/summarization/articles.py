@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_specdec.errors import ConfigError, import_extra
-from hf_specdec.files import json_value, lines_of, read_text
+from hf_specdec.files import json_value, lines_of, lone_surrogate, read_text
 
 __all__ = ["Article", "load_articles", "read_articles"]
 
@@ -78,4 +78,8 @@ def _article(place: str, row: Any) -> Article:
         rule = f"must have one of {', '.join(TEXT_FIELDS)} and one of {', '.join(REFERENCE_FIELDS)}, both text"
         shown = sorted(fields) if fields else str(row)[:80]
         raise ConfigError(place, rule, shown, 'For example {"article": "...", "highlights": "..."}.')
+    for text in found:
+        if (half := lone_surrogate(text)) is not None:
+            rule = f"must be Unicode text, but character {half} is half of a pair"
+            raise ConfigError(place, rule, text[half], "Write the character itself.")
     return Article(*found)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_specdec.compat import input_device, max_positions
 from hf_specdec.engine.model_state import remembering, state_of
 from hf_specdec.errors import ConfigError
+from hf_specdec.files import lone_surrogate
 from hf_specdec.prompt_inputs import chat_text
 from hf_specdec.summarization.articles import Article
 
@@ -73,6 +74,8 @@ class Summarizer:
     def __post_init__(self) -> None:
         if self.template is not None and "{article}" not in self.template:
             raise ConfigError("--prompt-template", "must contain {article}", self.template, "Say where the text goes.")
+        if self.template is not None and lone_surrogate(self.template) is not None:
+            raise ConfigError("--prompt-template", "must be Unicode text", self.template, "Is it UTF-8?")
 
     def prompt(self, article: Article) -> str:
         """The text that the model continues."""

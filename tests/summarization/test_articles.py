@@ -42,6 +42,14 @@ def test_a_line_that_is_no_article_is_refused(tmp_path: Path, line: str) -> None
         read_articles(path)
 
 
+@pytest.mark.parametrize("field", ["article", "highlights"])
+def test_half_a_surrogate_pair_is_refused(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "articles.jsonl"
+    path.write_text(json.dumps(ROWS[0] | {field: "a\ud800b"}) + "\n")
+    with pytest.raises(ConfigError, match="`articles.jsonl:1` must be Unicode text, but character 1 is half of a pair"):
+        read_articles(path)
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere.jsonl"):
         read_articles(tmp_path / "nowhere.jsonl")

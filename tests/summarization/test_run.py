@@ -64,8 +64,9 @@ def test_a_long_article_is_cut_and_the_request_is_not(target: Any, tokenizer: An
 
 def test_the_prompt_follows_the_template(target: Any, tokenizer: Any) -> None:
     assert Summarizer(target, tokenizer, template="<{article}>").prompt(Article("Text.", "T.")) == "<Text.>"
-    with pytest.raises(ConfigError, match="prompt-template"):
-        Summarizer(target, tokenizer, template="no place for the text")
+    for wrong in ("no place for the text", "{article} \udc80"):
+        with pytest.raises(ConfigError, match="prompt-template"):
+            Summarizer(target, tokenizer, template=wrong)
 
 
 def test_a_tokenizer_with_a_chat_template_is_asked_in_a_chat(
