@@ -5,6 +5,7 @@ the row's draws, in the order of p / e over the whole vocabulary, that they keep
 Where ties or rounding decide, there is no answer.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +41,10 @@ class RowFilters:
 
     @classmethod
     def of(cls, processors: Sequence[Any]) -> "RowFilters | None":
-        """`None` where these processors are not at most one of each filter, in `generate`'s order, as it sets them."""
+        """`None` where these processors are not at most one of each filter, in `generate`'s order, as it sets them.
+
+        So it is where the installed transformers keeps other tokens than the rules here.
+        """
         places = [ORDER.index(type(processor)) if type(processor) in ORDER else -1 for processor in processors]
         if not places or -1 in places or places != sorted(set(places)):
             return None
@@ -51,7 +55,7 @@ class RowFilters:
                 return None
             name = ("top_k", "top_p", "min_p")[place]
             values[name] = getattr(processor, name)
-        return cls(**values) if values.get("top_k", 0) <= MOST_TOP_K else None
+        return cls(**values) if values.get("top_k", 0) <= MOST_TOP_K and _rules_hold() else None
 
     def wanted(self, scores: torch.Tensor, probabilities: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What `first_kept` has to see of `(T, vocab_size)` scores, `(T, ...)` each."""
@@ -81,6 +85,25 @@ class RowFilters:
                 is_sure = not is_last and math.isfinite(found[place]) and below < found[place] * (1.0 - DOUBT)
                 return int(token) if is_sure else None
         return None
+
+
+@functools.cache
+def _rules_hold() -> bool:
+    """Whether transformers' filters keep the tokens of one row that the rules here keep."""
+    scores = (torch.arange(24, device="cpu") * 7 % 24).to(torch.float32)[None] / 4.0  # (1, 24), no two alike
+    ids = torch.zeros((1, 1), dtype=torch.long, device="cpu")
+    filters: dict[str, Any] = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
+    for name, own in (
+        ("top_k", RowFilters(top_k=5)),
+        ("top_p", RowFilters(top_p=0.8)),
+        ("min_p", RowFilters(min_p=0.1)),
+    ):
+        theirs = filters[name](getattr(own, name))(ids, scores).isfinite()[0].tolist()
+        row = [part[0].numpy() for part in own.wanted(scores, scores.softmax(dim=-1))]
+        ours = [_Row(own, row, scores.shape[-1]).keeps(token) for token in range(scores.shape[-1])]
+        if ours != theirs:
+            return False
+    return True
 
 
 class _Row:

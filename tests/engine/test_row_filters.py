@@ -12,6 +12,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from hf_specdec.engine import row_filters
 from hf_specdec.engine.row_filters import DOUBT, MOST_TOP_K, NUM_RANKS, RowFilters
 
 NO_IDS = torch.empty((1, 0), dtype=torch.long)
@@ -126,3 +127,19 @@ def test_a_row_without_a_best_score_has_no_token(value: float) -> None:
 )
 def test_other_filters_are_processors(filters: list[Any]) -> None:
     assert RowFilters.of(filters) is None
+
+
+@pytest.mark.parametrize("changed", [TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper])
+def test_filters_of_another_transformers_are_processors(changed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that keeps the best token alone, whatever it is set to."""
+    assert RowFilters.of([TopKLogitsWarper(5)]) is not None
+
+    def keeps_best(_: Any, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True), float("-inf"))
+
+    monkeypatch.setattr(changed, "__call__", keeps_best)
+    row_filters._rules_hold.cache_clear()
+    try:
+        assert RowFilters.of([TopKLogitsWarper(5)]) is None
+    finally:
+        row_filters._rules_hold.cache_clear()
