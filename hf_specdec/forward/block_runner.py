@@ -72,11 +72,6 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         """States of a row's text that are not in the cache."""
         return sum(map(len, self._unread[place]))
 
-    def close(self) -> None:
-        """The call has ended; buffers of compiled forwards are kept for the next one."""
-        if self.compiled is not None and isinstance(self._cache, StaticSpecCache):
-            self.compiled.keep_cache(self._cache)
-
     def num_skippable(self, place: int) -> int:
         """All of these but one, before any is in the cache."""
         return 0 if self._cache.lengths[place] else max(self.num_unread(place) - 1, 0)
@@ -174,6 +169,10 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         places = places.scatter(1, new.clamp(max=total - 1), positions)
         blocks = positions[:, width:]
         return mask & ((blocks[:, None, :, None] - places[:, None, None, :]).abs() <= self.head.window)
+
+    def _release(self) -> None:
+        if self.compiled is not None and isinstance(self._cache, StaticSpecCache):
+            self.compiled.keep_cache(self._cache)
 
     def _renew_round(self) -> None:
         self._blocks = [None] * len(self.texts)

@@ -198,7 +198,7 @@ class BaseHeadRunner(ABC, Generic[Head]):
 
     def close(self) -> None:
         """The call has ended; buffers of compiled forwards are kept for the next one."""
-        return
+        self._release()
 
     def admit(self, other: Self, place: int | None) -> None:
         """Take over the one row of `other`, in place `place` or after the last row."""
@@ -225,6 +225,10 @@ class BaseHeadRunner(ABC, Generic[Head]):
     @abstractmethod
     def _renew_round(self) -> None:
         """A round has ended: keep what it computed of the text, forget its tree."""
+
+    def _release(self) -> None:
+        """Leave buffers of compiled forwards to the next call."""
+        return
 
     def _select(self, rows: Sequence[int]) -> None:
         """As `select`, of caches."""

@@ -44,11 +44,6 @@ class HeadRunner(BaseHeadRunner[PairHead]):
         features = self._features(place, states)
         self._stages[0].rows[place].read(features, len(self.texts[place]) - len(features))
 
-    def close(self) -> None:
-        """The call has ended; buffers of compiled forwards are kept for the next one."""
-        for stage in self._stages:
-            stage.release()
-
     def num_unread(self, place: int) -> int:
         """Pairs of a row's text whose states are here and that are not in the cache."""
         return self._stages[0].rows[place].num_pending
@@ -76,6 +71,10 @@ class HeadRunner(BaseHeadRunner[PairHead]):
             return torch.stack([self._stages[stage].rows[place].logits[node] for place, node, stage in new])
         states = torch.stack([self._stages[stage].rows[place].states[node] for place, node, stage in new])
         return self.head.stage_logits(states, [stage for _, _, stage in new])
+
+    def _release(self) -> None:
+        for stage in self._stages:
+            stage.release()
 
     def _renew_round(self) -> None:
         for stage in self._stages:

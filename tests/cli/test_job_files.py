@@ -181,7 +181,9 @@ def test_a_short_write_is_an_error_and_leaves_whole_lines(tmp_path: Path) -> Non
     code = f"""
 import resource
 from pathlib import Path
+from hf_specdec import files
 from hf_specdec.cli.job_file import JobFile
+files.TRIED_BYTES = 0  # the disk has been tried before it filled up
 resource.setrlimit(resource.RLIMIT_FSIZE, ({len(content) + 200}, {len(content) + 200}))
 with JobFile(Path({str(out)!r}), {{"model": "a"}}).held() as file:
     try:
