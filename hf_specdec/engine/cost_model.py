@@ -35,6 +35,7 @@ SLOPE = 0.004  # on accelerators
 HALF_SLOPE = 0.015  # of weights in half precision on a CPU, which reading them bounds longer
 FORMAT = "hf_specdec costs 1"
 LARGEST_RATIO, LARGEST_SIZE = 1e6, 1 << 20  # that a file of costs may hold
+FAR = 8  # tokens: sizes from here on tell what each of them costs
 TOWARDS_NOW = 0.1  # share of a step's surprise that goes into the time of one token
 TOWARDS_SHAPE = 0.03  # and into the ratio of its size; of first steps of a size more, the mean of all of them
 LARGEST_SURPRISE = 2.0  # a step that took longer was disturbed from outside
@@ -100,8 +101,8 @@ class CostCurve:
         """
         sizes = [size for size in SIZES if 1 < size <= max(limit, 2)]
         second = self.ratio(2)
-        steepness = min([(self.ratio(size) - second) / (size - 2) for size in sizes if size > 2], default=second - 1.0)
-        steepness = max(0.0, steepness)
+        far = [size for size in sizes if size >= FAR] or sizes[1:]  # between near ones noise decides
+        steepness = max(0.0, min([(self.ratio(size) - second) / (size - 2) for size in far], default=second - 1.0))
         jump = min(self.ratio(size) - 1.0 - steepness * (size - 1) for size in sizes)
         return max(0.0, jump), steepness
 

@@ -95,7 +95,7 @@ class AutoDrafter(RoundDrafter):
         search = self._search = self._described = search_of(self.predictor, self.index, takes_trees=self.takes_trees)
         found = search.likeliest(budget, self._floor)
         if self.draft is None:
-            return self._tree_of(found)
+            return self._tree_of(search, found)
         self.draft.start(self.index.tokens[-1])
         without: list[Found | None] = []  # what would have been drafted without each forward; `None` for nothing
         while len(without) < self.config.draft_len:
@@ -107,7 +107,7 @@ class AutoDrafter(RoundDrafter):
             while self.draft.tell(search):
                 found = search.likeliest(budget, self._floor)
         self._judge(search, without, found)
-        return self._tree_of(found)
+        return self._tree_of(search, found)
 
     def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
         """Learn what the sources were worth, keep the logits, index the new tokens."""
@@ -160,13 +160,13 @@ class AutoDrafter(RoundDrafter):
         """The least probability that a node is drafted with."""
         return max(SMALLEST, self.draft_cost.of_node)
 
-    def _tree_of(self, found: Found) -> DraftTree:
+    def _tree_of(self, search: Search | CompiledSearch, found: Found) -> DraftTree:
         """The tree of these nodes, numbered in their order, with their probabilities; a window beside it."""
         tree = DraftTree.of_children(found.tokens, found.parents, found.depths, found.children, found.probabilities)
         if self.window is None:
             return tree
         cost = self.draft_cost.of_node
-        if len(tree) == 1:  # then the window alone makes the forward a wide one
+        if self._value(search, found) <= 0.0:  # then the window alone makes the forward a wide one
             cost += self.draft_cost.of_draft / self.window.num_columns
         return tree.with_extra(self.window.beside(self.index.tokens, cost))
 

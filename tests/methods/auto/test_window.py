@@ -65,6 +65,15 @@ def test_a_window_is_there_where_it_adds_as_much_as_its_columns_cost() -> None:
     assert presence(window, 1.01 * AdaptiveWeights.INITIAL_WINDOW_GAIN / 14, 3) == [False] * 3
 
 
+def test_unlikely_nodes_are_no_reason_for_a_window() -> None:
+    """They and the window would make the forward a wide one, and a second token costs much more than the third."""
+    text = [1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2]
+    drafters = [drafter_of(prompt=text, worth=DraftCost(of_node=1e-3, of_draft=jump)) for jump in (0.0, 0.9)]
+    trees = [drafter.propose(16) for drafter in drafters]
+    assert [len(tree) > 1 for tree in trees] == [True, True]
+    assert [tree.extra is not None for tree in trees] == [True, False]
+
+
 def test_where_it_added_nothing_it_goes_and_is_tried_again_for_a_while() -> None:
     experience = AdaptiveWeights()
     window = AutoWindow(5, 4, experience)
