@@ -132,8 +132,8 @@ class RowScorer:
 
     @property
     def num_skippable(self) -> int:
-        """See `DraftScorer`."""
-        return self.draft_model.num_skippable(self.place)
+        """See `DraftScorer`; none where other processes compute with it, which would read them all."""
+        return 0 if self.draft_model.is_shared else self.draft_model.num_skippable(self.place)
 
     def skip(self, count: int) -> None:
         """See `DraftScorer.skip`."""

@@ -52,7 +52,10 @@ def test_what_is_skipped_is_as_if_it_had_never_come(runner_of: Callable[[int], B
     tree = DraftTree.chain(9, [4, 5])
     runner, expected = runner_of(len(PROMPT)), runner_of(KEPT)
     unread = runner.num_unread(0)
-    assert runner.num_skippable(0) == unread - 1
+    assert runner.num_skippable(0) == runner.row(0).num_skippable == unread - 1
+    runner.is_shared = True
+    assert runner.row(0).num_skippable == 0, "the other processes read the whole prompt"
+    runner.is_shared = False
     runner.skip(0, unread - expected.num_unread(0))
     assert runner.num_unread(0) == expected.num_unread(0) > 0
     wanted = expected.score([tree])[0].logits
