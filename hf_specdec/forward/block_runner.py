@@ -5,7 +5,6 @@ tokens that were accepted and forgets the block. The tokens of a block are draft
 follows a node of a tree depends on its depth alone.
 """
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +41,7 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         project: states of the head to the target's logits.
     """
 
+    scorer_class = BlockScorer
     per_row = ("_firsts", "_unread", "_blocks")
 
     def __init__(self, head: BlockHead, call: HeadCall, project: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -54,12 +54,6 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         self._shapes, self._cache = call.shapes, head_cache(head, shapes, num_rows=self.num_rows, reserve=reserve)
         if call.shapes is not None:
             self._cache = static_head_cache(head, shapes, call.shapes, num_rows=self.num_rows)
-
-    def row(self, index: int) -> BlockScorer:
-        """The head as the drafter of row `index` sees it."""
-        scorer = BlockScorer(self, index)
-        self._scorers[index] = weakref.ref(scorer)
-        return scorer
 
     def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
         """See `BaseHeadRunner.read`."""
@@ -170,7 +164,8 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         blocks = positions[:, width:]
         return mask & ((blocks[:, None, :, None] - places[:, None, None, :]).abs() <= self.head.window)
 
-    def _release(self) -> None:
+    def close(self) -> None:
+        """The call has ended; buffers of compiled forwards are kept for the next one."""
         if self.compiled is not None and isinstance(self._cache, StaticSpecCache):
             self.compiled.keep_cache(self._cache)
 

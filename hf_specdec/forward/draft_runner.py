@@ -5,9 +5,8 @@ text is computed with the next request.
 """
 
 import dataclasses
-import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -16,11 +15,11 @@ from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.compat.rotary import position_limit
-from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.compiled_forward import CompiledForward
-from hf_specdec.forward.drafting import KnownScorer, RowScorer, of_each_row, unknown_scorer
+from hf_specdec.forward.drafting import of_each_row
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import ModelRunner, Tier
+from hf_specdec.forward.runner_base import BaseDraftRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import Source
@@ -29,7 +28,7 @@ from hf_specdec.tree import DraftTree
 __all__ = ["DraftRunner"]
 
 
-class DraftRunner:
+class DraftRunner(BaseDraftRunner):
     """A draft model with the texts of all rows.
 
     Args:
@@ -43,8 +42,6 @@ class DraftRunner:
 
     Attributes:
         reads_prompt (`bool`): whether it has positions for the prompt; where not, nothing is ever scored.
-        is_shared (`bool`): whether its forwards are collectives of several processes.
-        rank_sync (`RankSync`): of these processes.
     """
 
     source: Source = "draft_model"
@@ -64,6 +61,7 @@ class DraftRunner:
         compiled: CompiledForward | None = None,
         facts: ModelFacts | None = None,
     ) -> None:
+        super().__init__(len(input_ids), is_shared=device_mesh(model) is not None)
         facts = facts or ModelFacts()
         self.vocab_size, self.relative_cost, self.device = vocab_size, relative_cost, device
         self._own_vocab_size: int = compat.text_config(model.config).vocab_size
@@ -75,33 +73,11 @@ class DraftRunner:
         self.target = ModelRunner(*arguments, tier=tier, keep_cache=False, fixed=fixed, compiled=compiled, facts=facts)
         self.max_positions = facts.of(position_limit, model)
         self.reads_prompt = self.max_positions is None or input_ids.shape[1] <= self.max_positions
-        self.is_shared = device_mesh(model) is not None
-        self.hidden_layers: tuple[int, ...] = ()
-        self.rank_sync = RankSync()
+        self.takes_trees = self.target.tier == "tree"
         self._paused: list[int] = []
         self._trees: list[DraftTree | None] = [None] * len(self.texts)
         self._paths: list[list[int]] = [[] for _ in self.texts]
-        self._scorers: list[KnownScorer] = [unknown_scorer] * len(self.texts)
         self._has_read = self._has_ended = False
-
-    @property
-    def num_rows(self) -> int:
-        """Rows left."""
-        return len(self.texts)
-
-    def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
-        """A model of its own reads no hidden states."""
-
-    @property
-    def takes_trees(self) -> bool:
-        """Whether siblings can be scored."""
-        return self.target.tier == "tree"
-
-    def row(self, index: int) -> "RowScorer":
-        """The draft model as the drafter of row `index` sees it."""
-        scorer = RowScorer(self, index)
-        self._scorers[index] = weakref.ref(scorer)
-        return scorer
 
     def room(self) -> int:
         """How many tokens the draft's positions allow below the root."""
@@ -117,13 +93,6 @@ class DraftRunner:
         """Tokens of a row's text before the last that are not in the cache."""
         known = self.target.num_cached_tokens(place) if self._has_read else 0
         return max(len(self.texts[place]) - 1 - known, 0)
-
-    def num_skippable(self, place: int) -> int:
-        """None: a model reads a text from its beginning."""
-        return 0
-
-    def skip(self, place: int, count: int) -> None:
-        """There is nothing to leave out."""
 
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
         """See `AnyDraftRunner.score`."""
@@ -153,8 +122,7 @@ class DraftRunner:
             self._sync()
             self.target.select(rows)
         self.texts = [self.texts[row] for row in rows]
-        self._scorers = [self._scorers[row] for row in rows]
-        self._renew()
+        super().select(rows)
 
     def pause(self, places: Sequence[int], *, ahead: int) -> None:
         """The texts of these rows have ended and stay in the batch.
@@ -173,22 +141,17 @@ class DraftRunner:
         """The call has ended."""
         self.target.release()
 
-    def admit(self, other: "DraftRunner", place: int | None) -> None:
+    def admit(self, other: Self, place: int | None) -> None:
         """Take over the one row of `other`, in place `place` or after the last row."""
         self._sync()
-        other._sync()  # noqa: SLF001 another of the same class
+        other._sync()
         self.target.admit(other.target, place)
         at = len(self.texts) if place is None else place
         self.texts[at : at + 1] = other.texts
-        self._scorers[at : at + 1] = other._scorers  # noqa: SLF001 another of the same class
-        self._renew()
+        super().admit(other, place)
 
-    def _renew(self) -> None:
-        """Nothing is scored yet of this round, and every scorer knows its place."""
+    def _forget_round(self) -> None:
         self._trees, self._paths = [None] * len(self.texts), [[] for _ in self.texts]
-        for place, known in enumerate(self._scorers):
-            if (scorer := known()) is not None:
-                scorer.draft_model, scorer.place = self, place
 
     def _sync(self) -> None:
         """Read the prompt if that has not happened yet; give the cache what the last round left of the text."""
@@ -200,7 +163,7 @@ class DraftRunner:
         if self._has_ended:
             self.target.commit(self._paths)
             self._has_ended = False
-            self._renew()
+            self._forget_round()
 
     def _readable(self, tree: DraftTree) -> DraftTree:
         """The tree with a root that the draft has an embedding for; below it stand tokens of its own."""

@@ -19,14 +19,13 @@ from hf_specdec.cache.first_layers import FirstLayers
 from hf_specdec.cache.rollback import rollback_over
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.compat.rotary import position_limit
-from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.adapters import TreeAdapter, adapter_of
-from hf_specdec.forward.compiled_forward import CompiledForward
-from hf_specdec.forward.drafting import KnownScorer, RowScorer, of_each_row, unknown_scorer
+from hf_specdec.forward.drafting import of_each_row
 from hf_specdec.forward.early_exit import EarlyExit
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.forward.runner_base import BaseDraftRunner
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.forward.tree_mask import TreeMasks
 from hf_specdec.methods.draft_scorer import cost_ratio
@@ -55,7 +54,7 @@ class _Round:
     states: torch.Tensor
 
 
-class ExitRunner:
+class ExitRunner(BaseDraftRunner):
     """The first layers of a target with the texts of all rows; the same to drafters and the engine as a `DraftRunner`.
 
     Args:
@@ -71,10 +70,7 @@ class ExitRunner:
         num_resumed (`int`): verify passes that have gone on from the first layers' states.
     """
 
-    reads_prompt = True
     source: Source = "draft_model"
-    hidden_layers: tuple[int, ...] = ()
-    compiled: CompiledForward | None = None
 
     def __init__(
         self,
@@ -87,17 +83,15 @@ class ExitRunner:
         device: torch.device,
         facts: ModelFacts | None = None,
     ) -> None:
+        super().__init__(num_rows, is_shared=device_mesh(model) is not None)
         facts = facts or ModelFacts()
         self.takes_trees, self.resumes, self.device = takes_trees, resumes, device
         self.layers, self.parts, self.network = layers, EarlyExit(model, layers, facts), ("first layers", layers)
         self.vocab_size: int = compat.text_config(model.config).vocab_size
         self.relative_cost = facts.of(_relative_cost, model, layers)
         self.max_positions = facts.of(position_limit, model)
-        self.is_shared = device_mesh(model) is not None
-        self.rank_sync = RankSync()
         self._adapters = adapter_of(self.parts.draft), adapter_of(self.parts.rest)
         self._masks = TreeMasks(self.parts.draft)
-        self._scorers: list[KnownScorer] = [unknown_scorer] * num_rows
         self._trees: list[DraftTree | None] = [None] * num_rows
         self._target: Callable[[], ModelRunner | None] = lambda: None
         self._first: FirstLayers | None = None
@@ -113,31 +107,9 @@ class ExitRunner:
         assert target is not None
         return target
 
-    @property
-    def num_rows(self) -> int:
-        """Rows left."""
-        return len(self._scorers)
-
     def bind(self, target: ModelRunner) -> None:
         """Draft for this call of the target."""
         self._target, target.early_exit = weakref.ref(target), self
-
-    def row(self, index: int) -> RowScorer:
-        """The first layers as the drafter of row `index` sees them."""
-        scorer = RowScorer(self, index)
-        self._scorers[index] = weakref.ref(scorer)
-        return scorer
-
-    def num_unread(self, place: int) -> int:
-        """Nothing: the target's first layers have read the text."""
-        return 0
-
-    def num_skippable(self, place: int) -> int:
-        """None: there is nothing to read."""
-        return 0
-
-    def skip(self, place: int, count: int) -> None:
-        """There is nothing to leave out."""
 
     def room(self) -> int:
         """How many tokens may be drafted below the root; none where the target has other tokens to compute first."""
@@ -149,29 +121,6 @@ class ExitRunner:
         if self.max_positions is not None:
             rooms.append(max(self.max_positions - 1 - self.target.position, 0))
         return min(room for room in rooms if room is not None)
-
-    def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
-        """The target's cache has the text."""
-
-    def keep(self, place: int, accepted: Sequence[int]) -> None:
-        """The target's cache has the text."""
-
-    def pause(self, places: Sequence[int], *, ahead: int) -> None:
-        """Rows whose texts have ended ask for nothing."""
-
-    def close(self) -> None:
-        """The call has ended; the cache is the target's."""
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows of those left."""
-        self._scorers = [self._scorers[row] for row in rows]
-        self._renew()
-
-    def admit(self, other: "ExitRunner", place: int | None) -> None:
-        """Take over the one row of `other`, in place `place` or after the last row."""
-        at = len(self._scorers) if place is None else place
-        self._scorers[at : at + 1] = other._scorers  # noqa: SLF001 another of the same class
-        self._renew()
 
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
         """See `AnyDraftRunner.score`."""
@@ -193,7 +142,7 @@ class ExitRunner:
         if self.resumes and not any(columns.pending for columns in _columns_of(drafting)):
             self._round = self._completed(drafting, trees)
         self._first.drop()
-        self._trees = [None] * len(self._trees)
+        self._forget_round()
 
     def resume(self, columns: Sequence[TreeLayout]) -> tuple[PreTrainedModel, TreeAdapter | None] | None:
         """The layers after the first ones, with what these have computed; `None` where there is nothing of it."""
@@ -258,11 +207,8 @@ class ExitRunner:
             self._compute(drafting, missing)
         return _Round([places for _, places in grown], _columns_of(drafting), torch.cat(self._states, dim=1))
 
-    def _renew(self) -> None:
-        self._trees = [None] * len(self._scorers)
-        for place, known in enumerate(self._scorers):
-            if (scorer := known()) is not None:
-                scorer.draft_model, scorer.place = self, place
+    def _forget_round(self) -> None:
+        self._trees = [None] * self.num_rows
 
 
 def _columns_of(drafting: ModelRunner) -> Sequence[TreeLayout]:

@@ -1,7 +1,6 @@
-"""What the runners of all draft heads share: each row's text, its scorer, and logits over the target's tokens."""
+"""What the runners of all draft heads share: each row's text, and logits over the target's tokens."""
 
-import weakref
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +11,9 @@ import torch
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
-from hf_specdec.distributed.rank_sync import RankSync
-from hf_specdec.forward.compiled_forward import CompiledForward, CompiledShapes
-from hf_specdec.forward.drafting import KnownScorer, RowScorer, of_each_row, unknown_scorer
+from hf_specdec.forward.compiled_forward import CompiledShapes
+from hf_specdec.forward.drafting import of_each_row
+from hf_specdec.forward.runner_base import BaseDraftRunner
 from hf_specdec.kernels.grouped import GroupedHeads
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.node_logits import NodeLogits
@@ -114,7 +113,7 @@ def _embeddings_of(
     return cast("torch.Tensor", found).to(head.device, head.dtype)
 
 
-class BaseHeadRunner(ABC, Generic[Head]):
+class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
     """A draft head with the texts of all rows; the same to drafters and the engine as a `DraftRunner`.
 
     Attributes:
@@ -122,49 +121,23 @@ class BaseHeadRunner(ABC, Generic[Head]):
         per_row (`tuple[str, ...]`): a subclass's attributes that have an item for each row.
     """
 
-    takes_trees = True
-    reads_prompt = True
     per_row: ClassVar[tuple[str, ...]] = ()
-    compiled: CompiledForward | None
 
     def __init__(self, head: Head, call: HeadCall) -> None:
+        super().__init__(len(call.prompts), is_shared=call.is_shared)
         self.head, self.hidden_layers, self.network = head, call.hidden_layers, id(head)
         self.compiled = None if call.shapes is None else call.shapes.compiled
         self._embeddings = partial(_embeddings_of, head, call.embed, call.device)
         self.vocab_size, self.relative_cost, self.device = call.vocab_size, call.relative_cost, call.device
-        self.is_shared, self.rank_sync = call.is_shared, RankSync()
         self.source = cast("Source", head.methods[0])
         self.texts = [list(prompt) for prompt in call.prompts]
-        self._scorers: list[KnownScorer] = [unknown_scorer] * len(self.texts)
         self._target_ids = None if head.target_ids is None else head.target_ids.to(call.device)
         self._num_scored = [0] * len(self.texts)  # nodes of each row's tree in this round
         self._has_ended, self._grouped = False, GroupedHeads(device=head.device)
 
-    @property
-    def num_rows(self) -> int:
-        """Rows left."""
-        return len(self.texts)
-
-    def row(self, index: int) -> RowScorer:
-        """The head as the drafter of row `index` sees it."""
-        scorer = RowScorer(self, index)
-        self._scorers[index] = weakref.ref(scorer)
-        return scorer
-
     def room(self) -> int:
         """How many tokens may be drafted below the root: rotary positions have no end."""
         return 1 << 30
-
-    def num_unread(self, place: int) -> int:
-        """Tokens of a row's text before the last that the next request has to read first; none without a cache."""
-        return 0
-
-    def num_skippable(self, place: int) -> int:
-        """None: there is nothing to read."""
-        return 0
-
-    def skip(self, place: int, count: int) -> None:
-        """There is nothing to leave out."""
 
     @torch.no_grad()
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
@@ -188,27 +161,19 @@ class BaseHeadRunner(ABC, Generic[Head]):
         """Go on with these rows of those left."""
         self._end_round()
         self._select(rows)
-        for name in ("texts", "_scorers", *self.per_row):
+        for name in ("texts", *self.per_row):
             setattr(self, name, [getattr(self, name)[row] for row in rows])
-        self._renew_scorers()
-
-    def pause(self, places: Sequence[int], *, ahead: int) -> None:
-        """Rows whose texts have ended ask for nothing, and nothing waits for them."""
-        return
-
-    def close(self) -> None:
-        """The call has ended; buffers of compiled forwards are kept for the next one."""
-        self._release()
+        super().select(rows)
 
     def admit(self, other: Self, place: int | None) -> None:
         """Take over the one row of `other`, in place `place` or after the last row."""
         self._end_round()
         other._end_round()
         self._admit(other, place)
-        at = len(self.texts) if place is None else place
-        for name in ("texts", "_scorers", *self.per_row):
+        at = self.num_rows if place is None else place
+        for name in ("texts", *self.per_row):
             getattr(self, name)[at : at + 1] = getattr(other, name)
-        self._renew_scorers()
+        super().admit(other, place)
 
     @abstractmethod
     def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
@@ -225,10 +190,6 @@ class BaseHeadRunner(ABC, Generic[Head]):
     @abstractmethod
     def _renew_round(self) -> None:
         """A round has ended: keep what it computed of the text, forget its tree."""
-
-    def _release(self) -> None:
-        """Leave buffers of compiled forwards to the next call."""
-        return
 
     def _select(self, rows: Sequence[int]) -> None:
         """As `select`, of caches."""
@@ -260,13 +221,10 @@ class BaseHeadRunner(ABC, Generic[Head]):
         if self._has_ended:
             self._has_ended = False
             self._renew_round()
-            self._num_scored = [0] * len(self.texts)
+            self._forget_round()
 
-    def _renew_scorers(self) -> None:
-        self._num_scored = [0] * len(self.texts)
-        for place, known in enumerate(self._scorers):
-            if (scorer := known()) is not None:
-                scorer.draft_model, scorer.place = self, place
+    def _forget_round(self) -> None:
+        self._num_scored = [0] * self.num_rows
 
     def _like_the_targets(self, rows: torch.Tensor) -> torch.Tensor:
         """fp32 on the target's device over all of its tokens; those that the head cannot draft are impossible."""

@@ -72,7 +72,8 @@ class HeadRunner(BaseHeadRunner[PairHead]):
         states = torch.stack([self._stages[stage].rows[place].states[node] for place, node, stage in new])
         return self.head.stage_logits(states, [stage for _, _, stage in new])
 
-    def _release(self) -> None:
+    def close(self) -> None:
+        """The call has ended; buffers of compiled forwards are kept for the next one."""
         for stage in self._stages:
             stage.release()
 

@@ -13,7 +13,7 @@ import hf_specdec
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.forward.draft_runner import DraftRunner
 from hf_specdec.forward.exit_runner import ExitRunner
-from hf_specdec.forward.head_base import BaseHeadRunner
+from hf_specdec.forward.head_runner import HeadRunner
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.shared_batch import SharedBatch
 from tests.helpers.heads import random_head
@@ -28,7 +28,7 @@ NETWORKS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "first layer": lambda model: {"spec_method": "draft_model", "spec_config": {"exit_layer": 1}},
     "head": lambda model: {"spec_method": "eagle3", "assistant_model": random_head(model)},
 }
-RUNNERS = (DraftRunner, ExitRunner, BaseHeadRunner)
+RUNNERS = (DraftRunner, ExitRunner, HeadRunner)
 
 
 class Broken(Exception):
