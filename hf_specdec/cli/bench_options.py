@@ -174,9 +174,8 @@ class OutputOptions:
 
     def check(self, kind: str) -> None:
         """Raise for what would only show after the measurement."""
-        if self.output is not None and is_journal(self.output) and kind not in (SPEEDS, "show"):
-            rule = "must end in .json for this kind of document"
-            raise ConfigError("output", rule, str(self.output), "Rename it.")
+        if kind != "show":
+            self.check_lines(kind)
         if self.resume is not None and kind != SPEEDS:
             raise ConfigError("--resume", f"must be left out with --{kind}", str(self.resume), "Measure this anew.")
         if self.output is not None:
@@ -195,3 +194,9 @@ class OutputOptions:
             if folder is not None:
                 above = next(part for part in (folder, *folder.absolute().parents) if part.exists())
                 check_room(field, above, str(folder))
+
+    def check_lines(self, kind: str) -> None:
+        """Raise for an output of JSON lines, which hold documents of speeds and no other kind."""
+        if self.output is not None and is_journal(self.output) and kind != SPEEDS:
+            rule = "must end in .json for this kind of document"
+            raise ConfigError("output", rule, str(self.output), "Rename it.")

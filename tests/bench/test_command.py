@@ -218,6 +218,20 @@ def test_a_document_is_shown_and_drawn_without_measuring(run: Run, tmp_path: Pat
     assert len(list((tmp_path / "figures").iterdir())) == 4
 
 
+def test_a_document_that_is_shown_is_written_in_the_form_of_its_name(
+    run: Run, measured: dict[str, Any], cost: dict[str, Any], tmp_path: Path
+) -> None:
+    for name, document in (("speeds.json", measured), ("cost.json", cost)):
+        (tmp_path / name).write_text(json.dumps(document), encoding="utf-8")
+    lines = tmp_path / "speeds.jsonl"
+    show = ("bench", "--json", "--show")
+    shown = run(*show, str(tmp_path / "speeds.json"), "--against", "plain", "--output", str(lines))
+    assert shown.exit_code == 0 and json.loads(shown.stdout) == read_document(lines)
+    assert read_document(lines)["against"] == ["plain"]
+    refused = run(*show, str(tmp_path / "cost.json"), "--output", str(tmp_path / "cost.jsonl"))
+    assert refused.exit_code == 2 and "must end in .json" in refused.stderr
+
+
 def test_prompts_come_from_files(run: Run, tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("import os\n", encoding="utf-8")
     assert bench(run, "--prompts", str(tmp_path / "p.txt"))["prompts"] == [{"id": "p.txt", "task": "text"}]
