@@ -22,6 +22,7 @@ from hf_specdec.arguments import (
     with_cache,
 )
 from hf_specdec.compat.bound import BoundToModel
+from hf_specdec.engine.batch_rules import may_keep_state
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.decode import decode_call, transformers_reason
 from hf_specdec.engine.model_state import state_of
@@ -240,7 +241,8 @@ def generate_with(
         kwargs |= {"spec_method": "plain", "spec_observer": request.observer}
         return generate_with(model, plain, (), kwargs, bound_class)
     place_models(model, request.assistant_model, request.config, kwargs)
-    if bound_class is None and (reason := transformers_reason(request)) is not None:
+    reason = transformers_reason(request) if bound_class is None else None
+    if reason is not None and not may_keep_state(settings_of(kwargs, configs), kwargs.get("logits_processor") or ()):
         return _by_transformers(model, plain, request, kwargs, reason)
     bind_stop_strings(model, kwargs)
     for name in ("prompt_lookup_num_tokens", "assistant_early_exit"):

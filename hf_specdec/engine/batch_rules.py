@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList, SynthIDTextWatermarkingConfig
 
 from hf_specdec import compat
 from hf_specdec.compat.processors import replace_prefix_function
@@ -20,6 +20,7 @@ __all__ = [
     "batch_fallback_reason",
     "criteria_of_row",
     "keeps_rows_apart",
+    "may_keep_state",
     "processors_of_row",
 ]
 
@@ -81,14 +82,28 @@ def batch_fallback_reason(call: Call) -> str | None:
     return None
 
 
-def assisted_fallback_reason(call: Call) -> str | None:
-    """Why transformers' assisted decoding would change the text of `call`, or `None`."""
-    for processor in call.logits_processor:
+def assisted_fallback_reason(processors: Iterable[object]) -> str | None:
+    """Why transformers' assisted decoding with these processors would change the text, or `None`."""
+    for processor in processors:
         if isinstance(processor, PerRow) or _name(processor) in KEEPS_TEXT:
             return (
                 f"{type(processor).__name__} keeps state, in which transformers' assisted decoding has rejected tokens"
             )
     return None
+
+
+def may_keep_state(settings: Callable[[str], Any], processors: Iterable[object]) -> bool:
+    """Whether a call whose processors transformers has yet to make may get an `assisted_fallback_reason`.
+
+    Args:
+        settings: gives the value a generation setting will have in this call, `None` where it is unset.
+        processors: those that the user gives.
+    """
+    return (
+        settings("guidance_scale") not in (None, 1)
+        or isinstance(settings("watermarking_config"), SynthIDTextWatermarkingConfig)
+        or assisted_fallback_reason(processors) is not None
+    )
 
 
 def processors_of_row(processors: Iterable[Any], row: int | None, num_rows: int = 1) -> LogitsProcessorList:

@@ -116,7 +116,7 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
     if request.config.engine == "assisted":
         if len(call.input_ids) > 1:
             return "transformers' assisted decoding takes one sequence"
-        return assisted_fallback_reason(call)
+        return assisted_fallback_reason(call.logits_processor)
     if len(call.input_ids) == 1:
         return None
     mask = call.model_kwargs.get("attention_mask")

@@ -4,10 +4,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from transformers import LogitsProcessorList, SynthIDTextWatermarkingConfig
 
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from tests.helpers.support import PROMPT, plain, run, speculative
 
+SYNTH_ID = SynthIDTextWatermarkingConfig(keys=[5, 9, 3], ngram_len=3)
+KEEP_STATE: dict[str, Callable[[], dict[str, Any]]] = {
+    "guidance": lambda: {"guidance_scale": 3.0},
+    "SynthID": lambda: {"watermarking_config": SYNTH_ID},
+    "a user's own": lambda: {"logits_processor": LogitsProcessorList([SYNTH_ID.construct_processor(128, "cpu")])},
+}
 ASSISTED = {"spec_method": "prompt_lookup", "spec_config": PromptLookupConfig(engine="assisted")}
 
 
@@ -53,9 +60,15 @@ def test_what_that_loop_cannot_do_is_said(zoo: Callable[[str], Any]) -> None:
     assert run(model, speculative, dict, **ASSISTED).ids == run(model, plain, dict).ids
 
 
-def test_a_processor_that_keeps_state_leaves_it_to_plain_decoding(model: Any) -> None:
-    """Guidance computes the text without its prompt over a cache of its own, which rejected tokens would stay in."""
-    options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "guidance_scale": 3.0}
-    output = model.generate(PROMPT, **options, return_dict_in_generate=True, **ASSISTED)
-    assert output.sequences.tolist() == plain(model, PROMPT, **options).tolist()
+@pytest.mark.parametrize("settings", KEEP_STATE)
+@pytest.mark.parametrize("has_draft_model", [False, True])
+def test_a_processor_that_keeps_state_leaves_it_to_plain_decoding(
+    model: Any, has_draft_model: bool, settings: str
+) -> None:
+    """Rejected tokens would stay in what it keeps: guidance computes the text without its prompt over its own cache."""
+    own, options = KEEP_STATE[settings](), {"max_new_tokens": 24, "do_sample": False}
+    expected = plain(model, PROMPT, **options, **KEEP_STATE[settings]())
+    how = {"spec_method": "draft_model", "assistant_model": model, "spec_config": {"engine": "assisted"}} if has_draft_model else ASSISTED
+    output = model.generate(PROMPT, **options, **own, return_dict_in_generate=True, **how)
+    assert output.sequences.tolist() == expected.tolist()
     assert "keeps state, in which transformers' assisted" in output.spec_stats.plain_reason
