@@ -53,7 +53,8 @@ def read_text(path: Path, field: str) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        remedy = f"Byte {error.start} is none of UTF-8; iconv -f LATIN1 -t UTF-8 converts Latin-1."
+        line = content.count(b"\n", 0, error.start) + 1
+        remedy = f"Byte {error.start}, in line {line}, is none of UTF-8; iconv -f LATIN1 -t UTF-8 converts Latin-1."
         raise ConfigError(field, "must be UTF-8 text", shown, remedy) from error
     if "\0" in text:
         raise ConfigError(field, "must be UTF-8 text", shown, "It holds zero bytes, as binary files and UTF-16 do.")

@@ -23,7 +23,7 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.files import json_value, lines_of, lone_surrogate, read_text
 from hf_specdec.progress import with_bar
 
-__all__ = ["ManyOptions", "own_device", "read_prompts", "run_many"]
+__all__ = ["ManyOptions", "numbered_prompts", "own_device", "read_prompts", "run_many"]
 
 FORMS = 'a string, or an object with "prompt", "question", "text" or "turns"'
 
@@ -80,14 +80,21 @@ class ManyOptions:
 
 
 def read_prompts(path: Path, field: str = "--prompts-file") -> list[Any]:
-    """The prompts of a `.jsonl` file, packed with gzip or not; a line that is none of the forms stays an error.
+    """The prompts of `numbered_prompts`, without their lines."""
+    return [prompt for _, prompt in numbered_prompts(path, field)]
+
+
+def numbered_prompts(path: Path, field: str) -> list[tuple[int, Any]]:
+    """The prompts of a `.jsonl` file, packed with gzip or not, each with the number of its line from 1.
+
+    A line that is none of the forms is `{"line": ..., "error": ...}`.
 
     Args:
         field: the option, for errors.
     """
     if not path.is_file():
         raise ConfigError(field, "must be an existing file", str(path), "Check the spelling.")
-    prompts = [_prompt(line) for _, line in lines_of(read_text(path, field))]
+    prompts = [(number, _prompt(line)) for number, line in lines_of(read_text(path, field))]
     if not prompts:
         raise ConfigError(field, "must hold at least one line", str(path), f"A line is {FORMS}.")
     return prompts

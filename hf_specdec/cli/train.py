@@ -10,7 +10,7 @@ from rich.table import Table
 
 from hf_specdec.cli import options
 from hf_specdec.cli.options import LoadOptions
-from hf_specdec.cli.prompts_file import FORMS, own_device, read_prompts
+from hf_specdec.cli.prompts_file import numbered_prompts, own_device
 from hf_specdec.cli.report import note, print_json, reports_errors, stdout_console
 from hf_specdec.cli.spread import spread
 from hf_specdec.errors import ConfigError, counted
@@ -147,11 +147,12 @@ def _texts_of(path: Path) -> list[str]:
         if not path.is_file():
             raise ConfigError("--prompts", "must be an existing text file", str(path), "Check the spelling.")
         return [read_text(path, "--prompts")]
-    prompts = read_prompts(path, "--prompts")
-    for number, prompt in enumerate(prompts, start=1):
+    prompts = numbered_prompts(path, "--prompts")
+    for number, prompt in prompts:
         if not isinstance(prompt, str):
-            raise ConfigError("--prompts", f"must hold a prompt in line {number}", prompt["line"], f"Write {FORMS}.")
-    return prompts
+            remedy = "Correct the line, or take it out."
+            raise ConfigError(f"{path.name}:{number}", prompt["error"], prompt["line"], remedy)
+    return [prompt for _, prompt in prompts]
 
 
 def _show_log() -> None:

@@ -69,14 +69,6 @@ def test_what_cannot_be_trained_is_refused(run: Run, tmp_path: Path, words: tupl
     assert "hint:" in result.stderr
 
 
-def test_a_line_that_is_no_prompt_is_named(run: Run, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "x = 1"}\n{"answer": 2}\n')
-    result = run("train", "--out", str(tmp_path / "head"), "--prompts", str(prompts))
-    assert result.exit_code == 2
-    assert "line 2" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("name", "content", "rule"),
     [
@@ -97,6 +89,27 @@ def test_a_file_that_holds_no_prompts_is_an_error_of_its_option(
     result = run("train", "--out", str(tmp_path / "head"), "--prompts", str(prompts))
     assert result.exit_code == 2
     assert f"error: `--prompts` {rule}, but is '{prompts}'." in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ('{"prompt": "a\\ud800"}', "must be Unicode text, but character 1 is half of a pair"),
+        ("[1, 2]", 'must be a string, or an object with "prompt", "question", "text" or "turns"'),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_named_with_its_number(run: Run, tmp_path: Path, line: str, rule: str) -> None:
+    """Blank lines count."""
+    (tmp_path / "p.jsonl").write_text(f'"one"\n\n{line}\n', encoding="utf-8")
+    result = run("train", "--out", str(tmp_path / "head"), "--prompts", str(tmp_path / "p.jsonl"))
+    assert result.exit_code == 2
+    assert f"error: `p.jsonl:3` {rule}, but is {line!r}.\nhint: Correct the line, or take it out." in result.stderr
+
+
+def test_bytes_that_are_no_utf8_are_named_with_their_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_bytes(b'"one"\n"\xe4"\n')
+    result = run("train", "--out", str(tmp_path / "head"), "--prompts", str(tmp_path / "p.jsonl"))
+    assert "hint: Byte 7, in line 2, is none of UTF-8; iconv" in result.stderr
 
 
 def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
