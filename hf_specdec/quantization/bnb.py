@@ -49,10 +49,14 @@ def load_bitsandbytes(purpose: str) -> Any:
         finally:
             logger.disabled = before
             sys.meta_path.remove(finder)
+    _warn_of_casts_once()
+    return sys.modules["bitsandbytes"]
+
+
+def _warn_of_casts_once() -> None:
     logger = logging.getLogger("bitsandbytes.autograd._functions")
     if not any(isinstance(known, _Int8CastsOnce) for known in logger.filters):
         logger.addFilter(_Int8CastsOnce())
-    return sys.modules["bitsandbytes"]
 
 
 def bnb_config(precision: str, skeleton: Callable[[], PreTrainedModel] | None = None) -> BitsAndBytesConfig:
@@ -99,7 +103,7 @@ def _splits_blocks(module: nn.Module) -> bool:
 
 
 def prepare(model: PreTrainedModel) -> None:
-    """Make a model with 4-bit layers safe on CPUs; others are left alone.
+    """Make a model with 4-bit layers safe on CPUs, and let int8 layers warn of their casts once; others are left alone.
 
     On CPUs with AVX-512-BF16, bitsandbytes packs a weight in place at its first forward. It raises for shapes that do
     not fill the packed blocks, so those layers take its general way; and a state dict made afterwards is wrong, and
@@ -111,6 +115,7 @@ def prepare(model: PreTrainedModel) -> None:
     bitsandbytes = sys.modules.get("bitsandbytes")
     if bitsandbytes is None:
         return
+    _warn_of_casts_once()
     layers = [module for module in model.modules() if isinstance(module, bitsandbytes.nn.Linear4bit)]
     for layer in layers:
         split = int(layer.in_features) % getattr(layer.weight.quant_state, "blocksize", BLOCK) != 0
