@@ -16,7 +16,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.capabilities.probe import Capability
 from hf_specdec.distributed.rank_sync import rank_sync_of
-from hf_specdec.engine.model_state import ATTRIBUTE, state_of
+from hf_specdec.engine.model_state import ATTRIBUTE, drop_drafts, state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.generation import EnabledGenerate, decode, generate_with, with_own_arguments
 from hf_specdec.kernels.registry import checks_attention, unchecked_attention
@@ -79,6 +79,8 @@ def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: An
 def disable(model: Model) -> Model:
     """Undo `enable`: the model generates as its class does, and what was kept on it is dropped. Returns the model.
 
+    Draft models and heads that are not beside another target drop what they kept for their compiled forwards.
+
     Args:
         model (`PreTrainedModel`): the model that `enable` was given.
 
@@ -92,6 +94,8 @@ def disable(model: Model) -> Model:
         if enabled.own is not None:
             vars(inner)["generate"] = enabled.own
     unchecked_attention(inner)
+    if ATTRIBUTE in vars(inner):
+        drop_drafts(inner)
     state = vars(inner).pop(ATTRIBUTE, None)
     if state is not None and state.keeps_settings:
         compat.leave_own_settings(inner.generation_config)

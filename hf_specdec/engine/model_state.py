@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from transformers import PreTrainedModel
@@ -24,10 +25,10 @@ from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import MethodState
 
-__all__ = ["ATTRIBUTE", "ModelState", "remembering", "state_of"]
+__all__ = ["ATTRIBUTE", "ModelState", "compiled_beside", "drop_drafts", "remembering", "state_of"]
 
 ATTRIBUTE = "_hf_specdec"
-NOT_COPIED = ("lock", "compiled", "facts")
+NOT_COPIED = ("lock", "compiled", "drafts", "targets", "facts")
 MOST_WARNINGS = 100  # some name a length or a value of the call
 logger = logging.getLogger("hf_specdec")
 
@@ -44,6 +45,8 @@ class ModelState:
     warned: dict[str, None] = field(default_factory=dict)  # messages, in the order in which they were given
     keeps_settings: bool = False  # whether `enable` had to make the generation configuration keep them
     compiled: dict[str, CompiledForward] = field(default_factory=dict, repr=False, compare=False)
+    drafts: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, repr=False, compare=False)  # compiled beside it
+    targets: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, repr=False, compare=False)  # of a draft
     facts: tuple[Hashable, ModelFacts] | None = field(default=None, repr=False, compare=False)  # with their structure
     lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
@@ -107,12 +110,29 @@ class ModelState:
         for name, value in state.items():
             setattr(self, name, value)
         self.lock, self.compiled, self.facts = threading.Lock(), {}, None
+        self.drafts, self.targets = WeakSet(), WeakSet()
 
 
 def state_of(model: torch.nn.Module) -> ModelState:
     """The state of a model or a draft head, made at first use."""
     state: ModelState = model.__dict__.setdefault(ATTRIBUTE, ModelState())
     return state
+
+
+def compiled_beside(target: PreTrainedModel, draft: torch.nn.Module) -> None:
+    """Note that the forwards of a draft model or head are compiled for calls of `target`."""
+    state_of(target).drafts.add(draft)
+    state_of(draft).targets.add(target)
+
+
+def drop_drafts(target: PreTrainedModel) -> None:
+    """Drop what compiled forwards of drafts keep, their buffers too, where they serve no other target."""
+    for draft in list(state_of(target).drafts):
+        state = state_of(draft)
+        state.targets.discard(target)
+        if not state.targets:
+            with state.lock:
+                state.compiled.clear()
 
 
 @contextlib.contextmanager

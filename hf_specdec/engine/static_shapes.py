@@ -10,7 +10,7 @@ from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
-from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.model_state import compiled_beside, state_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.adapters import takes_positions
 from hf_specdec.forward.compiled_forward import CompiledForward, CompiledShapes, Step
@@ -146,6 +146,7 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
     compiled = _compiled_forward(draft, call, {"past_key_values": cache}, reason)
     if compiled is None or compiled.reason is not None:
         return None
+    compiled_beside(call.model, draft)
     return DraftShapes(cache, FixedShapes(widths_up_to(width), capacity), compiled)
 
 
@@ -171,6 +172,7 @@ def head_shapes(
     compiled = state_of(head).compiled_forward(head, target.settings, make_step)
     if compiled.reason is not None:
         return None
+    compiled_beside(call.model, head)
     num_columns = max(num_columns, target_cache.get_max_length())  # generate's own never gets shorter again
     capacity = capacity_for(num_columns + ROUND_WIDTHS * widest)
     return CompiledShapes(FixedShapes(widths_up_to(widest), capacity), compiled)
