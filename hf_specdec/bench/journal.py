@@ -66,7 +66,7 @@ def _append(path: Path, lines: Sequence[Document]) -> None:
     try:
         with path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
-    except OSError:
+    except BaseException:  # an interrupt too
         os.truncate(path, size)
         raise
 

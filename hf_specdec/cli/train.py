@@ -57,7 +57,9 @@ class TrainingOptions:
     ] = None
     epochs: Annotated[float, typer.Option(help="Most passes over the texts.")] = DEFAULT.epochs
     minutes: Annotated[float | None, typer.Option(help="Most minutes of training. Default: no bound.")] = None
-    batch_size: Annotated[int, typer.Option(help="Texts a step, of one process.")] = DEFAULT.batch_size
+    batch_size: Annotated[
+        int, typer.Option(help=f"Texts a step, of one process; at most {DEFAULT.texts_per_shard}.")
+    ] = DEFAULT.batch_size
     rollout_steps: Annotated[int, typer.Option(help="Draft steps that are measured; a head is trained on them.")] = (
         DEFAULT.rollout_steps
     )

@@ -27,7 +27,7 @@ class Training:
         minutes (`float`, *optional*):
             Most minutes of training, those before an interruption counted; the learning rate ends with them.
         batch_size (`int`, *optional*, defaults to `8`):
-            Texts a step, of one process.
+            Texts a step, of one process; at most `texts_per_shard`.
         rollout_steps (`int`, *optional*, defaults to `4`):
             Drafted tokens of the chains that acceptance is measured on.
         learning_rate (`float`, *optional*):
@@ -69,6 +69,9 @@ class Training:
             raise ConfigError("prompt_tokens", "must hold one length at least", self.prompt_tokens, "Use 64.")
         for length in self.prompt_lengths:
             check_positive("prompt_tokens", length, "Leave it out for the default.")
+        if self.batch_size > self.texts_per_shard:
+            rule = f"must be at most texts_per_shard, {self.texts_per_shard}, since a step reads one shard"
+            raise ConfigError("batch_size", rule, self.batch_size, "Use fewer texts a step, or larger shards.")
         check_at_least("patience", self.patience, 1, "Use a large number to never stop early.")
         check_at_least("num_texts", self.num_texts, 2 * self.texts_per_shard, "One shard at least is held out.")
         if not self.temperatures or min(self.temperatures) < 0.0:

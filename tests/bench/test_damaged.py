@@ -4,13 +4,15 @@ import functools
 import json
 import re
 import resource
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hf_specdec.bench import journal as journal_module
 from hf_specdec.bench.document import read_document
-from hf_specdec.bench.journal import Journal
+from hf_specdec.bench.journal import Journal, read_lines
 from hf_specdec.bench.shapes import check_document, path_text
 from hf_specdec.errors import ConfigError
 
@@ -85,6 +87,27 @@ def test_damaged_documents_of_every_kind_are_errors(cost: dict[str, Any], replay
         for value in (None, "x", [], {}):
             with pytest.raises(ValueError, match=re.escape(path_text(place))):
                 check_document(damaged(document, place, value))
+
+
+def test_an_interrupt_while_lines_are_written_leaves_the_lines_before(
+    document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (entry,), journal = document["models"], Journal(tmp_path / "x.jsonl")
+    journal.save({**document, "models": [{**entry, "records": entry["records"][:4]}] * 2})
+    before = journal.path.read_bytes()
+
+    def interrupted(line: dict[str, Any]) -> str:
+        if line.get("model") == 1:
+            raise KeyboardInterrupt
+        return json.dumps(line)
+
+    models = [entry, entry]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(journal_module, "json", types.SimpleNamespace(dumps=interrupted))
+        journal.save({**document, "models": models})
+    assert journal.path.read_bytes() == before
+    journal.save({**document, "models": models})
+    assert [own["records"] for own in read_lines(journal.path.read_text())["models"]] == [entry["records"]] * 2
 
 
 def test_a_line_that_cannot_be_written_leaves_the_lines_before(document: dict[str, Any], tmp_path: Path) -> None:

@@ -211,6 +211,7 @@ def test_hidden_states_and_distributions_on_disk_are_the_targets(
         ("held_out", 0.9),
         ("minutes", 0.0),
         ("mixed_precision", "fp8"),
+        ("batch_size", 65),
     ],
 )
 def test_settings_out_of_range_are_refused(field: str, value: Any) -> None:

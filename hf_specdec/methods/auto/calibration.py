@@ -3,10 +3,10 @@
 Knows nothing about where a probability comes from. Safe to share between threads.
 """
 
-import threading
 from array import array
 from collections.abc import Iterable
-from typing import Any
+
+from hf_specdec.methods.shared_state import SharedState
 
 __all__ = ["MOST", "Calibration"]
 
@@ -16,14 +16,14 @@ MAX_EXPECTED = 100.0  # where a bin has expected so many, its counts are halved:
 MOST = 0.995
 
 
-class Calibration:
+class Calibration(SharedState):
     """A factor for each of 20 bins of probability: accepted tokens over those expected."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._expected = array("d", [0.0] * NUM_BINS)
         self._accepted = array("d", [0.0] * NUM_BINS)
         self.factors = array("d", [1.0] * NUM_BINS)
-        self._lock = threading.Lock()
 
     @property
     def arrays(self) -> "tuple[array[float], array[float], array[float]]":
@@ -60,11 +60,3 @@ class Calibration:
             self._expected, self._accepted = array("d", expected), array("d", accepted)
             both = zip(accepted, expected, strict=True)
             self.factors = array("d", [(right + PRIOR) / (wanted + PRIOR) for right, wanted in both])
-
-    def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            return {name: value[:] for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._lock = threading.Lock()

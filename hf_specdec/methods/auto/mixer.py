@@ -7,11 +7,11 @@ http://mattmahoney.net/dc/dce.html#Section_432). Safe to share between threads. 
 """
 
 import math
-import threading
 from array import array
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+
+from hf_specdec.methods.shared_state import SharedState
 
 __all__ = ["LARGEST", "Evidence", "Mixer"]
 
@@ -24,7 +24,7 @@ LARGEST = 700.0  # exponent that a float holds
 CLEAR = 0.002  # errors below it teach nothing
 
 
-class Mixer:
+class Mixer(SharedState):
     """Weights by kind of context.
 
     Args:
@@ -35,10 +35,10 @@ class Mixer:
     """
 
     def __init__(self, prior: Sequence[tuple[float, ...]]) -> None:
+        super().__init__()
         self._width = len(prior[0])
         self._weights = array("d", chain.from_iterable(prior))  # (kinds, width)
         self.seen = array("q", [0] * len(prior))
-        self._lock = threading.Lock()
 
     @property
     def arrays(self) -> "tuple[array[float], array[int]]":
@@ -96,12 +96,3 @@ class Mixer:
                         steps[source + 1] += errors[token] * value
             for place, step in enumerate(steps, kind * self._width):
                 self._weights[place] += rate * max(-LONGEST_STEP, min(LONGEST_STEP, step))
-
-    def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            return {"weights": self.weights, "seen": self.seen[:]}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._width = len(state["weights"][0])
-        self._lock = threading.Lock()
-        self.restore(state["weights"], state["seen"])

@@ -6,9 +6,9 @@ kind of text is noticed. Knows no clocks: the same counts give the same estimate
 """
 
 import bisect
-import threading
 from collections.abc import Iterable
-from typing import Any
+
+from hf_specdec.methods.shared_state import SharedState
 
 __all__ = ["AcceptanceCounts"]
 
@@ -19,16 +19,16 @@ PRIOR_TOKENS = 2.0  # tokens a step before anything is counted
 MAX_COUNT = 256.0  # a count that reaches this is halved
 
 
-class AcceptanceCounts:
+class AcceptanceCounts(SharedState):
     """Acceptances by rank and confidence, and what the rounds brought altogether."""
 
     def __init__(self) -> None:
+        super().__init__()
         ranks = range(len(PRIOR_MEANS))
         # [rank][bin] -> [seen, accepted]
         self._bins = [[[0.0, 0.0] for _ in range(len(BIN_EDGES) + 1)] for _ in ranks]
         self._means = [[0.0, 0.0] for _ in ranks]
         self._rounds = self._forwards = self._tokens = 0.0
-        self._lock = threading.Lock()
 
     def record(
         self, observations: Iterable[tuple[int, float, bool]], *, num_forwards: int = 0, num_tokens: int = 1
@@ -81,11 +81,3 @@ class AcceptanceCounts:
             tokens = self._tokens + PRIOR_WEIGHT * PRIOR_TOKENS
             cost = self._rounds + PRIOR_WEIGHT + relative_cost * (self._forwards + PRIOR_WEIGHT * PRIOR_TOKENS)
         return tokens / cost
-
-    def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._lock = threading.Lock()

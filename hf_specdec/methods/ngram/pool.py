@@ -4,11 +4,10 @@ Two generations of an `NgramIndex`: texts go into the young one; when it is full
 one's texts are forgotten. So adding a token stays O(1) and nothing is ever re-indexed. Safe to share between threads.
 """
 
-import threading
 from collections.abc import Sequence
-from typing import Any
 
 from hf_specdec.methods.ngram.index import NgramIndex
+from hf_specdec.methods.shared_state import SharedState
 
 __all__ = ["NgramPool"]
 
@@ -16,7 +15,7 @@ BOUNDARY = -1  # stands between two texts; no token id, so no match crosses it
 MAX_NGRAM_SIZE = 4
 
 
-class NgramPool:
+class NgramPool(SharedState):
     """Indexed texts of at most `max_tokens` tokens in all.
 
     Args:
@@ -25,9 +24,9 @@ class NgramPool:
     """
 
     def __init__(self, max_tokens: int, max_ngram_size: int = MAX_NGRAM_SIZE) -> None:
+        super().__init__()
         self.max_tokens, self.max_ngram_size = max_tokens, max_ngram_size
         self._young, self._old = NgramIndex(max_ngram_size), NgramIndex(max_ngram_size)
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Tokens kept, boundaries between texts counted."""
@@ -101,11 +100,3 @@ class NgramPool:
             index.extend(tokens)
         with self._lock:
             self._old, self._young = indexes
-
-    def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._lock = threading.Lock()
