@@ -34,6 +34,10 @@ class FixedShapes:
     widths: tuple[int, ...]
     capacity: int
 
+    def width_of(self, num_columns: int) -> int:
+        """The least width that holds so many columns; as many as these where none does."""
+        return next((width for width in self.widths if width >= num_columns), num_columns)
+
 
 class StaticWriteIndex:
     """Where the next forward writes, in tensors that stay where they are.

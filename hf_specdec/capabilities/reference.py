@@ -1,6 +1,5 @@
 """What plain generation computes, and how far from it another way of computing may be: the measure of the probes."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,7 +16,6 @@ __all__ = [
     "REFUSALS",
     "Mismatch",
     "ProbeFailed",
-    "accepts",
     "allowed_error",
     "arguments",
     "compare",
@@ -111,7 +109,7 @@ def reference(
 def arguments(model: PreTrainedModel, ids: torch.Tensor, encoder_kwargs: dict[str, Any]) -> dict[str, Any]:
     """What `generate` hands to a decoding method for this prompt."""
     kwargs = {"use_cache": True, **encoder_kwargs, **compat.fresh_cache(model, len(ids))}
-    if not model.config.is_encoder_decoder and accepts(model, "position_ids"):
+    if not model.config.is_encoder_decoder and compat.takes_argument(model, "position_ids"):
         kwargs["position_ids"] = compat.own_positions(model, ids, kwargs)
     return kwargs
 
@@ -215,11 +213,6 @@ def compare(rows: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> float
     if not error <= tolerance:
         raise Mismatch(f"logits differ by {error:.1g} of the largest")
     return error
-
-
-def accepts(model: PreTrainedModel, name: str) -> bool:
-    """Whether the model's forward has an argument of this name."""
-    return name in inspect.signature(model.forward).parameters
 
 
 def sentence(exception: Exception) -> str:

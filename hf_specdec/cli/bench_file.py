@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ class DocumentFile:
         """Write all of it."""
         if self._journal is not None:
             self._try(self._journal.close, document)
-        elif (path := self.path) is not None:
-            self._try(lambda whole: write_document(whole, path), document)
+        elif self.path is not None:
+            self._try(partial(write_document, path=self.path), document)
 
     def check(self) -> None:
         """Raise a ConfigError if the last write failed; to be called after the tables are printed."""

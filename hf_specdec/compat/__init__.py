@@ -57,7 +57,6 @@ from hf_specdec.compat.generation import (
 )
 from hf_specdec.compat.masks import (
     attention_implementation,
-    has_own_masks,
     knows_windows,
     mask_config,
     mask_function_of,
@@ -77,6 +76,7 @@ from hf_specdec.compat.models import (
     num_decoder_layers,
     private_config,
     rounds_tokens_together,
+    takes_argument,
     takes_cache,
     text_config,
     uncompiled,

@@ -22,7 +22,6 @@ from hf_specdec.compat.models import text_config
 
 __all__ = [
     "attention_implementation",
-    "has_own_masks",
     "knows_windows",
     "mask_config",
     "mask_function_of",
@@ -93,8 +92,3 @@ def knows_windows(model: PreTrainedModel) -> bool:
     names = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
     modules = [sys.modules.get(name) for name in {type(module).__module__ for module in model.modules()}]
     return model.is_remote_code() or any(hasattr(module, name) for module in modules for name in names)
-
-
-def has_own_masks(model: PreTrainedModel) -> bool:
-    """Whether the model's class makes its masks itself."""
-    return hasattr(model, "create_masks_for_generate")

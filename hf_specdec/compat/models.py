@@ -29,6 +29,7 @@ __all__ = [
     "num_decoder_layers",
     "private_config",
     "rounds_tokens_together",
+    "takes_argument",
     "takes_cache",
     "text_config",
     "uncompiled",
@@ -74,6 +75,11 @@ def private_config(config: Any) -> Any:
         if value is text:
             object.__setattr__(own, name, copy.copy(text))
     return own
+
+
+def takes_argument(model: PreTrainedModel, name: str) -> bool:
+    """Whether the model's forward, perhaps one on the instance, has an argument of this name."""
+    return name in inspect.signature(model.forward).parameters
 
 
 def takes_cache(model: PreTrainedModel) -> bool:

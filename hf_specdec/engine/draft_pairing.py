@@ -1,7 +1,6 @@
 """A target and its draft model: whether they go together, and the draft's side of one call."""
 
 import copy
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -221,7 +220,7 @@ def _decoder_kwargs(draft: PreTrainedModel, ids: torch.Tensor, mask: Any) -> dic
     if isinstance(mask, torch.Tensor) and mask.ndim == 2:
         kwargs["attention_mask"] = mask[:, -ids.shape[1] :].to(ids.device)
         positions = (kwargs["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
-    if "position_ids" in inspect.signature(draft.forward).parameters:
+    if compat.takes_argument(draft, "position_ids"):
         kwargs["position_ids"] = positions
     return kwargs
 

@@ -5,7 +5,9 @@ from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.engine.call import Call
 from hf_specdec.forward.rotary import rotary_of
 
-__all__ = ["exceeds_original_length", "reason_against_length"]
+__all__ = ["HIDDEN_LENGTH", "exceeds_original_length", "reason_against_length"]
+
+HIDDEN_LENGTH = "its rotary frequencies follow the text's length, which a compiled forward hides"
 
 
 def reason_against_length(call: Call, tier: str, engine: str) -> str | None:
@@ -19,7 +21,7 @@ def reason_against_length(call: Call, tier: str, engine: str) -> str | None:
         if engine == "assisted":
             return "its rotary frequencies follow the text's length, which transformers' assisted decoding does not"
         if compat.is_compiled(call.model):
-            return "its rotary frequencies follow the text's length, which a compiled forward hides"
+            return HIDDEN_LENGTH
     return None
 
 

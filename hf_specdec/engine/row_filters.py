@@ -24,7 +24,12 @@ NUM_WITHOUT_TOP_K = 512  # `top_p` and `min_p` keep hundreds where the target pr
 NUM_TIES = 32  # of them beyond the first `top_k`, at least
 MOST_TOP_K = 512  # a larger one reads too many scores
 DOUBT = 2e-5  # what rounding can change of a probability's share, or of the ratio of two p / e, at most
-ORDER = (TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
+# In the order in which `generate` has them: class, name of its setting, and a value to compare it at.
+FILTERS: tuple[tuple[Any, str, Any], ...] = (
+    (TopKLogitsWarper, "top_k", 5),
+    (TopPLogitsWarper, "top_p", 0.8),
+    (MinPLogitsWarper, "min_p", 0.1),
+)
 
 
 class RowFilters:
@@ -45,15 +50,15 @@ class RowFilters:
 
         So it is where the installed transformers keeps other tokens than the rules here.
         """
-        places = [ORDER.index(type(processor)) if type(processor) in ORDER else -1 for processor in processors]
-        if not places or -1 in places or places != sorted(set(places)):
+        given = [(processor, name) for kind, name, _ in FILTERS for processor in processors if type(processor) is kind]
+        if not given or [processor for processor, _ in given] != list(processors):
             return None
         values: dict[str, Any] = {}
-        for place, processor in zip(places, processors, strict=True):
-            is_top_k = place == 0
-            if processor.filter_value != -np.inf or (not is_top_k and processor.min_tokens_to_keep != 1):
+        for processor, name in given:
+            if name in values or processor.filter_value != -np.inf:
                 return None
-            name = ("top_k", "top_p", "min_p")[place]
+            if name != "top_k" and processor.min_tokens_to_keep != 1:
+                return None
             values[name] = getattr(processor, name)
         return cls(**values) if values.get("top_k", 0) <= MOST_TOP_K and _rules_hold() else None
 
@@ -92,13 +97,8 @@ def _rules_hold() -> bool:
     """Whether transformers' filters keep the tokens of one row that the rules here keep."""
     scores = (torch.arange(24, device="cpu") * 7 % 24).to(torch.float32)[None] / 4.0  # (1, 24), no two alike
     ids = torch.zeros((1, 1), dtype=torch.long, device="cpu")
-    filters: dict[str, Any] = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
-    for name, own in (
-        ("top_k", RowFilters(top_k=5)),
-        ("top_p", RowFilters(top_p=0.8)),
-        ("min_p", RowFilters(min_p=0.1)),
-    ):
-        theirs = filters[name](getattr(own, name))(ids, scores).isfinite()[0].tolist()
+    for kind, name, value in FILTERS:
+        own, theirs = RowFilters(**{name: value}), kind(value)(ids, scores).isfinite()[0].tolist()
         row = [part[0].numpy() for part in own.wanted(scores, scores.softmax(dim=-1))]
         ours = [_Row(own, row, scores.shape[-1]).keeps(token) for token in range(scores.shape[-1])]
         if ours != theirs:

@@ -10,6 +10,7 @@ from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
+from hf_specdec.engine.length_rules import HIDDEN_LENGTH
 from hf_specdec.engine.model_state import compiled_beside, state_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.adapters import takes_positions
@@ -31,7 +32,6 @@ __all__ = [
 
 GRAIN = 64  # the smallest capacity, and what capacities are multiples of
 ROUND_WIDTHS = 4  # columns of a head's round, over its widest forward: more make its buffers grow
-LENGTH_REASON = "its rotary frequencies follow the text's length, which a compiled forward hides"
 
 
 def reason_against_static(call: Call, tier: str, engine: str) -> str | None:
@@ -183,7 +183,7 @@ def _reason_against_head(call: Call, head: DraftHead) -> str | None:
     if not rank_sync_of(call.model).is_alone:
         return "its output head may be shared between processes"
     if rotary_of(head) is not None:
-        return LENGTH_REASON
+        return HIDDEN_LENGTH
     return None
 
 
@@ -197,7 +197,7 @@ def _compiled_forward(
     if settings is None:
         return None
     if rotary_of(model) is not None:
-        reason = reason or LENGTH_REASON
+        reason = reason or HIDDEN_LENGTH
     if reason is not None:
         state_of(model).warn_once(f"{type(model).__name__} is not compiled: {reason}")
         return None

@@ -136,8 +136,8 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         """C for so many new states, K, and whether both are fixed; says where the cache writes the C + N columns."""
         cache, size = self._cache, self.head.block_size
         if self._shapes is not None and isinstance(cache, StaticSpecCache):
-            width = next((width for width in self._shapes.fixed.widths if width >= num_new), None)
-            if width is not None:
+            width = self._shapes.fixed.width_of(num_new)
+            if width in self._shapes.fixed.widths:
                 cache.place(width + size)
                 return width, cache.capacity, True
             cache.unplace()

@@ -115,9 +115,20 @@ class CompiledShapes:
     fixed: FixedShapes
     compiled: CompiledForward
 
+    def run(self, shape: tuple[int, ...], inputs: Mapping[str, Any]) -> tuple[Any, torch.Tensor]:
+        """The two tensors that a step returns, which later forwards do not write over.
+
+        Args:
+            shape: as of `CompiledForward`; a width that is none of `fixed` is not compiled.
+        """
+        if shape[1] not in self.fixed.widths:
+            return self.compiled.as_written(inputs)
+        first, second = self.compiled(shape, inputs)
+        return (first.clone(), second.clone()) if self.compiled.is_lent else (first, second)
+
 
 def _model_step(model: Any) -> Step:
-    """A function of one shape."""
+    """A model's forward, with the best token of each column."""
 
     def step(**inputs: Any) -> tuple[Any, torch.Tensor]:
         outputs = model(**inputs, return_dict=True)

@@ -162,7 +162,7 @@ class HeadStage:
             if is_text:
                 cache.unplace()
             else:
-                width = next((width for width in self._shapes.fixed.widths if width >= num_new), num_new)
+                width = self._shapes.fixed.width_of(num_new)
                 cache.place(width, written=self._width)
                 num_keys, is_fixed = cache.capacity, True
         starts, keys = np.array(self._starts)[:, None, None, None], np.arange(num_keys)
@@ -222,12 +222,7 @@ class HeadStage:
         if self._shapes is None or not columns.is_fixed:
             computed: torch.Tensor = head(**inputs)
             return computed, None
-        compiled = self._shapes.compiled
-        if columns.width not in self._shapes.fixed.widths:
-            return compiled.as_written(inputs)
-        shape = (len(self.rows), columns.width, columns.num_keys, self.index)
-        computed, logits = compiled(shape, inputs)
-        return (computed.clone(), logits.clone()) if compiled.is_lent else (computed, logits)
+        return self._shapes.run((len(self.rows), columns.width, columns.num_keys, self.index), inputs)
 
     def _key_positions(self, total: int) -> Array:
         """`(rows, K)`: where each key stands in its text."""

@@ -72,8 +72,8 @@ def with_modules(
         configs: configurations that the copies get in place of their own, by the identity of these.
     """
     twin = shallow_copy(module)
-    if id(getattr(module, "config", None)) in (configs or {}):
-        twin.config = (configs or {})[id(module.config)]
+    if configs and id(getattr(module, "config", None)) in configs:
+        twin.config = configs[id(module.config)]
     below: dict[str, dict[str, torch.nn.Module]] = {}
     for path, new in replacements.items():
         name, _, rest = path.partition(".")

@@ -56,7 +56,9 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
     def _compute(self, trees: Sequence[DraftTree | None]) -> None:
         """One forward of the nodes whose parents are computed; they see the text, and none of the others."""
         waves = [self._next_nodes(len(known), tree) for known, tree in zip(self._states, trees, strict=True)]
-        width = self._width_of(max(map(len, waves)))
+        width = max(map(len, waves))
+        if self._shapes is not None:
+            width = self._shapes.fixed.width_of(width)
         tokens = torch.zeros((len(waves), width), dtype=torch.long, device=HOST)
         positions = torch.zeros((len(waves), width), dtype=torch.long, device=HOST)
         states = torch.zeros((len(waves), width, self.head.hidden_size), dtype=self.head.dtype, device=self.head.device)
@@ -82,21 +84,13 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
             self._states[place] += computed[place, : len(nodes)].unbind()
             self._outputs[place] += outputs[place, : len(nodes)].unbind()
 
-    def _width_of(self, num_nodes: int) -> int:
-        widths = () if self._shapes is None else self._shapes.fixed.widths
-        return next((width for width in widths if width >= num_nodes), num_nodes)
-
     def _run(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """What the head's forward returns."""
         if self._shapes is None:
             found: tuple[torch.Tensor, torch.Tensor] = self.head(**inputs)
             return found
-        compiled, (batch, width) = self._shapes.compiled, inputs["positions"].shape
-        if width not in self._shapes.fixed.widths:
-            return compiled.as_written(inputs)
         lengths = [pair[0].shape[-2] for pair in inputs["keys"].values()]
-        computed, outputs = compiled((batch, width, *lengths), inputs)
-        return (computed.clone(), outputs.clone()) if compiled.is_lent else (computed, outputs)
+        return self._shapes.run((*inputs["positions"].shape, *lengths), inputs)
 
     def _keys(self, width: int) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, torch.Tensor]]:
         """The target's keys and values `(rows, heads, K, size)`, and those of each row's text `(rows, 1, width, K)`."""

@@ -132,23 +132,20 @@ def read_rows(
     ]
 
 
-def read_logits(logits: torch.Tensor, num_top: int = 0, *, best: torch.Tensor | None = None) -> Array:
+def read_logits(logits: torch.Tensor, num_top: int = 0) -> Array:
     """`(..., 1 + 2 * num_top)` fp32 of `(..., vocab_size)` logits, as `NodeLogits` takes it; one transfer.
 
     Token ids are exact: fp32 holds every integer up to 16,777,216.
-
-    Args:
-        best: `(...)`: the best tokens, where they are known.
     """
     if (read := _read_on_host(logits, num_top)) is not None:
         return read
-    found = _columns(list(read_tensors(_best_and_top(logits, num_top, best))))
+    found = _columns(list(read_tensors(_best_and_top(logits, num_top))))
     assert found is not None
     return found
 
 
 def _best_and_top(
-    logits: torch.Tensor, num_top: int, best: torch.Tensor | None, first_of_equals: bool = True
+    logits: torch.Tensor, num_top: int, best: torch.Tensor | None = None, first_of_equals: bool = True
 ) -> list[torch.Tensor]:
     """The columns that `read_logits` brings, on the logits' device."""
     num_top = min(num_top, logits.shape[-1])
@@ -188,6 +185,5 @@ def _read_on_host(logits: torch.Tensor, num_top: int | None) -> Array | None:
     held = logits.detach().contiguous()
     held = held if held.dtype == as_read else held.view(as_read)
     read = np.empty((*logits.shape[:-1], 1 + 2 * count), dtype=np.float32)
-    return (
-        read if core.read_logits(held.numpy(), read, width, count) else None
-    )  # else infinite ones, or what is no number
+    is_read = core.read_logits(held.numpy(), read, width, count)  # not where one is infinite, or is no number
+    return read if is_read else None

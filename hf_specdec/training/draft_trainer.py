@@ -1,7 +1,6 @@
 """Distils a draft model: the target writes texts, a copy of its first layers learns its distributions."""
 
 import copy
-import inspect
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -89,7 +88,7 @@ class DraftRollout(nn.Module):
     def __init__(self, draft: PreTrainedModel, *, steps: int) -> None:
         super().__init__()
         self.draft, self.steps = draft, steps
-        self._takes_positions = "position_ids" in inspect.signature(draft.forward).parameters
+        self._takes_positions = compat.takes_argument(draft, "position_ids")
 
     def forward(self, batch: Batch) -> Outcome:
         """Loss and accepted chains; a chain begins at every token before one that the target wrote."""

@@ -224,15 +224,12 @@ def observations(tree: DraftTree, growth: Growth, accepted: Sequence[int]) -> li
     found: list[tuple[int, float, bool]] = []
     node, candidate = 0, growth.root
     for token in accepted:
-        following: int | None = None
         for child in tree.children(node):
             grown = candidate.children.get(tree.tokens[child])
             if grown is None:
                 return found
-            is_next = grown.token == token
-            found.append((grown.rank, grown.confidence, is_next))
-            if is_next:
-                following = child
+            found.append((grown.rank, grown.confidence, grown.token == token))
+        following = tree.child(node, token)
         if following is None:
             return found
         node, candidate = following, candidate.children[token]
