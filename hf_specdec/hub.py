@@ -110,6 +110,8 @@ def export(
     if head is not None and method.name not in head.methods:
         rule, remedy = f"must be unset with spec_method={method.name!r}", f"It drafts with {', '.join(head.methods)}."
         raise ConfigError("head", rule, type(head).__name__, remedy)
+    if head is not None and not isinstance(head, Eagle3Head):
+        raise ConfigError("head", "must be an EAGLE-3 head", type(head).__name__, "Train one: hf-specdec train.")
     memory = memory if memory is None or isinstance(memory, SpecMemory) else SpecMemory.load(memory)
     card = _tagged(root / "README.md", method.name)
     script.parent.mkdir(parents=True, exist_ok=True)
@@ -146,11 +148,9 @@ def generate(model: Any, defaults: Mapping[str, Any], /, **kwargs: Any) -> Any:
     return generate_once(inner, {name: value for name, value in kwargs.items() if value is not None or name in named})
 
 
-def _write(folder: Path, head: Any, memory: SpecMemory | None) -> dict[str, Any]:
+def _write(folder: Path, head: Eagle3Head | None, memory: SpecMemory | None) -> dict[str, Any]:
     """Put head and memory beside the script; returns what there is, under a name by which it is known again."""
     if head is not None:
-        if not isinstance(head, Eagle3Head):
-            raise ConfigError("head", "must be an EAGLE-3 head", type(head).__name__, "Train one: hf-specdec train.")
         save_head(head, folder / HEAD)
     if memory is not None:
         memory.save(folder / MEMORY)

@@ -8,6 +8,8 @@ import transformers
 
 import hf_specdec
 from hf_specdec import hub
+from hf_specdec.methods.dflash.network import DFlashHead
+from tests.helpers.dflash import random_dflash
 from tests.helpers.heads import random_head
 from tests.helpers.support import plain
 
@@ -169,6 +171,14 @@ def test_what_is_not_exported_again_is_not_left_in_the_folder(unenabled: Any, tm
     hub.export(tmp_path)
     left = {path.name for path in (tmp_path / "custom_generate").rglob("*") if path.is_file()}
     assert left == {"generate.py", "requirements.txt"}
+
+
+def test_a_head_that_cannot_travel_is_refused_before_anything_is_written(unenabled: Any, tmp_path: Path) -> None:
+    hub.export(tmp_path, head=random_head(unenabled))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(hf_specdec.ConfigError, match="`head` must be an EAGLE-3 head"):
+        hub.export(tmp_path, spec_method="dflash", head=DFlashHead(random_dflash(unenabled)))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("given", ["head", "memory"])

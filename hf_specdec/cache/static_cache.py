@@ -152,12 +152,16 @@ class StaticSpecCache(SpecCache):
 
     def empty(self) -> None:
         """Forget everything, for another text: zeros in the same buffers, and the same places to write."""
-        layers = [layer for layer in self._written if isinstance(layer, StaticSpecLayer)]
-        for block in {id(block): block for layer in layers for block in layer.buffers}.values():
+        for block in {id(block): block for layer in self._static_layers for block in layer.buffers}.values():
             block.zero_()  # what a mask hides has to be finite
-        for layer in layers:
+        for layer in self._static_layers:
             layer.empty()
         self.lengths = ()
+
+    @property
+    def _static_layers(self) -> list[StaticSpecLayer]:
+        """Those that have been written."""
+        return [layer for layer in self._written if isinstance(layer, StaticSpecLayer)]
 
     @property
     def capacity(self) -> int:
@@ -174,7 +178,7 @@ class StaticSpecCache(SpecCache):
 
         Shapes follow from `width` alone unless the buffers are too small.
         """
-        layers = [layer for layer in self._written if isinstance(layer, StaticSpecLayer)]
+        layers = self._static_layers
         columns = torch.from_numpy(np.array(self.lengths)[:, None] + np.arange(written, written + width))
         longest = max(self.lengths)
         for device in dict.fromkeys(layer.keys.device for layer in layers):
@@ -192,9 +196,8 @@ class StaticSpecCache(SpecCache):
 
     def unplace(self) -> None:
         """Let forwards of any width write after each row's text, as before `place`; nothing is uncommitted."""
-        for layer in self._written:
-            if isinstance(layer, StaticSpecLayer):
-                layer.unseat()
+        for layer in self._static_layers:
+            layer.unseat()
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the rows with these indices, in this order, in buffers for as many."""

@@ -13,7 +13,7 @@ from hf_specdec.cli import options
 from hf_specdec.cli.inputs import check_seed
 from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
-from hf_specdec.cli.report import note, reports_errors
+from hf_specdec.cli.report import drafts_line, note, reports_errors
 from hf_specdec.cli.spread import spread
 from hf_specdec.compat import input_device, max_positions, takes_cache
 from hf_specdec.errors import ConfigError, SpecError, counted
@@ -181,10 +181,8 @@ class _Chat:
         """How the last answer came about."""
         if self.stats is None:
             return "there is no answer with drafts yet"
-        drafts = f"drafted {self.stats.num_draft_tokens}, accepted {self.stats.num_accepted_tokens}"
         reused = f"the cache held {counted(self.num_reused, 'token')} of the prompt"
-        reason = f"; plain: {self.stats.plain_reason}" if self.stats.plain_reason else ""
-        return f"{drafts}, {self.stats.mean_acceptance_length:.2f} tokens a verify step; {reused}{reason}"
+        return f"{drafts_line(self.stats)}; {reused}"
 
     def _room(self, length: int) -> int:
         """New tokens after `length` tokens: as many as were asked for, or the model has positions for."""

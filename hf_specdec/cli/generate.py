@@ -17,7 +17,7 @@ from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.cli.prompts import PROMPTS
 from hf_specdec.cli.prompts_file import ManyOptions, own_device, run_many
-from hf_specdec.cli.report import note, print_json, reports_errors
+from hf_specdec.cli.report import drafts_line, note, print_json, reports_errors
 from hf_specdec.cli.spread import spread
 from hf_specdec.cli.table import print_comparison
 from hf_specdec.compat import attention_implementation, input_device
@@ -189,8 +189,4 @@ def _measures(result: Result) -> dict[str, Any]:
 def _summary(result: Result) -> str:
     num_tokens = len(result.token_ids)
     speed = f"{counted(num_tokens, 'token')} in {result.seconds:.2f} s ({num_tokens / result.seconds:.1f} tokens/s)"
-    if result.stats is None:
-        return speed
-    drafts = f"drafted {result.stats.num_draft_tokens}, accepted {result.stats.num_accepted_tokens}"
-    reason = f"; plain: {result.stats.plain_reason}" if result.stats.plain_reason else ""
-    return f"{speed}; {drafts}, {result.stats.mean_acceptance_length:.2f} tokens a verify step{reason}"
+    return speed if result.stats is None else f"{speed}; {drafts_line(result.stats)}"

@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 
 from hf_specdec.errors import ConfigError, MissingExtraError, SpecError
+from hf_specdec.stats import SpecStats
 
-__all__ = ["note", "print_json", "reports_errors", "stdout_console"]
+__all__ = ["drafts_line", "note", "print_json", "reports_errors", "stdout_console"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,6 +34,13 @@ def note(message: str, style: str | None = None) -> None:
 def print_json(document: dict[str, Any]) -> None:
     """The command's one JSON document on stdout."""
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def drafts_line(stats: SpecStats) -> str:
+    """What was drafted and accepted, and why nothing was."""
+    drafts = f"drafted {stats.num_draft_tokens}, accepted {stats.num_accepted_tokens}"
+    reason = f"; plain: {stats.plain_reason}" if stats.plain_reason else ""
+    return f"{drafts}, {stats.mean_acceptance_length:.2f} tokens a verify step{reason}"
 
 
 def reports_errors(command: Callable[P, R]) -> Callable[P, R]:

@@ -11,7 +11,7 @@ from hf_specdec import compat
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
-from hf_specdec.methods.method import MethodState
+from hf_specdec.methods.method import Method, MethodState
 from hf_specdec.methods.registry import resolve
 from hf_specdec.prompt_inputs import chat_text
 from hf_specdec.serve.limits import check_request
@@ -144,20 +144,23 @@ class RequestReader:
                 config = dataclasses.replace(config, pool="request")  # type: ignore[call-arg]  # it has one
         except (ConfigError, TypeError) as error:
             raise RequestError(400, " ".join(str(error).split()), "invalid_value", "spec_method") from error
-        is_head = isinstance(self.draft_model, DraftHead)
         drafts_itself = config.drafting_layers is not None
-        if (method.needs_draft_head and not (is_head and method.name in self.draft_model.methods)) or (
-            method.needs_draft_model and (is_head or self.draft_model is None) and not drafts_itself
-        ):
+        takes_draft = self._has_draft_for(method) and not drafts_itself
+        if method.needs_assistant and not takes_draft and not drafts_itself:
             kind = "head" if method.needs_draft_head else "model"
             message = f"the server has no draft {kind} for {method.name}"
             raise RequestError(400, message, "invalid_value", "spec_method")
-        found = {"spec_method": method.name, "spec_config": config}
+        found: dict[str, Any] = {"spec_method": method.name, "spec_config": config}
         if self.memory == "key" and api_key is not None:
             found["spec_method"] = method.remembering(self._memories.setdefault(api_key, MethodState()))
-        takes_model = method.takes_draft_model and not drafts_itself
-        takes_draft = method.name in self.draft_model.methods if is_head else takes_model
-        if self.draft_model is None or not takes_draft:
-            return found
-        translated = {} if self.draft_tokenizer is None else {"assistant_tokenizer": self.draft_tokenizer}
-        return {**found, "assistant_model": self.draft_model, **translated}
+        if takes_draft:
+            found["assistant_model"] = self.draft_model
+            if self.draft_tokenizer is not None:
+                found["assistant_tokenizer"] = self.draft_tokenizer
+        return found
+
+    def _has_draft_for(self, method: Method) -> bool:
+        """Whether the server's draft model or head is one that the method drafts with."""
+        if isinstance(self.draft_model, DraftHead):
+            return method.name in self.draft_model.methods
+        return self.draft_model is not None and method.takes_draft_model

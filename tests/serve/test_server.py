@@ -9,6 +9,10 @@ import openai
 import pytest
 import torch
 
+from hf_specdec.methods.registry import as_head
+from hf_specdec.serve.protocol import CompletionRequest
+from hf_specdec.serve.requests import RequestReader
+from tests.helpers.gemma import build_gemma, random_assistant
 from tests.helpers.heads import random_head
 from tests.helpers.support import plain
 from tests.serve.conftest import NAME, serving
@@ -230,6 +234,18 @@ def test_a_draft_head_drafts_for_the_methods_that_take_one(target: Any, chat_tok
         assert answer.usage.completion_tokens_details.rejected_prediction_tokens > 0  # type: ignore[union-attr, operator]
         with pytest.raises(openai.BadRequestError, match="no draft model for draft_model"):
             client.completions.create(model=NAME, prompt="x", extra_body={"spec_method": "draft_model"})
+
+
+def test_a_gemma_assistant_is_a_draft_model(chat_tokenizer: Any) -> None:
+    model = build_gemma()
+    head = as_head(random_assistant())
+    reader = RequestReader(model, chat_tokenizer, NAME, "draft_model", None, 8, draft_model=head)
+    inputs = reader.read(CompletionRequest(model=NAME, prompt=[5, 6, 7], temperature=0))
+    assert inputs["assistant_model"] is head
+    expected = plain(model, inputs["input_ids"], max_new_tokens=8, do_sample=False)
+    assert torch.equal(model.generate(**inputs), expected)
+    itself = reader.read(CompletionRequest(model=NAME, prompt=[5, 6, 7], spec_config={"exit_layer": 1}))
+    assert "assistant_model" not in itself
 
 
 def test_a_head_is_asked_for_where_there_is_none(client: openai.OpenAI) -> None:
