@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-__all__ = ["HOST", "HostArrays", "additive_bits", "is_host", "is_staged", "to_device", "upload"]
+__all__ = ["HOST", "HostArrays", "additive_bits", "is_host", "is_staged", "left_padded", "to_device", "upload"]
 
 Array = npt.NDArray[Any]
 HostArrays = tuple[list[Array], list[torch.dtype | None]]  # arrays, and what the bits of each mean
@@ -66,6 +67,16 @@ def to_device(
         tensor if dtype is None or dtype == tensor.dtype else tensor.view(dtype)
         for tensor, dtype in zip(found, [*dtypes, *[None] * (len(found) - len(dtypes))], strict=True)
     ]
+
+
+def left_padded(
+    rows: Sequence[Sequence[int]], device: torch.device, padding: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`(batch, longest)` token ids with `padding` in front of the shorter rows, and their mask of ones and zeros."""
+    ids = [torch.tensor(row, dtype=torch.long, device=HOST) for row in rows]
+    seen = [torch.ones_like(row) for row in ids]
+    padded = pad_sequence(ids, batch_first=True, padding_value=padding, padding_side="left")
+    return padded.to(device), pad_sequence(seen, batch_first=True, padding_side="left").to(device)
 
 
 def additive_bits(visible: Array, dtype: torch.dtype, lowest: float = -math.inf) -> Array:

@@ -9,6 +9,7 @@ from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.compat import max_positions
 from hf_specdec.errors import ConfigError
+from hf_specdec.transfer import left_padded
 
 __all__ = ["encode", "fitting", "padded"]
 
@@ -37,11 +38,8 @@ def encode(loaded: LoadedModel, prompt: Prompt, answers: Iterable[str] = ()) -> 
 
 def padded(loaded: LoadedModel, rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
     """Token ids and mask, `(rows, length)`, padded on the left."""
-    length = max(map(len, rows))
-    ids = torch.tensor([[0] * (length - len(row)) + list(row) for row in rows])
-    mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in rows])
-    device = loaded.model.device
-    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+    ids, mask = left_padded(rows, loaded.model.device)
+    return {"input_ids": ids, "attention_mask": mask}
 
 
 def _random_ids(loaded: LoadedModel, prompt: Prompt) -> torch.Tensor:

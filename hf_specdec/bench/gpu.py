@@ -24,6 +24,7 @@ from hf_specdec.bench.document import GPU, check_document_file, write_document
 from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel, load_model, pick_device
 from hf_specdec.bench.measure import synchronize
+from hf_specdec.bench.program import run_program
 from hf_specdec.bench.prompts import Prompt, default_prompts, spread
 from hf_specdec.bench.steps import measure_steps
 from hf_specdec.bench.tables import markdown
@@ -212,4 +213,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

@@ -29,6 +29,7 @@ import typer
 
 from hf_specdec import embedded
 from hf_specdec.bench.header import header
+from hf_specdec.bench.program import run_program
 from hf_specdec.bench.prompts import load_prompts, spread
 from hf_specdec.bench.widen import read_size, widen
 from hf_specdec.checkpoint_tokenizers import load_tokenizer
@@ -226,27 +227,20 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Requests a second and time per token of servers, at several numbers of clients."""
-    try:
-        if dtype not in DTYPES:
-            raise unknown_name("dtype", dtype, DTYPES)
-        texts = [prompt.turns[0] for prompt in spread(load_prompts(prompts or []), MOST_PROMPTS)]
-        rows = []
-        with (
-            tempfile.TemporaryDirectory() as place,
-            _servers(
-                _checkpoint(model, widen_to, dtype, place),
-                batch_size=batch_size,
-                threads=threads,
-                is_continuous=continuous,
-            ) as servers,
-        ):
-            how = {"rounds": rounds, "requests": requests, "max_tokens": max_tokens}
-            for row in compare(servers, texts, clients=clients or [1, 4, 16], **how):
-                rows.append(row)
-                typer.echo(_line(row), err=as_json)
-    except SpecError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    texts = [prompt.turns[0] for prompt in spread(load_prompts(prompts or []), MOST_PROMPTS)]
+    rows = []
+    with (
+        tempfile.TemporaryDirectory() as place,
+        _servers(
+            _checkpoint(model, widen_to, dtype, place), batch_size=batch_size, threads=threads, is_continuous=continuous
+        ) as servers,
+    ):
+        how = {"rounds": rounds, "requests": requests, "max_tokens": max_tokens}
+        for row in compare(servers, texts, clients=clients or [1, 4, 16], **how):
+            rows.append(row)
+            typer.echo(_line(row), err=as_json)
     if as_json:
         typer.echo(json.dumps({**header(torch.device("cpu")), "threads": threads, "rows": rows}))
 
@@ -265,4 +259,4 @@ def _spread(ratios: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

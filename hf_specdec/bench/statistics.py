@@ -155,7 +155,7 @@ def _ratios(own: Sequence[Record], records: Sequence[Record], clock: str, base: 
     by_prompt: dict[tuple[str, str, int], list[float]] = {}
     for record in own:
         other = references[_visit(record)]
-        if record[clock] > 0 and other[clock] > 0:
+        if min(record[clock], other[clock], record["num_tokens"], other["num_tokens"]) > 0:
             ratio = (other[clock] / other["num_tokens"]) / (record[clock] / record["num_tokens"])
             by_prompt.setdefault((record["task"], record["prompt"], record["turn"]), []).append(ratio)
     by_task: dict[str, list[float]] = {}

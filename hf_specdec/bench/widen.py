@@ -70,9 +70,7 @@ def widen(model: PreTrainedModel, *, hidden_size: int, num_layers: int) -> PreTr
     with torch.no_grad():
         for name, parameter in large.named_parameters():
             _fill(name, parameter, sources.get(name), model.config.hidden_size, scale)
-    for name, module in large.named_modules():
-        if name.endswith(("q_norm", "k_norm")):  # these act within a head, whose size stays
-            module.variance_epsilon = model.config.rms_norm_eps
+    _keep_head_norms(large, model.config.rms_norm_eps)
     large.generation_config = copy.deepcopy(model.generation_config)
     return large
 
@@ -111,9 +109,7 @@ def widen_head(head: DraftHead, original: PreTrainedModel, widened: PreTrainedMo
             blocks = _num_blocks(name, config.num_features)
             new, old = (p.view(*p.shape[:-1], blocks, -1) for p in (parameter, sources[name]))
             _fill(name, new, old, width, scale)
-    for name, module in large.named_modules():
-        if name.endswith(("q_norm", "k_norm")):
-            module.variance_epsilon = head.config.layer.rms_norm_eps
+    _keep_head_norms(large, head.config.layer.rms_norm_eps)
     large.load_state_dict(dict(head.named_buffers()), strict=False)  # which tokens it drafts
     return large
 
@@ -175,6 +171,13 @@ def _larger_config(config: Any, hidden_size: int, num_layers: int) -> Any:
         kinds = config.layer_types
         large.layer_types = [kinds[index % len(kinds)] for index in range(num_layers)]
     return large
+
+
+def _keep_head_norms(large: torch.nn.Module, epsilon: float) -> None:
+    """Norms within an attention head, whose size stays, keep their epsilon."""
+    for name, module in large.named_modules():
+        if name.endswith(("q_norm", "k_norm")):
+            module.variance_epsilon = epsilon
 
 
 def _num_blocks(name: str, num_features: int) -> int:

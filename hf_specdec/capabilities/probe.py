@@ -31,7 +31,7 @@ from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_mask import TreeMasks
 from hf_specdec.tree import DraftTree, TreeBuilder
 
-__all__ = ["Capability", "probe", "untried", "verifies_trees"]
+__all__ = ["Capability", "probe", "runner_after", "untried", "verifies_trees"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def _try_tree(model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: i
     d = builder.add(b, t[5])
     paths = [[t[0], t[1], t[3]], [t[0], t[1], t[4]], [t[0], t[2], t[5]]]
     wanted = reference(model, encoder_kwargs, prompt, paths)
-    target, text = _target(model, encoder_kwargs, prompt, "tree")
+    target, text = runner_after(model, encoder_kwargs, prompt, "tree")
     if target.tier != "tree":
         raise UnsupportedModelError("its cache holds states beside keys and values")
     text.append(t[0])
@@ -162,7 +162,7 @@ def _try_tree(model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: i
 def _try_chain(model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: int) -> float:
     prompt, t = tokens_of(model, attempt)
     wanted = reference(model, encoder_kwargs, prompt, [t[:6]])
-    target, text = _target(model, encoder_kwargs, prompt, "chain")
+    target, text = runner_after(model, encoder_kwargs, prompt, "chain")
     text.append(t[0])
     tolerance = tolerance_of(model, encoder_kwargs, prompt, t)
     error = compare(target.forward([DraftTree.chain(t[0], t[1:3])])[0][None].float(), wanted[:, :3], tolerance)
@@ -193,10 +193,10 @@ def _continue(
     return compare(rows, wanted[:, -2:], tolerance)
 
 
-def _target(
+def runner_after(
     model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], tier: Tier
 ) -> tuple[ModelRunner, TokenBuffer]:
-    """A target that has read all of `prompt`, and the text that goes with it."""
+    """What drives a model that has read all of `prompt`, and the text that goes with it."""
     ids = torch.tensor([prompt], device=compat.input_device(model))
     text = TokenBuffer(ids, room=16)
     target = ModelRunner(model, ids, GenerationConfig(), arguments(model, ids, encoder_kwargs), [text], tier=tier)

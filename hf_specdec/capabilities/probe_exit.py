@@ -6,13 +6,13 @@ Found by trying: two rounds of drafts and verify passes, against the same tokens
 from dataclasses import dataclass
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.capabilities.probe import runner_after
 from hf_specdec.capabilities.reference import (
     REFUSALS,
     Mismatch,
-    arguments,
     compare,
     reference,
     sentence,
@@ -21,8 +21,7 @@ from hf_specdec.capabilities.reference import (
     tried,
 )
 from hf_specdec.forward.exit_runner import ExitRunner
-from hf_specdec.forward.model_runner import ModelRunner, Tier
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.model_runner import Tier
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["ExitFinding", "probe_exit"]
@@ -64,11 +63,9 @@ def _without_resuming(model: PreTrainedModel, layers: int, tier: Tier, reason: s
 def _try(model: PreTrainedModel, layers: int, tier: Tier, attempt: int, *, resumes: bool) -> None:
     """Two rounds; in the first of a tree, a branch beside the first one is accepted, so that columns move."""
     prompt, t = tokens_of(model, attempt)
-    ids = torch.tensor([prompt], device=compat.input_device(model))
-    text = TokenBuffer(ids, room=16)
-    target = ModelRunner(model, ids, GenerationConfig(), arguments(model, ids, {}), [text], tier=tier)
-    target.prefill()
-    runner = ExitRunner(model, layers, num_rows=1, takes_trees=tier == "tree", resumes=resumes, device=ids.device)
+    target, text = runner_after(model, {}, prompt, tier)
+    device = target.input_ids.device
+    runner = ExitRunner(model, layers, num_rows=1, takes_trees=tier == "tree", resumes=resumes, device=device)
     runner.bind(target)
     tolerance = tolerance_of(model, {}, prompt, t)
     text.append(t[0])

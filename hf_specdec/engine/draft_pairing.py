@@ -24,7 +24,7 @@ from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import Tier
 from hf_specdec.methods.draft_scorer import LogitsProcessorFn, cost_ratio
 from hf_specdec.methods.translation import Translation
-from hf_specdec.transfer import HOST
+from hf_specdec.transfer import HOST, left_padded
 
 __all__ = [
     "MAX_PADDING",
@@ -153,7 +153,8 @@ def draft_model_of(
     room = min(longest - ids.shape[1], 4096)
     if translations is not None:
         # The last fixed token is the first root, after the prompt; a text of one token has it twice.
-        ids, mask = _padded([translation.fixed[:-1] or translation.fixed for translation in translations])
+        ids, mask = left_padded([translation.fixed[:-1] or translation.fixed for translation in translations], HOST)
+        mask = None if bool(mask.all()) else mask
     ids = ids.to(compat.input_device(draft))
     is_seq2seq = draft.config.is_encoder_decoder
     kwargs = _encoded(call, draft, encoder_inputs) if is_seq2seq else _decoder_kwargs(draft, ids, mask)
@@ -204,14 +205,6 @@ def logits_processor_of(call: Call) -> LogitsProcessorFn | None:
         return torch.cat([processors(ids[node : node + 1], rows[node : node + 1]) for node in range(len(rows))])
 
     return process
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`(batch, longest)` ids, padded on the left, and their mask; `None` where nothing is padded."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=HOST)
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=HOST)
-    return ids, None if bool(mask.all()) else mask
 
 
 def _decoder_kwargs(draft: PreTrainedModel, ids: torch.Tensor, mask: Any) -> dict[str, Any]:

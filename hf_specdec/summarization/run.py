@@ -15,6 +15,7 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.files import lone_surrogate
 from hf_specdec.prompt_inputs import chat_text
 from hf_specdec.summarization.articles import Article
+from hf_specdec.transfer import left_padded
 
 __all__ = ["CHAT_TEMPLATE", "TEXT_TEMPLATE", "Summaries", "Summarizer", "summarize_all"]
 
@@ -127,12 +128,9 @@ class Summarizer:
         """Token ids and mask, `(batch, length)` each, padded on the left."""
         is_chat = getattr(self.tokenizer, "chat_template", None) is not None
         rows = self.tokenizer(list(prompts), add_special_tokens=not is_chat)["input_ids"]
-        longest, padding = max(map(len, rows)), self.tokenizer.pad_token_id or 0  # many models have no such token
-        padded = {
-            "input_ids": [[padding] * (longest - len(row)) + row for row in rows],
-            "attention_mask": [[0] * (longest - len(row)) + [1] * len(row) for row in rows],
-        }
-        return {name: torch.tensor(lists, device=input_device(self.model)) for name, lists in padded.items()}
+        padding = self.tokenizer.pad_token_id or 0  # many models have no such token
+        ids, mask = left_padded(rows, input_device(self.model), padding)
+        return {"input_ids": ids, "attention_mask": mask}
 
     def _without_padding(self, token_ids: list[int]) -> list[int]:
         config = self.model.generation_config

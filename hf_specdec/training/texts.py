@@ -21,6 +21,7 @@ from hf_specdec.errors import CheckpointError, ConfigError
 from hf_specdec.forward.hidden_states import check_states
 from hf_specdec.training.config import Training
 from hf_specdec.training.work import whole
+from hf_specdec.transfer import left_padded
 
 __all__ = ["Shard", "prompt_ids", "read_shard", "shard_path", "shards", "write_shard"]
 
@@ -144,21 +145,18 @@ def _written(
 ) -> Shard:
     """The texts, and one forward over them."""
     device = compat.input_device(target)
-    longest = max(len(prompt) for prompt in prompts)
-    pad = target.generation_config.pad_token_id
-    pad = 0 if pad is None else int(pad)
-    ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
-    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    mask = torch.arange(longest, device=device) >= longest - lengths[:, None]
+    pad = int(target.generation_config.pad_token_id or 0)
+    ids, mask = left_padded(prompts, device, pad)
+    longest = ids.shape[1]
     drawing: dict[str, Any] = {"do_sample": False}
     if temperature > 0.0:
         drawing = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(zlib.crc32(f"{config.seed} {index}".encode()))
         text = target.generate(
-            input_ids=ids, attention_mask=mask.long(), max_new_tokens=config.new_tokens, pad_token_id=pad, **drawing
+            input_ids=ids, attention_mask=mask, max_new_tokens=config.new_tokens, pad_token_id=pad, **drawing
         )
-        real = torch.nn.functional.pad(mask, (0, text.shape[1] - longest), value=True)
+        real = torch.nn.functional.pad(mask.bool(), (0, text.shape[1] - longest), value=True)
         real = real & ~_behind_the_end(target, text, longest)
         features, top = _computed(target, text, real, layer_ids)
     return Shard(text, features, top.indices, top.values, real, longest, temperature)

@@ -7,13 +7,15 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import hf_specdec
-from hf_specdec.bench import serving
+from hf_specdec.bench import gpu, serving
+from hf_specdec.bench.program import run_program
 from hf_specdec.bench.serving import Server, ask_together, compare, running
 from hf_specdec.errors import SpecError
 
@@ -122,3 +124,21 @@ def test_the_embedded_target_is_served_by_both_and_writes_the_same() -> None:
     ]
     assert all(row["equal"] == row["requests"] == 2 for row in document["rows"])
     assert document["versions"]["hf_specdec"] == hf_specdec.__version__
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "told"),
+    [
+        (serving.main, ["--dtype", "int8"], "`dtype` must be one of"),
+        (gpu.main, ["--shape", "2B"], "`shape` must be one of"),
+    ],
+    ids=["serving", "gpu"],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, main: Any, words: list[str], told: str
+) -> None:
+    output = [] if main is serving.main else ["--output", str(tmp_path / "gpu.json")]
+    with pytest.raises(SystemExit) as ended:
+        run_program(main, [*words, *output])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {told}")

@@ -79,6 +79,12 @@ def test_a_prompt_s_ratio_is_the_median_of_its_rounds_and_a_row_s_that_of_its_pr
     assert speed["overall"]["count"] == 3
 
 
+def test_a_batch_of_texts_that_end_at_once_has_no_speed() -> None:
+    empty = [record(name, "c", 0, 1.0) | {"num_tokens": 0} for name in (REFERENCE, "ours")]
+    others = [record(name, "d", 0, seconds) for name, seconds in ((REFERENCE, 4.0), ("ours", 1.0))]
+    assert summarize([*empty, *others], ROWS)["greedy"]["ours"]["speed"]["overall"]["median"] == 4.0
+
+
 def test_transformers_rows_are_compared_with_as_well() -> None:
     """Per prompt, and not as the quotient of two medians."""
     rows = [*ROWS, {"name": "theirs", "kind": "transformers"}]

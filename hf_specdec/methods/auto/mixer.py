@@ -8,12 +8,12 @@ http://mattmahoney.net/dc/dce.html#Section_432). Safe to share between threads. 
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from hf_specdec.methods.shared_state import SharedState
 
-__all__ = ["LARGEST", "Evidence", "Mixer"]
+__all__ = ["LARGEST", "Evidence", "Mixer", "weighted_sums"]
 
 Evidence = tuple[Sequence[int], Sequence[float]]  # candidates, and one number for each
 
@@ -22,6 +22,20 @@ SEEN_AT_RATE = 200.0
 LONGEST_STEP = 2.0  # of a gradient's component, so that one odd token cannot turn the weights
 LARGEST = 700.0  # exponent that a float holds
 CLEAR = 0.002  # errors below it teach nothing
+
+
+def weighted_sums(sources: Iterable[tuple[int, Evidence]], bias: float, *weights: float) -> dict[int, float]:
+    """The log odds of every candidate.
+
+    Args:
+        sources: by the source's place among `weights`, candidates and its evidence for each.
+    """
+    sums: dict[int, float] = {}
+    for source, (tokens, evidence) in sources:
+        weight = weights[source]
+        for token, value in zip(tokens, evidence, strict=False):
+            sums[token] = sums.get(token, bias) + weight * value
+    return sums
 
 
 class Mixer(SharedState):
@@ -71,12 +85,7 @@ class Mixer(SharedState):
         Args:
             sources: by the source's place, candidates and its evidence for each.
         """
-        bias, *weights = self.weights_of(kind)
-        sums: dict[int, float] = {}
-        for source, (tokens, evidence) in sources:
-            weight = weights[source]
-            for token, value in zip(tokens, evidence, strict=False):
-                sums[token] = sums.get(token, bias) + weight * value
+        sums = weighted_sums(sources, *self.weights_of(kind))
         errors: dict[int, float] = {}
         for token, log_odds in sums.items():
             error = (token == right) - 1.0 / (1.0 + math.exp(min(-log_odds, LARGEST)))

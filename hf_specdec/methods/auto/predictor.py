@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.matches import Matches, Votes
-from hf_specdec.methods.auto.mixer import LARGEST
+from hf_specdec.methods.auto.mixer import LARGEST, weighted_sums
 from hf_specdec.methods.auto.recycled_logits import (
     FLOOR,
     MAX_KEY,
@@ -164,11 +164,7 @@ class Predictor:
         """
         kind, sources = self._sources(context, drafted, uses_found)
         bias, *weights = self.experience.mixer.weights_of(kind)
-        sums: dict[int, float] = {}
-        for source, (tokens, evidence) in sources:
-            weight = weights[source]
-            for token, value in zip(tokens, evidence, strict=False):
-                sums[token] = sums.get(token, bias) + weight * value
+        sums = weighted_sums(sources, bias, *weights)
         exp, corrected, trust = math.exp, self.experience.calibration.corrected, self.trust
         raw = [1.0 / (1.0 + exp(-log_odds if log_odds > -LARGEST else LARGEST)) for log_odds in sums.values()]
         probabilities = [corrected(probability) * trust for probability in raw]
