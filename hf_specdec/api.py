@@ -176,6 +176,7 @@ def _generating(model: Any) -> PreTrainedModel:
     if not isinstance(inner, PreTrainedModel) or not isinstance(inner, GenerationMixin) or not inner.can_generate():
         raise UnsupportedModelError(
             f"`model` must be a transformers model with `generate`, but is {type(inner).__name__}. "
-            "Load it with an AutoModelForCausalLM or AutoModelForSeq2SeqLM class."
+            "Load it with an AutoModelForCausalLM or AutoModelForSeq2SeqLM class, and unwrap it (model.module) where "
+            "torch has wrapped it."
         )
     return inner

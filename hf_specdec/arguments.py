@@ -2,8 +2,8 @@
 
 import copy
 import inspect
+import operator
 from collections.abc import Callable, Mapping
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -26,9 +26,11 @@ __all__ = [
     "settings_of",
     "unset",
     "with_cache",
+    "with_whole_lengths",
 ]
 
 CACHES = (None, "dynamic", "static", "hybrid")  # the last is what older checkpoints call a static cache with windows
+LENGTHS = ("max_new_tokens", "max_length", "min_new_tokens", "min_length")
 Settings = Callable[[str], Any]
 OTHER_SPECULATION = ("use_mtp", "assistant_early_exit", "speculation_type")  # transformers' own
 
@@ -68,8 +70,8 @@ def check_modes(settings: Callable[[str], Any], kwargs: Mapping[str, Any]) -> No
         remedy = plain if name in kwargs else f"Pass {name}={instead!r}: a generation configuration sets it. {plain}"
         raise ConfigError(name, f"must be {rule}", settings(name), remedy)
 
-    for name in ("max_new_tokens", "max_length", "min_new_tokens", "min_length"):
-        if settings(name) is not None and not isinstance(settings(name), Integral):
+    for name in LENGTHS:
+        if settings(name) is not None and not _is_whole(settings(name)):
             raise ConfigError(name, "must be a whole number", settings(name), "Write 64, not 64.0.")
     if (settings("num_beams") or 1) > 1:
         refuse("num_beams", "1 with spec_method (beam search has no speculative form)", 1)
@@ -90,6 +92,22 @@ def check_modes(settings: Callable[[str], Any], kwargs: Mapping[str, Any]) -> No
         raise ConfigError("synced_gpus", "must be False with spec_method", True, plain)
 
 
+def _is_whole(value: Any) -> bool:
+    """Whether Python takes it as an integer, as it does a tensor of one."""
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def with_whole_lengths(kwargs: dict[str, Any]) -> None:
+    """Make lengths of the call integers of Python: NumPy's and tensors have no `bit_length`, which buffers ask for."""
+    for name in LENGTHS:
+        if kwargs.get(name) is not None:
+            kwargs[name] = operator.index(kwargs[name])
+
+
 def with_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
     """Keep a cache in this call where only the model's own configuration says not to, as MPT's checkpoints do."""
     given = getattr(kwargs.get("generation_config"), "use_cache", None)
@@ -100,7 +118,14 @@ def with_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
 def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
     """Refuse prompts that the model cannot read, before anything is computed."""
     ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
-    if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point():
+    if ids is not None and not isinstance(ids, torch.Tensor):
+        remedy = 'For text, generate(**tokenizer(text, return_tensors="pt"), ...).'
+        raise ConfigError("input_ids", "must be a tensor", type(ids).__name__, remedy)
+    if ids is None or ids.is_floating_point():
+        return
+    if ids.dim() < 2:
+        raise ConfigError("input_ids", "must be of shape (batch, length)", tuple(ids.shape), "Write input_ids[None].")
+    if ids.dim() > 2:
         return
     if ids.numel() == 0:
         if kwargs.get("inputs_embeds") is None:

@@ -20,6 +20,7 @@ from hf_specdec.arguments import (
     settings_of,
     unset,
     with_cache,
+    with_whole_lengths,
 )
 from hf_specdec.compat.bound import BoundToModel
 from hf_specdec.engine.batch_rules import may_keep_state
@@ -240,6 +241,7 @@ def generate_with(
         _say_plain(model, str(error))
         kwargs |= {"spec_method": "plain", "spec_observer": request.observer}
         return generate_with(model, plain, (), kwargs, bound_class)
+    with_whole_lengths(kwargs)
     place_models(model, request.assistant_model, request.config, kwargs)
     reason = transformers_reason(request) if bound_class is None else None
     if reason is not None and not may_keep_state(settings_of(kwargs, configs), kwargs.get("logits_processor") or ()):

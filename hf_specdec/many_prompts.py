@@ -31,7 +31,7 @@ from hf_specdec.generation import prepared_call
 from hf_specdec.methods.config import check_positive
 from hf_specdec.per_row import of_prompt
 from hf_specdec.progress import with_bar
-from hf_specdec.prompt_inputs import INPUT_NAMES, check_names, check_one, each_prompt, inputs_of, numbered
+from hf_specdec.prompt_inputs import INPUT_NAMES, check_all, check_names, check_one, each_prompt, inputs_of, numbered
 from hf_specdec.request import (
     AUTO,
     Request,
@@ -49,7 +49,6 @@ __all__ = ["NOT_YET", "ManyResult", "generate_many"]
 MAX_CACHE_TOKENS = 1 << 18
 NOT_YET = object()  # among prompts: none is waiting now
 CALLBACKS = {"logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "spec_observer"}
-NOT_FOR_MANY = ("streamer", "num_return_sequences", "past_key_values", "inputs_embeds")
 PROMPT_FIELDS = ("prompt", "input_ids", "PROMPT")  # of errors that are one prompt's
 
 
@@ -129,9 +128,7 @@ def generate_many(
     settings = settings_of(generate_kwargs, configs_of(inner, generate_kwargs))
     check_names(inner, generate_kwargs)
     check_modes(settings, {name: value for name, value in generate_kwargs.items() if name != "assistant_model"})
-    for name in NOT_FOR_MANY:
-        if (value := settings(name)) is not None and value != 1:
-            raise ConfigError(name, "must be unset for many prompts", value, "Use generate for it.")
+    check_all(settings, seed)
     if seed is None and settings("do_sample"):
         seed = rank_sync_of(inner).decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
     job = _Job(inner, tokenizer, seed, with_default_method(inner, {**generate_kwargs, "spec_method": spec_method}))
@@ -302,10 +299,10 @@ class _Job:
     def _inputs(self, index: int, prompt: Any) -> dict[str, Any]:
         """`generate`'s inputs for one sequence, on the model's device."""
         inputs = inputs_of(prompt, self.tokenizer)
+        check_one(inputs, prompt)
         if (seed := inputs.pop("seed", None)) is not None:
             self._own_seeds[index] = seed
         check_names(self.model, inputs)
-        check_one(inputs, prompt)
         if self.tokenizer is not None:
             inputs.setdefault("tokenizer", self.tokenizer)
         for name in ("logits_processor", "stopping_criteria"):

@@ -1,7 +1,7 @@
 """Prompts of `generate_many` in the forms that users have them: text, chats, token ids, a tokenizer's output."""
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,20 @@ from hf_specdec.errors import ConfigError, counted
 from hf_specdec.request import own_arguments
 from hf_specdec.transfer import HOST
 
-__all__ = ["INPUT_NAMES", "chat_text", "check_names", "check_one", "each_prompt", "inputs_of", "numbered"]
+__all__ = [
+    "INPUT_NAMES",
+    "chat_text",
+    "check_all",
+    "check_names",
+    "check_one",
+    "each_prompt",
+    "inputs_of",
+    "numbered",
+]
 
 NOT_FOR_ONE = ("streamer", "num_return_sequences")
+NOT_FOR_MANY = (*NOT_FOR_ONE, "past_key_values")
+OF_ONE = ("inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids")  # inputs of a single prompt
 INPUT_NAMES = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 NOT_A_PROMPT = "Give a string, chat messages, a list of token ids, a tensor, or a dict with input_ids."
 
@@ -44,6 +55,28 @@ def each_prompt(prompts: Any) -> Iterable[Any]:
     if not isinstance(prompts, Iterable):
         raise ConfigError("prompts", "must be an iterable of prompts", prompts, "Pass a list.")
     return prompts
+
+
+def check_all(settings: Callable[[str], Any], seed: Any) -> None:
+    """Refuse a seed that is none, and settings that cannot be the same for all prompts of a job.
+
+    Args:
+        settings: gives the value that a setting has, `None` where it is unset.
+    """
+    _check_seed(seed)
+    for name in (*NOT_FOR_MANY, *OF_ONE):
+        value = settings(name)
+        if value is None or (name == "num_return_sequences" and value == 1):
+            continue
+        remedy = "Put it among the prompts, each a dict." if name in OF_ONE else "Use generate for it."
+        raise ConfigError(name, "must be unset for many prompts", type(value).__name__, remedy)
+
+
+def _check_seed(seed: Any) -> None:
+    """Raise unless it is `None` or a number that torch takes."""
+    if seed is None or (isinstance(seed, int) and -(1 << 63) <= seed < 1 << 63):
+        return
+    raise ConfigError("seed", "must be a whole number of 64 bits", seed, "Usual values are small.")
 
 
 def numbered(prompts: Iterable[Any], indices: Iterable[int] | None) -> Iterator[tuple[int, Any]]:
@@ -112,6 +145,7 @@ def check_one(inputs: dict[str, Any], prompt: Any) -> None:
     for name in NOT_FOR_ONE:
         if inputs.get(name) not in (None, 1):
             raise ConfigError("prompt", f"must not set {name}", inputs[name], "Use generate for it.")
+    _check_seed(inputs.get("seed"))
 
 
 def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:

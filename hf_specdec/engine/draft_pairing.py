@@ -222,10 +222,10 @@ def _encoded(call: Call, draft: PreTrainedModel, inputs: Any) -> dict[str, Any]:
     """The draft's own encoding of what the target's encoder has read."""
     if not isinstance(inputs, torch.Tensor):
         raise ConfigError(
-            "encoder_outputs",
-            "must be left to generate with a draft model",
-            type(inputs).__name__,
-            "Pass the encoder's inputs to the generate of an enabled model.",
+            call.model.main_input_name,
+            "must be given to the generate of an enabled model with a draft model, whose own encoder reads it",
+            None if inputs is None else type(inputs).__name__,
+            "Leave out inputs_embeds and encoder_outputs.",
         )
     copies = call.input_ids.shape[0] // inputs.shape[0]
     inputs = inputs.repeat_interleave(copies, dim=0).to(compat.input_device(draft))

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BatchEncoding, BertConfig, BertModel
 
 import hf_specdec
 from hf_specdec import CheckpointError, SpecError, UnsupportedModelError
@@ -62,6 +63,13 @@ def test_lengths_that_leave_no_room_fail_as_in_plain_decoding(model: Any, settin
     assert str(error.value) == str(expected.value)
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_lengths_may_be_tensors_and_numpys_numbers(model: Any, cache: str) -> None:
+    lengths = {"max_length": torch.tensor([34, 36]).max(), "min_new_tokens": np.int32(2), "cache_implementation": cache}
+    expected = plain(model, PROMPT, do_sample=False, **lengths)
+    assert model.generate(PROMPT, **LOOKUP, **lengths).equal(expected)
+
+
 @pytest.mark.parametrize("by", ["position", "inputs", "input_ids"])
 @pytest.mark.parametrize(
     ("ids", "words"),
@@ -70,10 +78,14 @@ def test_lengths_that_leave_no_room_fail_as_in_plain_decoding(model: Any, settin
         (torch.tensor([[5, VOCAB_SIZE]]), ["input_ids", f"{VOCAB_SIZE}", "tokenizer"]),
         (torch.tensor([[5, VOCAB_SIZE + 1000]]), ["input_ids", f"{VOCAB_SIZE + 1000}"]),
         (torch.tensor([[5, -100, 6]]), ["input_ids", "-100"]),
+        (torch.tensor([5, 6]), ["input_ids", "(batch, length)", "(2,)"]),
+        ([[5, 6]], ["input_ids", "must be a tensor", "list"]),
+        ("def f():", ["input_ids", "must be a tensor", "str", "tokenizer(text"]),
+        (BatchEncoding({"input_ids": torch.tensor([[5, 6]])}), ["must be a tensor", "BatchEncoding", "generate(**"]),
     ],
-    ids=["empty", "vocab_size", "beyond", "negative"],
+    ids=["empty", "vocab_size", "beyond", "negative", "one row", "list", "text", "tokenizer's output"],
 )
-def test_prompts_the_model_cannot_read(model: Any, by: str, ids: torch.Tensor, words: list[str]) -> None:
+def test_prompts_the_model_cannot_read(model: Any, by: str, ids: Any, words: list[str]) -> None:
     args: tuple[Any, ...] = (ids,) if by == "position" else ()
     kwargs: dict[str, Any] = {"position": {}, "inputs": {by: ids}, "input_ids": {"inputs": None, by: ids}}[by]
     with pytest.raises(SpecError) as error:
@@ -87,6 +99,11 @@ def test_ids_beyond_the_vocabulary_are_found_in_every_family(zoo: Callable[[str]
     """An index error deep in the embedding says less."""
     with pytest.raises(SpecError, match="input_ids"):
         zoo(family).generate(torch.tensor([[5, VOCAB_SIZE]]), max_new_tokens=4, **LOOKUP)
+
+
+def test_a_model_that_torch_has_wrapped_is_to_be_unwrapped(model: Any) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"DataParallel.*model\.module"):
+        hf_specdec.enable(torch.nn.DataParallel(model))
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,15 @@ def test_an_encoder_decoder_drafts_with_its_own_encoder(zoo: Callable[[str], Any
     assert output.spec_stats.num_accepted_tokens > 0
 
 
+def test_embeddings_for_an_encoder_are_refused_beside_a_draft_that_cannot_read_them(zoo: Callable[[str], Any]) -> None:
+    model = zoo("t5")
+    embeddings = model.get_input_embeddings()(PROMPT).detach()
+    with pytest.raises(ValueError, match="`input_ids` must be given .* draft model.* Leave out inputs_embeds"):
+        model.generate(
+            inputs_embeds=embeddings, spec_method="draft_model", assistant_model=noisy_copy(model), **OPTIONS
+        )
+
+
 def test_transformers_own_loop_can_be_asked_for(pair: tuple[Any, Any]) -> None:
     model, draft = pair
     output = model.generate(

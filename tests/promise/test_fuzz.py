@@ -235,6 +235,7 @@ def test_a_file_of_memory_is_used_or_refused(
         kind = tensors[name].dtype
         if not kind.is_floating_point:
             odd = int(max(min(odd, 2**31 - 1), -5)) if odd == odd else -2
+        odd = torch.tensor(odd, dtype=torch.float64 if kind.is_floating_point else torch.int64).to(kind)
         if change == "fill":
             tensors[name].fill_(odd)
         else:

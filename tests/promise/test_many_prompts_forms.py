@@ -82,7 +82,9 @@ def test_a_prompt_in_no_known_form_is_its_results_error(model: Any, prompt: Any)
     assert errors[1] is None
 
 
-@pytest.mark.parametrize("own", [{"max_new_tokenz": 4}, {"num_beams": 3}, {"spec_config": {"max_draft_len": 0}}])
+@pytest.mark.parametrize(
+    "own", [{"max_new_tokenz": 4}, {"num_beams": 3}, {"spec_config": {"max_draft_len": 0}}, {"seed": 1.5}]
+)
 def test_one_prompts_wrong_setting_is_its_results_error(model: Any, own: dict[str, Any]) -> None:
     prompts = [{"input_ids": PROMPT, **own}, PROMPT]
     errors = {r.index: r.error for r in hf_specdec.generate_many(model, prompts, spec_method="prompt_lookup", **NEW)}
@@ -90,7 +92,20 @@ def test_one_prompts_wrong_setting_is_its_results_error(model: Any, own: dict[st
     assert errors[1] is None
 
 
-@pytest.mark.parametrize("settings", [{"max_new_tokenz": 4}, {"num_beams": 3}, {"output_attentions": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_new_tokenz": 4},
+        {"num_beams": 3},
+        {"output_attentions": True},
+        {"seed": "1"},
+        {"seed": 1 << 70},
+        {"input_ids": PROMPT},
+        {"attention_mask": torch.ones(2, 3)},
+        {"inputs_embeds": torch.ones(1, 3, 8)},
+    ],
+    ids=str,
+)
 def test_a_setting_that_is_wrong_for_all_raises_once(model: Any, settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"`{next(iter(settings))}` must"):
         hf_specdec.generate_many(model, [PROMPT, PROMPT], **settings)
