@@ -32,6 +32,7 @@ from hf_specdec.files import check_output, replacing
 __all__ = [
     "COST",
     "DRAFTING",
+    "EXACT_DTYPES",
     "FORMAT",
     "GPU",
     "MANY",

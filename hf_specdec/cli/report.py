@@ -13,7 +13,7 @@ from rich.console import Console
 from hf_specdec.errors import ConfigError, MissingExtraError, SpecError
 from hf_specdec.stats import SpecStats
 
-__all__ = ["drafts_line", "note", "print_json", "reports_errors", "stdout_console"]
+__all__ = ["drafts_line", "near_tie_note", "note", "print_json", "reports_errors", "stdout_console"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,6 +29,11 @@ def note(message: str, style: str | None = None) -> None:
     """One log message on stderr, from the first of several processes."""
     if not _rank():
         _stderr(message, style)
+
+
+def near_tie_note(dtype: str) -> None:
+    """Say why texts of a half precision may differ."""
+    note(f"note: in {dtype} a near-tie may fall the other way; --dtype fp32 compares without them", "yellow")
 
 
 def print_json(document: dict[str, Any]) -> None:

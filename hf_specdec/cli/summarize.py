@@ -13,7 +13,7 @@ from hf_specdec.cli import options
 from hf_specdec.cli.inputs import check_seed
 from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
-from hf_specdec.cli.report import note, print_json, reports_errors, stdout_console
+from hf_specdec.cli.report import near_tie_note, note, print_json, reports_errors, stdout_console
 from hf_specdec.cli.spread import spread
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
@@ -152,8 +152,7 @@ def summarize(
     else:
         _print_table(rows, setting)
     if rows[-1]["num_equal_to_plain"] < len(texts) and setting["dtype"] != "float32":
-        told = f"note: in {setting['dtype']} a near-tie may fall the other way; --dtype fp32 compares without them"
-        note(told, "yellow")
+        near_tie_note(setting["dtype"])
     if accuracy.check_accuracy:
         _check(rows, len(texts), accuracy, _least_equal(summarizer, config))
 
