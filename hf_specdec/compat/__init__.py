@@ -57,6 +57,7 @@ from hf_specdec.compat.generation import (
 )
 from hf_specdec.compat.masks import (
     attention_implementation,
+    drop_empty_layer_types,
     knows_windows,
     mask_config,
     mask_function_of,

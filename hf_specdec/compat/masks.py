@@ -22,6 +22,7 @@ from hf_specdec.compat.models import text_config
 
 __all__ = [
     "attention_implementation",
+    "drop_empty_layer_types",
     "knows_windows",
     "mask_config",
     "mask_function_of",
@@ -49,6 +50,13 @@ def attention_implementation(config: Any) -> str | None:
 def set_attention_implementation(config: Any, name: str) -> None:
     """Set the decoder's attention implementation on a private configuration and nowhere else."""
     object.__setattr__(mask_config(config), "_attn_implementation_internal", name)
+
+
+def drop_empty_layer_types(config: Any) -> None:
+    """Take `"layer_types": null` out of a private configuration: transformers asks only whether the name is there."""
+    own = vars(mask_config(config))
+    if "layer_types" in own and own["layer_types"] is None:
+        del own["layer_types"]
 
 
 def mask_function_of(implementation: str | None) -> Callable[..., Any] | None:

@@ -122,6 +122,7 @@ class TreeMasks:
                     compat.register_mask_function(name, functools.partial(tree_mask, str(self.implementation)))
             self._config = compat.private_config(self.model.config)
             compat.set_attention_implementation(self._config, name)
+            compat.drop_empty_layer_types(self._config)
         return self._config
 
 

@@ -217,3 +217,13 @@ def test_a_class_that_does_not_name_its_embeddings_generates(monkeypatch: pytest
         assert model.generate(PROMPT, **CALL, **how).tolist() == expected.tolist()
     with pytest.raises(hf_specdec.UnsupportedModelError, match="does not name them"):
         model.generate(PROMPT, **CALL, spec_method="eagle3", assistant_model=head)
+
+
+def test_a_configuration_with_empty_layer_types_verifies_trees() -> None:
+    """As tools write it that cut layers off; transformers' mask functions ask whether the name is there."""
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    expected = plain(model, PROMPT, **CALL)
+    model.config.layer_types = None
+    output = model.generate(PROMPT, **CALL, spec_method="lookahead", return_dict_in_generate=True)
+    assert output.sequences.equal(expected)
+    assert output.spec_stats.tier == hf_specdec.capability(model).tier == "tree"
