@@ -22,7 +22,8 @@ from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.draft_runner import DraftRunner
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import Tier
-from hf_specdec.methods.draft_scorer import LogitsProcessorFn, cost_ratio
+from hf_specdec.methods.draft_scorer import cost_ratio
+from hf_specdec.methods.processed_rows import LogitsProcessorFn
 from hf_specdec.methods.translation import Translation
 from hf_specdec.transfer import HOST, left_padded
 

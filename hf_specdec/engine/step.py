@@ -109,6 +109,8 @@ class StepRunner:
 
     def _propose(self, batch: Batch, forwards: DraftForwards) -> list[DraftTree]:
         """The drafters' trees, cut to what the model can verify and what the texts have room for."""
+        for sequence in batch.sequences:
+            sequence.drafter.noise = None if sequence.finished else sequence.sampler.noise
         most, is_chain = batch.limits.budget, batch.target.tier == "chain"
         if self.budget is not None:
             most = min(most, self.budget.max_draft)

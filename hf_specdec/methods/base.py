@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers.generation import CandidateGenerator
 
+from hf_specdec.methods.draw_noise import DrawNoise
 from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import DraftedNode
 from hf_specdec.tree import DraftTree
@@ -57,6 +58,8 @@ class Drafter(CandidateGenerator, ABC):
         is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
         max_extra_tokens (`int`): most extra tokens beside a tree; a static cache's forwards have room for them.
         draft_cost (`DraftCost`): what a draft has to gain.
+        noise (`DrawNoise | None`): the random numbers of the draws to come, where tokens are drawn; set before each
+            `propose`.
         view: what it shows of itself to `spec_observer` after a step, if anything.
     """
 
@@ -66,6 +69,7 @@ class Drafter(CandidateGenerator, ABC):
     is_deterministic: bool = True
     max_extra_tokens: int = 0
     draft_cost: DraftCost = DraftCost()
+    noise: DrawNoise | None = None
     view: Any = None
     _assisted_ids: list[int] | None = None
     _assisted_tree: DraftTree | None = None

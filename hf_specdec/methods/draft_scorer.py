@@ -13,20 +13,17 @@ generator that yields the trees it wants scored; so the requests of several rows
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Protocol, runtime_checkable
-
-import torch
 
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree
 
-__all__ = ["BlockDraftScorer", "DraftRound", "DraftScorer", "LogitsProcessorFn", "RoundDrafter", "cost_ratio", "run"]
+__all__ = ["BlockDraftScorer", "DraftRound", "DraftScorer", "RoundDrafter", "cost_ratio", "run"]
 
 DraftRound = Generator[DraftTree, NodeLogits, DraftTree]
-LogitsProcessorFn = Callable[[Callable[[], torch.Tensor], torch.Tensor], torch.Tensor]  # see `DraftModelDrafter`
 
 
 class DraftScorer(Protocol):

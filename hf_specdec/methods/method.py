@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from hf_specdec.methods.base import TOKEN_COST, Drafter
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
-from hf_specdec.methods.draft_scorer import DraftScorer, LogitsProcessorFn
+from hf_specdec.methods.draft_scorer import DraftScorer
+from hf_specdec.methods.processed_rows import LogitsProcessorFn
 from hf_specdec.methods.translation import Translation
 
 __all__ = ["DrafterContext", "Method", "MethodState"]

@@ -9,12 +9,15 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 
 from hf_specdec.methods.auto.calibration import MOST
-from hf_specdec.methods.auto.recycled_logits import Entry, best_tokens, log_odds
+from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, Entry, best_tokens, entries_of, log_odds
 from hf_specdec.methods.auto.search import CompiledSearch, Found, Search
 from hf_specdec.methods.draft_scorer import DraftScorer
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.draw_noise import DrawNoise, coupled
+from hf_specdec.methods.node_logits import NodeLogits, read_tensors
+from hf_specdec.methods.processed_rows import LogitsProcessorFn, process_rows
 from hf_specdec.methods.translation import Translation
 from hf_specdec.tree import DraftTree, TreeBuilder
 
@@ -28,22 +31,24 @@ class DraftSource:
 
     Args:
         scorer: the draft model with one row's text.
+        logits_processor: the call's logits processors for the draft, when sampling.
     """
 
-    def __init__(self, scorer: DraftScorer) -> None:
-        self.scorer = scorer
-        self._request = TreeBuilder(0)
-        self._places: dict[int, int] = {}  # in the request, of the nodes that are in it
-        self._wanted: list[int] = []
-        self._entries: Sequence[Entry] = ()  # for those wanted last, until they are told
+    def __init__(self, scorer: DraftScorer, logits_processor: LogitsProcessorFn | None = None) -> None:
+        self.scorer, self.logits_processor = scorer, logits_processor
+        self.start([0])
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Start a text."""
         self.scorer.begin(prompt_ids)
 
-    def start(self, root: int) -> None:
-        """A step begins, whose last token is `root`."""
-        self._request, self._places, self._wanted, self._entries = TreeBuilder(root), {}, [], ()
+    def start(self, text: Sequence[int], noise: DrawNoise | None = None) -> None:
+        """A step begins after `text`, with the noise of the draws to come where that is known."""
+        self._text, self._noise, self._request = text, noise, TreeBuilder(text[-1])
+        self._tree = DraftTree.chain(text[-1])  # what was requested last
+        self._places: dict[int, int] = {}  # in the request, of the nodes that are in it
+        self._wanted: list[int] = []
+        self._entries: Sequence[Entry] = ()  # for those wanted last, until they are told
 
     def request(self, search: Search | CompiledSearch, found: Found) -> DraftTree | None:
         """What the draft model's next forward scores: the likeliest nodes that it can and has not; `None` for none."""
@@ -57,11 +62,12 @@ class DraftSource:
             return None
         for node in self._wanted:
             known[node] = self._request.add(known[search.parent(node)], search.token(node)) if node else 0
-        return self._request.build()
+        self._tree = self._request.build()
+        return self._tree
 
     def read(self, rows: NodeLogits) -> None:
         """The draft model's logits for what was requested last."""
-        self._entries = best_tokens(rows)
+        self._entries = best_tokens(rows) if self.logits_processor is None else self._drawn(rows.logits)
 
     def tell(self, search: Search | CompiledSearch) -> bool:
         """Tell the search what is known of its nodes; whether that was anything new."""
@@ -73,6 +79,26 @@ class DraftSource:
     def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """The text goes on with `accepted`, after `tree` was verified."""
         self.scorer.keep(tree, accepted)
+
+    def _drawn(self, rows: torch.Tensor) -> Sequence[Entry]:
+        """The tokens that the draws to come most likely choose, with the probabilities that they are chosen from."""
+        assert self.logits_processor is not None
+        tree, places = self._tree, [self._places[node] for node in self._wanted]
+        depths = [tree.depths[place] for place in places]
+
+        def text() -> torch.Tensor:
+            return torch.tensor([list(self._text)], device=rows.device)
+
+        def path_of(number: int) -> list[int]:
+            return [tree.tokens[place] for place in tree.path(places[number])[1:]]
+
+        scores = process_rows(self.logits_processor, rows, depths, text, path_of)
+        if self._noise is None:
+            return best_tokens(NodeLogits(scores))
+        log_probs = scores.log_softmax(dim=-1, dtype=torch.float32)
+        chosen = coupled(scores, depths, self._noise).topk(min(NUM_KEPT, rows.shape[-1]), dim=-1).indices
+        tokens, found = read_tensors((chosen, log_probs.gather(-1, chosen)))
+        return entries_of(tokens.astype(np.int64), found)
 
 
 class TranslatedSource:
@@ -90,14 +116,14 @@ class TranslatedSource:
         self.scorer, self.translation = scorer, translation
         self._unread: list[int] = []  # tokens of the target, of the text, that the translation has not seen
         self._verified: DraftTree | None = None
-        self.start(0)
+        self.start([0])
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Start a text; the translation has its prompt."""
         self.scorer.begin(self.translation.fixed)
 
-    def start(self, root: int) -> None:
-        """A step begins."""
+    def start(self, text: Sequence[int], noise: DrawNoise | None = None) -> None:
+        """A step begins after `text`. The noise is of the target's vocabulary, and not used."""
         self._chain: list[int] = []  # the draft's tokens after the tail
         self._probability = 1.0  # of all of them
         self._paths: dict[tuple[int, ...], float] = {(): 1.0}  # in the target's tokens, with their probabilities
@@ -161,15 +187,18 @@ class TranslatedSource:
 AnyDraftSource = DraftSource | TranslatedSource
 
 
-def draft_source_of(scorer: DraftScorer | None, translation: Translation | None) -> AnyDraftSource | None:
+def draft_source_of(
+    scorer: DraftScorer | None, translation: Translation | None, logits_processor: LogitsProcessorFn | None = None
+) -> AnyDraftSource | None:
     """The source that a draft model is; `None` where there is none.
 
     Args:
         translation: the row's text in the draft model's vocabulary, where that is another one.
+        logits_processor: the call's logits processors for the draft model, when sampling.
     """
     if scorer is None:
         return None
-    return DraftSource(scorer) if translation is None else TranslatedSource(scorer, translation)
+    return DraftSource(scorer, logits_processor) if translation is None else TranslatedSource(scorer, translation)
 
 
 def _node_at(search: Search | CompiledSearch, path: Sequence[int]) -> int | None:

@@ -14,7 +14,7 @@ import torch
 
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.draft_source import draft_source_of
-from hf_specdec.methods.auto.predictor import Predictor
+from hf_specdec.methods.auto.predictor import NoiseRow, Predictor
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT
 from hf_specdec.methods.auto.search import CompiledSearch, Found, Search, search_of
 from hf_specdec.methods.auto.spec_memory import SpecMemory
@@ -22,6 +22,7 @@ from hf_specdec.methods.auto.window import AutoWindow
 from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, RoundDrafter
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.processed_rows import LogitsProcessorFn
 from hf_specdec.methods.translation import Translation
 from hf_specdec.observer import DraftedNode
 from hf_specdec.tree import DraftTree
@@ -31,6 +32,7 @@ __all__ = ["AutoDrafter"]
 MAX_NGRAM = 4
 SMALLEST = 1e-3  # nodes below this probability are never worth a look
 READING = 0.02  # tokens a step to come that the reading of a text may lose; a head knows little more for what it read
+FIRST_LEVELS, MOST_LEVELS = 3, 16  # of draws whose noise is looked at; a row of a large vocabulary takes milliseconds
 LEAST_READ = 16  # tokens of a text that are read in any case
 RETRIED = 0.015  # tokens a step that asking the draft model where it does not pay may lose, to notice a change
 
@@ -43,6 +45,7 @@ class AutoDrafter(RoundDrafter):
         memory: what is remembered; `None` is a memory of this text alone.
         scorer: the draft model with this row's text, if there is one.
         translation: this row's text in the draft model's vocabulary, where that is another one.
+        logits_processor: the call's logits processors for the draft model, when sampling.
         is_sampled: whether tokens are drawn.
         takes_trees: whether the target verifies siblings; where not, a chain is grown.
     """
@@ -60,11 +63,12 @@ class AutoDrafter(RoundDrafter):
         *,
         scorer: DraftScorer | None = None,
         translation: Translation | None = None,
+        logits_processor: LogitsProcessorFn | None = None,
         is_sampled: bool = False,
         takes_trees: bool = True,
     ) -> None:
         super().__init__(scorer)
-        self.draft = draft_source_of(scorer, translation)
+        self.draft = draft_source_of(scorer, translation, logits_processor)
         self.config, self.takes_trees, self.is_sampled = config, takes_trees, is_sampled
         self.remembers = memory is not None
         self._start(SpecMemory(1, config.max_recycled) if memory is None else memory)
@@ -92,11 +96,13 @@ class AutoDrafter(RoundDrafter):
         if budget < 1 or self.is_paused:
             self._search = None
             return DraftTree.chain(self.index.tokens[-1])
-        search = self._search = self._described = search_of(self.predictor, self.index, takes_trees=self.takes_trees)
+        noise = self._known_noise()
+        search = search_of(self.predictor, self.index, takes_trees=self.takes_trees, noise=noise)
+        self._search = self._described = search
         found = search.likeliest(budget, self._floor)
         if self.draft is None:
             return self._tree_of(search, found)
-        self.draft.start(self.index.tokens[-1])
+        self.draft.start(self.index.tokens, self.noise)
         without: list[Found | None] = []  # what would have been drafted without each forward; `None` for nothing
         while len(without) < self.config.draft_len:
             request = self.draft.request(search, found) if self._pays(len(without)) else None
@@ -154,6 +160,17 @@ class AutoDrafter(RoundDrafter):
             self.predictor.found = self.window.found
             self.max_extra_tokens = self.window.num_columns
         self._search = self._described = None
+        self._num_levels = FIRST_LEVELS
+
+    def _known_noise(self) -> list[NoiseRow]:
+        """The noise of the next draws, one level deeper than the last step drafted."""
+        rows: list[NoiseRow] = []
+        while self.noise is not None and len(rows) < self._num_levels:
+            row = self.noise.on_host(len(rows))
+            if row is None:
+                break
+            rows.append(row)
+        return rows
 
     @property
     def _floor(self) -> float:
@@ -162,6 +179,7 @@ class AutoDrafter(RoundDrafter):
 
     def _tree_of(self, search: Search | CompiledSearch, found: Found) -> DraftTree:
         """The tree of these nodes, numbered in their order, with their probabilities; a window beside it."""
+        self._num_levels = min(max(found.depths) + 2, MOST_LEVELS)
         tree = DraftTree.of_children(found.tokens, found.parents, found.depths, found.children, found.probabilities)
         if self.window is None:
             return tree

@@ -38,6 +38,7 @@ def _make(config: AutoSpecConfig, context: DrafterContext) -> Drafter:
         _memory(context.state, config) if config.pool == "shared" and not config.is_deterministic else None,
         scorer=context.scorer,
         translation=context.translation,
+        logits_processor=context.logits_processor,
         is_sampled=context.is_sampled,
         takes_trees=context.takes_trees,
     )

@@ -12,6 +12,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy.typing as npt
+
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.matches import Matches, Votes
 from hf_specdec.methods.auto.mixer import LARGEST, weighted_sums
@@ -27,8 +29,12 @@ from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.observer import Source, SourceVote
 
-__all__ = ["Context", "Prediction", "Predictor"]
+__all__ = ["Context", "NoiseRow", "Prediction", "Predictor"]
 
+NoiseRow = npt.NDArray[Any]
+
+OTHERS_NOISE = 0.5  # of the tokens that are no candidates, taken together; measured
+LEAST_NOISE, LEAST_LEFT = 1e-30, 1e-3
 NUM_COMMON = 16  # commonest tokens looked at
 PRIOR_COUNT = 4.0  # accepted tokens as which an unknown text counts
 MOST_TRUST = 1.3
@@ -69,7 +75,8 @@ class Prediction(NamedTuple):
         context: where.
         drafted: the draft model's entry that took part.
         tokens (`list[int]`): the candidates.
-        raw (`list[float]`): the probability of each before the correction.
+        raw (`list[float]`): the probability of each before the correction; with the noise of its draw, where that is
+            known.
         probabilities (`list[float]`): its probability; together they are at most 1.
         kind (`int`): of the context, for the mixer.
         sources: what each source said, by its place in a row of evidence.
@@ -157,16 +164,28 @@ class Predictor:
         self._common = self.common_of(index)
         return Context(tuple(index.tokens[-MAX_KEY:]), Matches.of_text(index, self.pool))
 
-    def predict(self, context: Context, drafted: Entry | None = None, *, uses_found: bool = True) -> Prediction:
-        """Candidates after `context`; `drafted` is a draft model's entry for it, if it was asked.
+    def predict(
+        self,
+        context: Context,
+        drafted: Entry | None = None,
+        noise: NoiseRow | None = None,
+        *,
+        uses_found: bool = True,
+    ) -> Prediction:
+        """Candidates after `context`.
 
-        Without `uses_found`, as if there were no window.
+        Args:
+            drafted: a draft model's entry for it, if it was asked.
+            noise: `(vocab_size,)` fp32 of the draw after it, if that is known; see `methods/draw_noise.py`.
+            uses_found: whether a window takes part.
         """
         kind, sources = self._sources(context, drafted, uses_found)
         bias, *weights = self.experience.mixer.weights_of(kind)
         sums = weighted_sums(sources, bias, *weights)
         exp, corrected, trust = math.exp, self.experience.calibration.corrected, self.trust
         raw = [1.0 / (1.0 + exp(-log_odds if log_odds > -LARGEST else LARGEST)) for log_odds in sums.values()]
+        if noise is not None:
+            raw = _coupled(list(sums), raw, noise)
         probabilities = [corrected(probability) * trust for probability in raw]
         total = 0.0
         for probability in probabilities:  # one after the other, as the compiled core adds them
@@ -234,6 +253,25 @@ class Predictor:
         assert self.found is not None
         ends = (self.found.get(key_of(tail[-size:])) for size in range(len(tail), 0, -1))
         return next((entry for entry in ends if entry is not None), None)
+
+
+def _coupled(tokens: Sequence[int], probabilities: Sequence[float], noise: NoiseRow) -> list[float]:
+    """That each of these tokens has the greatest p / e, where p is as probable and e is `noise`.
+
+    As if the logarithm of each p were off by a Gumbel distributed error: then the chances are as p / e is.
+    """
+    total = 0.0
+    for probability in probabilities:
+        total += probability
+    scale = max(total, 1.0)
+    ratios = [
+        probability / scale / max(float(noise[token]), LEAST_NOISE) if token < len(noise) else 0.0
+        for token, probability in zip(tokens, probabilities, strict=True)
+    ]
+    everything = max(1.0 - total, LEAST_LEFT) / OTHERS_NOISE
+    for ratio in ratios:
+        everything += ratio
+    return [ratio / everything for ratio in ratios]
 
 
 def _counted(votes: Votes) -> Entry:

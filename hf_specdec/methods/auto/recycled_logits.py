@@ -28,6 +28,7 @@ __all__ = [
     "Entry",
     "RecycledLogits",
     "best_tokens",
+    "entries_of",
     "key_of",
     "likeliest",
     "log_odds",
@@ -259,10 +260,13 @@ def _evidence(log_probs: Rows) -> Rows:
 
 
 def best_tokens(logits: NodeLogits, rows: slice | list[int] = ALL) -> Sequence[Entry]:
-    """One entry for each of these rows."""
-    tokens, evidence = likeliest(logits, rows)
-    most = min(NUM_KEPT, logits.logits.shape[-1])
-    return list(zip(tokens[:, :most].tolist(), evidence[:, :most].tolist(), strict=True))
+    """One entry for each of these rows: its likeliest tokens."""
+    return entries_of(*logits.top(NUM_KEPT, rows))
+
+
+def entries_of(tokens: Rows, log_probs: Rows) -> Sequence[Entry]:
+    """One entry for each row of `(C, count)` tokens and their log probabilities."""
+    return list(zip(tokens.tolist(), _evidence(log_probs).tolist(), strict=True))
 
 
 def log_odds(probabilities: Rows) -> Rows:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hf_specdec.methods import compiled
 from hf_specdec.methods.auto.calibration import MOST
-from hf_specdec.methods.auto.predictor import Context, Prediction, Predictor
+from hf_specdec.methods.auto.predictor import Context, NoiseRow, Prediction, Predictor
 from hf_specdec.methods.auto.recycled_logits import Entry
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.observer import SourceVote
@@ -46,12 +46,14 @@ class _Node:
         probability: that the target accepts it and all before it.
         prediction: candidates after it, once it has been looked at.
         drafted: the draft model's entry for it, if that was asked.
+        depth: distance from the root.
     """
 
-    __slots__ = ("_context", "children", "drafted", "number", "parent", "prediction", "probability", "token")
+    __slots__ = ("_context", "children", "depth", "drafted", "number", "parent", "prediction", "probability", "token")
 
     def __init__(self, number: int, token: int, parent: "_Node | None", context: Context | None = None) -> None:
         self.number, self.token, self.parent, self._context = number, token, parent, context
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self.probability = 1.0
         self.prediction: Prediction | None = None
         self.drafted: Entry | None = None
@@ -66,10 +68,12 @@ class _Node:
         return self._context
 
 
-def search_of(predictor: Predictor, index: NgramIndex, *, takes_trees: bool = True) -> "Search | CompiledSearch":
+def search_of(
+    predictor: Predictor, index: NgramIndex, *, takes_trees: bool = True, noise: Sequence[NoiseRow] = ()
+) -> "Search | CompiledSearch":
     """The search of one step, compiled where the core is there; see `Search` for the arguments."""
     kind = Search if compiled.core is None else CompiledSearch
-    return kind(predictor, index, takes_trees=takes_trees)
+    return kind(predictor, index, takes_trees=takes_trees, noise=noise)
 
 
 class Search:
@@ -79,10 +83,13 @@ class Search:
         predictor: knows what follows a context.
         index: the text; its last token is the root.
         takes_trees: whether siblings are verified; where not, a chain is grown.
+        noise: of the draws after the nodes of depth 0, 1, ... as far as it is known; see `methods/draw_noise.py`.
     """
 
-    def __init__(self, predictor: Predictor, index: NgramIndex, *, takes_trees: bool = True) -> None:
-        self._predictor, self._takes_trees = predictor, takes_trees
+    def __init__(
+        self, predictor: Predictor, index: NgramIndex, *, takes_trees: bool = True, noise: Sequence[NoiseRow] = ()
+    ) -> None:
+        self._predictor, self._takes_trees, self._noise = predictor, takes_trees, noise
         self._nodes = [_Node(0, index.tokens[-1], None, predictor.text_of(index))]
 
     def likeliest(self, budget: int, floor: float) -> Found:
@@ -168,7 +175,7 @@ class Search:
             following = tree.child(place, token) if place >= 0 else None
             if following is not None and floor > 0.0:
                 if prediction.is_found:
-                    prediction = self._predictor.predict(prediction.context, prediction.drafted, uses_found=False)
+                    prediction = self._predict(here, uses_found=False)
                 without *= prediction.share(token)
                 gained += without < floor
             if token not in here.children:
@@ -188,8 +195,12 @@ class Search:
 
     def _predicted(self, node: _Node) -> Prediction:
         if node.prediction is None:
-            node.prediction = self._predictor.predict(node.context, node.drafted)
+            node.prediction = self._predict(node)
         return node.prediction
+
+    def _predict(self, node: _Node, *, uses_found: bool = True) -> Prediction:
+        noise = self._noise[node.depth] if node.depth < len(self._noise) else None
+        return self._predictor.predict(node.context, node.drafted, noise, uses_found=uses_found)
 
     def _child(self, parent: _Node, token: int) -> _Node:
         """The node below that holds `token`, made at first use."""
@@ -220,12 +231,14 @@ def _found(nodes: Sequence[_Node], places: Mapping[int, int]) -> Found:
 class CompiledSearch:
     """The same search in the compiled core. Arguments and methods are those of `Search`."""
 
-    def __init__(self, predictor: Predictor, index: NgramIndex, *, takes_trees: bool = True) -> None:
+    def __init__(
+        self, predictor: Predictor, index: NgramIndex, *, takes_trees: bool = True, noise: Sequence[NoiseRow] = ()
+    ) -> None:
         assert compiled.core is not None
         self._predictor = predictor
         young, old, recycled, found, learned = predictor.arrays
         self._search = compiled.core.Search(
-            index.arrays, young, old, recycled, found, learned, index.common.arrays, takes_trees
+            index.arrays, young, old, recycled, found, learned, index.common.arrays, takes_trees, tuple(noise)
         )
         self.token, self.parent = self._search.token, self._search.parent
         self.child, self.probability = self._search.child, self._search.probability

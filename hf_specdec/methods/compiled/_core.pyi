@@ -52,6 +52,7 @@ class Search:
         learned: _Learned,
         common: tuple[array[int], array[int], int],
         takes_trees: bool,
+        noise: tuple[npt.NDArray[np.float32], ...],
         /,
     ) -> None: ...
     def likeliest(

@@ -10,6 +10,9 @@ enum { NUM_PLACES = 16, FEW = 4, NUM_MATCH_KINDS = 6, NUM_COMMON = 16 };
 #define LARGEST 700.0
 #define PRIOR_COUNT 4.0
 #define MOST_TRUST 1.3
+#define OTHERS_NOISE 0.5
+#define LEAST_NOISE 1e-30
+#define LEAST_LEFT 1e-3
 
 /* The token that follows a match: behind the text's end stand the drafted ones above `node`; below 0 a boundary. */
 static int follower_of(const Search *search, const Arrays *arrays, int node, int text, int64_t place) {
@@ -225,6 +228,28 @@ double corrected(const Arrays *arrays, double probability) {
     return probability * factor < MOST ? probability * factor : MOST;
 }
 
+/* Turn probabilities of candidates into those that each is drawn, given the noise of the draw after nodes of this depth,
+ * where that is known; -1 with an exception. */
+static int couple(const Search *search, int depth, Candidate *candidates, int count) {
+    if (depth >= PyTuple_Size(search->noise)) return 0;
+    Py_buffer noise;
+    if (PyObject_GetBuffer(PyTuple_GetItem(search->noise, depth), &noise, PyBUF_SIMPLE) < 0) return -1;
+    double total = 0.0;
+    for (int one = 0; one < count; one++) total += candidates[one].raw;
+    double scale = total > 1.0 ? total : 1.0, left = 1.0 - total > LEAST_LEFT ? 1.0 - total : LEAST_LEFT;
+    double everything = left / OTHERS_NOISE;
+    for (int one = 0; one < count; one++) {
+        int32_t token = candidates[one].token;
+        double least = token < noise.len / 4 ? (double)((const float *)noise.buf)[token] : -1.0;
+        if (least >= 0.0 && least < LEAST_NOISE) least = LEAST_NOISE;
+        candidates[one].raw = least < 0.0 ? 0.0 : candidates[one].raw / scale / least;
+        everything += candidates[one].raw;
+    }
+    for (int one = 0; one < count; one++) candidates[one].raw /= everything;
+    PyBuffer_Release(&noise);
+    return 0;
+}
+
 int predict(Search *search, const Arrays *arrays, int node, int uses_found, Prediction *prediction) {
     int first = search->candidates.count;
     prediction->sources.first = search->sources.count;
@@ -250,8 +275,10 @@ int predict(Search *search, const Arrays *arrays, int node, int uses_found, Pred
     prediction->candidates = (Range){first, search->candidates.count - first};
     double trust = (arrays->record[1] + PRIOR_COUNT) / (arrays->record[0] + PRIOR_COUNT), total = 0.0;
     if (trust > MOST_TRUST) trust = MOST_TRUST;
-    for (Candidate *one = search->candidates.at + first; one < search->candidates.at + search->candidates.count; one++) {
-        one->raw = 1.0 / (1.0 + exp(one->sum > -LARGEST ? -one->sum : LARGEST));
+    Candidate *begin = search->candidates.at + first, *end = search->candidates.at + search->candidates.count;
+    for (Candidate *one = begin; one < end; one++) one->raw = 1.0 / (1.0 + exp(one->sum > -LARGEST ? -one->sum : LARGEST));
+    if (couple(search, search->nodes.at[node].depth, begin, (int)(end - begin)) < 0) return -1;
+    for (Candidate *one = begin; one < end; one++) {
         one->probability = corrected(arrays, one->raw) * trust;
         total += one->probability;
     }

@@ -219,10 +219,10 @@ static int add_root(Search *search) {
 }
 
 static PyObject *search_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
-    PyObject *texts[NUM_TEXTS], *tables[NUM_TABLES], *learned, *common;
+    PyObject *texts[NUM_TEXTS], *tables[NUM_TABLES], *learned, *common, *noise;
     int takes_trees;
-    if (!PyArg_ParseTuple(args, "OOOOOO!O!p", &texts[0], &texts[1], &texts[2], &tables[0], &tables[1], &PyTuple_Type,
-                          &learned, &PyTuple_Type, &common, &takes_trees)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOOOOO!O!pO!", &texts[0], &texts[1], &texts[2], &tables[0], &tables[1], &PyTuple_Type,
+                          &learned, &PyTuple_Type, &common, &takes_trees, &PyTuple_Type, &noise)) return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Search *self = (Search *)allocate(type, 0);
     if (self == NULL) return NULL;
@@ -230,6 +230,7 @@ static PyObject *search_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
     for (int table = 0; table < NUM_TABLES; table++) self->tables[table] = owned(tables[table]);
     self->learned = owned(learned);
     self->common_of = owned(common);
+    self->noise = owned(noise);
     self->takes_trees = takes_trees;
     if (self->texts[OWN_TEXT] != NULL && add_root(self) == 0) return (PyObject *)self;
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a search needs a text");
@@ -243,6 +244,7 @@ static void search_dealloc(Search *self) {
     for (int table = 0; table < NUM_TABLES; table++) Py_XDECREF(self->tables[table]);
     Py_XDECREF(self->learned);
     Py_XDECREF(self->common_of);
+    Py_XDECREF(self->noise);
     void *lists[] = {self->nodes.at, self->matches.at, self->evidence.at, self->sources.at, self->candidates.at, self->common.at};
     for (size_t list = 0; list < sizeof lists / sizeof *lists; list++) PyMem_Free(lists[list]);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);

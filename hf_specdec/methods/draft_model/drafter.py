@@ -7,15 +7,16 @@ most probable nodes, then rerank), https://arxiv.org/abs/2406.17276 (OPT-Tree). 
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.candidates import Candidate, Growth, depth_first, draw_children, likeliest_children
 from hf_specdec.methods.draft_model.config import DraftModelConfig
-from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, LogitsProcessorFn, RoundDrafter
+from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, RoundDrafter
+from hf_specdec.methods.draw_noise import coupled
 from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.processed_rows import LogitsProcessorFn, process_rows
 from hf_specdec.observer import DraftedNode
 from hf_specdec.tree import DraftTree, TreeBuilder
 
@@ -28,8 +29,8 @@ RETRY = 16  # where drafting does not pay, every so many steps draft all the sam
 class DraftModelDrafter(RoundDrafter):
     """Drafts with a model.
 
-    Greedy and token matching take the draft's likeliest tokens; no random number is used. With `use_logits` and a
-    `logits_processor`, that is when sampling, children are drawn from the draft's
+    Greedy decoding takes the draft's likeliest tokens, sampling those that the target's next draws most likely choose.
+    With `use_logits` and a `logits_processor`, that is when sampling, children are drawn from the draft's
     distribution, and the tree says from which.
 
     Args:
@@ -116,7 +117,10 @@ class DraftModelDrafter(RoundDrafter):
         while chosen:
             rows = yield growth.request(chosen)
             if self.logits_processor is not None:
-                rows = NodeLogits(self._processed(chosen, rows.logits))
+                scores = self._processed(chosen, rows.logits)
+                if self.noise is not None:
+                    scores = coupled(scores, [candidate.depth for candidate in chosen], self.noise)
+                rows = NodeLogits(scores)
             kept += likeliest_children(chosen, rows, self.config.num_branches, self.counts)
             kept.sort(key=lambda candidate: -candidate.value)  # stable: a parent stays in front of its children
             del kept[budget:]
@@ -198,22 +202,14 @@ class DraftModelDrafter(RoundDrafter):
     def _processed(self, chosen: list[Candidate], rows: torch.Tensor) -> torch.Tensor:
         """The rows as the draft's processors leave them, each shown the text up to its node."""
         assert self.logits_processor is not None
-        processed: dict[int, torch.Tensor] = {}
-        for depth in dict.fromkeys([candidate.depth for candidate in chosen]):
-            places = [place for place, candidate in enumerate(chosen) if candidate.depth == depth]
-            texts = partial(self._texts, [chosen[place] for place in places], rows.device)
-            found = self.logits_processor(texts, rows if len(places) == len(chosen) else rows[places])
-            if len(places) == len(chosen):
-                return found
-            processed |= dict(zip(places, found, strict=True))
-        return torch.stack([processed[place] for place in range(len(chosen))])
+        depths = [candidate.depth for candidate in chosen]
 
-    def _texts(self, chosen: list[Candidate], device: torch.device) -> torch.Tensor:
-        """`(n, L)`: the text up to each of n nodes of one depth."""
-        if self._ids is None:
-            self._ids = torch.tensor([self._text], device=device)
-        paths = torch.tensor([candidate.path() for candidate in chosen], dtype=torch.long, device=device)
-        return torch.cat((self._ids.expand(len(chosen), -1), paths), dim=1)
+        def text() -> torch.Tensor:
+            if self._ids is None:
+                self._ids = torch.tensor([self._text], device=rows.device)
+            return self._ids
+
+        return process_rows(self.logits_processor, rows, depths, text, lambda place: chosen[place].path())
 
 
 def observations(tree: DraftTree, growth: Growth, accepted: Sequence[int]) -> list[tuple[int, float, bool]]:
