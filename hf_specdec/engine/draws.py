@@ -2,17 +2,16 @@
 
 `torch.multinomial` draws one token as the argmax of p / e, e exponentially distributed. Which e a token takes depends
 on how many tokens were drawn before it, its depth, and not on its node. So the draws of some levels are made for all
-nodes, read with the rest of a step, and the generator is set to where the last draw that counted left it.
+nodes and read with the rest of a step; the e of those that do not count are those of later draws.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
-from hf_specdec.engine.random_streams import RandomStream
+from hf_specdec.engine.noise_ahead import NoiseAhead
 from hf_specdec.tree import DraftTree
 
 __all__ = ["LEVELS", "DrawsAhead"]
@@ -26,8 +25,7 @@ class DrawsAhead:
 
     Args:
         probabilities: `(T, vocab_size)` fp32 of the tree's nodes.
-        stream: stays as it is until a draw is taken.
-        room: `(LEVELS, vocab_size)` fp32 to be written over.
+        noise: of the text; its stream stays as it is until a draw is taken.
         first: the node whose token is drawn next.
         num_ranks: how many tokens are found for each node, those of the greatest p / e.
 
@@ -39,20 +37,17 @@ class DrawsAhead:
         self,
         probabilities: torch.Tensor,
         tree: DraftTree,
-        stream: RandomStream,
-        room: torch.Tensor,
+        noise: NoiseAhead,
         *,
         first: int = 0,
         num_ranks: int = 1,
     ) -> None:
-        self._levels, self._stream, self._first = _levels_below(tree, first), stream, first
-        self._states = [stream.state]
-        for level in range(max(self._levels.values()) + 1):  # one by one, as plain decoding draws them
-            room[level : level + 1].exponential_(generator=stream.generator)
-            self._states.append(stream.state)
-        stream.state = self._states[0]
+        self._levels, self._noise, self._first = _levels_below(tree, first), noise, first
+        self._num_taken = 0
+        noise.vocab_size = probabilities.shape[-1]
+        rows = [noise.row(level) for level in range(max(self._levels.values()) + 1)]
         last = max(self._levels)
-        own = torch.stack([room[self._levels.get(node, 0)] for node in range(first, last + 1)])  # (N, vocab_size)
+        own = torch.stack([rows[self._levels.get(node, 0)] for node in range(first, last + 1)])  # (N, vocab_size)
         ratios = probabilities[first : last + 1] / own
         self.found: tuple[torch.Tensor, ...]
         if num_ranks == 1:
@@ -70,15 +65,16 @@ class DrawsAhead:
 
         That is for nodes too deep, and where another thread has drawn since.
         """
-        level = self._levels.get(node)
-        if level is None or not np.array_equal(self._stream.state.numpy(), self._states[level].numpy()):
+        if self._levels.get(node) != self._num_taken or not self._noise.is_current:
             return None
         ratios, tokens = self._read
         return ratios[node - self._first], tokens[node - self._first]
 
     def take(self, node: int) -> None:
         """The token after `node` is drawn: the stream goes on where plain decoding leaves it."""
-        self._stream.state = self._states[self._levels[node] + 1]
+        assert self._levels[node] == self._num_taken
+        self._num_taken += 1
+        self._noise.take()
 
 
 def _levels_below(tree: DraftTree, first: int) -> dict[int, int]:

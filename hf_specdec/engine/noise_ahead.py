@@ -1,8 +1,13 @@
 """The random numbers of one text's draws to come, made once each: drafts look at them, then the draws use them."""
 
+import itertools
+import threading
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -10,6 +15,26 @@ from hf_specdec.engine.random_streams import RandomStream
 from hf_specdec.transfer import is_host
 
 __all__ = ["NoiseAhead"]
+
+Array = npt.NDArray[Any]
+NUM_ALLOCATED = 8  # rows at once
+MOST_MADE = 2  # rows that a step on an accelerator makes only to be read; each is a launch
+NO_STATE_OF_DEVICE = {"mps"}  # its module has no state of one device
+
+
+@dataclass(slots=True)
+class _Row:
+    """Noise of one draw.
+
+    Attributes:
+        noise: `(vocab_size,)` fp32.
+        after: the generator's state once it is made.
+        host: the same as an array, where that is at hand.
+    """
+
+    noise: torch.Tensor
+    after: torch.Tensor
+    host: Array | None
 
 
 class NoiseAhead:
@@ -20,52 +45,107 @@ class NoiseAhead:
 
     Args:
         stream: what the text's tokens are drawn with.
-        vocab_size: width of the probabilities that they are drawn from.
+
+    Attributes:
+        vocab_size: width of the fp32 probabilities that they are drawn from, set before the first row is asked for.
     """
 
-    def __init__(self, stream: RandomStream, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
+    vocab_size: int = 0
+
+    def __init__(self, stream: RandomStream) -> None:
         self._stream, self._copy = stream, torch.Generator(stream.device)
-        self._rows: deque[torch.Tensor] = deque()  # (1, vocab_size) each
-        self._states: deque[torch.Tensor] = deque([stream.state])  # before each row, and after the last
+        self._rows: deque[_Row] = deque()
+        self._before = stream.state  # the generator's state before the first row
+        self._room: list[torch.Tensor] = []  # to be written over
+        self._num_wanted = 0  # rows that somebody has asked for on the host, where they have to be read
+        self._num_read = 0  # rows that `unread` gave last
+
+    @classmethod
+    def of(cls, stream: RandomStream) -> "NoiseAhead | None":
+        """That of `stream`; `None` where its device has no generator whose state is known."""
+        return None if stream.device.type in NO_STATE_OF_DEVICE else cls(stream)
 
     def row(self, depth: int) -> torch.Tensor:
         """`(vocab_size,)` fp32 on the stream's device: what the probabilities `depth` tokens ahead are divided by."""
         if not depth:
             self._synchronize()
         while len(self._rows) <= depth:
-            self._copy.set_state(self._states[-1])
-            made = torch.empty((1, self.vocab_size), dtype=torch.float32, device=self._stream.device)
-            self._rows.append(made.exponential_(generator=self._copy))
-            self._states.append(self._copy.get_state())
-        return self._rows[depth][0]
+            self._copy.set_state(self._rows[-1].after if self._rows else self._before)
+            if not self._room:
+                room = torch.empty((NUM_ALLOCATED, self.vocab_size), dtype=torch.float32, device=self._stream.device)
+                self._room += room.unbind()
+            noise = self._room.pop().exponential_(generator=self._copy)
+            host = noise.numpy() if is_host(noise.device) else None
+            self._rows.append(_Row(noise, self._copy.get_state(), host))
+        return self._rows[depth].noise
 
-    def on_host(self, depth: int) -> npt.NDArray[Any] | None:
-        """`row` as an array; `None` where that would take a transfer."""
-        return self.row(depth).numpy() if is_host(self._stream.device) else None
+    def on_host(self, depth: int) -> Array | None:
+        """`row` as an array. On an accelerator `None` until a step has read it; from then on steps do."""
+        if is_host(self._stream.device):
+            self.row(depth)
+        elif not depth:
+            self._synchronize()
+        self._num_wanted = max(self._num_wanted, depth + 1)
+        return self._rows[depth].host if depth < len(self._rows) else None
+
+    def unread(self, depth: int) -> tuple[torch.Tensor, ...]:
+        """What a step on an accelerator reads, whose nodes are at most so deep: `(vocab_size,)` each, then `load`ed."""
+        if not self._num_wanted or is_host(self._stream.device):
+            self._num_read = 0
+            return ()
+        most = min(depth + 1 + self._num_wanted, len(self._rows) + MOST_MADE)
+        self.row(most - 1)
+        found = tuple(row.noise for row in itertools.islice(self._rows, most) if row.host is None)
+        self._num_read = len(found)
+        return found
+
+    def load(self, read: Sequence[Array]) -> Sequence[Array]:
+        """Take what was read of `unread` from the end of `read`; what is left."""
+        end = len(read) - self._num_read
+        waiting = [row for row in self._rows if row.host is None]
+        for row, host in zip(waiting, read[end:], strict=False):
+            row.host = host
+        return read[:end]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the first row is the one that the stream makes next."""
+        return bool(self._rows) and _is_same(self._before, self._stream.state)
+
+    def take(self) -> None:
+        """The next token is drawn with the first row: the stream goes on where `torch.multinomial` leaves it."""
+        self._before = self._rows.popleft().after
+        self._stream.state = self._before
 
     def draw(self, probabilities: torch.Tensor) -> int | None:
-        """The token that `torch.multinomial` draws from `(1, vocab_size)` probabilities, where its row is made already.
+        """The token that `torch.multinomial` draws from `(1, vocab_size)` probabilities on the host.
 
-        `None` where it is not, and where the probabilities are such that `torch.multinomial` raises.
+        `None` where it should draw by itself: where the row is not made yet; where the probabilities are such that it
+        raises; and where other threads may draw from the same generator between two steps of this.
         """
-        self._synchronize()
-        if not self._rows or probabilities.shape != self._rows[0].shape or probabilities.dtype != torch.float32:
+        if self._stream.is_global and threading.active_count() > 1:
             return None
-        ratios = probabilities / self._rows[0]
+        if not self.is_current:
+            return None
+        noise = self._rows[0].noise
+        if probabilities.shape != (1, *noise.shape) or probabilities.dtype != noise.dtype:
+            return None
+        ratios = probabilities / noise
         token = int(ratios.argmax(dim=-1))
-        if not ratios[0, token] > 0.0:  # no number, or no probability at all
+        if not ratios[0, token] > 0.0:
             return None
-        self._rows.popleft()
-        self._states.popleft()
-        self._stream.state = self._states[0]
+        self.take()
         return token
 
     def _synchronize(self) -> None:
         """Leave out the rows of tokens that were drawn since."""
         now = self._stream.state
-        while self._rows and not torch.equal(self._states[0], now):
-            self._rows.popleft()
-            self._states.popleft()
+        while self._rows and not _is_same(self._before, now):
+            self._before = self._rows.popleft().after
         if not self._rows:
-            self._states[0] = now
+            self._before = now
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two states are one. They are on the host, whatever the generator's device."""
+    return np.array_equal(one.numpy(), other.numpy())

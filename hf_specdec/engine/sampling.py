@@ -19,7 +19,7 @@ from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.node_processors import NodeProcessors
 from hf_specdec.engine.noise_ahead import NoiseAhead
 from hf_specdec.engine.random_streams import RandomStream
-from hf_specdec.engine.tokens_ahead import NO_STATE_OF_DEVICE, TokensAhead, rejections_of
+from hf_specdec.engine.tokens_ahead import TokensAhead, rejections_of
 from hf_specdec.engine.verify import rejection_sample
 from hf_specdec.errors import RankError
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -63,18 +63,18 @@ class Sampler:
         self.is_watched = keeps or own_processors or not computes
         nodes = NodeProcessors.of(processors, device) if computes and not keeps else None
         self._stream = RandomStream(device, generator)
-        self._noise: NoiseAhead | None = None
-        self._ahead = None if nodes is None else TokensAhead(nodes, self._stream if self.do_sample else None)
+        self._noise = NoiseAhead.of(self._stream) if self.do_sample else None
+        self._ahead = (
+            None if nodes is None else TokensAhead(nodes, self._stream if self.do_sample else None, self._noise)
+        )
         self._is_ahead = False
         self._rows = NodeLogits(torch.empty(0))
         self._tree: DraftTree | None = None
 
     @property
     def noise(self) -> NoiseAhead | None:
-        """The random numbers of the draws to come; `None` where nothing is drawn, and before the first token."""
-        if self._noise is None and self.do_sample and len(self._rows) and self.device.type not in NO_STATE_OF_DEVICE:
-            self._noise = NoiseAhead(self._stream, self._rows.logits.shape[-1])
-        return self._noise
+        """The random numbers of the draws to come; `None` where nothing is drawn, and before the prompt is read."""
+        return self._noise if self._noise is not None and self._noise.vocab_size else None
 
     def expect(self, tree: DraftTree) -> None:
         """The next step computes this tree."""
@@ -98,6 +98,8 @@ class Sampler:
     def load(self, rows: NodeLogits) -> None:
         """Take what was read of the step."""
         self._rows = rows
+        if self._noise is not None:
+            self._noise.vocab_size = rows.logits.shape[-1]
         if self._is_ahead and self._ahead is not None:
             self._ahead.load(rows.chosen)
 
@@ -152,7 +154,8 @@ class Sampler:
             rejections.load(tuple(read_tensors(rejections.found)))
             if (token := rejections.token_after(0)) is not None:
                 return token
-        if self._noise is not None and (known := self._noise.draw(probabilities)) is not None:
+        known = self._noise.draw(probabilities) if self._noise is not None and is_host(self.device) else None
+        if known is not None:
             return known
         return int(torch.multinomial(probabilities, num_samples=1, generator=self.generator))
 

@@ -6,8 +6,9 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from hf_specdec.engine.draws import LEVELS, DrawsAhead
+from hf_specdec.engine.draws import DrawsAhead
 from hf_specdec.engine.node_processors import NodeProcessors
+from hf_specdec.engine.noise_ahead import NoiseAhead
 from hf_specdec.engine.random_streams import RandomStream
 from hf_specdec.engine.rejections import Rejections
 from hf_specdec.engine.row_filters import NUM_RANKS, RowFilters
@@ -17,7 +18,6 @@ from hf_specdec.tree import DraftTree
 
 __all__ = ["TokensAhead", "rejections_of"]
 
-NO_STATE_OF_DEVICE = {"mps"}  # its module has no state of one device
 Array = npt.NDArray[Any]
 
 
@@ -26,16 +26,16 @@ class TokensAhead:
 
     Args:
         stream: draws the row's samples; `None` for greedy decoding.
+        noise: of the stream's draws; `None` where its device has no generator whose state is known.
     """
 
-    def __init__(self, nodes: NodeProcessors, stream: RandomStream | None) -> None:
-        self._nodes, self._stream = nodes, stream
+    def __init__(self, nodes: NodeProcessors, stream: RandomStream | None, noise: NoiseAhead | None = None) -> None:
+        self._nodes, self._stream, self._noise = nodes, stream, noise
         self._tree = DraftTree.chain(0)
         self._filters: RowFilters | None = None  # those that the scores have not met
         self._probabilities: torch.Tensor | None = None  # (T, vocab_size) of the nodes
         self._draws: DrawsAhead | None = None
         self._rejections: Rejections | None = None
-        self._room: torch.Tensor | None = None  # of the draws
         self._num_pairs = 0
         self._read: Sequence[Array] = ()
         self._pairs: Sequence[Array] = ()
@@ -47,9 +47,7 @@ class TokensAhead:
             logits: `(T, vocab_size)` of the tree's nodes.
             text: as it is before the step.
         """
-        draws_ahead = (
-            self._stream is not None and not tree.drafted_from and self._stream.device.type not in NO_STATE_OF_DEVICE
-        )
+        draws_ahead = self._noise is not None and not tree.drafted_from
         self._tree, self._draws, self._rejections = tree, None, None
         self._filters = self._nodes.filters if draws_ahead else None
         scores, pairs = self._nodes(logits.to(torch.float32), tree, text, with_filters=self._filters is None)
@@ -64,10 +62,13 @@ class TokensAhead:
             return tuple(pairs)
         self._draws = self._drawn_from(0)
         wanted = () if self._filters is None else self._filters.wanted(scores, self._probabilities)
-        return *self._draws.found, *wanted, *pairs
+        assert self._noise is not None
+        return *self._draws.found, *wanted, *pairs, *self._noise.unread(max(tree.depths))
 
     def load(self, read: Sequence[Array]) -> None:
         """Take what was read of the tensors that `find` gave."""
+        if self._draws is not None and self._noise is not None:
+            read = self._noise.load(read)
         end = len(read) - self._num_pairs
         self._pairs, self._read = read[end:], read[:end]
         if self._draws is not None:
@@ -106,11 +107,9 @@ class TokensAhead:
         return all(one[node] == other[node] for one, other in zip(self._pairs[::2], self._pairs[1::2], strict=True))
 
     def _drawn_from(self, node: int) -> DrawsAhead:
-        assert self._probabilities is not None and self._stream is not None
-        if self._room is None:
-            self._room = self._probabilities.new_empty((LEVELS, self._probabilities.shape[-1]))
+        assert self._probabilities is not None and self._noise is not None
         num_ranks = 1 if self._filters is None else NUM_RANKS
-        return DrawsAhead(self._probabilities, self._tree, self._stream, self._room, first=node, num_ranks=num_ranks)
+        return DrawsAhead(self._probabilities, self._tree, self._noise, first=node, num_ranks=num_ranks)
 
     def _first_kept(self, node: int, ratios: Array, tokens: Array) -> int | None:
         if self._filters is None:

@@ -26,7 +26,7 @@ class DrawNoise(Protocol):
         """`(vocab_size,)` fp32: what the probabilities after a node of this depth are divided by; 0 is the root's."""
 
     def on_host(self, depth: int) -> npt.NDArray[Any] | None:
-        """`row` as an array; `None` where that would take a transfer."""
+        """`row` as an array; `None` where it has not been read from an accelerator."""
 
 
 def coupled(logits: torch.Tensor, depths: Sequence[int], noise: DrawNoise) -> torch.Tensor:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hf_specdec.engine.draws import LEVELS, DrawsAhead
+from hf_specdec.engine.noise_ahead import NoiseAhead
 from hf_specdec.engine.random_streams import OwnDraws, RandomStream
 from hf_specdec.tree import DraftTree, TreeBuilder
 
@@ -22,7 +23,7 @@ def tree() -> DraftTree:
 
 def drawn_ahead(stream: RandomStream, probabilities: torch.Tensor = PROBABILITIES, **options: int) -> DrawsAhead:
     """As the samplers have them, after one transfer."""
-    draws = DrawsAhead(probabilities, tree(), stream, torch.empty(LEVELS, VOCAB), **options)
+    draws = DrawsAhead(probabilities, tree(), NoiseAhead(stream), **options)
     draws.load([part.numpy() for part in draws.found])
     return draws
 
