@@ -1,7 +1,6 @@
 """The random numbers of one text's draws to come, made once each: drafts look at them, then the draws use them."""
 
 import itertools
-import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ __all__ = ["NoiseAhead"]
 
 Array = npt.NDArray[Any]
 NUM_ALLOCATED = 8  # rows at once
-MOST_MADE = 2  # rows that a step on an accelerator makes only to be read; each is a launch
+RAMP = 2  # rows by which more are looked at from step to step: of a large vocabulary each takes milliseconds on a CPU
 NO_STATE_OF_DEVICE = {"mps"}  # its module has no state of one device
 
 
@@ -57,7 +56,8 @@ class NoiseAhead:
         self._rows: deque[_Row] = deque()
         self._before = stream.state  # the generator's state before the first row
         self._room: list[torch.Tensor] = []  # to be written over
-        self._num_wanted = 0  # rows that somebody has asked for on the host, where they have to be read
+        self._most_on_host = 0  # rows that may be looked at there in this step
+        self._num_wanted = 0  # of those, that a drafter has asked for
         self._num_read = 0  # rows that `unread` gave last
 
     @classmethod
@@ -80,12 +80,18 @@ class NoiseAhead:
         return self._rows[depth].noise
 
     def on_host(self, depth: int) -> Array | None:
-        """`row` as an array. On an accelerator `None` until a step has read it; from then on steps do."""
+        """`row` as an array; asked from the root's on, step by step, and in the first ones not of many.
+
+        On an accelerator `None` until a step has read it; from then on steps do.
+        """
+        if not depth:
+            self._synchronize()
+            self._most_on_host += RAMP
+        self._num_wanted = max(self._num_wanted, depth + 1)
+        if depth >= self._most_on_host:
+            return None
         if is_host(self._stream.device):
             self.row(depth)
-        elif not depth:
-            self._synchronize()
-        self._num_wanted = max(self._num_wanted, depth + 1)
         return self._rows[depth].host if depth < len(self._rows) else None
 
     def unread(self, depth: int) -> tuple[torch.Tensor, ...]:
@@ -93,7 +99,7 @@ class NoiseAhead:
         if not self._num_wanted or is_host(self._stream.device):
             self._num_read = 0
             return ()
-        most = min(depth + 1 + self._num_wanted, len(self._rows) + MOST_MADE)
+        most = min(depth + 1 + self._num_wanted, self._most_on_host + RAMP)
         self.row(most - 1)
         found = tuple(row.noise for row in itertools.islice(self._rows, most) if row.host is None)
         self._num_read = len(found)
@@ -120,19 +126,15 @@ class NoiseAhead:
     def draw(self, probabilities: torch.Tensor) -> int | None:
         """The token that `torch.multinomial` draws from `(1, vocab_size)` probabilities on the host.
 
-        `None` where it should draw by itself: where the row is not made yet; where the probabilities are such that it
-        raises; and where other threads may draw from the same generator between two steps of this.
+        `None` where it should draw by itself: where the row is not made yet, and where the probabilities are such that
+        it raises.
         """
-        if self._stream.is_global and threading.active_count() > 1:
+        noise = self._rows[0].noise if self._rows else None
+        if noise is None or probabilities.shape != (1, *noise.shape) or probabilities.dtype != noise.dtype:
             return None
-        if not self.is_current:
-            return None
-        noise = self._rows[0].noise
-        if probabilities.shape != (1, *noise.shape) or probabilities.dtype != noise.dtype:
-            return None
-        ratios = probabilities / noise
-        token = int(ratios.argmax(dim=-1))
-        if not ratios[0, token] > 0.0:
+        ratios = (probabilities / noise).numpy()[0]
+        token = int(ratios.argmax())  # NumPy's takes a twentieth of torch's time
+        if not ratios[token] > 0.0 or not self.is_current:  # asked last: other threads may draw from the stream
             return None
         self.take()
         return token

@@ -55,11 +55,6 @@ class RandomStream:
         self.generator = _own_generator(device) if generator is None else generator
 
     @property
-    def is_global(self) -> bool:
-        """Whether others may draw from it as well."""
-        return self.generator is None
-
-    @property
     def state(self) -> torch.Tensor:
         """The generator's state; no read of the device."""
         if self.generator is not None:
