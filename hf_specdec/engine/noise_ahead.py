@@ -66,7 +66,10 @@ class NoiseAhead:
         return None if stream.device.type in NO_STATE_OF_DEVICE else cls(stream)
 
     def row(self, depth: int) -> torch.Tensor:
-        """`(vocab_size,)` fp32 on the stream's device: what the probabilities `depth` tokens ahead are divided by."""
+        """`(vocab_size,)` fp32 on the stream's device: what the probabilities `depth` tokens ahead are divided by.
+
+        After a draw the first is asked for before others.
+        """
         if not depth:
             self._synchronize()
         while len(self._rows) <= depth:

@@ -72,6 +72,12 @@ def accepted_of(rng: random.Random, tree: DraftTree) -> list[int]:
     return [*branch, rng.randrange(8)]
 
 
+def noise_of(rng: random.Random) -> list[Any]:
+    """Of the draws after some levels; not every token has some, and some have hardly any."""
+    widths = [rng.choice([5, 20]) for _ in range(rng.randrange(4))]
+    return [np.array([rng.choice([rng.random(), 0.0]) for _ in range(width)], dtype=np.float32) for width in widths]
+
+
 def steps(core: Any, text: Sequence[int], earlier: Sequence[Sequence[int]], seed: int, takes_trees: bool) -> list[Any]:
     """All that a few steps find and learn."""
     compiled.core = core
@@ -83,7 +89,7 @@ def steps(core: Any, text: Sequence[int], earlier: Sequence[Sequence[int]], seed
     predictor.found = RecycledLogits(rng.choice([8, 100]))
     index.extend(text)
     for _ in range(5):
-        search = search_of(predictor, index, takes_trees=takes_trees)
+        search = search_of(predictor, index, takes_trees=takes_trees, noise=noise_of(rng))
         found = search.likeliest(rng.choice([1, 6, 24]), rng.choice([1e-3, 2e-2]))
         seen.append(found)
         if rng.random() < 0.4:

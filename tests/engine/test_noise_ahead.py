@@ -1,0 +1,119 @@
+"""Noise that is made ahead is what `torch.multinomial` divides by, and what it leaves behind."""
+
+import pytest
+import torch
+
+from hf_specdec.engine.noise_ahead import RAMP, NoiseAhead
+from hf_specdec.engine.random_streams import OwnDraws, RandomStream
+from tests.helpers.accelerator import emulate
+
+CPU, VOCAB = torch.device("cpu"), 50
+ROWS = torch.randn(6, 1, VOCAB, generator=torch.Generator().manual_seed(0)).softmax(dim=-1)
+
+
+def noise_of(seed: int | None = 7) -> NoiseAhead:
+    """Of a generator of its own, or of the global one."""
+    noise = NoiseAhead(RandomStream(CPU, None if seed is None else torch.Generator().manual_seed(seed)))
+    noise.vocab_size = VOCAB
+    return noise
+
+
+def multinomials(count: int, seed: int = 7) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return [int(torch.multinomial(row, 1, generator=generator)) for row in ROWS[:count]]
+
+
+def test_rows_say_what_will_be_drawn() -> None:
+    """However often they are asked for; the stream stays as it is."""
+    noise = noise_of()
+    rows = {depth: noise.row(depth) for depth in (0, 2, 0, 1)}
+    assert [int((ROWS[depth] / rows[depth]).argmax()) for depth in range(3)] == multinomials(3)
+    drawn = [int(torch.multinomial(row, 1, generator=noise._stream.generator)) for row in ROWS]
+    assert drawn == multinomials(6)
+
+
+def test_draws_are_multinomials_and_leave_the_stream_where_those_do() -> None:
+    """With rows and without, in turns."""
+    noise, drawn = noise_of(), []
+    for row in ROWS:
+        if len(drawn) in (0, 4):
+            _, _ = noise.row(0), noise.row(1)
+        token = noise.draw(row)
+        assert (token is None) is (len(drawn) in (2, 3))
+        drawn.append(int(torch.multinomial(row, 1, generator=noise._stream.generator)) if token is None else token)
+    assert drawn == multinomials(6)
+    expected = torch.Generator().manual_seed(7)
+    for row in ROWS:
+        torch.multinomial(row, 1, generator=expected)
+    assert torch.equal(noise._stream.state, expected.get_state())
+
+
+def test_rows_go_on_where_draws_were_made_without_them() -> None:
+    """And are made anew where something else was drawn."""
+    noise = noise_of(None)
+    torch.manual_seed(7)
+    _, third = noise.row(0), noise.row(2)
+    torch.multinomial(ROWS[0], 1)
+    torch.multinomial(ROWS[1], 1)
+    assert torch.equal(noise.row(0), third)
+    torch.rand(1)
+    state = torch.get_rng_state()
+    fresh = noise.row(0).clone()
+    torch.set_rng_state(state)
+    assert torch.equal(torch.empty(VOCAB).exponential_(), fresh)
+
+
+@pytest.mark.parametrize("broken", ["not a number", "no probability", "another width", "double"])
+def test_what_multinomial_decides_otherwise_is_left_to_it(broken: str) -> None:
+    noise = noise_of()
+    noise.row(0)
+    before = noise._stream.state
+    rows = {
+        "not a number": torch.full((1, VOCAB), torch.nan),
+        "no probability": torch.zeros(1, VOCAB),
+        "another width": ROWS[0][:, :-1],
+        "double": ROWS[0].double(),
+    }
+    assert noise.draw(rows[broken]) is None
+    assert torch.equal(noise._stream.state, before)
+
+
+def test_what_another_thread_has_drawn_is_not_drawn_again() -> None:
+    noise = noise_of(None)
+    noise.row(0)
+    torch.rand(1)
+    moved = torch.get_rng_state()
+    assert noise.draw(ROWS[0]) is None
+    assert torch.equal(torch.get_rng_state(), moved)
+
+
+def test_a_call_s_own_stream_is_looked_at_and_drawn_from() -> None:
+    before = torch.get_rng_state()
+    with OwnDraws(seed=7):
+        noise = noise_of(None)
+        noise.row(0)
+        assert noise.draw(ROWS[0]) == multinomials(1)[0]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_more_rows_are_looked_at_from_step_to_step() -> None:
+    noise = noise_of()
+    for step in range(1, 4):
+        seen = [noise.on_host(depth) is not None for depth in range(5)]
+        assert seen == [depth < step * RAMP for depth in range(5)]
+
+
+def test_on_an_accelerator_rows_come_with_the_read_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once, and only where a drafter has asked for them."""
+    emulate(monkeypatch)
+    noise = noise_of()
+    assert noise.unread(3) == ()
+    assert noise.load(["tokens"]) == ["tokens"]  # type: ignore[list-item]
+    assert [noise.on_host(depth) for depth in range(3)] == [None] * 3
+    found = noise.unread(1)
+    assert 0 < len(found) <= 1 + 1 + 3
+    assert noise.load(["tokens", *[row.numpy() for row in found]]) == ["tokens"]  # type: ignore[list-item]
+    noise.take()
+    for depth, row in enumerate(found[1:4]):
+        assert (noise.on_host(depth) == row.numpy()).all()  # type: ignore[union-attr]
+    assert not {row.data_ptr() for row in found} & {row.data_ptr() for row in noise.unread(1)}
