@@ -16,8 +16,11 @@ from hf_specdec.transfer import is_host
 __all__ = ["NoiseAhead"]
 
 Array = npt.NDArray[Any]
-NUM_ALLOCATED = 8  # rows at once
-RAMP = 2  # rows by which more are looked at from step to step: of a large vocabulary each takes milliseconds on a CPU
+NUM_ALLOCATED = 4  # rows at once
+RAMP, RAMP_ON_DEVICE = (
+    2,
+    1,
+)  # rows by which more are looked at from step to step: milliseconds each on a CPU, or a launch
 NO_STATE_OF_DEVICE = {"mps"}  # its module has no state of one device
 
 
@@ -56,6 +59,7 @@ class NoiseAhead:
         self._rows: deque[_Row] = deque()
         self._before = stream.state  # the generator's state before the first row
         self._room: list[torch.Tensor] = []  # to be written over
+        self._ramp = RAMP if is_host(stream.device) else RAMP_ON_DEVICE
         self._most_on_host = 0  # rows that may be looked at there in this step
         self._num_wanted = 0  # of those, that a drafter has asked for
         self._num_read = 0  # rows that `unread` gave last
@@ -89,7 +93,7 @@ class NoiseAhead:
         """
         if not depth:
             self._synchronize()
-            self._most_on_host += RAMP
+            self._most_on_host += self._ramp
         self._num_wanted = max(self._num_wanted, depth + 1)
         if depth >= self._most_on_host:
             return None
@@ -102,7 +106,7 @@ class NoiseAhead:
         if not self._num_wanted or is_host(self._stream.device):
             self._num_read = 0
             return ()
-        most = min(depth + 1 + self._num_wanted, self._most_on_host + RAMP)
+        most = min(depth + 1 + self._num_wanted, self._most_on_host + self._ramp)
         self.row(most - 1)
         found = tuple(row.noise for row in itertools.islice(self._rows, most) if row.host is None)
         self._num_read = len(found)

@@ -19,20 +19,22 @@ SETTLED = 10  # forwards that gains read from a file count as
 WINDOW_RATE = 0.03
 NUM_MATCH_KINDS = max(MATCH_KINDS) + 1
 BIAS = -6.8
-GREEDY, SAMPLED = (-9.9, 1.5), (-6.8, 1.0)  # bias, and weight of a draft's log odds, where it was asked
+# Where a draft was asked: bias, weight of its log odds, shares of what matches and logits weigh elsewhere, and the rest.
+GREEDY, SAMPLED = (-9.9, 1.5, 0.3, 1.0), (-6.8, 1.0, 0.05, 0.15)
 
 
-def _prior(drafted: tuple[float, float] = GREEDY) -> list[tuple[float, ...]]:
-    """Weights to start with: as they came out on prompts of Python code, rounded; a draft's on four tasks.
+def _prior(drafted: tuple[float, float, float, float] = GREEDY) -> list[tuple[float, ...]]:
+    """Weights to start with: as they came out on prompts of Python code, rounded; a draft's on four to eight tasks.
 
     Args:
         drafted: a greedy target takes the likeliest token more often than the draft says, and the others less often.
+            Of drawn tokens the draft's probabilities say more, so that other sources add less.
     """
     own = (0.0, 0.1, 0.2, 0.35, 0.6, 0.9)  # by the kind of match
     recycled = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.7), (0.0, 0.6, 0.35), (0.45, 0.25, 0.2))  # by the longest key found
     return [
-        (bias, *[weight * share for weight in (own[match], 0.15, *shares)], 0.8, of_draft, 0.2)
-        for bias, share, of_draft in ((BIAS, 1.0, 0.0), (drafted[0], 0.3, drafted[1]))
+        (bias, *[weight * share for weight in (own[match], 0.15, *shares)], 0.8 * rest, of_draft, 0.2 * rest)
+        for bias, of_draft, share, rest in ((BIAS, 0.0, 1.0, 1.0), drafted)
         for match in range(NUM_MATCH_KINDS)
         for shares in recycled
     ]

@@ -23,6 +23,7 @@ from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["AnyDraftSource", "DraftSource", "TranslatedSource", "draft_source_of"]
 
+UNLIKELIEST = -7.0  # evidence of tokens that are drawn all the same, where the noise of their draw is small
 WIDTH = 10  # nodes scored by one forward of the draft model, at most
 
 
@@ -98,7 +99,7 @@ class DraftSource:
         log_probs = scores.log_softmax(dim=-1, dtype=torch.float32)
         chosen = coupled(scores, depths, self._noise).topk(min(NUM_KEPT, rows.shape[-1]), dim=-1).indices
         tokens, found = read_tensors((chosen, log_probs.gather(-1, chosen)))
-        return entries_of(tokens.astype(np.int64), found)
+        return entries_of(tokens.astype(np.int64), found, floor=UNLIKELIEST)
 
 
 class TranslatedSource:

@@ -264,13 +264,14 @@ def best_tokens(logits: NodeLogits, rows: slice | list[int] = ALL) -> Sequence[E
     return entries_of(*logits.top(NUM_KEPT, rows))
 
 
-def entries_of(tokens: Rows, log_probs: Rows) -> Sequence[Entry]:
-    """One entry for each row of `(C, count)` tokens and their log probabilities."""
-    return list(zip(tokens.tolist(), _evidence(log_probs).tolist(), strict=True))
+def entries_of(tokens: Rows, log_probs: Rows, *, floor: float = 0.0) -> Sequence[Entry]:
+    """One entry for each row of `(C, count)` tokens and their log probabilities; no evidence is below `floor`."""
+    evidence = _evidence(log_probs) if floor == 0.0 else log_odds(np.exp(log_probs.astype(np.float64)), floor=floor)
+    return list(zip(tokens.tolist(), evidence.tolist(), strict=True))
 
 
-def log_odds(probabilities: Rows) -> Rows:
-    """Evidence that probabilities are: their log odds above the floor, none below it."""
+def log_odds(probabilities: Rows, *, floor: float = 0.0) -> Rows:
+    """Evidence that probabilities are: their log odds above -7; none is below `floor`."""
     within = np.clip(probabilities, LEAST_SHARE, 1.0 - LEAST_SHARE)
-    odds: Rows = np.maximum(np.log(within / (1.0 - within)) + FLOOR, 0.0)
+    odds: Rows = np.maximum(np.log(within / (1.0 - within)) + FLOOR, floor)
     return odds
