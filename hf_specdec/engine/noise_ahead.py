@@ -16,7 +16,8 @@ from hf_specdec.transfer import is_host
 __all__ = ["NoiseAhead"]
 
 Array = npt.NDArray[Any]
-NUM_ALLOCATED = 4  # rows at once
+NUM_ALLOCATED = 8  # rows at once
+MOST_MADE = 3  # rows that a step on an accelerator makes, if drafts alone look at them
 RAMP, RAMP_ON_DEVICE = (
     2,
     1,
@@ -61,6 +62,7 @@ class NoiseAhead:
         self._room: list[torch.Tensor] = []  # to be written over
         self._ramp = RAMP if is_host(stream.device) else RAMP_ON_DEVICE
         self._most_on_host = 0  # rows that may be looked at there in this step
+        self._num_kept = 0  # rows that were made before this step
         self._num_wanted = 0  # of those, that a drafter has asked for
         self._num_read = 0  # rows that `unread` gave last
 
@@ -106,8 +108,9 @@ class NoiseAhead:
         if not self._num_wanted or is_host(self._stream.device):
             self._num_read = 0
             return ()
-        most = min(depth + 1 + self._num_wanted, self._most_on_host + self._ramp)
-        self.row(most - 1)
+        most = min(depth + 1 + self._num_wanted, self._most_on_host + self._ramp, self._num_kept + MOST_MADE)
+        if most > len(self._rows):
+            self.row(most - 1)
         found = tuple(row.noise for row in itertools.islice(self._rows, most) if row.host is None)
         self._num_read = len(found)
         return found
@@ -153,6 +156,7 @@ class NoiseAhead:
             self._before = self._rows.popleft().after
         if not self._rows:
             self._before = now
+        self._num_kept = len(self._rows)
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 The walk starts at the root. At each node the target chooses its next token, as plain decoding would at this point
 of the text; if a child holds that token, the walk goes on there, else it ends. So every token is one that plain
-decoding chose, and for drafts that depend on the text alone no rule accepts more of them.
+decoding chose.
 """
 
 from collections.abc import Callable, Sequence

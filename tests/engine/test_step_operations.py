@@ -97,7 +97,7 @@ def test_a_sampled_step_reads_once_a_token(model: Any, inputs: Any, place: str, 
 @pytest.mark.at_most(2)
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("method", ["tree", "auto"])
-@pytest.mark.parametrize(("processor", "most"), [({}, 8), ({"top_p": 0.9}, 10), (PENALTY, 14), (ALL, 15)])
+@pytest.mark.parametrize(("processor", "most"), [({}, 9), ({"top_p": 0.9}, 11), (PENALTY, 15), (ALL, 16)])
 def test_processors_are_called_once_a_step_on_a_device(
     model: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch, method: str, cache: str, processor: Any, most: int
 ) -> None:

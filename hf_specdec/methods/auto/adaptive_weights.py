@@ -19,7 +19,7 @@ SETTLED = 10  # forwards that gains read from a file count as
 WINDOW_RATE = 0.03
 NUM_MATCH_KINDS = max(MATCH_KINDS) + 1
 BIAS = -6.8
-# Where a draft was asked: bias, weight of its log odds, shares of what matches and logits weigh elsewhere, and the rest.
+# Where a draft was asked: bias, weight of its log odds, shares of what matches and logits weigh elsewhere, of the rest.
 GREEDY, SAMPLED = (-9.9, 1.5, 0.3, 1.0), (-6.8, 1.0, 0.05, 0.15)
 
 

@@ -24,7 +24,7 @@ class Candidate:
     Attributes:
         token, parent, depth: as in a `DraftTree`; the root has no parent.
         rank: place among its siblings.
-        confidence: the draft's probability of the token.
+        confidence: the draft's probability of the token; of its being drawn, where the noise of the draw is known.
         value: estimated probability that the target accepts the whole path.
         scored_as: its node in the requests; `None` as long as the draft has not scored it.
         children: those that were kept, by their tokens.

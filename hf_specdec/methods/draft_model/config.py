@@ -30,18 +30,19 @@ class DraftModelConfig(SpecConfig):
         target_model_device_list (`list[int | str]`, *optional*):
             Devices of the target model, likewise.
         use_logits (`bool`, *optional*, defaults to `False`):
-            How sampling accepts drafted tokens. `False` compares them with the target's own draws, so a seed gives the
-            text of plain `generate`. `True` draws drafts from the draft's distribution and accepts them by the ratio of
-            the two models' probabilities: more tokens are accepted, and texts have the target's distribution, yet not
-            the text that the seed gives without a draft. Greedy decoding is the same either way.
+            How sampling accepts drafted tokens. `False` drafts what the target's coming draws most likely choose and
+            compares it with those draws, so a seed gives the text of plain `generate`. `True` draws drafts from the
+            draft's distribution and accepts them by the ratio of the two models' probabilities: of a chain a tenth more
+            tokens are accepted, and texts have the target's distribution, yet not the text that the seed gives without
+            a draft. Greedy decoding is the same either way.
         num_branches (`int`, *optional*, defaults to `1`):
             Most children of a node of the draft tree; 1 drafts a chain.
         max_nodes (`int`, *optional*):
             Most drafted tokens a step, all branches together. Defaults to `draft_len` for a chain and to
             `min(draft_len * num_branches, 32)` for a tree.
         confidence_threshold (`float`, *optional*):
-            The draft goes on after a token only if it gave that token at least this probability; `0.0` always drafts
-            `draft_len` tokens. `None` or `"auto"` learns how far drafting saves time, from how often tokens of such
+            The draft goes on after a token only if it gave that token at least this probability, in sampled calls of
+            being drawn; `0.0` always drafts `draft_len` tokens. `None` or `"auto"` learns how far drafting saves time, from how often tokens of such
             probability were accepted and from the two models' sizes. Alias: `assistant_confidence_threshold`.
         exit_layer (`int`, *optional*):
             Layers of the target that draft, with its own norm and head, where there is no `assistant_model`: at least 1
