@@ -42,8 +42,9 @@ class DraftModelConfig(SpecConfig):
             `min(draft_len * num_branches, 32)` for a tree.
         confidence_threshold (`float`, *optional*):
             The draft goes on after a token only if it gave that token at least this probability, in sampled calls of
-            being drawn; `0.0` always drafts `draft_len` tokens. `None` or `"auto"` learns how far drafting saves time, from how often tokens of such
-            probability were accepted and from the two models' sizes. Alias: `assistant_confidence_threshold`.
+            being drawn; `0.0` always drafts `draft_len` tokens. `None` or `"auto"` learns how far drafting saves time,
+            from how often tokens of such probability were accepted and from the two models' sizes. Alias:
+            `assistant_confidence_threshold`.
         exit_layer (`int`, *optional*):
             Layers of the target that draft, with its own norm and head, where there is no `assistant_model`: at least 1
             and fewer than it has. They share the target's keys and values, and the verify pass goes on from their
