@@ -18,6 +18,7 @@ from hf_specdec.errors import ConfigError, first_line
 __all__ = [
     "check_output",
     "check_room",
+    "is_missing_folder",
     "is_utf8",
     "json_value",
     "lines_of",
@@ -59,6 +60,12 @@ def read_text(path: Path, field: str) -> str:
     if "\0" in text:
         raise ConfigError(field, "must be UTF-8 text", shown, "It holds zero bytes, as binary files and UTF-16 do.")
     return text
+
+
+def is_missing_folder(path: PathLike) -> bool:
+    """Whether a path is not there and cannot be a name on the hub."""
+    folder, text = Path(path), os.fspath(path)
+    return not folder.exists() and (folder.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1)
 
 
 def is_utf8(path: Path) -> bool:

@@ -19,6 +19,7 @@ from hf_specdec.compat import dropped_settings, generation_model, input_device
 from hf_specdec.compat.gemma_assistant import is_gemma_assistant, with_shared_layers
 from hf_specdec.distributed.placement import parallel_arguments
 from hf_specdec.errors import CheckpointError, first_line, unknown_name
+from hf_specdec.files import is_missing_folder
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
 from hf_specdec.methods.dflash.network import DFlashHead, is_dflash_config
@@ -273,10 +274,9 @@ def _fixed_tokens(path: str, model: transformers.PreTrainedModel) -> torch.Tenso
 def _check_folder(path: str | os.PathLike[str]) -> None:
     """Say what is wrong with a local folder before transformers looks for its name on the hub."""
     folder, text = Path(path), os.fspath(path)
-    looks_local = folder.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1
+    if is_missing_folder(path):
+        raise CheckpointError(f"`path` must be an existing folder, but there is no {text!r}. Check the spelling.")
     if not folder.exists():
-        if looks_local:
-            raise CheckpointError(f"`path` must be an existing folder, but there is no {text!r}. Check the spelling.")
         return
     if not folder.is_dir():
         raise CheckpointError(f"`path` must be a folder, but {text!r} is a file. Give the folder that holds it.")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_specdec.compat.decoder_layers import cached_file
 from hf_specdec.errors import CheckpointError
-from hf_specdec.files import replacing, saving_tensors
+from hf_specdec.files import is_missing_folder, replacing, saving_tensors
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, is_head_config
 from hf_specdec.methods.eagle3.network import Eagle3Head
 
@@ -85,6 +85,9 @@ def _optional_file(path: str | os.PathLike[str], name: str, hub: Mapping[str, An
     try:
         found = cached_file(os.fspath(path), name, _raise_exceptions_for_missing_entries=False, **hub)
     except OSError as error:
+        if is_missing_folder(path):
+            rule = "`path` must be an existing folder, but there is no"
+            raise CheckpointError(f"{rule} {os.fspath(path)!r}. Check the spelling.") from error
         raise CheckpointError(f"{os.fspath(path)!r} cannot be read: {error}") from error
     return None if found is None else Path(found)
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache, LlamaConfig, Qwen3Config
 
+import hf_specdec
 from hf_specdec.errors import CheckpointError, ConfigError
 from hf_specdec.methods.eagle3.checkpoint import load_head, save_head
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
@@ -173,6 +175,13 @@ def test_a_folder_without_a_head_says_what_is_missing(tmp_path: Path) -> None:
     shutil.copy(FIXTURES / "llama" / "config.json", tmp_path)
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         load_head(tmp_path)
+
+
+@pytest.mark.parametrize("load", [load_head, hf_specdec.AutoDraftHead.from_pretrained])
+@pytest.mark.parametrize("path", ["./nowhere", "a/b/nowhere"])
+def test_a_folder_that_is_missing_is_no_name_on_the_hub(load: Callable[[str], Any], path: str) -> None:
+    with pytest.raises(CheckpointError, match=f"`path` must be an existing folder, but there is no '{path}'"):
+        load(path)
 
 
 def test_weights_of_another_shape_are_refused_with_both_shapes(tmp_path: Path) -> None:
