@@ -1,5 +1,6 @@
 """What plain generation computes, and how far from it another way of computing may be: the measure of the probes."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 Result = TypeVar("Result")
+logger = logging.getLogger("hf_specdec")
 PROMPT_LENGTH, LONGEST_PROMPT = 9, 1024
 PERIOD = 6
 RECENT = 5  # tokens that a convolution's state may hold
@@ -219,4 +221,5 @@ def sentence(exception: Exception) -> str:
     """What went wrong, for people who have not read the model's code."""
     if isinstance(exception, (Mismatch, UnsupportedModelError)):
         return str(exception).split(". ")[0].removesuffix(".")
+    logger.debug("a forward that tries the model fails", exc_info=exception)
     return f"its forward does not allow for it ({type(exception).__name__})"

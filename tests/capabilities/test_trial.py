@@ -1,5 +1,6 @@
 """A model's first call tries it on its own text: no forward more, and not a token that was not verified before."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from transformers import DynamicCache
 
 import hf_specdec
+from hf_specdec.capabilities.reference import sentence
 from hf_specdec.capabilities.trial import NUM_REFERENCES, SHORTEST_CALL
 from tests.helpers.batches import MASK, PADDED
 from tests.helpers.hooks import see_all, steer
@@ -17,6 +19,12 @@ from tests.helpers.zoo import FAMILIES, build
 CALL: dict[str, Any] = {"max_new_tokens": SHORTEST_CALL + 4, "do_sample": False, "eos_token_id": None}
 ALONE: dict[str, Any] = CALL | {"input_ids": PROMPT}
 BATCH: dict[str, Any] = CALL | {"input_ids": PADDED, "attention_mask": MASK}
+
+
+def test_the_log_has_the_error_of_a_forward_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="hf_specdec"):
+        assert sentence(KeyError("mask")) == "its forward does not allow for it (KeyError)"
+    assert "KeyError: 'mask'" in caplog.text
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
