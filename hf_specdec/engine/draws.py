@@ -17,7 +17,7 @@ from hf_specdec.tree import DraftTree
 __all__ = ["LEVELS", "DrawsAhead"]
 
 Array = npt.NDArray[Any]
-LEVELS = 3  # drawn ahead: each is a launch, and sampled texts seldom accept more
+LEVELS = 3  # drawn ahead: each is a launch in a text's first step; a further read brings as many more
 
 
 class DrawsAhead:
