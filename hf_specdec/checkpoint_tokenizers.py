@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from hf_specdec.compat.decoder_layers import cached_file
+from hf_specdec.compat.hub_files import cached_file
 from hf_specdec.errors import CheckpointError, first_line
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.translation import are_alike

@@ -17,7 +17,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.compat.decoder_layers import cached_file
+from hf_specdec.compat.hub_files import cached_file
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import CheckpointError, ConfigError, first_line
 from hf_specdec.generation import generate_once

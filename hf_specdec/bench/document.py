@@ -44,6 +44,7 @@ __all__ = [
     "check_against",
     "check_continues",
     "check_document_file",
+    "check_form",
     "flagged",
     "read_document",
     "summarize_again",
@@ -183,6 +184,12 @@ def check_document_file(field: str, path: str | os.PathLike[str]) -> None:
         _parsed(path, field)
 
 
+def check_form(field: str, path: str | os.PathLike[str], kind: str) -> None:
+    """Raise where a document of this kind is to be JSON lines, which hold documents of speeds and no other kind."""
+    if is_journal(path) and kind != SPEEDS:
+        raise ConfigError(field, "must end in .json for this kind of document", str(path), "Rename it.")
+
+
 def _parsed(path: str | os.PathLike[str], field: str) -> Document:
     """A document of any format, as it stands in the file."""
     try:
@@ -203,10 +210,9 @@ def write_document(document: Document, path: str | os.PathLike[str]) -> None:
     Raises:
         ConfigError: JSON lines of a document that is not one of speeds.
     """
+    check_form("output", path, document["kind"])
     target = Path(path)
     if is_journal(target):
-        if document["kind"] != SPEEDS:
-            raise ConfigError("output", "must end in .json for this kind of document", str(path), "Rename it.")
         Journal(target).close(document)
         return
     with replacing(target) as beside:

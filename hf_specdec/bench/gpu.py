@@ -20,7 +20,7 @@ import torch
 import typer
 
 from hf_specdec.bench.conversation import encode
-from hf_specdec.bench.document import GPU, check_document_file, write_document
+from hf_specdec.bench.document import GPU, check_document_file, check_form, write_document
 from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel, load_model, pick_device
 from hf_specdec.bench.measure import synchronize
@@ -204,6 +204,7 @@ def main(
     num_prompts: Annotated[int, typer.Option(min=1, help="By which steps are measured.")] = 12,
 ) -> None:
     """Measure, and write one document."""
+    check_form("output", output, GPU)
     check_document_file("output", output)
     document = measure_gpu(shape or ["1B", "7B"], device=device, tests=tests, num_prompts=num_prompts)
     write_document(document, output)

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hf_specdec.bench.document import SPEEDS, check_document_file
-from hf_specdec.bench.journal import is_journal
+from hf_specdec.bench.document import SPEEDS, check_document_file, check_form
 from hf_specdec.bench.plan import BenchSettings
 from hf_specdec.bench.plots import check_matplotlib
 from hf_specdec.bench.prompts import Prompt, batched, load_prompts, random_prompts
@@ -196,7 +195,6 @@ class OutputOptions:
                 check_room(field, above, str(folder))
 
     def check_lines(self, kind: str) -> None:
-        """Raise for an output of JSON lines, which hold documents of speeds and no other kind."""
-        if self.output is not None and is_journal(self.output) and kind != SPEEDS:
-            rule = "must end in .json for this kind of document"
-            raise ConfigError("output", rule, str(self.output), "Rename it.")
+        """See `check_form`."""
+        if self.output is not None:
+            check_form("output", self.output, kind)

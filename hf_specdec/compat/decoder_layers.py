@@ -1,9 +1,8 @@
-"""transformers' decoder layers, norms and rotary embeddings that draft heads are made of, and its look-up of files.
+"""transformers' decoder layers, norms and rotary embeddings that draft heads are made of.
 
     Names                            Why
     `LlamaDecoderLayer`, ...         a head's layers are the target family's own, so attention kernels, rotary scaling
                                      and weight names are transformers'
-    `cached_file`                    a head is found where transformers finds models: folder, cache or hub
 
 Tried with transformers 5.23.
 """
@@ -14,9 +13,8 @@ from typing import Any
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
-from transformers.utils import cached_file
 
-__all__ = ["CONFIGS", "LAYERS", "cached_file", "config_of_layers"]
+__all__ = ["CONFIGS", "LAYERS", "config_of_layers"]
 
 CONFIGS: Mapping[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 # model type -> decoder layer, norm, rotary embedding

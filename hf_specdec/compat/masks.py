@@ -21,6 +21,7 @@ from transformers.masking_utils import (
 from hf_specdec.compat.models import text_config
 
 __all__ = [
+    "MASKED",
     "attention_implementation",
     "drop_empty_layer_types",
     "knows_windows",
@@ -30,6 +31,9 @@ __all__ = [
     "register_mask_function",
     "set_attention_implementation",
 ]
+
+
+MASKED = ("sdpa", "eager")  # attention that takes any mask
 
 
 def mask_config(config: Any) -> Any:

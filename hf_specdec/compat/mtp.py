@@ -20,7 +20,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.modeling_utils import _get_resolved_checkpoint_files
 
-from hf_specdec.compat.masks import attention_implementation, set_attention_implementation
+from hf_specdec.compat.masks import MASKED, attention_implementation, set_attention_implementation
 from hf_specdec.compat.models import text_config
 from hf_specdec.compat.mtp_families import NUMBERED, SAME, announced_layers, family_of
 from hf_specdec.compat.mtp_layers import OTHER_METHOD, FamilyMtp, MtpModel, block_types, mtp_logits
@@ -29,7 +29,6 @@ from hf_specdec.errors import CheckpointError, UnsupportedModelError, first_line
 __all__ = ["FamilyMtp", "MtpModel", "load_mtp", "mtp_logits", "use_float64_experts", "use_mask_attention"]
 
 REMEDY = "Name the original checkpoint: hf_specdec.AutoDraftHead.from_pretrained(path, target=model)."
-MASKED = ("sdpa", "eager")  # attention that takes any mask
 
 
 def load_mtp(target: PreTrainedModel, path: str | None = None) -> MtpModel:

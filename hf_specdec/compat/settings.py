@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig
-from transformers.utils import cached_file
+
+from hf_specdec.compat.hub_files import cached_file
 
 __all__ = ["dropped_settings", "keep_own_settings", "leave_own_settings"]
 

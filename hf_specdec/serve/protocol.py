@@ -86,7 +86,7 @@ class GenerationRequest(_Body):
     @field_validator("temperature")
     @classmethod
     def _divides(cls, temperature: float | None) -> float | None:
-        """Of a temperature that logits can be divided by."""
+        """Refuse a temperature above 0 that makes logits infinite."""
         if temperature is not None and 0 < temperature < LEAST_TEMPERATURE:
             raise ValueError(f"must be 0, or at least {LEAST_TEMPERATURE:f}")
         return temperature

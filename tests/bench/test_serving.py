@@ -130,15 +130,21 @@ def test_the_embedded_target_is_served_by_both_and_writes_the_same() -> None:
     ("main", "words", "told"),
     [
         (serving.main, ["--dtype", "int8"], "`dtype` must be one of"),
-        (gpu.main, ["--shape", "2B"], "`shape` must be one of"),
+        (gpu.main, ["--output", "gpu.json", "--shape", "2B"], "`shape` must be one of"),
+        (gpu.main, ["--output", "gpu.jsonl", "--shape", "2B"], "`output` must end in .json for this kind"),
     ],
-    ids=["serving", "gpu"],
+    ids=["serving", "gpu", "gpu, JSON lines"],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, main: Any, words: list[str], told: str
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    main: Any,
+    words: list[str],
+    told: str,
 ) -> None:
-    output = [] if main is serving.main else ["--output", str(tmp_path / "gpu.json")]
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
-        run_program(main, [*words, *output])
+        run_program(main, words)
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"error: {told}")

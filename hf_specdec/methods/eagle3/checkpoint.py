@@ -1,8 +1,9 @@
 """EAGLE-3 heads on disk: reading both published formats, writing the speculators format."""
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from hf_specdec.compat.decoder_layers import cached_file
-from hf_specdec.errors import CheckpointError
-from hf_specdec.files import is_missing_folder, replacing, saving_tensors
+from hf_specdec.compat.hub_files import cached_file
+from hf_specdec.errors import CheckpointError, SpecError, first_line
+from hf_specdec.files import is_missing_folder, json_value, replacing, saving_tensors
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, is_head_config
 from hf_specdec.methods.eagle3.network import Eagle3Head
 
@@ -28,10 +29,9 @@ def is_head(path: str | os.PathLike[str]) -> bool:
     """Whether a folder or hub name is that of an EAGLE-3 head, as far as its config.json says."""
     try:
         found = _optional_file(path, "config.json", {})
-        values = {} if found is None else json.loads(found.read_text("utf-8"))
-    except (CheckpointError, ValueError):
+        return found is not None and is_head_config(_object(found))
+    except CheckpointError:
         return False
-    return isinstance(values, dict) and is_head_config(values)
 
 
 def load_head(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None, **hub: Any) -> Eagle3Head:
@@ -43,13 +43,15 @@ def load_head(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None,
         hub: `revision`, `token`, `cache_dir`, `local_files_only`, ... as in transformers.
 
     Raises:
-        CheckpointError: something is missing, or no head is there.
+        CheckpointError: something is missing or damaged.
         ConfigError: config.json describes no EAGLE-3 head.
     """
-    values = json.loads(_file(path, "config.json", hub).read_text("utf-8"))
-    config = Eagle3HeadConfig.from_dict(values)
+    file = _file(path, "config.json", hub)
+    with _describing_a_head(file):
+        config = Eagle3HeadConfig.from_dict(_object(file))
     weights = _named_as_ours(_weights(path, hub))
-    head = Eagle3Head(config, has_embedding="embed_tokens.weight" in weights)
+    with _describing_a_head(file):
+        head = Eagle3Head(config, has_embedding="embed_tokens.weight" in weights)
     _check(head, weights, path)
     head.load_state_dict(weights)
     head.to(dtype or weights["fc.weight"].dtype)
@@ -72,6 +74,17 @@ def save_head(head: Eagle3Head, folder: str | os.PathLike[str]) -> None:
         save_file(weights, beside, metadata={"format": "pt"})
     with replacing(target / "config.json") as beside:
         beside.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
+
+
+@contextlib.contextmanager
+def _describing_a_head(file: Path) -> Iterator[None]:
+    """Let errors that come from odd values in a configuration name its file."""
+    try:
+        yield
+    except SpecError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{str(file)!r} must describe a draft head, but does not: {first_line(error)}") from error
 
 
 def _file(path: str | os.PathLike[str], name: str, hub: Mapping[str, Any]) -> Path:
@@ -99,9 +112,27 @@ def _weights(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> dict[str, 
             return _read(found)
     for name in INDICES:
         if (found := _optional_file(path, name, hub)) is not None:
-            parts = sorted(set(json.loads(found.read_text("utf-8"))["weight_map"].values()))
+            places = _object(found).get("weight_map")
+            if not isinstance(places, dict) or not all(isinstance(part, str) for part in places.values()):
+                raise CheckpointError(f"{str(found)!r} must hold a weight_map from weights to files, but does not.")
+            parts = sorted(set(places.values()))
             return {name: weight for part in parts for name, weight in _read(_file(path, part, hub)).items()}
     raise CheckpointError(f"{os.fspath(path)!r} has none of {', '.join((*WEIGHTS, *INDICES))}.")
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """A file's JSON object.
+
+    Raises:
+        CheckpointError: it holds something else.
+    """
+    try:
+        values = json_value(file.read_text("utf-8"))
+    except UnicodeDecodeError:
+        values = None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{str(file)!r} must hold a JSON object, but does not. Is it damaged?")
+    return values
 
 
 def _read(file: Path) -> dict[str, torch.Tensor]:

@@ -5,12 +5,11 @@ from typing import Any
 import torch
 
 from hf_specdec.compat import attention_implementation, text_config
+from hf_specdec.compat.masks import MASKED
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.draft_head import DraftHead
 
 __all__ = ["WrappedHead"]
-
-MASKED = ("sdpa", "eager")  # attention that takes any mask
 
 
 class WrappedHead(DraftHead):

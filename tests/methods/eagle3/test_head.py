@@ -1,6 +1,7 @@
 """EAGLE-3 heads: the network against the `speculators` package, both formats on disk, errors."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -182,6 +183,35 @@ def test_a_folder_without_a_head_says_what_is_missing(tmp_path: Path) -> None:
 def test_a_folder_that_is_missing_is_no_name_on_the_hub(load: Callable[[str], Any], path: str) -> None:
     with pytest.raises(CheckpointError, match=f"`path` must be an existing folder, but there is no '{path}'"):
         load(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        {"transformer_layer_config": 3},
+        {"draft_vocab_size": "many"},
+        {"draft_vocab_size": -5},
+        {"eagle_aux_hidden_state_layer_ids": ["a"]},
+        {"speculators_config": {"verifier": 3}},
+    ],
+    ids=str,
+)
+def test_a_damaged_configuration_is_named(tmp_path: Path, content: Any) -> None:
+    shutil.copytree(FIXTURES / "llama", tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | content) if isinstance(content, dict) else content)
+    with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / "config.json"))):
+        hf_specdec.AutoDraftHead.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}'])
+def test_a_damaged_index_is_named(tmp_path: Path, content: str) -> None:
+    shutil.copy(FIXTURES / "llama" / "config.json", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / "model.safetensors.index.json"))):
+        load_head(tmp_path)
 
 
 def test_weights_of_another_shape_are_refused_with_both_shapes(tmp_path: Path) -> None:
