@@ -35,7 +35,7 @@ logger = logging.getLogger("hf_specdec")
 
 @dataclass(slots=True)
 class ModelState:
-    """One model's state. Safe to share between threads; the lock is made anew in a copy."""
+    """One model's state. Safe to share between threads; a copy is of one moment, with a lock of its own."""
 
     defaults: dict[str, SpecConfig] = field(default_factory=dict)
     memory: MethodState = field(default_factory=MethodState)
@@ -104,7 +104,9 @@ class ModelState:
         logger.warning(message)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__ if name not in NOT_COPIED}
+        with self.lock:
+            kept = {name: getattr(self, name) for name in self.__slots__ if name not in NOT_COPIED}
+            return {name: dict(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():

@@ -41,6 +41,12 @@ class MethodState:
         kept: Kept = self.by_name[name]
         return kept
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"by_name": dict(self.by_name)}  # another thread may add to it while a copy is made
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.by_name = state["by_name"]
+
 
 @dataclass(frozen=True, slots=True)
 class DrafterContext:

@@ -53,3 +53,15 @@ def test_a_model_that_has_drafted_with_its_first_layers_is_pickled() -> None:
     model = hf_specdec.enable(build(FAMILIES["llama"]))
     expected = model.generate(PROMPT, **call, **how).tolist()
     assert pickle.loads(pickle.dumps(model)).generate(PROMPT, **call, **how).tolist() == expected
+
+
+def test_what_changes_while_a_copy_is_made_is_not_in_it() -> None:
+    state = ModelState()
+    state.warn_once("one")
+    state.memory.of("pool", list)
+    taken = [shared.__reduce_ex__(pickle.HIGHEST_PROTOCOL) for shared in (state, state.memory)]
+    before = [pickle.dumps(parts) for parts in taken]
+    state.warn_once("two")
+    state.memory.of("counts", list)
+    assert [pickle.dumps(parts) for parts in taken[1:]] == before[1:]
+    assert taken[0][2]["warned"] == {"one": None}
