@@ -18,10 +18,7 @@ __all__ = ["NoiseAhead"]
 Array = npt.NDArray[Any]
 NUM_ALLOCATED = 8  # rows at once
 MOST_MADE = 3  # rows that a step on an accelerator makes, if drafts alone look at them
-RAMP, RAMP_ON_DEVICE = (
-    2,
-    1,
-)  # rows by which more are looked at from step to step: milliseconds each on a CPU, or a launch
+RAMP, RAMP_ON_DEVICE = 2, 1  # rows by which a step may look at more than the last: each is milliseconds, or a launch
 NO_STATE_OF_DEVICE = {"mps"}  # its module has no state of one device
 
 
@@ -63,7 +60,7 @@ class NoiseAhead:
         self._ramp = RAMP if is_host(stream.device) else RAMP_ON_DEVICE
         self._most_on_host = 0  # rows that may be looked at there in this step
         self._num_kept = 0  # rows that were made before this step
-        self._num_wanted = 0  # of those, that a drafter has asked for
+        self._num_wanted = 0  # rows that a drafter has asked for at once
         self._num_read = 0  # rows that `unread` gave last
 
     @classmethod
@@ -89,9 +86,9 @@ class NoiseAhead:
         return self._rows[depth].noise
 
     def on_host(self, depth: int) -> Array | None:
-        """`row` as an array; asked from the root's on, step by step, and in the first ones not of many.
+        """`row` as an array, asked for from depth 0 on; `None` where it is not at hand.
 
-        On an accelerator `None` until a step has read it; from then on steps do.
+        The first steps have few rows. On an accelerator a step reads what the one before it asked for.
         """
         if not depth:
             self._synchronize()

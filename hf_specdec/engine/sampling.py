@@ -64,9 +64,8 @@ class Sampler:
         nodes = NodeProcessors.of(processors, device) if computes and not keeps else None
         self._stream = RandomStream(device, generator)
         self._noise = NoiseAhead.of(self._stream) if self.do_sample else None
-        self._ahead = (
-            None if nodes is None else TokensAhead(nodes, self._stream if self.do_sample else None, self._noise)
-        )
+        stream = self._stream if self.do_sample else None
+        self._ahead = None if nodes is None else TokensAhead(nodes, stream, self._noise)
         self._is_ahead = False
         self._rows = NodeLogits(torch.empty(0))
         self._tree: DraftTree | None = None

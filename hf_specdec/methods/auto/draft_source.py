@@ -46,6 +46,7 @@ class DraftSource:
     def start(self, text: Sequence[int], noise: DrawNoise | None = None) -> None:
         """A step begins after `text`, with the noise of the draws to come where that is known."""
         self._text, self._noise, self._request = text, noise, TreeBuilder(text[-1])
+        self._ids: torch.Tensor | None = None  # (1, L) of the text, once a processor asks for it
         self._tree = DraftTree.chain(text[-1])  # what was requested last
         self._places: dict[int, int] = {}  # in the request, of the nodes that are in it
         self._wanted: list[int] = []
@@ -88,7 +89,9 @@ class DraftSource:
         depths = [tree.depths[place] for place in places]
 
         def text() -> torch.Tensor:
-            return torch.tensor([list(self._text)], device=rows.device)
+            if self._ids is None:
+                self._ids = torch.tensor([list(self._text)], device=rows.device)
+            return self._ids
 
         def path_of(number: int) -> list[int]:
             return [tree.tokens[place] for place in tree.path(places[number])[1:]]
