@@ -24,7 +24,7 @@ from hf_specdec.engine.continuous_batching import ContinuousBatching, QueuedSequ
 from hf_specdec.engine.decode import alone_reason, costs_of, drafting, fields_of, one_by_one_reason
 from hf_specdec.engine.first_call import can_try, row_trial_of
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.random_streams import OwnDraws
+from hf_specdec.engine.sampling.random_streams import OwnDraws
 from hf_specdec.engine.speculative import budget_of, queued_sequence_of
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError, without_frames
 from hf_specdec.generation import prepared_call

@@ -38,8 +38,9 @@ class Mutant:
     new: str
 
 
-VERIFY, SAMPLING, SEQUENCE = "engine/verify.py", "engine/sampling.py", "engine/sequence.py"
-FILTERS, REJECTIONS, DRAWS = "engine/row_filters.py", "engine/rejections.py", "engine/draws.py"
+VERIFY, STOPPING, SEQUENCE = "engine/verify.py", "engine/stopping.py", "engine/sequence.py"
+SAMPLER, REJECTIONS = "engine/sampling/sampler.py", "engine/sampling/rejections.py"
+FILTERS, DRAWS = "engine/sampling/row_filters.py", "engine/sampling/draws.py"
 LOOP, STEP, SPECULATIVE = "engine/loop.py", "engine/step.py", "engine/speculative.py"
 BATCH = "engine/batch.py"
 CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
@@ -48,15 +49,16 @@ ROWS = "forward/tree_rows.py"
 LOOKUP = "methods/prompt_lookup/method.py"
 # The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.
 NEAREST: dict[str, tuple[str, ...]] = {
-    VERIFY: ("engine/test_verify.py", "engine/test_rejection.py", "engine/test_rejection_texts.py"),
-    SAMPLING: (
-        "engine/test_sampling.py",
-        "promise/test_outputs.py promise/test_stopping.py",
+    VERIFY: ("engine/test_verify.py", "engine/sampling/test_rejection_texts.py"),
+    STOPPING: ("engine/test_stopping.py", "promise/test_stopping.py"),
+    SAMPLER: (
+        "engine/sampling/test_sampler.py",
+        "promise/test_outputs.py",
         "promise/test_processors.py",
     ),
-    FILTERS: ("engine/test_row_filters.py",),
-    REJECTIONS: ("engine/test_rejection.py",),
-    DRAWS: ("engine/test_draws.py",),
+    FILTERS: ("engine/sampling/test_row_filters.py",),
+    REJECTIONS: ("engine/sampling/test_rejection.py", "engine/sampling/test_rejection_texts.py"),
+    DRAWS: ("engine/sampling/test_draws.py",),
     STEP: ("promise/test_observer_and_stats.py promise/test_interrupts.py promise/test_batch_stopping.py",),
     BATCH: ("promise/test_batch_processors.py promise/test_outputs.py",),
     LOOP: ("promise/test_streamer.py",),
@@ -79,40 +81,40 @@ MUTANTS = (
     ),
     Mutant("the token after a full path is lost", VERIFY, "        path.append(child)\n", ""),
     Mutant("a stop is obeyed at the end of the draft", VERIFY, "if stop or child is None", "if child is None"),
-    Mutant("q is not what the token was drawn from", VERIFY, "uniform * share < p[token]", "uniform < p[token]"),
-    Mutant("a rejected token leaves p as it was", VERIFY, "rest / total, p)", "p / p.sum(), p)"),
+    Mutant("q is not what the token was drawn from", REJECTIONS, "uniform * share < p[token]", "uniform < p[token]"),
+    Mutant("a rejected token leaves p as it was", REJECTIONS, "rest / total, p)", "p / p.sum(), p)"),
     Mutant(
         "a token is drawn from the parent's row",
-        SAMPLING,
+        SAMPLER,
         "self._rows.logits[node : node + 1]",
         "self._rows.logits[:1]",
     ),
     Mutant(
         "processors are called twice a token",
-        SAMPLING,
+        SAMPLER,
         "self.processors(ids, row)",
         "self.processors(ids, self.processors(ids, row))",
     ),
     Mutant(
         "one more draw a token",
-        SAMPLING,
+        SAMPLER,
         "        if self.do_sample:\n",
         "        if self.do_sample:\n            torch.rand(())\n",
     ),
     Mutant(
         "scores are recorded before the processors",
-        SAMPLING,
+        SAMPLER,
         "self.scores.append(scores)",
         "self.scores.append(self._rows.logits[node : node + 1].float())",
     ),
     Mutant("a tie decides what top_p keeps", FILTERS, "or last < self.filters.top_p", "or above < self.filters.top_p"),
     Mutant("draws that rounding can exchange count", FILTERS, "found[place] * (1.0 - DOUBT)", "found[place]"),
     Mutant("top_p counts what top_k removes", FILTERS, '.searchsorted(-self.cut, "right") - 1]', ".size - 1]"),
-    Mutant("a node's draft is judged by the target's share", REJECTIONS, "uniform * share <", "uniform <"),
+    Mutant("a node's draft is judged by the target's share", REJECTIONS, "share < p.gather", "1.0 < p.gather"),
     Mutant("a rejected token stays in q", REJECTIONS, "q.scatter_(1, token, 0.0)", "pass"),
     Mutant("a level draws the numbers of the one above", DRAWS, "levels[node] = above + 1", "levels[node] = above"),
-    Mutant("texts are one token too long", SAMPLING, "len(text) >= self.max_length", "len(text) > self.max_length"),
-    Mutant("a criterion's answer is forgotten", SAMPLING, ".all()) or stop", ".all()) and stop"),
+    Mutant("texts are one token too long", STOPPING, "len(text) >= self.max_length", "len(text) > self.max_length"),
+    Mutant("a criterion's answer is forgotten", STOPPING, ".all()) or stop", ".all()) and stop"),
     Mutant(
         "sequences get one another's logits",
         BATCH,

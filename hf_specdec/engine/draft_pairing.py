@@ -16,7 +16,7 @@ from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.batch_rules import keeps_rows_apart, processors_of_row
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.node_processors import reads_ids, takes_all_nodes
+from hf_specdec.engine.sampling.node_processors import reads_ids, takes_all_nodes
 from hf_specdec.engine.static_shapes import draft_shapes
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.draft_runner import DraftRunner

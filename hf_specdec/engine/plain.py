@@ -8,7 +8,7 @@ from hf_specdec import compat
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.assisted import CountedCandidates
 from hf_specdec.engine.call import Call, with_stats
-from hf_specdec.engine.sampling import agreed_criteria
+from hf_specdec.engine.stopping import agreed_criteria
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.stats import SpecStats

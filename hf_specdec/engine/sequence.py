@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hf_specdec.distributed.rank_sync import RankSync
-from hf_specdec.engine.sampling import Sampler, StopCheck
+from hf_specdec.engine.sampling.sampler import Sampler
+from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.engine.verify import VerifyResult, verify_tree
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.node_outputs import NodeOutputs

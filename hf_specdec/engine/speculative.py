@@ -23,9 +23,10 @@ from hf_specdec.engine.continuous_batching import QueuedSequence
 from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.engine.loop import SpecLoop
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.sampling import Sampler, StopCheck
+from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.static_shapes import compiled_forward, fixed_shapes
+from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.drafting import AnyDraftRunner, used_by
 from hf_specdec.forward.exit_runner import ExitRunner

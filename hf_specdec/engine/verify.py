@@ -5,14 +5,12 @@ of the text; if a child holds that token, the walk goes on there, else it ends. 
 decoding chose.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
 
 from hf_specdec.tree import DraftTree
 
-__all__ = ["VerifyResult", "rejection_sample", "verify_tree"]
+__all__ = ["VerifyResult", "verify_tree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,37 +49,3 @@ def verify_tree(tree: DraftTree, choose: Callable[[int], tuple[int, bool]]) -> V
         path.append(child)
         node = child
     return VerifyResult(tokens, path)
-
-
-def rejection_sample(
-    p: torch.Tensor, q: torch.Tensor, drawn: Sequence[int], generator: torch.Generator | None = None
-) -> int:
-    """A token distributed as `p`, one of `drawn` as often as that allows.
-
-    Each drawn token x in turn is accepted with probability min(1, p(x) / q(x)). If it is not, what is left of the
-    target's distribution is p <- norm(max(p - q, 0)), and the next one was drawn from q without x. The last p decides
-    if none is accepted. Sources: https://arxiv.org/abs/2302.01318 and 2211.17192 for one token, 2305.09781 and
-    2402.12374 for several without replacement.
-
-    Args:
-        p: `(vocab_size,)` fp32, the target's probabilities.
-        q: `(vocab_size,)` fp32, the probabilities that the first of `drawn` was drawn from.
-        drawn: different tokens, each drawn from `q` without those before it. How many there are may not depend on
-            the values of those that might have been left out.
-        generator: of `p`'s device; `None` is the global one. One uniform number a drawn token, then one multinomial
-            draw, as far as they are needed.
-    """
-    q = q.to(p.device, copy=True)
-    for token in drawn:
-        share = q[token]
-        was_drawn = share > 0.0  # else it was not drawn from q, and says nothing
-        uniform = torch.rand((), generator=generator, device=p.device, dtype=p.dtype)
-        if was_drawn & (uniform * share < p[token]):
-            return token
-        rest = (p - q).clamp_min_(0.0)
-        total = rest.sum()
-        # p <= q everywhere is p = q but for rounding: then p itself is as good.
-        p = torch.where(was_drawn & (total > 0.0), rest / total, p)
-        q[token] = 0.0
-        q /= q.sum().clamp_min(torch.finfo(q.dtype).tiny)
-    return int(torch.multinomial(p, num_samples=1, generator=generator))

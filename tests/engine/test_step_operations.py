@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 import hf_specdec
 from hf_specdec.bench.operations import OperationCounter, StepOperations
-from hf_specdec.engine.draws import LEVELS
+from hf_specdec.engine.sampling.draws import LEVELS
 from hf_specdec.methods import compiled
 from tests.helpers.accelerator import emulate
 from tests.helpers.support import PROMPT, plain

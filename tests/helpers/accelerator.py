@@ -3,7 +3,7 @@
 import pytest
 
 from hf_specdec import transfer
-from hf_specdec.engine import noise_ahead, sampling
+from hf_specdec.engine.sampling import noise_ahead, sampler
 from hf_specdec.forward import compiled_forward
 from hf_specdec.methods import node_logits
 
@@ -12,5 +12,5 @@ __all__ = ["emulate"]
 
 def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no device be the host's own."""
-    for module in (transfer, compiled_forward, node_logits, noise_ahead, sampling):
+    for module in (transfer, compiled_forward, node_logits, noise_ahead, sampler):
         monkeypatch.setattr(module, "is_host", lambda device: False)

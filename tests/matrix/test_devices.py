@@ -14,7 +14,7 @@ import torch
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.engine.draws import LEVELS
+from hf_specdec.engine.sampling.draws import LEVELS
 from tests.helpers.emulated_device import DEVICE, DeviceTensor, EmulatedDevice
 from tests.helpers.head_cases import CASES, SHAPES, Zoo, always
 from tests.helpers.on_device import SAMPLING, STATIC, TREES, DeviceBatch, moved

@@ -56,7 +56,7 @@ def test_a_draft_near_the_target_is_accepted_more_often(
     """Than where it drafts its likeliest tokens."""
     draft = noisy_copy(model)
     known = acceptance(model, draft, spec_config=config, top_k=0)
-    monkeypatch.setattr("hf_specdec.engine.noise_ahead.NoiseAhead.of", lambda stream: None)
+    monkeypatch.setattr("hf_specdec.engine.sampling.noise_ahead.NoiseAhead.of", lambda stream: None)
     assert known > 1.5 * acceptance(model, draft, spec_config=config, top_k=0)
 
 

@@ -11,7 +11,7 @@ import torch
 
 import hf_specdec
 from hf_specdec.capabilities.trial import SHORTEST_CALL
-from hf_specdec.engine.random_streams import OwnDraws
+from hf_specdec.engine.sampling.random_streams import OwnDraws
 from tests.helpers.hooks import steer
 from tests.helpers.support import plain
 from tests.helpers.zoo import FALLBACK, FAMILIES, build

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hf_specdec.engine.noise_ahead import RAMP, NoiseAhead
-from hf_specdec.engine.random_streams import OwnDraws, RandomStream
+from hf_specdec.engine.sampling.noise_ahead import RAMP, NoiseAhead
+from hf_specdec.engine.sampling.random_streams import OwnDraws, RandomStream
 from tests.helpers.accelerator import emulate
 
 CPU, VOCAB = torch.device("cpu"), 50

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from hf_specdec.engine.rejections import Rejections
-from hf_specdec.engine.verify import rejection_sample
+from hf_specdec.engine.sampling.rejections import Rejections, rejection_sample
 from tests.helpers.draft_tables import chi_square, critical_value, sample
 
 pytestmark = pytest.mark.each_value_in_file

@@ -12,8 +12,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hf_specdec.engine import row_filters
-from hf_specdec.engine.row_filters import DOUBT, MOST_TOP_K, NUM_RANKS, RowFilters
+from hf_specdec.engine.sampling import row_filters
+from hf_specdec.engine.sampling.row_filters import DOUBT, MOST_TOP_K, NUM_RANKS, RowFilters
 
 NO_IDS = torch.empty((1, 0), dtype=torch.long)
 FILTERS: dict[str, list[Any]] = {

@@ -1,33 +1,24 @@
-"""The choice of the next token from a logits row, and when the text ends: exactly as plain decoding does both.
+"""The choice of the next token from a logits row, exactly as plain decoding makes it.
 
-One call of the processors, one draw and one round of the stopping criteria for each emitted token, in order.
+One call of the processors and one draw for each emitted token, in order.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any
-
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessorList
 
 from hf_specdec import compat
-from hf_specdec.distributed.rank_sync import RankSync
-from hf_specdec.engine.node_processors import NodeProcessors
-from hf_specdec.engine.noise_ahead import NoiseAhead
-from hf_specdec.engine.random_streams import RandomStream
-from hf_specdec.engine.tokens_ahead import TokensAhead, rejections_of
-from hf_specdec.engine.verify import rejection_sample
+from hf_specdec.engine.sampling.node_processors import NodeProcessors
+from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
+from hf_specdec.engine.sampling.random_streams import RandomStream
+from hf_specdec.engine.sampling.rejections import rejection_sample
+from hf_specdec.engine.sampling.tokens_ahead import TokensAhead, rejections_of
 from hf_specdec.errors import RankError
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.node_logits import NodeLogits, read_tensors
 from hf_specdec.transfer import is_host
 from hf_specdec.tree import DraftTree
 
-__all__ = ["Sampler", "StopCheck", "agreed_criteria"]
+__all__ = ["Sampler"]
 
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # what rounding can do to a logit, relative to the largest
 NEAR_IN_HALVES = 0.1
@@ -157,66 +148,3 @@ class Sampler:
         if known is not None:
             return known
         return int(torch.multinomial(probabilities, num_samples=1, generator=self.generator))
-
-
-class StopCheck:
-    """Whether the text ends with its last token. Length and end-of-text are checked without touching a tensor.
-
-    Attributes:
-        is_watched (`bool`): whether a criterion of the user's own is asked, which may keep count.
-    """
-
-    def __init__(self, criteria: StoppingCriteriaList) -> None:
-        self.max_length: int | None = None
-        self.quiet_length: float = float("inf")
-        self.eos: frozenset[int] = frozenset()
-        self.others: list[Callable[..., Any]] = []
-        for criterion in criteria:
-            if type(criterion) is compat.MaxLengthCriteria and self.max_length is None:
-                self.max_length = criterion.max_length
-                self.quiet_length = criterion.max_position_embeddings or float("inf")
-                self._length_criterion = criterion
-            elif type(criterion) is compat.EosTokenCriteria and not self.eos:
-                self.eos = frozenset(_ids(criterion.eos_token_id))
-            else:
-                self.others.append(criterion)
-        own = (compat.MaxTimeCriteria, compat.StopStringCriteria)
-        self.is_watched = any(type(criterion) not in own for criterion in self.others)
-
-    def __call__(self, text: TokenBuffer, scores: list[torch.Tensor] | None) -> bool:
-        """Ask every criterion, each once, as plain decoding does."""
-        stop = text.tokens[-1] in self.eos or (self.max_length is not None and len(text) >= self.max_length)
-        if not self.others and len(text) <= self.quiet_length:
-            return stop
-        given = tuple(scores) if scores is not None else None
-        if len(text) > self.quiet_length:
-            self._length_criterion(text.ids(), given)  # warns once that the model's positions are exceeded
-        for criterion in self.others:
-            stop = bool(torch.as_tensor(criterion(text.ids(), given)).all()) or stop
-        return stop
-
-
-def agreed_criteria(criteria: StoppingCriteriaList, rank_sync: RankSync) -> StoppingCriteriaList:
-    """The criteria for transformers' own loops, where all processes stop as the first one does."""
-    if type(rank_sync) is RankSync:
-        return criteria
-    alike = (compat.MaxLengthCriteria, compat.EosTokenCriteria, compat.StopStringCriteria)
-    return StoppingCriteriaList(
-        criterion if type(criterion) in alike else _AgreedCriterion(criterion, rank_sync) for criterion in criteria
-    )
-
-
-class _AgreedCriterion(StoppingCriteria):
-    """What a criterion says in the first process."""
-
-    def __init__(self, criterion: Callable[..., Any], rank_sync: RankSync) -> None:
-        self.criterion, self.rank_sync = criterion, rank_sync
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
-        own = torch.as_tensor(self.criterion(input_ids, scores, **kwargs)).expand(len(input_ids))
-        agreed = [bool(self.rank_sync.decide_now(lambda row=row: int(row))) for row in own]  # type: ignore[misc]
-        return torch.tensor(agreed, device=input_ids.device)  # type: ignore[return-value]
-
-
-def _ids(value: torch.Tensor | Iterable[int]) -> list[int]:
-    return [int(token) for token in (value.flatten().tolist() if isinstance(value, torch.Tensor) else value)]

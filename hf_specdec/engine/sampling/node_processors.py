@@ -17,7 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hf_specdec.engine.row_filters import RowFilters
+from hf_specdec.engine.sampling.row_filters import RowFilters
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.transfer import HOST, upload
 from hf_specdec.tree import DraftTree

@@ -1,7 +1,4 @@
-"""The rule of `rejection_sample` for all nodes of a tree at once, on a device and without a read in between.
-
-Which nodes are reached depends on earlier tokens, their own numbers do not: those of the others are left unused.
-"""
+"""Rejection sampling of drawn drafts: of one node on the host, and of all nodes of a tree on a device in one read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,13 +8,49 @@ import torch
 
 from hf_specdec.transfer import HOST, upload
 
-__all__ = ["Rejections"]
+__all__ = ["Rejections", "rejection_sample"]
 
 Array = npt.NDArray[Any]
 
 
+def rejection_sample(
+    p: torch.Tensor, q: torch.Tensor, drawn: Sequence[int], generator: torch.Generator | None = None
+) -> int:
+    """A token distributed as `p`, one of `drawn` as often as that allows.
+
+    Each drawn token x in turn is accepted with probability min(1, p(x) / q(x)). If it is not, what is left of the
+    target's distribution is p <- norm(max(p - q, 0)), and the next one was drawn from q without x. The last p decides
+    if none is accepted. Sources: https://arxiv.org/abs/2302.01318 and 2211.17192 for one token, 2305.09781 and
+    2402.12374 for several without replacement.
+
+    Args:
+        p: `(vocab_size,)` fp32, the target's probabilities.
+        q: `(vocab_size,)` fp32, the probabilities that the first of `drawn` was drawn from.
+        drawn: different tokens, each drawn from `q` without those before it. How many there are may not depend on
+            the values of those that might have been left out.
+        generator: of `p`'s device; `None` is the global one. One uniform number a drawn token, then one multinomial
+            draw, as far as they are needed.
+    """
+    q = q.to(p.device, copy=True)
+    for token in drawn:
+        share = q[token]
+        was_drawn = share > 0.0  # else it was not drawn from q, and says nothing
+        uniform = torch.rand((), generator=generator, device=p.device, dtype=p.dtype)
+        if was_drawn & (uniform * share < p[token]):
+            return token
+        rest = (p - q).clamp_min_(0.0)
+        total = rest.sum()
+        # p <= q everywhere is p = q but for rounding: then p itself is as good.
+        p = torch.where(was_drawn & (total > 0.0), rest / total, p)
+        q[token] = 0.0
+        q /= q.sum().clamp_min(torch.finfo(q.dtype).tiny)
+    return int(torch.multinomial(p, num_samples=1, generator=generator))
+
+
 class Rejections:
-    """One token for each node.
+    """The rule of `rejection_sample` for all nodes of a tree at once, without a read in between.
+
+    Which nodes are reached depends on earlier tokens, their own numbers do not: those of the others are left unused.
 
     Args:
         probabilities: `(T, vocab_size)` fp32, the target's.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hf_specdec.engine.random_streams import RandomStream
+from hf_specdec.engine.sampling.random_streams import RandomStream
 from hf_specdec.transfer import is_host
 
 __all__ = ["NoiseAhead"]

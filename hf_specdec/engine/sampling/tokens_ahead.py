@@ -6,12 +6,12 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from hf_specdec.engine.draws import DrawsAhead
-from hf_specdec.engine.node_processors import NodeProcessors
-from hf_specdec.engine.noise_ahead import NoiseAhead
-from hf_specdec.engine.random_streams import RandomStream
-from hf_specdec.engine.rejections import Rejections
-from hf_specdec.engine.row_filters import NUM_RANKS, RowFilters
+from hf_specdec.engine.sampling.draws import DrawsAhead
+from hf_specdec.engine.sampling.node_processors import NodeProcessors
+from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
+from hf_specdec.engine.sampling.random_streams import RandomStream
+from hf_specdec.engine.sampling.rejections import Rejections
+from hf_specdec.engine.sampling.row_filters import NUM_RANKS, RowFilters
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.node_logits import read_tensors
 from hf_specdec.tree import DraftTree

@@ -14,7 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hf_specdec.engine.node_processors import ROUNDING, NodeProcessors
+from hf_specdec.engine.sampling.node_processors import ROUNDING, NodeProcessors
 from hf_specdec.forward.token_buffer import MAX_UNWRITTEN, TokenBuffer
 from hf_specdec.tree import DraftTree, TreeBuilder
 

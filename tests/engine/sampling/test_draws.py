@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from hf_specdec.engine.draws import LEVELS, DrawsAhead
-from hf_specdec.engine.noise_ahead import NoiseAhead
-from hf_specdec.engine.random_streams import OwnDraws, RandomStream
+from hf_specdec.engine.sampling.draws import LEVELS, DrawsAhead
+from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
+from hf_specdec.engine.sampling.random_streams import OwnDraws, RandomStream
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 CPU, VOCAB = torch.device("cpu"), 50

@@ -11,7 +11,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from hf_specdec.engine.noise_ahead import NoiseAhead
+from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
 from hf_specdec.tree import DraftTree
 
 __all__ = ["LEVELS", "DrawsAhead"]

@@ -1,13 +1,12 @@
-"""The choice of a token and the stop check, each against the lines of plain decoding that they stand for."""
+"""The choice of a token against the lines of plain decoding that it stands for."""
 
 from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList, TopKLogitsWarper, TopPLogitsWarper
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+from transformers import GenerationConfig, LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
-from hf_specdec.engine.sampling import Sampler, StopCheck
+from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.errors import RankError
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.node_logits import NodeLogits
@@ -77,31 +76,6 @@ def test_a_near_tie_confirms_and_a_clear_difference_does_not() -> None:
     sampler.confirm(0, 1)
     with pytest.raises(RankError, match="here 0 leads"):
         sampler.confirm(0, 2)
-
-
-@pytest.mark.parametrize(("tokens", "length", "stops"), [([8], 9, False), ([8, 2], 9, True), ([8, 8], 5, True)])
-def test_length_and_end_of_text_stop_without_a_tensor(tokens: list[int], length: int, stops: bool) -> None:
-    check = StopCheck(StoppingCriteriaList([MaxLengthCriteria(length), EosTokenCriteria(torch.tensor([2, 3]))]))
-    text = TokenBuffer(torch.tensor([[5, 6, 7]]), room=4)
-    for token in tokens:
-        text.append(token)
-    assert check(text, None) is stops
-    assert not check.is_watched
-    assert (check.max_length, check.eos) == (length, {2, 3})
-
-
-def test_every_other_criterion_is_asked_once_whatever_the_others_say() -> None:
-    asked: list[tuple[int, Any]] = []
-
-    def criterion(ids: torch.Tensor, scores: Any) -> bool:
-        asked.append((ids.shape[1], scores))
-        return len(asked) == 1
-
-    check = StopCheck(StoppingCriteriaList([criterion, MaxLengthCriteria(9), criterion]))
-    score = torch.zeros(1, 3)
-    assert check(TEXT, [score]) is True
-    assert [(length, scores[0] is score) for length, scores in asked] == [(3, True), (3, True)]
-    assert check.is_watched
 
 
 @pytest.mark.parametrize("do_sample", [True, False])
