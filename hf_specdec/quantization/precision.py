@@ -123,11 +123,11 @@ def _skeleton(auto_class: Any, path: Any, given: Mapping[str, Any]) -> Any:
 
 def saved_precision(saved: Mapping[str, Any]) -> str:
     """The name of a checkpoint's `quantization_config`: a precision's where it is one, else its own."""
-    method = str(saved.get("quant_method", "bitsandbytes"))
+    method = str(saved.get("quant_method") or "bitsandbytes")
     if method == "bitsandbytes":
         if saved.get("load_in_8bit"):
             return "int8"
-        kind = str(saved.get("bnb_4bit_quant_type", "fp4"))
+        kind = str(saved.get("bnb_4bit_quant_type") or "fp4")
         return kind if kind == "nf4" else f"bitsandbytes {kind}"
     return "fp8" if saved_here(saved) else f"{method} checkpoint"
 
@@ -184,7 +184,8 @@ def _saved_config(path: Any, given: Mapping[str, Any]) -> Mapping[str, Any] | No
         found = saved if isinstance(saved, Mapping) or saved is None else saved.to_dict()
     else:
         content, _ = transformers.PreTrainedConfig.get_config_dict(path, **_only(given))
-        found = content.get("quantization_config") or content.get("text_config", {}).get("quantization_config")
+        text = content.get("text_config")
+        found = content.get("quantization_config") or (text or {}).get("quantization_config")
     return found if isinstance(found, Mapping) and found else None
 
 

@@ -16,7 +16,7 @@ import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.errors import ConfigError, MissingExtraError, UnsupportedModelError
 from hf_specdec.quantization import precision as room
-from hf_specdec.quantization.precision import PRECISIONS, loading_arguments, machine_support
+from hf_specdec.quantization.precision import PRECISIONS, loading_arguments, machine_support, saved_precision
 
 TARGET = embedded.path("target")
 load = hf_specdec.AutoModelForCausalLM.from_pretrained
@@ -40,6 +40,20 @@ def test_every_precision_but_auto_is_listed_for_the_machine(precision: str) -> N
     (support,) = [found for found in machine_support() if found.precision == precision]
     assert support.works
     assert support.reason
+
+
+@pytest.mark.parametrize("field", ["text_config", "quantization_config", "vision_config", "rope_scaling"])
+def test_a_part_of_a_configuration_that_is_null_is_none(tmp_path: Path, field: str) -> None:
+    content = json.loads((Path(TARGET) / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(content | {field: None}))
+    assert loading_arguments("fp32", str(tmp_path), {}) == {"dtype": torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"), [({"load_in_8bit": True}, "int8"), ({"load_in_4bit": True}, "bitsandbytes fp4")]
+)
+def test_a_quantisation_that_leaves_names_null_is_bitsandbytes(fields: dict[str, Any], name: str) -> None:
+    assert saved_precision({"quant_method": None, "bnb_4bit_quant_type": None, **fields}) == name
 
 
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype", "quantization_config"])
