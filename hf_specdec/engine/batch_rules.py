@@ -19,6 +19,7 @@ __all__ = [
     "assisted_fallback_reason",
     "batch_fallback_reason",
     "criteria_of_row",
+    "is_pure",
     "keeps_rows_apart",
     "may_keep_state",
     "processors_of_row",
@@ -51,6 +52,15 @@ ROW_WISE_PROCESSORS = frozenset(
         "TopPLogitsWarper",
         "TypicalLogitsWarper",
         "WatermarkLogitsProcessor",
+    )
+)
+# Those that need no more than a text's ids and scores, if the text is the only one.
+PURE_PROCESSORS = ROW_WISE_PROCESSORS | frozenset(
+    f"{TRANSFORMERS}.{name}"
+    for name in (
+        "EncoderNoRepeatNGramLogitsProcessor",
+        "EncoderRepetitionPenaltyLogitsProcessor",
+        "WhisperTimeStampLogitsProcessor",
     )
 )
 ROW_WISE_CRITERIA = (
@@ -122,6 +132,11 @@ def criteria_of_row(criteria: Iterable[Any], row: int) -> StoppingCriteriaList:
 def keeps_rows_apart(processor: object) -> bool:
     """Whether a processor knows which row is which, or keeps something of each."""
     return isinstance(processor, PerRow) or _name(processor) in OF_ROW
+
+
+def is_pure(processor: object) -> bool:
+    """Whether a processor calls no function of the user's and no model, and keeps nothing between calls."""
+    return _name(processor) in PURE_PROCESSORS
 
 
 def _reason_against(processor: object) -> str | None:

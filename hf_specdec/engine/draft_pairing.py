@@ -13,7 +13,7 @@ from hf_specdec.compat.fingerprint import Fingerprint
 from hf_specdec.compat.modules import num_weights
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.rank_sync import rank_sync_of
-from hf_specdec.engine.batch_rules import keeps_rows_apart, processors_of_row
+from hf_specdec.engine.batch_rules import is_pure, keeps_rows_apart, processors_of_row
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.node_processors import reads_ids, takes_all_nodes
@@ -188,11 +188,11 @@ def _num_layers(model: PreTrainedModel) -> int:
 def logits_processor_of(call: Call) -> LogitsProcessorFn | None:
     """The call's processors for nodes of the draft, `None` where nothing is sampled.
 
-    Those of transformers, copied; a user's own may count its calls and is for the text alone.
+    Those of transformers that are pure, copied; others may count their calls and are for the text alone.
     """
     if not call.generation_config.do_sample:
         return None
-    own = [p for p in call.logits_processor if type(p).__module__ == compat.PROCESSORS_MODULE]
+    own = [p for p in call.logits_processor if is_pure(p)]
     if len(call.input_ids) > 1:
         own = [p for p in own if not keeps_rows_apart(p)]
     processors = processors_of_row(LogitsProcessorList(copy.deepcopy(own)), None)

@@ -166,10 +166,11 @@ class DraftRunner(BaseDraftRunner):
             self._forget_round()
 
     def _readable(self, tree: DraftTree) -> DraftTree:
-        """The tree with a root that the draft has an embedding for; below it stand tokens of its own."""
-        if tree.tokens[0] < self._own_vocab_size:
+        """The tree in tokens that the draft has embeddings for: others may be the root, and what processors force."""
+        if max(tree.tokens) < self._own_vocab_size:
             return tree
-        return dataclasses.replace(tree, tokens=(0, *tree.tokens[1:]))
+        tokens = tuple(token if token < self._own_vocab_size else 0 for token in tree.tokens)
+        return dataclasses.replace(tree, tokens=tokens)
 
     def _like_the_targets(self, rows: torch.Tensor) -> torch.Tensor:
         """fp32 on the target's device, as wide as the target's: padding ids of either model can never be drafted.

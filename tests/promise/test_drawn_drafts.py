@@ -1,6 +1,8 @@
 """Sampling with drafts that know the random numbers of the coming draws: the seed's text, and drafts that meet it."""
 
 import copy
+import dataclasses
+import threading
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 
 import hf_specdec
 from tests.helpers.support import PROMPT, noisy_copy
-from tests.helpers.zoo import FAMILIES, build
+from tests.helpers.zoo import DECODER, FAMILIES, VOCAB_SIZE, build
 
 FILTERS: dict[str, dict[str, Any]] = {
     "plain": {"top_k": 0},
@@ -69,3 +71,42 @@ def test_a_processor_that_draws_costs_drafts_and_nothing_else(model: Any) -> Non
 
     draft = copy.deepcopy(model)
     assert acceptance(model, draft, spec_config=CHAIN, logits_processor=[Draws()], top_k=0) < 3.0
+
+
+class Counting:
+    """A constraint of the user's: counts its calls, forbids more on every second one, and cannot be copied."""
+
+    def __init__(self) -> None:
+        self.lock, self.lengths = threading.Lock(), list[int]()
+
+    def __call__(self, batch: int, ids: torch.Tensor) -> list[int]:
+        self.lengths.append(len(ids))
+        return list(range(0, VOCAB_SIZE, 1 + len(self.lengths) % 2))
+
+
+@pytest.mark.parametrize("method", ["draft_model", "auto"])
+def test_drafts_leave_a_users_constraint_alone(model: Any, method: str) -> None:
+    """It is asked once for each token of the text, as by plain decoding."""
+    draft, kept, texts = copy.deepcopy(model), [Counting(), Counting()], []
+    for allowed, spec_method in zip(kept, (None, method), strict=True):
+        torch.manual_seed(5)
+        given = {} if spec_method is None else {"assistant_model": draft}
+        options = {"max_new_tokens": 9, "do_sample": True, "prefix_allowed_tokens_fn": allowed, **given}
+        texts.append(model.generate(PROMPT, spec_method=spec_method, **options).tolist())
+    assert texts[0] == texts[1]
+    assert kept[0].lengths == kept[1].lengths == list(range(PROMPT.shape[1], PROMPT.shape[1] + 9))
+
+
+def test_guidance_copies_no_model_for_the_drafts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processor holds the model, and computes the unconditional text of the emitted tokens alone."""
+    draft, copied = copy.deepcopy(model), list[Any]()
+    monkeypatch.setattr(type(model), "__deepcopy__", lambda self, memo: copied.append(self), raising=False)
+    acceptance(model, draft, guidance_scale=1.5, max_new_tokens=9)
+    assert copied == []
+
+
+@pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
+def test_a_token_that_is_forced_may_be_none_of_the_drafts(model: Any, config: dict[str, Any]) -> None:
+    draft = build(dataclasses.replace(FAMILIES["llama"], options={**DECODER, "vocab_size": VOCAB_SIZE - 8}))
+    options = {"max_new_tokens": 6, "forced_eos_token_id": VOCAB_SIZE - 1, "spec_config": config}
+    acceptance(model, draft, **options)
