@@ -15,7 +15,6 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.capabilities.probe import Capability
-from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.model_state import ATTRIBUTE, drop_drafts, state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.generation import EnabledGenerate, decode, generate_with, with_own_arguments
@@ -109,7 +108,7 @@ def capability(model: Any) -> Capability:
         model (`PreTrainedModel`): a transformers model that generates, enabled or not.
     """
     inner = _generating(model)
-    return state_of(inner).findings.of(inner, rank_sync=rank_sync_of(inner)).capability
+    return state_of(inner).findings.of(inner).capability
 
 
 def spec_memory(model: Any) -> SpecMemory:

@@ -20,12 +20,14 @@ from hf_specdec.capabilities.findings import Found
 from hf_specdec.capabilities.probe import verifies_trees
 from hf_specdec.capabilities.trial_rows import RowTrial, TrialFailed
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
+from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.continuous_batching import ContinuousBatching, QueuedSequence
 from hf_specdec.engine.decode import alone_reason, costs_of, drafting, fields_of, one_by_one_reason
 from hf_specdec.engine.first_call import can_try, row_trial_of
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.random_streams import OwnDraws
-from hf_specdec.engine.speculative import budget_of, queued_sequence_of
+from hf_specdec.engine.speculative import queued_sequence_of
+from hf_specdec.engine.step import StepRunner
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError, without_frames
 from hf_specdec.generation import prepared_call
 from hf_specdec.methods.config import check_positive
@@ -175,7 +177,7 @@ class _Job:
         if self._trial is not None:
             found = Found(verifies_trees(self.model, 0.0), knows_rows=True)
         else:
-            found = state_of(self.model).findings.of(self.model, rank_sync=rank_sync)
+            found = state_of(self.model).findings.of(self.model)
         if (reason := one_by_one_reason(self.model, request, found)) is not None:
             if max_rows > 1:
                 self._warn_once(f"decodes prompts one by one, whatever max_batch_size is: {reason}")
@@ -186,13 +188,9 @@ class _Job:
             return
         self._num_rows = max_rows
         costs = costs_of(self.model, request, compat.input_device(self.model))
-        batching = ContinuousBatching(
-            max_rows=max_rows,
-            max_columns=max_columns,
-            budget=budget_of(self.model, request.budget, costs),
-            observer=request.observer,
-            rank_sync=rank_sync,
-        )
+        budget = None if costs is None else Budget(costs, max_nodes=request.budget)
+        steps = StepRunner(SpecStats(), rank_sync, budget=budget, observer=request.observer)
+        batching = ContinuousBatching(steps, max_rows=max_rows, max_columns=max_columns)
         for done in batching.run(self._queued(prompts, found, rank_sync)):
             yield from self._finished()
             prompt = self._prompts.pop(done.index)

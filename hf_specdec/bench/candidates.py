@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from hf_specdec import compat
+from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.assisted import CountedCandidates
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.stats import SpecStats
@@ -38,7 +39,7 @@ class DecodeWithCandidates:
             model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.streamer
         )
         stats = SpecStats(method=type(self.candidates).__name__, tier="chain")
-        timed = _TimedCandidates(self.candidates, stats)
+        timed = _TimedCandidates(self.candidates, stats, RankSync())
         return with_stats(compat.assisted_decoding(model, timed, input_ids, **call.methods_arguments()), stats)
 
 

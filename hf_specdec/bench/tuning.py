@@ -120,11 +120,11 @@ def _target(call: Call, texts: list[TokenBuffer]) -> ModelRunner:
     """What computes the call's forwards."""
     encoder = call.model_kwargs.get("encoder_outputs")
     kwargs = None if encoder is None else {name: call.model_kwargs[name] for name in ("encoder_outputs",)}
-    found = state_of(call.model).findings.of(call.model, kwargs, rank_sync=rank_sync_of(call.model))
+    found = state_of(call.model).findings.of(call.model, kwargs)
     tier = found.capability.tier
     reason = found.capability.reason if tier == "plain" else None
     if reason is None and len(texts) > 1:
-        reason = found.batch_fallback_reason(call.model, kwargs, rank_sync=rank_sync_of(call.model))
+        reason = found.batch_fallback_reason(call.model, kwargs)
     if reason is not None:
         raise UnsupportedModelError(f"{type(call.model).__name__} decodes without speculation: {reason}")
     return ModelRunner(

@@ -15,7 +15,7 @@ from hf_specdec.capabilities.probe_exit import ExitFinding, probe_exit
 from hf_specdec.capabilities.probe_rows import probe_rows
 from hf_specdec.capabilities.reference import ProbeFailed
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
-from hf_specdec.distributed.rank_sync import RankSync
+from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
 
 __all__ = ["Findings", "Found"]
 
@@ -44,14 +44,12 @@ class Found:
         """Whether batches were tried."""
         return bool(self._reasons)
 
-    def batch_fallback_reason(
-        self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None, *, rank_sync: RankSync | None = None
-    ) -> str | None:
+    def batch_fallback_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
         """Why the model decodes batches plainly, or `None`; probed at the first batch.
 
         Arguments as of `Findings.of`.
         """
-        rank_sync = rank_sync or RankSync()
+        rank_sync = rank_sync_of(model)
         with self._lock:
             if rank_sync.any(not self._reasons):
                 try:
@@ -62,9 +60,9 @@ class Found:
                     return f"several sequences at once could not be tried: {error}"
             return self._reasons[0]
 
-    def early_exit(self, model: PreTrainedModel, layers: int, *, rank_sync: RankSync | None = None) -> ExitFinding:
+    def early_exit(self, model: PreTrainedModel, layers: int) -> ExitFinding:
         """Whether the model's first `layers` layers can draft for it; probed at the first such call."""
-        rank_sync = rank_sync or RankSync()
+        rank_sync = rank_sync_of(model)
         with self._lock:
             if rank_sync.any(layers not in self._exits):
                 try:
@@ -89,17 +87,17 @@ class Findings:
         model: PreTrainedModel,
         encoder_kwargs: dict[str, Any] | None = None,
         *,
-        rank_sync: RankSync | None = None,
         now: Fingerprint | None = None,
     ) -> Found:
         """What is known of the model as it is now; probed at first. A probe that failed is repeated at the next call.
 
+        All processes that share the model probe if one has to.
+
         Args:
             encoder_kwargs: of encoder-decoder models, see `probe`.
-            rank_sync: of the processes that share the model: all of them probe if one has to.
             now: the model's fingerprint, where it is known.
         """
-        rank_sync, key = rank_sync or RankSync(), now or fingerprint(model)
+        rank_sync, key = rank_sync_of(model), now or fingerprint(model)
         with self._lock:
             if not rank_sync.any(key not in self._known):
                 return self._known[key]

@@ -18,8 +18,8 @@ class CountedCandidates(CandidateGenerator):
 
     requires_model_outputs = False
 
-    def __init__(self, drafter: Drafter, stats: SpecStats, rank_sync: RankSync | None = None) -> None:
-        self.drafter, self.stats, self.rank_sync = drafter, stats, rank_sync or RankSync()
+    def __init__(self, drafter: Drafter, stats: SpecStats, rank_sync: RankSync) -> None:
+        self.drafter, self.stats, self.rank_sync = drafter, stats, rank_sync
         self._drafted = 0
         self.begun = False
 

@@ -4,18 +4,14 @@ Knows nothing of tokenizers, files or `generate`.
 """
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch import Batch
-from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.step import StepRunner
-from hf_specdec.observer import SpecStep
-from hf_specdec.stats import SpecStats
 
 __all__ = ["ContinuousBatching", "QueuedSequence"]
 
@@ -45,31 +41,18 @@ class ContinuousBatching:
     """Decodes queued sequences in a batch of at most `max_rows`, none waiting for another to end.
 
     Args:
+        steps: takes the batch one step further.
         max_columns (`int`): bound on rows x longest text, in tokens: the size of the key/value buffers. A sequence that
             alone exceeds it is decoded alone.
-        budget: decides how much of the drafts is verified; without one, all of it.
-        observer: called with a `SpecStep` for every sequence after every verify step.
-        rank_sync: of the processes that decode together; by default this one is alone.
 
     Attributes:
-        stats: forwards and seconds of the whole run; tokens and drafts are in each sequence's own.
         num_reused_columns (`int`): prompt tokens whose keys and values were copied from another sequence.
     """
 
-    def __init__(
-        self,
-        *,
-        max_rows: int,
-        max_columns: int,
-        budget: Budget | None = None,
-        observer: Callable[[SpecStep], None] | None = None,
-        rank_sync: RankSync | None = None,
-    ) -> None:
-        self.rank_sync = rank_sync or RankSync()
+    def __init__(self, steps: StepRunner, *, max_rows: int, max_columns: int) -> None:
+        self.rank_sync, self._steps = steps.rank_sync, steps
         self.max_rows, self.max_columns = max_rows, max_columns
-        self.stats = SpecStats()
         self.num_reused_columns = 0
-        self._steps = StepRunner(self.stats, budget=budget, observer=observer, rank_sync=rank_sync)
         self._batch: Batch | None = None
         self._columns: list[int] = []  # needed by each sequence of the batch
         self._network: Hashable = None  # that drafts for all of them

@@ -97,8 +97,7 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
 
 def found_for(call: Call) -> Found:
     """What is known of the call's model as it is now."""
-    findings, rank_sync = state_of(call.model).findings, rank_sync_of(call.model)
-    return findings.of(call.model, _encoder_kwargs(call), rank_sync=rank_sync, now=call.now)
+    return state_of(call.model).findings.of(call.model, _encoder_kwargs(call), now=call.now)
 
 
 def plain_reason(call: Call, request: Request, found: Found) -> str | None:
@@ -123,7 +122,7 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
     has_own_cache = call.facts.of(compat.has_own_cache, call.model)
     if mask is not None and not call.model.config.is_encoder_decoder and has_own_cache:
         return "padding meets cache layers of the model's own, which a few tokens cannot try out"
-    return batch_fallback_reason(call) or _batch_reason(call.model, found, _encoder_kwargs(call))
+    return batch_fallback_reason(call) or found.batch_fallback_reason(call.model, _encoder_kwargs(call))
 
 
 def one_by_one_reason(model: PreTrainedModel, request: Request, found: Found) -> str | None:
@@ -136,11 +135,7 @@ def one_by_one_reason(model: PreTrainedModel, request: Request, found: Found) ->
         return "its class prepares the inputs of each forward itself"
     if found.capability.tier != "tree":
         return found.capability.reason
-    return _batch_reason(model, found)
-
-
-def _batch_reason(model: PreTrainedModel, found: Found, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
-    return found.batch_fallback_reason(model, encoder_kwargs, rank_sync=rank_sync_of(model))
+    return found.batch_fallback_reason(model)
 
 
 def alone_reason(call: Call, request: Request) -> str | None:

@@ -12,7 +12,6 @@ from hf_specdec.capabilities.probe import Capability
 from hf_specdec.compat.fingerprint import Fingerprint
 from hf_specdec.compat.modules import num_weights
 from hf_specdec.compat.placement import device_mesh
-from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.batch_rules import is_pure, keeps_rows_apart, processors_of_row
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
@@ -115,7 +114,7 @@ def draft_capability(
         UnsupportedModelError: the draft cannot roll back, so that it could not follow the text.
     """
     check_pair(target, draft, translates=translates)
-    found = state_of(draft).findings.of(draft, rank_sync=rank_sync_of(draft), now=now).capability
+    found = state_of(draft).findings.of(draft, now=now).capability
     if found.tier == "plain":
         raise UnsupportedModelError(
             f"`assistant_model` must be able to forget rejected tokens, but {type(draft).__name__} is not: "

@@ -5,7 +5,6 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.capabilities.findings import Found
-from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
@@ -57,7 +56,7 @@ def exit_runner_of(call: Call, layers: int, found: Found) -> ExitRunner:
     """
     model = call.model
     check_exit(call, layers)
-    finding = found.early_exit(model, layers, rank_sync=rank_sync_of(model))
+    finding = found.early_exit(model, layers)
     if finding.refusal is not None:
         rule = f"must be unset for {type(model).__name__}: after {counted(layers, 'layer')}, {finding.refusal}"
         raise ConfigError("exit_layer", rule, layers, OWN_CACHE)

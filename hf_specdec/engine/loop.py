@@ -1,17 +1,12 @@
 """The decoding loop of one call: the prompt, then verify steps until every text ends."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch import Batch
-from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.step import StepRunner
-from hf_specdec.observer import SpecStep
-from hf_specdec.stats import SpecStats
 from hf_specdec.transfer import HOST
 
 __all__ = ["SpecLoop"]
@@ -21,11 +16,9 @@ class SpecLoop:
     """Decodes all sequences of a batch to their ends.
 
     Args:
-        budget: decides how much of the drafts is verified; without one, all of it.
+        steps: takes the batch one step further.
         streamer: a transformers streamer that has seen the prompt already; for one sequence.
-        observer: called with a `SpecStep` for every sequence after every verify step.
         keep_hidden_states (`bool`): collect the hidden states of every emitted token; for one sequence.
-        rank_sync: of the processes that decode together; by default this one is alone.
 
     Attributes:
         sequences: all of them, those that have left the batch too.
@@ -35,19 +28,17 @@ class SpecLoop:
     def __init__(
         self,
         batch: Batch,
-        stats: SpecStats,
+        steps: StepRunner,
         *,
-        budget: Budget | None = None,
-        streamer: Any = None,
-        observer: Callable[[SpecStep], None] | None = None,
-        keep_hidden_states: bool = False,
-        rank_sync: RankSync | None = None,
+        streamer: Any,
+        keep_hidden_states: bool,
     ) -> None:
         self.batch, self.sequences, self.streamer = batch, list(batch.sequences), streamer
+        self.rank_sync = steps.rank_sync
         self.hidden_states: list[tuple[torch.Tensor, ...]] | None = [] if keep_hidden_states else None
-        self.rank_sync = rank_sync or RankSync()
-        on_token = self._on_token if keep_hidden_states or streamer is not None else None
-        self._steps = StepRunner(stats, budget=budget, observer=observer, rank_sync=rank_sync, on_token=on_token)
+        self._steps = steps
+        if keep_hidden_states or streamer is not None:
+            steps.on_token = self._on_token
 
     def run(self) -> None:
         """Prompt, then steps until every text ends. Whatever happens, the cache is left holding the text."""

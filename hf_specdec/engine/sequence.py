@@ -34,7 +34,7 @@ class SequenceState:
         finished (`bool`): whether its text has ended; padding may follow in `text`.
         length (`int`): tokens of the text without that padding.
         stats (`SpecStats`): its counters, or those of the whole call.
-        rank_sync (`RankSync`): of the processes that decode it; by default this one is alone.
+        rank_sync (`RankSync`): of the processes that decode it.
         isolates_errors (`bool`): whether an error of its processors, criteria or observers ends this sequence alone.
         isolates_drafter (`bool`): the same for its drafter.
         error (`Exception | None`): what ended the sequence alone.
@@ -49,7 +49,7 @@ class SequenceState:
         sampler: Sampler,
         stop_check: StopCheck,
         stats: SpecStats,
-        rank_sync: RankSync | None = None,
+        rank_sync: RankSync,
     ) -> None:
         self.index, self.text, self.prompt = index, text, prompt
         self.drafter, self.sampler, self.stop_check = drafter, sampler, stop_check
@@ -60,7 +60,7 @@ class SequenceState:
         self.error: Exception | None = None
         self.stats = stats
         self.length = len(text)
-        self.rank_sync = rank_sync or RankSync()
+        self.rank_sync = rank_sync
 
     @property
     def emitted(self) -> list[int]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from hf_specdec import compat
@@ -26,6 +25,7 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.static_shapes import compiled_forward, fixed_shapes
+from hf_specdec.engine.step import StepRunner
 from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.drafting import AnyDraftRunner, used_by
@@ -40,7 +40,7 @@ from hf_specdec.transfer import HOST
 
 MakeDrafter = Callable[[int, torch.Generator | None], Drafter]
 
-__all__ = ["budget_of", "decode_speculatively", "queued_sequence_of"]
+__all__ = ["decode_speculatively", "queued_sequence_of"]
 
 
 def decode_speculatively(
@@ -50,25 +50,24 @@ def decode_speculatively(
     tier: Tier,
     budget: int,
     stats: SpecStats,
-    draft_model: AnyDraftRunner | None = None,
-    costs: StepCosts | None = None,
-    observer: Callable[[SpecStep], None] | None = None,
-    rank_sync: RankSync | None = None,
-    decide: Callable[[float | None], bool] | None = None,
+    draft_model: AnyDraftRunner | None,
+    costs: StepCosts | None,
+    observer: Callable[[SpecStep], None] | None,
+    rank_sync: RankSync,
+    decide: Callable[[float | None], bool] | None,
 ) -> Any:
     """Decode in our loop; returns what plain generation would return, with `.spec_stats`.
 
     Args:
         make_drafter: makes the drafter of one sequence from its index and random generator.
         costs: of the target's forwards; with them, each step verifies as much as pays.
-        rank_sync: of the processes that decode together; by default this one is alone.
+        rank_sync: of the processes that decode together.
         decide: of `TrialRunner`, where the model is tried on this call's text; `tier` is `"tree"` then.
     """
     config, model = call.generation_config, call.model
     original = call.model_kwargs.get(compat.cache_name(call.model_kwargs))
     keep_cache = bool(config.return_dict_in_generate) or compat.is_users_own(original)
     texts = _texts(call)
-    rank_sync = rank_sync or RankSync()
     sequences = _sequences(call, texts, make_drafter, stats, rank_sync)
     fixed = fixed_shapes(call, [sequence.drafter for sequence in sequences], budget)
     arguments = (model, call.input_ids, config, call.model_kwargs, texts)
@@ -88,14 +87,13 @@ def decode_speculatively(
         )
     _bind(draft_model, target)
     stats.tier, stats.method = target.tier, stats.method or type(sequences[0].drafter).__name__
+    widths = () if fixed is None else fixed.widths
+    verified = None if costs is None else Budget(costs, max_nodes=budget, widths=widths)
     loop = SpecLoop(
         Batch(sequences, target, _limits(call, budget), used_by(rank_sync, draft_model)),
-        stats,
-        budget=budget_of(model, budget, costs, widths=() if fixed is None else fixed.widths),
+        StepRunner(stats, rank_sync, budget=verified, observer=observer),
         streamer=call.streamer,
-        observer=observer,
         keep_hidden_states=bool(config.return_dict_in_generate and config.output_hidden_states),
-        rank_sync=rank_sync,
     )
     _run(loop, stats)
     if config.do_sample:
@@ -143,15 +141,6 @@ def _limits(call: Call, budget: int) -> Limits:
         vocab_size=getattr(text_config, "vocab_size", None),
         pad_token_id=int(pad_token) if pad_token is not None else 0,
     )
-
-
-def budget_of(
-    model: PreTrainedModel, most: int, costs: StepCosts | None, *, widths: Sequence[int] = ()
-) -> Budget | None:
-    """The budget of calls that draft at most `most` tokens a step; none without costs."""
-    if costs is None:
-        return None
-    return Budget(costs, max_nodes=most, widths=widths)
 
 
 def _texts(call: Call) -> list[TokenBuffer]:

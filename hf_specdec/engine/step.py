@@ -39,21 +39,22 @@ class StepRunner:
         stats: gets the forwards and seconds; each sequence has its own for tokens and drafts.
         budget: decides how much of the drafts is verified; without one, all of it.
         observer: called with a `SpecStep` for every sequence after every verify step.
-        rank_sync: of the processes that decode together; by default this one is alone.
+        rank_sync: of the processes that decode together.
+
+    Attributes:
         on_token: called with the sequence, the node that decided and the token, for every token of a text.
     """
 
     def __init__(
         self,
         stats: SpecStats,
+        rank_sync: RankSync,
         *,
-        budget: Budget | None = None,
-        observer: Callable[[SpecStep], None] | None = None,
-        rank_sync: RankSync | None = None,
-        on_token: OnToken | None = None,
+        budget: Budget | None,
+        observer: Callable[[SpecStep], None] | None,
     ) -> None:
-        self.stats, self.budget, self.observer, self.on_token = stats, budget, observer, on_token
-        self.rank_sync = rank_sync or RankSync()
+        self.stats, self.rank_sync, self.budget, self.observer = stats, rank_sync, budget, observer
+        self.on_token: OnToken | None = None
         self._observer_seconds = self._compile_seconds = 0.0
 
     def begin(self, batch: Batch) -> None:

@@ -19,6 +19,11 @@ class DraftHead(nn.Module):
         skips_embedding_norm (`bool`): whether it reads the target's embeddings without a norm that the target's
             embedding module applies.
         name_or_path (`str`): what it was loaded from.
+        vocab_size (`int | None`): tokens of the target that it was made for; `None` where it uses the target's own
+            output head.
+        hidden_size (`int`): width of the states, and of the embeddings that it reads.
+        target_hidden_size (`int`): width of the target's hidden states.
+        num_layers (`int`): decoder layers that one forward computes.
     """
 
     methods: tuple[str, ...] = ()
@@ -26,26 +31,10 @@ class DraftHead(nn.Module):
     skips_embedding_norm: bool = False
 
     embed_tokens: nn.Embedding | None
-
-    @property
-    @abstractmethod
-    def vocab_size(self) -> int | None:
-        """Tokens of the target that it was made for; `None` where it uses the target's own output head."""
-
-    @property
-    @abstractmethod
-    def hidden_size(self) -> int:
-        """Width of the states, and of the embeddings that it reads."""
-
-    @property
-    @abstractmethod
-    def target_hidden_size(self) -> int:
-        """Width of the target's hidden states."""
-
-    @property
-    @abstractmethod
-    def num_layers(self) -> int:
-        """Decoder layers that one forward computes."""
+    vocab_size: int | None
+    hidden_size: int
+    target_hidden_size: int
+    num_layers: int
 
     @property
     def num_weights(self) -> int:
@@ -81,14 +70,11 @@ class PairHead(DraftHead):
 
     Attributes:
         num_stages (`int`): decoder stacks that take turns.
+        has_window (`bool`): whether a layer slides, so that `forward` needs `key_positions`.
     """
 
     num_stages: int = 1
-
-    @property
-    @abstractmethod
-    def has_window(self) -> bool:
-        """Whether a layer slides, so that `forward` needs `key_positions`."""
+    has_window: bool
 
     @abstractmethod
     def cache_shapes(self, stage: int) -> Mapping[int, tuple[int, int, int]]:
@@ -134,22 +120,17 @@ class BlockHead(DraftHead):
     """A head that drafts a block of tokens in one forward: the last token, and a mask for each token to be drafted.
 
     Its cache holds what it made of the target's hidden states; masks see all of it and one another.
+
+    Attributes:
+        block_size (`int`): tokens of a block, the last token of the text among them.
+        mask_token_id (`int`): the token of the target that stands for one to be drafted.
+        window (`int | None`): how far layers with a sliding window see, in both directions; `None` where no layer has
+            one.
     """
 
-    @property
-    @abstractmethod
-    def block_size(self) -> int:
-        """Tokens of a block, the last token of the text among them."""
-
-    @property
-    @abstractmethod
-    def mask_token_id(self) -> int:
-        """The token of the target that stands for one to be drafted."""
-
-    @property
-    @abstractmethod
-    def window(self) -> int | None:
-        """How far layers with a sliding window see, in both directions; `None` where no layer has one."""
+    block_size: int
+    mask_token_id: int
+    window: int | None
 
     @abstractmethod
     def cache_shapes(self) -> Mapping[int, tuple[int, int, int]]:
@@ -181,17 +162,14 @@ class SharedCacheHead(DraftHead):
     """A head that reads the target's keys and values, and the state of the token before; it has no cache of its own.
 
     What it drafts stands at the position of the last token, and drafted tokens see the text alone.
+
+    Attributes:
+        windows (`Mapping[str, int | None]`): how far back the layers of each type see; `None` for all of the text.
+        key_heads (`Mapping[str, tuple[int, int]]`): key/value heads of the target and their size, by type of layer.
     """
 
-    @property
-    @abstractmethod
-    def windows(self) -> Mapping[str, int | None]:
-        """How far back the layers of each type see; `None` for all of the text."""
-
-    @property
-    @abstractmethod
-    def key_heads(self) -> Mapping[str, tuple[int, int]]:
-        """Key/value heads of the target and their size, by type of layer."""
+    windows: Mapping[str, int | None]
+    key_heads: Mapping[str, tuple[int, int]]
 
     @abstractmethod
     def forward(

@@ -161,8 +161,8 @@ def test_a_shared_beginning_is_computed_once(
     streams = []
 
     class Spied(stream.ContinuousBatching):
-        def __init__(self, **kwargs: Any) -> None:
-            super().__init__(**kwargs)
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
             streams.append(self)
 
     monkeypatch.setattr("hf_specdec.many_prompts.ContinuousBatching", Spied)

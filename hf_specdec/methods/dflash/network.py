@@ -28,27 +28,10 @@ class DFlashHead(WrappedHead, BlockHead):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model.config)
-        self.model = model
-
-    @property
-    def vocab_size(self) -> None:
-        """Its tokens are those of the target's output head."""
-        return
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of a block."""
-        return int(self.config.block_size)
-
-    @property
-    def mask_token_id(self) -> int:
-        """The token of the target that stands for one to be drafted."""
-        return int(self.config.mask_token_id)
-
-    @property
-    def window(self) -> int | None:
-        """How far layers with a sliding window see."""
-        return int(self.config.sliding_window) if "sliding_attention" in self.config.layer_types else None
+        self.model, config = model, self.config
+        self.vocab_size = None  # its tokens are those of the target's output head
+        self.block_size, self.mask_token_id = int(config.block_size), int(config.mask_token_id)
+        self.window = int(config.sliding_window) if "sliding_attention" in config.layer_types else None
 
     def layer_ids(self, num_layers: int) -> tuple[int, ...]:
         """The outputs of the layers that the configuration names; it counts layers from 0."""

@@ -40,6 +40,7 @@ class Eagle3Head(PairHead):
         layer_config = config_of_layers(config.layer)
         layer_class, norm_class, rotary_class = LAYERS[layer_config.model_type]
         hidden_size, eps, width = config.hidden_size, layer_config.rms_norm_eps, config.target_hidden_size
+        self.vocab_size, self.hidden_size, self.target_hidden_size = config.vocab_size, hidden_size, width
         self.embed_tokens = nn.Embedding(config.vocab_size, hidden_size) if has_embedding else None
         self.fc = nn.Linear(config.num_features * width, hidden_size, bias=False)
         self.input_norm = norm_class(config.num_features * width, eps=eps) if config.norm_before_fc else None
@@ -47,6 +48,8 @@ class Eagle3Head(PairHead):
         self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
         self.layers = nn.ModuleList([layer_class(layer_config, i) for i in range(layer_config.num_hidden_layers)])
         _read_two_inputs(self.layers[0], layer_config, norm_class(hidden_size, eps=eps))
+        self.num_layers = len(self.layers)
+        self.has_window = any(_window_of(layer) is not None for layer in self.layers)
         self.norm = norm_class(hidden_size, eps=eps)
         self.lm_head = nn.Linear(hidden_size, config.draft_vocab_size, bias=False)
         self.rotary_emb = rotary_class(layer_config)
@@ -54,29 +57,9 @@ class Eagle3Head(PairHead):
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long) if is_reduced else None)
         self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool) if is_reduced else None)
 
-    @property
-    def vocab_size(self) -> int:
-        """Tokens of the target that it was made for."""
-        return self.config.vocab_size
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the states, and of the embeddings that it reads."""
-        return self.config.hidden_size
-
-    @property
-    def target_hidden_size(self) -> int:
-        """Width of the target's hidden states."""
-        return self.config.target_hidden_size
-
-    @property
-    def num_layers(self) -> int:
-        """Decoder layers that one forward computes."""
-        return len(self.layers)
-
     def cache_shapes(self, stage: int) -> dict[int, tuple[int, int, int]]:
         """Key/value heads, key size and value size of each layer."""
-        return dict.fromkeys(range(len(self.layers)), attention_shape(self.config.layer))
+        return dict.fromkeys(range(self.num_layers), attention_shape(self.config.layer))
 
     def layer_ids(self, num_layers: int) -> tuple[int, ...]:
         """The hidden states that it reads of a target with `num_layers` layers."""
@@ -129,11 +112,6 @@ class Eagle3Head(PairHead):
         """`(..., draft_vocab_size)` of states that `forward` returned."""
         logits: torch.Tensor = self.lm_head(states if self.config.norm_output else self.norm(states))
         return logits
-
-    @property
-    def has_window(self) -> bool:
-        """Whether a layer slides, so that `forward` needs `key_positions`."""
-        return any(_window_of(layer) is not None for layer in self.layers)
 
     def _first_layer(
         self, layer: Any, embeddings: torch.Tensor, states: torch.Tensor, given: dict[str, Any]

@@ -30,24 +30,13 @@ class GemmaAssistantHead(WrappedHead, SharedCacheHead):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model.config)
         self.model = model
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the states, and of the target's embeddings that it reads."""
-        return int(self.model.config.backbone_hidden_size)
-
-    @property
-    def windows(self) -> dict[str, int | None]:
-        """How far back the layers of each type see; `None` for all of the text."""
-        return {
+        self.hidden_size = self.target_hidden_size = int(model.config.backbone_hidden_size)
+        kinds = self.text.layer_types
+        self.windows = {
             kind: int(self.text.sliding_window) if kind == "sliding_attention" else None
-            for kind in dict.fromkeys(self.text.layer_types)
+            for kind in dict.fromkeys(kinds)
         }
-
-    @property
-    def key_heads(self) -> dict[str, tuple[int, int]]:
-        """Key/value heads of the target and their size, by type of layer."""
-        return heads_of_layers(self.model.config, {kind: n for n, kind in enumerate(self.text.layer_types)})
+        self.key_heads = heads_of_layers(model.config, {kind: number for number, kind in enumerate(kinds)})
 
     def forward(
         self,

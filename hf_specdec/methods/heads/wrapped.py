@@ -31,26 +31,9 @@ class WrappedHead(DraftHead):
             rule = f"must be {' or '.join(MASKED)} for a draft head, whose rows see masks"
             raise ConfigError("attn_implementation", rule, attention, "Load the head without it.")
         self._is_additive = attention == "eager"
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Tokens of the target that it was made for."""
-        return int(self.text.vocab_size)
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the states, and of the embeddings that it reads."""
-        return int(self.text.hidden_size)
-
-    @property
-    def target_hidden_size(self) -> int:
-        """Width of the target's hidden states."""
-        return self.hidden_size
-
-    @property
-    def num_layers(self) -> int:
-        """Decoder layers that one forward computes."""
-        return int(self.text.num_hidden_layers)
+        self.vocab_size = getattr(self.text, "vocab_size", None)
+        self.num_layers = int(self.text.num_hidden_layers)
+        self.hidden_size = self.target_hidden_size = int(self.text.hidden_size)
 
     def layer_ids(self, num_layers: int) -> tuple[int, ...]:
         """The last hidden state."""

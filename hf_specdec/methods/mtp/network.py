@@ -57,7 +57,9 @@ class MtpHead(WrappedHead, PairHead):
         self.norm = mtp.shared_post_norm if mtp.use_shared_post_norm else None
         self.rotary_emb = copy.deepcopy(mtp.rotary_emb)  # some follow the length of their text
         self.num_stages, self._kinds = len(mtp.layers), tuple(kinds)
+        self.num_layers = 1  # one stage is one layer
         self._window = getattr(config, "sliding_window", None) if SLIDING in kinds else None
+        self.has_window = self._window is not None
         self._shapes: dict[int, tuple[int, int, int]] = {}
         self._is_staged = isinstance(mtp, FamilyMtp) and mtp.is_staged
 
@@ -67,20 +69,10 @@ class MtpHead(WrappedHead, PairHead):
         return cls(load_mtp(target, path))
 
     @property
-    def num_layers(self) -> int:
-        """One stage is one layer."""
-        return 1
-
-    @property
     def num_weights(self) -> int:
         """Those of one layer and of its output head, which may be the target's."""
         modules = (self.heads[0] if self.heads else self._mtp[0].shared_head, self.layers[0])
         return sum(int(weight.numel()) for module in modules for weight in module.parameters())
-
-    @property
-    def has_window(self) -> bool:
-        """Whether a layer slides."""
-        return self._window is not None
 
     def cache_shapes(self, stage: int) -> dict[int, tuple[int, int, int]]:
         """Of the stage's one layer, found by computing a token with it."""
