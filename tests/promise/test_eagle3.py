@@ -161,11 +161,11 @@ def test_use_logits_samples_the_targets_distribution(model: Any) -> None:
 def test_a_head_for_another_target_is_refused_with_both_sizes(zoo: Zoo) -> None:
     model = zoo("llama")
     narrow = random_head(model)
-    object.__setattr__(narrow.config, "target_hidden_size", 64)
+    narrow.target_hidden_size = 64
     with pytest.raises(ConfigError, match=r"hidden_size 48, but is 'a head for 64'"):
         model.generate(PROMPT, max_new_tokens=4, assistant_model=narrow, spec_method="eagle3")
     other = random_head(model)
-    other.config.layer.vocab_size = 5000
+    other.vocab_size = 5000
     with pytest.raises(ConfigError, match=rf"vocab_size {VOCAB_SIZE}, but is 'a head for 5000'"):
         model.generate(PROMPT, max_new_tokens=4, assistant_model=other, spec_method="eagle3")
     deep = random_head(model, layer_ids=(1, 2, 9))

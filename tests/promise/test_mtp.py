@@ -12,6 +12,7 @@ from transformers.modeling_layers import MtpModel
 
 import hf_specdec
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
+from hf_specdec.methods.mtp.network import MtpHead
 from hf_specdec.methods.registry import as_head
 from tests.helpers.head_cases import SHAPES
 from tests.helpers.head_cases import always as always_by
@@ -139,8 +140,8 @@ def test_a_model_without_mtp_layers_is_refused(model: Any, tmp_path: Path) -> No
 
 def test_layers_of_another_model_and_other_heads_are_refused(mellum: tuple[Any, MtpModel]) -> None:
     model, mtp = mellum
-    other = copy.deepcopy(mtp)
-    other.config.hidden_size = 64
+    other = MtpHead(copy.deepcopy(mtp))
+    other.target_hidden_size = 64
     with pytest.raises(ConfigError, match=r"hidden_size 48, but is 'a head for 64'"):
         model.generate(PROMPT, max_new_tokens=4, spec_method="mtp", assistant_model=other)
     with pytest.raises(ConfigError, match=r'spec_method="mtp" for a head of this kind'):
