@@ -231,7 +231,7 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
         rows = rows.to(device=self.device, dtype=torch.float32)
         if self._target_ids is None and rows.shape[1] == self.vocab_size:
             return rows
-        full: torch.Tensor = torch.full((len(rows), self.vocab_size), float("-inf"), device=self.device)
+        full = rows.new_full((len(rows), self.vocab_size), float("-inf"))
         if self._target_ids is not None:
             return full.index_copy_(1, self._target_ids, rows)
         width = min(rows.shape[1], self.vocab_size)

@@ -23,13 +23,16 @@ class HiddenStates:
     _columns: list[TreeLayout]
 
     def hidden_states(self, row: int, node: int | None) -> tuple[torch.Tensor, ...]:
-        """Of one node of the last forward, `(1, 1, hidden_size)` a layer; of the whole prompt without a `node`."""
+        """Of one node of the last forward, `(..., 1, 1, hidden_size)` a layer; of the whole prompt without a `node`.
+
+        Gemma 3n has several streams of states, which come before the batch.
+        """
         states = self._states()
         if node is None:
             return tuple(states)
         columns = self._columns[row]
         column = columns.node_columns[node] - columns.first_new
-        found = tuple(layer[row : row + 1, column : column + 1] for layer in states)
+        found = tuple(layer[..., row : row + 1, column : column + 1, :] for layer in states)
         return found if self.compiled is None else tuple(layer.clone() for layer in found)  # CUDA graphs write over it
 
     def node_states(self, row: int) -> tuple[torch.Tensor, ...]:
@@ -42,7 +45,7 @@ class HiddenStates:
         return tuple(self._states()[layer][row] for layer in self.hidden_layers)
 
     def _states(self) -> Sequence[torch.Tensor]:
-        """`(batch, columns, hidden_size)` for each layer that was asked for."""
+        """`(..., batch, columns, hidden_size)` for each layer that was asked for."""
         states: Sequence[torch.Tensor] = self.outputs.get("decoder_hidden_states") or self.outputs.hidden_states
         check_states(self.model, states, self.hidden_layers)
         return states

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+import hf_specdec
+from tests.helpers import zoo_wide
 from tests.helpers.support import PROMPT, assert_same_run, assert_same_tensors, both
 from tests.promise.conftest import Draft
 
@@ -72,3 +74,12 @@ def test_the_prompt_tensor_is_left_alone(model: Any, draft: Draft) -> None:
     prompt = PROMPT.clone()
     both(model, lambda: {"input_ids": prompt}, draft)
     assert torch.equal(prompt, PROMPT)
+
+
+def test_several_streams_of_hidden_states_are_given_for_each_token(draft: Draft) -> None:
+    """Gemma 3n's are `(streams, batch, length, hidden_size)`."""
+    model = hf_specdec.enable(zoo_wide.build(zoo_wide.shrunk("gemma3n_text"), "causal", 0.15))
+    reference, ours = both(model, lambda: {"output_hidden_states": True, "max_new_tokens": 5}, draft)
+    assert_same_run(ours, reference)
+    assert reference.output.hidden_states[0][0].ndim == 4
+    assert_same_tensors(ours.output.hidden_states, reference.output.hidden_states, atol=1e-3)
