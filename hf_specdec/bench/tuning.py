@@ -61,7 +61,8 @@ def measure_costs(
         rounds: times that each number of tokens is tried; the medians count.
 
     Raises:
-        ConfigError: a number below 1, or a context that the model has no positions for.
+        ConfigError: a number below 1, a context that the model has no positions for, or too few `seconds` for forwards
+            of more than one token.
         UnsupportedModelError: the model decodes without speculation.
     """
     inner: PreTrainedModel = compat.generation_model(enable(model))
@@ -112,6 +113,9 @@ def _measured(
         )
     finally:
         target.close()
+    if not curve.is_measured:
+        rule = "must leave time for forwards of one token and of more, for each batch size"
+        raise ConfigError("seconds", rule, seconds, "The default is 20.")
     curve.seconds_of_one = found[1]
     return found
 

@@ -69,7 +69,12 @@ def test_costs_of_another_precision_are_an_error(run: Run, costs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--out", "/nowhere/costs.json"), ("--out", "c.json", "--context-length", "100000", "--dtype", "fp32")]
+    "words",
+    [
+        ("--out", "/nowhere/costs.json"),
+        ("--out", "c.json", "--context-length", "100000", "--dtype", "fp32"),
+        ("--out", "c.json", "--context-length", "24", "--dtype", "fp32", "--seconds", "1e-9"),
+    ],
 )
 def test_tune_refuses_what_cannot_work(run: Run, words: tuple[str, ...]) -> None:
     result = run("tune", *words)

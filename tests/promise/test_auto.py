@@ -148,7 +148,7 @@ def tuned_file(model: Any, path: Path, **changed: Any) -> str:
     """A file of costs for `model`, with some facts changed."""
     from hf_specdec.bench.tuning import measure_costs
 
-    tuned = measure_costs(model, context_length=20, seconds=0.2)
+    tuned = measure_costs(model, context_length=20, rounds=1)
     tuned.costs.save(path, {**tuned.facts, **changed})
     return str(path)
 
