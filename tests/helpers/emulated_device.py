@@ -10,7 +10,7 @@ CPU's generators, reads as NumPy arrays. It has nothing of CUDA's own: graphs, e
 
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -227,7 +227,8 @@ def register() -> None:
     """Tell torch that the device is there, once a process."""
     if _registered:
         return
-    module = SimpleNamespace(
+    module = ModuleType(f"torch.{NAME}")
+    vars(module).update(
         is_available=lambda: True,
         is_initialized=lambda: True,
         device_count=lambda: 1,
