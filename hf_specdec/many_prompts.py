@@ -133,7 +133,7 @@ def generate_many(
     check_all(settings, seed)
     if seed is None and settings("do_sample"):
         seed = rank_sync_of(inner).decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
-    job = _Job(inner, tokenizer, seed, with_default_method(inner, {**generate_kwargs, "spec_method": spec_method}))
+    job = _Job(model, tokenizer, seed, with_default_method(inner, {**generate_kwargs, "spec_method": spec_method}))
     results = job.run(numbered(prompts, indices), max_batch_size, max_cache_tokens)
     return with_bar(results, total=length_hint(prompts) or None) if progress else results
 
@@ -141,8 +141,9 @@ def generate_many(
 class _Job:
     """One call of `generate_many`."""
 
-    def __init__(self, model: Any, tokenizer: Any, seed: int | None, kwargs: dict[str, Any]) -> None:
-        self.model, self.tokenizer, self.seed, self.kwargs = model, tokenizer, seed, kwargs
+    def __init__(self, given: Any, tokenizer: Any, seed: int | None, kwargs: dict[str, Any]) -> None:
+        self.given, self.tokenizer, self.seed, self.kwargs = given, tokenizer, seed, kwargs
+        self.model = compat.generation_model(given)
         self._prompts: dict[int, Any] = {}  # of the rows that are being decoded
         self._seeds: dict[int, int] = {}  # of the prompts that are being sampled
         self._own_seeds: dict[int, int] = {}  # of those that bring one
@@ -178,7 +179,7 @@ class _Job:
             found = Found(verifies_trees(self.model, 0.0), knows_rows=True)
         else:
             found = state_of(self.model).findings.of(self.model)
-        if (reason := one_by_one_reason(self.model, request, found)) is not None:
+        if (reason := one_by_one_reason(self.given, request, found)) is not None:
             if max_rows > 1:
                 self._warn_once(f"decodes prompts one by one, whatever max_batch_size is: {reason}")
             for index, prompt in prompts:
@@ -274,7 +275,7 @@ class _Job:
             seed = self._seed_of(index, inputs)
             kwargs = {**with_own_method(self.model, self.kwargs, inputs), "return_dict_in_generate": True}
             with contextlib.nullcontext() if seed is None else OwnDraws(seed):
-                output = self.model.generate(**(without_drafts(kwargs) if _asks_for_none(inputs) else kwargs))
+                output = self.given.generate(**(without_drafts(kwargs) if _asks_for_none(inputs) else kwargs))
         except Exception as error:
             if not _is_the_prompts_own(error, prompt):
                 raise

@@ -67,6 +67,8 @@ class SpecCache(Cache):
         dtype (`torch.dtype | None`): of the keys; `None` before the first forward, or where layers differ.
     """
 
+    max_cache_len = -1  # no bound; PEFT asks caches that are not transformers' dynamic ones
+
     def __init__(self, layers: list[Any] | None = None, *, reserve: int = 0) -> None:
         super().__init__(layers=layers or [])
         self.reserve = reserve

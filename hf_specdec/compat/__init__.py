@@ -66,6 +66,7 @@ from hf_specdec.compat.masks import (
     set_attention_implementation,
 )
 from hf_specdec.compat.models import (
+    adds_virtual_tokens,
     bare_embeddings,
     counts_unpadded,
     generation_model,

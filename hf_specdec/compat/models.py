@@ -2,6 +2,7 @@
 
 Names                              Why
 `_orig_mod`, `peft_config`         the model inside `torch.compile`'s wrapper and PEFT's
+`active_peft_config`               whether PEFT's wrapper changes prompts, which the model inside knows nothing of
 `embed_norm`                       a norm inside some models' embedding modules, which their drafters go without
 `_compiled_call_impl`, `_torchdynamo_orig_callable`
                                    of torch: a compiled module does not call hooks set on its parts, and a compiled
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 from hf_specdec.compat.modules import modules_of
 
 __all__ = [
+    "adds_virtual_tokens",
     "bare_embeddings",
     "counts_unpadded",
     "generation_model",
@@ -42,6 +44,12 @@ def generation_model(model: Any) -> Any:
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
         return model.get_base_model()
     return model
+
+
+def adds_virtual_tokens(model: Any) -> bool:
+    """Whether PEFT's wrapper puts virtual tokens before each prompt of its own `generate`."""
+    config = getattr(getattr(model, "_orig_mod", model), "active_peft_config", None)
+    return bool(getattr(config, "is_prompt_learning", False))
 
 
 def input_embeddings(model: PreTrainedModel) -> Any:

@@ -125,8 +125,15 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
     return batch_fallback_reason(call) or found.batch_fallback_reason(call.model, _encoder_kwargs(call))
 
 
-def one_by_one_reason(model: PreTrainedModel, request: Request, found: Found) -> str | None:
-    """Why prompts of different lengths are decoded one by one, if they are."""
+def one_by_one_reason(given: Any, request: Request, found: Found) -> str | None:
+    """Why prompts of different lengths are decoded one by one, if they are.
+
+    Args:
+        given: the model, perhaps in a wrapper.
+    """
+    if compat.adds_virtual_tokens(given):
+        return "PEFT's wrapper puts virtual tokens before each prompt"
+    model = compat.generation_model(given)
     if (reason := _assisted_reason(request)) is not None:
         return reason
     if model.config.is_encoder_decoder:
