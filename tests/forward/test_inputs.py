@@ -1,5 +1,7 @@
 """The arguments of a verify step: ids, positions and masks, as plain decoding would count them."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from transformers import DynamicCache, GenerationConfig
@@ -78,6 +80,23 @@ def test_siblings_stand_at_one_position_and_do_not_see_each_other(
         [0, 0, 1, 1, 1, 0, 1, 0],
         [0, 0, 1, 1, 1, 1, 0, 1],
     ]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("tree", "after"), [(lambda token: DraftTree.chain(token, [15, 16]), [6, 7]), (fork, [6, 6, 7])]
+)
+def test_tokens_that_the_cache_lacks_count_on_before_the_root(
+    llama: object, seen: list[dict[str, torch.Tensor]], tree: Callable[[int], DraftTree], after: list[int]
+) -> None:
+    target, (text,) = runner(llama, slice(0, 1))
+    target.forward([DraftTree.chain(11)])
+    target.commit([[0]])
+    for token in (12, 13, 14):
+        text.append(token)
+    target.forward([tree(14)])
+    assert seen[-1]["input_ids"][0, :3].tolist() == [12, 13, 14]
+    assert seen[-1]["position_ids"].tolist() == [[3, 4, 5, *after]]
 
 
 @torch.no_grad()
