@@ -4,7 +4,7 @@ Knows nothing of texts. Safe to share between threads.
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from hf_specdec.methods.auto.calibration import Calibration
 from hf_specdec.methods.auto.mixer import Mixer
@@ -18,26 +18,64 @@ GAIN_RATE = 0.1  # weight of a forward in what such forwards gain; of the first 
 SETTLED = 10  # forwards that gains read from a file count as
 WINDOW_RATE = 0.03
 NUM_MATCH_KINDS = max(MATCH_KINDS) + 1
-BIAS = -6.8
-# Where a draft was asked: bias, weight of its log odds, shares of what matches and logits weigh elsewhere, of the rest.
-GREEDY, SAMPLED = (-9.9, 1.5, 0.3, 1.0), (-6.8, 1.0, 0.05, 0.15)
 
 
-def _prior(drafted: tuple[float, float, float, float] = GREEDY) -> list[tuple[float, ...]]:
-    """Weights to start with: as they came out on prompts of Python code, rounded; a draft's on four to eight tasks.
+class Prior(NamedTuple):
+    """Weights to start with: as they came out on prompts of eight tasks, rounded.
 
-    Args:
-        drafted: a greedy target takes the likeliest token more often than the draft says, and the others less often.
-            Of drawn tokens the draft's probabilities say more, so that other sources add less.
+    Attributes:
+        matches: of what followed in this text, by the kind of match.
+        pooled: of what followed in earlier texts.
+        recycled: of the logits under the longest to the shortest key, by the longest key that was found.
+        common: of the text's commonest tokens; where a draft was asked.
+        bias: by the longest key; where a draft was asked.
+        draft: of the draft, by the longest key.
+        drafted_share: of the weights of matches and logits, where a draft was asked.
     """
-    own = (0.0, 0.1, 0.2, 0.35, 0.6, 0.9)  # by the kind of match
-    recycled = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.7), (0.0, 0.6, 0.35), (0.45, 0.25, 0.2))  # by the longest key found
-    return [
-        (bias, *[weight * share for weight in (own[match], 0.15, *shares)], 0.8 * rest, of_draft, 0.2 * rest)
-        for bias, of_draft, share, rest in ((BIAS, 0.0, 1.0, 1.0), drafted)
-        for match in range(NUM_MATCH_KINDS)
-        for shares in recycled
-    ]
+
+    matches: tuple[float, ...]
+    pooled: float
+    recycled: tuple[tuple[float, float, float], ...]
+    common: tuple[float, float]
+    bias: tuple[tuple[float, ...], tuple[float, ...]]
+    draft: tuple[float, ...]
+    drafted_share: float
+
+    def weights(self) -> list[tuple[float, ...]]:
+        """Bias and weights of each kind of context, see `AdaptiveWeights.kind`."""
+        return [
+            (
+                self.bias[is_drafted][level],
+                *[share * weight for weight in (match, self.pooled, *self.recycled[level])],
+                self.common[is_drafted],
+                is_drafted * self.draft[level],
+                FOUND_WEIGHT,
+            )
+            for is_drafted, share in ((0, 1.0), (1, self.drafted_share))
+            for match in self.matches
+            for level in range(MAX_KEY + 1)
+        ]
+
+
+FOUND_WEIGHT = 0.2  # of what a window found
+GREEDY = Prior(
+    matches=(0.0, 0.15, 0.22, 0.3, 0.3, 0.25),
+    pooled=0.27,
+    recycled=((0.0, 0.0, 0.0), (0.0, 0.0, 0.5), (0.0, 0.45, 0.25), (0.5, 0.15, 0.1)),
+    common=(0.73, 0.12),
+    bias=((-6.2, -3.7, -3.3, -3.1), (-6.5, -5.0, -3.4, -3.0)),
+    draft=(1.6, 1.1, 0.95, 0.8),
+    drafted_share=0.6,
+)
+SAMPLED = Prior(
+    matches=(0.0, 0.15, 0.2, 0.2, 0.33, 0.6),
+    pooled=0.14,
+    recycled=((0.0, 0.0, 0.0), (0.0, 0.0, 0.7), (0.0, 0.55, 0.35), (0.55, 0.2, 0.2)),
+    common=(0.45, 0.0),
+    bias=((-6.6, -5.7, -5.5, -5.5), (-6.4, -6.1, -5.8, -4.9)),
+    draft=(0.94, 0.81, 0.76, 0.66),
+    drafted_share=0.3,
+)
 
 
 @dataclass(slots=True)
@@ -54,7 +92,7 @@ class AdaptiveWeights:
 
     INITIAL_WINDOW_GAIN: ClassVar[float] = 0.05  # of a window that nobody has tried
 
-    mixer: Mixer = field(default_factory=lambda: Mixer(_prior()))
+    mixer: Mixer = field(default_factory=lambda: Mixer(GREEDY.weights()))
     calibration: Calibration = field(default_factory=Calibration)
     gains: list[float] = field(default_factory=list)
     num_gains: list[int] = field(default_factory=list)
@@ -64,7 +102,7 @@ class AdaptiveWeights:
     @classmethod
     def of_sampled(cls) -> "AdaptiveWeights":
         """Those that sampled texts begin with."""
-        return cls(mixer=Mixer(_prior(SAMPLED)))
+        return cls(mixer=Mixer(SAMPLED.weights()))
 
     def gain(self, number: int) -> float:
         """What the draft model's forward `number`, counted from 0, may add; hopeful of the first that nobody tried."""

@@ -55,6 +55,7 @@ class AutoDrafter(RoundDrafter):
     window: AutoWindow | None
     _search: Search | CompiledSearch | None  # of the step under way
     _described: Search | CompiledSearch | None  # the last one, for observers
+    _asked: list[Found | None]  # what would have been drafted before each forward of a step, and what was after all
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class AutoDrafter(RoundDrafter):
             self.draft.read((yield request))
             while self.draft.tell(search):
                 found = search.likeliest(budget, self._floor)
-        self._judge(search, without, found)
+        self._asked = [*without, found] if without else []
         return self._tree_of(search, found)
 
     def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
@@ -160,6 +161,7 @@ class AutoDrafter(RoundDrafter):
             self.predictor.found = self.window.found
             self.max_extra_tokens = self.window.num_columns
         self._search = self._described = None
+        self._asked = []
         self._num_levels = FIRST_LEVELS
 
     def _known_noise(self) -> list[NoiseRow]:
@@ -229,18 +231,32 @@ class AutoDrafter(RoundDrafter):
             return 0
         return min(unread - max(int(most), LEAST_READ), self.scorer.num_skippable)
 
-    def _judge(self, search: Search | CompiledSearch, without: Sequence[Found | None], found: Found) -> None:
-        """Learn what each forward of this step and those after it added, less the cost of those after it."""
-        value, cost = max(0.0, self._value(search, found)), self._forward_cost
-        for number, before in enumerate(without):
-            gain = value - (0.0 if before is None else self._value(search, before))
-            self.predictor.experience.gained(number, gain - cost * (len(without) - 1 - number))
+    def _judge(self, search: Search | CompiledSearch, accepted: Sequence[int]) -> None:
+        """Learn what each forward of this step and those after it added, less the cost of those after it.
+
+        Expectations err where little was learned of drafted contexts; what came of a tree does not err, and varies.
+        """
+        asked, self._asked = self._asked, []
+        values = [0.0 if found is None else self._gained(search, found, accepted) for found in asked]
+        cost, num_forwards = self._forward_cost if asked else 0.0, len(asked) - 1
+        for number, before in enumerate(values[:-1]):
+            gain = max(0.0, values[-1]) - before
+            self.predictor.experience.gained(number, gain - cost * (num_forwards - 1 - number))
+
+    def _gained(self, search: Search | CompiledSearch, found: Found, accepted: Sequence[int]) -> float:
+        """What the tree gains where the text goes on with `accepted`: the mean of what is expected and of what came."""
+        node = depth = 0
+        while depth < len(accepted) and accepted[depth] in found.children[node]:
+            node, depth = found.children[node][accepted[depth]], depth + 1
+        expected = search.value(found.nodes)
+        return (depth - expected) / 2.0 + self._value(search, found)
 
     def _learn(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """Let the predictor see the token after every context that the text went through."""
         search, self._search = self._search, None
         if search is None:
             return
+        self._judge(search, accepted)
         gained = search.follow(tree, accepted, 0.0 if self.window is None else self._floor)
         if tree.extra is not None:
             self.predictor.experience.window_gained(gained)

@@ -19,7 +19,8 @@ from hf_specdec.methods.ngram.pool import BOUNDARY, NgramPool
 
 __all__ = ["MemoryFile"]
 
-FORMAT = "hf_specdec memory 2"
+FORMAT = "hf_specdec memory 3"
+EARLIER_FORMAT = "hf_specdec memory 2"  # its weights are of another blend
 FIELD, REMEDY = "spec_memory", "Give a file that SpecMemory.save wrote, or begin with SpecMemory()."
 GENERATIONS = ("old", "young")
 MOST_WEIGHT = 1000.0  # of weights, log odds, gains and counts; what is learned stays far below
@@ -52,7 +53,7 @@ class MemoryFile:
         try:
             with safe_open(shown, framework="pt") as opened:
                 metadata = opened.metadata() or {}
-                if metadata.get("format") != FORMAT:
+                if metadata.get("format") not in (FORMAT, EARLIER_FORMAT):
                     raise ConfigError(FIELD, f"must be of format {FORMAT!r}", shown, REMEDY)
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
         except OSError as error:
@@ -82,6 +83,11 @@ class MemoryFile:
     def bounds(self) -> tuple[int, int]:
         """Most tokens of text and most recycled entries."""
         return int(self.metadata["max_tokens"]), int(self.metadata["max_entries"])
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether what was learned about the sources is that of the blend as it is."""
+        return self.metadata["format"] == FORMAT
 
     def put_texts(self, pool: NgramPool) -> None:
         """Take over the texts."""

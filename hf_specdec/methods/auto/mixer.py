@@ -1,31 +1,34 @@
-"""Blends what several sources say of a next token into one probability, by weights learned while decoding.
+"""Blends what several sources say of a next token into one distribution, by weights learned while decoding.
 
 A candidate has one number from each source, its *evidence*: the log odds that the source gives it above a floor, and 0
-where the source says nothing. Its probability is the logistic function of the weighted sum. Weights are kept apart for
-kinds of context. Each token of the text moves them down the gradient of the log loss (logistic mixing, as in PAQ:
-http://mattmahoney.net/dc/dce.html#Section_432). Safe to share between threads. Knows nothing about sources.
+where the source says nothing. Its score is a bias and the weighted sum of these. The softmax of all scores, and of 0
+for every token that is no candidate, gives the probabilities. Weights are kept apart for kinds of context. Each token
+of the text moves them down the gradient of the log loss: multinomial logistic regression, which for two outcomes is the
+logistic mixing of PAQ (http://mattmahoney.net/dc/dce.html#Section_432). Safe to share between threads. Knows nothing
+about sources.
 """
 
 import math
+import operator
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from hf_specdec.methods.shared_state import SharedState
 
-__all__ = ["LARGEST", "Evidence", "Mixer", "weighted_sums"]
+__all__ = ["Evidence", "Mixer", "NoiseScores", "softmax", "weighted_sums"]
 
 Evidence = tuple[Sequence[int], Sequence[float]]  # candidates, and one number for each
+NoiseScores = tuple[Sequence[float], float]  # minus the logarithm of the noise of each candidate's draw; of all others'
 
 RATE = 0.02  # of the first steps; it falls with the root of what a kind has seen
 SEEN_AT_RATE = 200.0
 LONGEST_STEP = 2.0  # of a gradient's component, so that one odd token cannot turn the weights
-LARGEST = 700.0  # exponent that a float holds
 CLEAR = 0.002  # errors below it teach nothing
 
 
 def weighted_sums(sources: Iterable[tuple[int, Evidence]], bias: float, *weights: float) -> dict[int, float]:
-    """The log odds of every candidate.
+    """The score of every candidate.
 
     Args:
         sources: by the source's place among `weights`, candidates and its evidence for each.
@@ -36,6 +39,24 @@ def weighted_sums(sources: Iterable[tuple[int, Evidence]], bias: float, *weights
         for token, value in zip(tokens, evidence, strict=False):
             sums[token] = sums.get(token, bias) + weight * value
     return sums
+
+
+def softmax(scores: Iterable[float], noise: NoiseScores | None = None) -> list[float]:
+    """Of each candidate, that it is the next token.
+
+    Args:
+        noise: where it is known from what noise the token is drawn. The token drawn has the greatest p / e, where e is
+            its noise; p is known up to an error of the score, and where that is Gumbel distributed the chances are as
+            p / e is.
+    """
+    known, others = [*scores], 0.0
+    if noise is not None:
+        known, others = [score + of_draw for score, of_draw in zip(known, noise[0], strict=True)], noise[1]
+    largest = max([others, *known])
+    shares, total = [math.exp(score - largest) for score in known], math.exp(others - largest)
+    for share in shares:  # one after the other, as the compiled core adds them
+        total += share
+    return [share / total for share in shares]
 
 
 class Mixer(SharedState):
@@ -74,21 +95,23 @@ class Mixer(SharedState):
             self._weights, self.seen = array("d", chain.from_iterable(weights)), array("q", seen)
 
     def probabilities(self, kind: int, evidence: Sequence[Sequence[float]]) -> list[float]:
-        """Of each candidate, that it is the next token. They need not add up to one."""
+        """Of each candidate, that it is the next token."""
         bias, *weights = self.weights_of(kind)
-        sums = [bias + sum([weight * value for weight, value in zip(weights, row, strict=True)]) for row in evidence]
-        return [1.0 / (1.0 + math.exp(min(-total, LARGEST))) for total in sums]
+        return softmax([bias + sum(map(operator.mul, weights, row)) for row in evidence])
 
-    def learn(self, kind: int, sources: Sequence[tuple[int, Evidence]], right: int) -> None:
+    def learn(
+        self, kind: int, sources: Sequence[tuple[int, Evidence]], right: int, noise: NoiseScores | None = None
+    ) -> None:
         """Learn from one token of the text: `right`, whether any source named it or none.
 
         Args:
             sources: by the source's place, candidates and its evidence for each.
+            noise: of its draw, as for `softmax`, the candidates in the order in which the sources name them.
         """
         sums = weighted_sums(sources, *self.weights_of(kind))
         errors: dict[int, float] = {}
-        for token, log_odds in sums.items():
-            error = (token == right) - 1.0 / (1.0 + math.exp(min(-log_odds, LARGEST)))
+        for token, probability in zip(sums, softmax(sums.values(), noise), strict=True):
+            error = (token == right) - probability
             if abs(error) >= CLEAR:
                 errors[token] = error
         with self._lock:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.matches import Matches, Votes
-from hf_specdec.methods.auto.mixer import LARGEST, weighted_sums
+from hf_specdec.methods.auto.mixer import NoiseScores, softmax, weighted_sums
 from hf_specdec.methods.auto.recycled_logits import (
     FLOOR,
     MAX_KEY,
@@ -33,8 +33,9 @@ __all__ = ["Context", "NoiseRow", "Prediction", "Predictor"]
 
 NoiseRow = npt.NDArray[Any]
 
-OTHERS_NOISE = 0.5  # of the tokens that are no candidates, taken together; measured
-LEAST_NOISE, LEAST_LEFT = 1e-30, 1e-3
+OTHERS_NOISE, OTHERS_DRAFTED = 0.5, 2.0  # of all other tokens; where a draft named those of little noise. Measured
+LEAST_NOISE = 1e-30
+NEVER_DRAWN = -1e4  # score of a token that no draw can choose
 NUM_COMMON = 16  # commonest tokens looked at
 PRIOR_COUNT = 4.0  # accepted tokens as which an unknown text counts
 MOST_TRUST = 1.3
@@ -81,6 +82,7 @@ class Prediction(NamedTuple):
         kind (`int`): of the context, for the mixer.
         sources: what each source said, by its place in a row of evidence.
         weights: of the sources, by the same places.
+        noise: of the draw, where that is known.
     """
 
     context: Context
@@ -91,6 +93,7 @@ class Prediction(NamedTuple):
     kind: int
     sources: Sequence[tuple[int, Entry]]
     weights: Sequence[float]
+    noise: NoiseScores | None = None
 
     @property
     def is_found(self) -> bool:
@@ -182,17 +185,20 @@ class Predictor:
         kind, sources = self._sources(context, drafted, uses_found)
         bias, *weights = self.experience.mixer.weights_of(kind)
         sums = weighted_sums(sources, bias, *weights)
-        exp, corrected, trust = math.exp, self.experience.calibration.corrected, self.trust
-        raw = [1.0 / (1.0 + exp(-log_odds if log_odds > -LARGEST else LARGEST)) for log_odds in sums.values()]
-        if noise is not None:
-            raw = _coupled(list(sums), raw, noise)
+        corrected, trust = self.experience.calibration.corrected, self.trust
+        known = (
+            None
+            if noise is None
+            else _noise_scores(list(sums), noise, OTHERS_NOISE if drafted is None else OTHERS_DRAFTED)
+        )
+        raw = softmax(sums.values(), known)
         probabilities = [corrected(probability) * trust for probability in raw]
         total = 0.0
         for probability in probabilities:  # one after the other, as the compiled core adds them
             total += probability
         if total > 1.0:
             probabilities = [probability / total for probability in probabilities]
-        return Prediction(context, drafted, list(sums), raw, probabilities, kind, sources, weights)
+        return Prediction(context, drafted, list(sums), raw, probabilities, kind, sources, weights, known)
 
     def votes(
         self, token: int, sources: Sequence[tuple[int, Entry]], weights: Sequence[float]
@@ -208,7 +214,7 @@ class Predictor:
 
     def learn(self, prediction: Prediction, token: int, drafted: Sequence[int]) -> None:
         """The token after the context was `token`; `drafted` are the candidates that were verified there."""
-        self.experience.mixer.learn(prediction.kind, prediction.sources, token)
+        self.experience.mixer.learn(prediction.kind, prediction.sources, token, prediction.noise)
         if drafted:
             calibration = self.experience.calibration
             places = {candidate: place for place, candidate in enumerate(prediction.tokens)}
@@ -255,23 +261,12 @@ class Predictor:
         return next((entry for entry in ends if entry is not None), None)
 
 
-def _coupled(tokens: Sequence[int], probabilities: Sequence[float], noise: NoiseRow) -> list[float]:
-    """That each of these tokens has the greatest p / e, where p is as probable and e is `noise`.
-
-    As if the logarithm of each p were off by a Gumbel distributed error: then the chances are as p / e is.
-    """
-    total = 0.0
-    for probability in probabilities:
-        total += probability
-    scale = max(total, 1.0)
-    ratios = [
-        probability / scale / max(float(noise[token]), LEAST_NOISE) if token < len(noise) else 0.0
-        for token, probability in zip(tokens, probabilities, strict=True)
+def _noise_scores(tokens: Sequence[int], noise: NoiseRow, others: float) -> NoiseScores:
+    """What the noise of a draw, `(vocab_size,)`, adds to the scores of these tokens; `others` is that of all others."""
+    scores = [
+        -math.log(max(float(noise[token]), LEAST_NOISE)) if token < len(noise) else NEVER_DRAWN for token in tokens
     ]
-    everything = max(1.0 - total, LEAST_LEFT) / OTHERS_NOISE
-    for ratio in ratios:
-        everything += ratio
-    return [ratio / everything for ratio in ratios]
+    return scores, -math.log(others)
 
 
 def _counted(votes: Votes) -> Entry:

@@ -90,7 +90,8 @@ class SpecMemory:
     def load(cls, path: str | os.PathLike[str]) -> "SpecMemory":
         """The memory that `save` wrote: with its bounds, and it drafts what that one would have drafted.
 
-        The texts are indexed anew: one million tokens took 12 seconds on a busy CPU core.
+        Files of format 2, whose weights are of another blend, give their texts and recycled logits. The texts are
+        indexed anew: one million tokens took 12 seconds on a busy CPU core.
 
         Raises:
             ConfigError: the file is missing or damaged, or is another kind of file.
@@ -100,6 +101,7 @@ class SpecMemory:
             memory = cls(*file.bounds)
             file.fill_texts(memory.pool)
             file.fill_recycled(memory.recycled)
-            file.fill_experience("greedy", memory.greedy)
-            file.fill_experience("sampled", memory.sampled)
+            if file.holds_weights:
+                file.fill_experience("greedy", memory.greedy)
+                file.fill_experience("sampled", memory.sampled)
         return memory

@@ -6,7 +6,6 @@
 #define RATE 0.02
 #define SEEN_AT_RATE 200.0
 #define LONGEST_STEP 2.0
-#define LARGEST 700.0
 #define CLEAR 0.002
 #define PRIOR 6.0
 #define MAX_EXPECTED 100.0
@@ -31,9 +30,11 @@ static int mixer_learn(const Search *search, Arrays *arrays, const Prediction *p
                 else if (errors[place] != 0.0) steps[source.place + 1] += errors[place] * said.value;
             }
         }
-        for (int place = 0; pass == 0 && place < count; place++) {
-            double odds = -sums[place] < LARGEST ? -sums[place] : LARGEST;
-            double error = (double)(candidates[place].token == right) - 1.0 / (1.0 + exp(odds));
+        if (pass == 1) break;
+        for (int place = 0; place < count; place++) sums[place] += candidates[place].noise;
+        softmax(sums, count, prediction->others);
+        for (int place = 0; place < count; place++) {
+            double error = (double)(candidates[place].token == right) - sums[place];
             if (fabs(error) < CLEAR) continue;
             errors[place] = error;
             steps[0] += error;

@@ -7,12 +7,12 @@
 enum { NUM_PLACES = 16, FEW = 4, NUM_MATCH_KINDS = 6, NUM_COMMON = 16 };
 #define FLOOR 7.0
 #define SMOOTHING_COUNT 4.0
-#define LARGEST 700.0
 #define PRIOR_COUNT 4.0
 #define MOST_TRUST 1.3
 #define OTHERS_NOISE 0.5
+#define OTHERS_DRAFTED 2.0
 #define LEAST_NOISE 1e-30
-#define LEAST_LEFT 1e-3
+#define NEVER_DRAWN -1e4
 
 /* The token that follows a match: behind the text's end stand the drafted ones above `node`; below 0 a boundary. */
 static int follower_of(const Search *search, const Arrays *arrays, int node, int text, int64_t place) {
@@ -228,26 +228,35 @@ double corrected(const Arrays *arrays, double probability) {
     return probability * factor < MOST ? probability * factor : MOST;
 }
 
-/* Turn probabilities of candidates into those that each is drawn, given the noise of the draw after nodes of this depth,
- * where that is known; -1 with an exception. */
-static int couple(const Search *search, int depth, Candidate *candidates, int count) {
+/* Set what the noise of the draw after `here` adds to the candidates' scores, 0 where it is not known, and to that of all
+ * other tokens; -1 with an exception. */
+static int add_noise(const Search *search, const Node *here, Candidate *candidates, int count, double *others) {
+    int depth = here->depth;
+    *others = 0.0;
+    for (int one = 0; one < count; one++) candidates[one].noise = 0.0;
     if (depth >= PyTuple_Size(search->noise)) return 0;
     Py_buffer noise;
     if (PyObject_GetBuffer(PyTuple_GetItem(search->noise, depth), &noise, PyBUF_SIMPLE) < 0) return -1;
-    double total = 0.0;
-    for (int one = 0; one < count; one++) total += candidates[one].raw;
-    double scale = total > 1.0 ? total : 1.0, left = 1.0 - total > LEAST_LEFT ? 1.0 - total : LEAST_LEFT;
-    double everything = left / OTHERS_NOISE;
+    *others = -log(here->has_score ? OTHERS_DRAFTED : OTHERS_NOISE);
     for (int one = 0; one < count; one++) {
         int32_t token = candidates[one].token;
         double least = token < noise.len / 4 ? (double)((const float *)noise.buf)[token] : -1.0;
-        if (least >= 0.0 && least < LEAST_NOISE) least = LEAST_NOISE;
-        candidates[one].raw = least < 0.0 ? 0.0 : candidates[one].raw / scale / least;
-        everything += candidates[one].raw;
+        candidates[one].noise = least < 0.0 ? NEVER_DRAWN : -log(least > LEAST_NOISE ? least : LEAST_NOISE);
     }
-    for (int one = 0; one < count; one++) candidates[one].raw /= everything;
     PyBuffer_Release(&noise);
     return 0;
+}
+
+void softmax(double *scores, int count, double others) {
+    double largest = others, total;
+    for (int one = 0; one < count; one++)
+        if (scores[one] > largest) largest = scores[one];
+    total = exp(others - largest);
+    for (int one = 0; one < count; one++) {
+        scores[one] = exp(scores[one] - largest);
+        total += scores[one];
+    }
+    for (int one = 0; one < count; one++) scores[one] /= total;
 }
 
 int predict(Search *search, const Arrays *arrays, int node, int uses_found, Prediction *prediction) {
@@ -267,7 +276,7 @@ int predict(Search *search, const Arrays *arrays, int node, int uses_found, Pred
             while (known < search->candidates.count && search->candidates.at[known].token != said.token) known++;
             if (known == search->candidates.count) {
                 if (NEW(&search->candidates) < 0) return -1;
-                search->candidates.at[known] = (Candidate){said.token, weights[0], 0.0, 0.0};
+                search->candidates.at[known] = (Candidate){said.token, weights[0], 0.0, 0.0, 0.0};
             }
             search->candidates.at[known].sum += weight * said.value;
         }
@@ -276,8 +285,14 @@ int predict(Search *search, const Arrays *arrays, int node, int uses_found, Pred
     double trust = (arrays->record[1] + PRIOR_COUNT) / (arrays->record[0] + PRIOR_COUNT), total = 0.0;
     if (trust > MOST_TRUST) trust = MOST_TRUST;
     Candidate *begin = search->candidates.at + first, *end = search->candidates.at + search->candidates.count;
-    for (Candidate *one = begin; one < end; one++) one->raw = 1.0 / (1.0 + exp(one->sum > -LARGEST ? -one->sum : LARGEST));
-    if (couple(search, search->nodes.at[node].depth, begin, (int)(end - begin)) < 0) return -1;
+    int count = (int)(end - begin);
+    if (add_noise(search, &search->nodes.at[node], begin, count, &prediction->others) < 0) return -1;
+    double *shares = PyMem_Malloc((size_t)(count ? count : 1) * sizeof(double));
+    if (shares == NULL) return -1;
+    for (int one = 0; one < count; one++) shares[one] = begin[one].sum + begin[one].noise;
+    softmax(shares, count, prediction->others);
+    for (int one = 0; one < count; one++) begin[one].raw = shares[one];
+    PyMem_Free(shares);
     for (Candidate *one = begin; one < end; one++) {
         one->probability = corrected(arrays, one->raw) * trust;
         total += one->probability;

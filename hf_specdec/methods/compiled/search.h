@@ -23,13 +23,14 @@ int list_grow(void **at, int count, int *room, size_t size);
 typedef struct { int text, place, size, follower; } Match;
 typedef struct { int32_t token; double value; } Evidence;
 typedef struct { int place, first, count; } Source;
-typedef struct { int32_t token; double sum, raw, probability; } Candidate;
+typedef struct { int32_t token; double sum, noise, raw, probability; } Candidate; /* noise: minus the log of its draw's */
 typedef struct { int first, count; } Range;
 
 typedef struct { /* what may follow a node */
     int kind;
     Range sources, candidates;
     double weights[WIDTH]; /* the bias, then each source's */
+    double others; /* score of all tokens that are no candidates */
 } Prediction;
 
 typedef struct {
@@ -77,6 +78,8 @@ int search_find(Search *search, const Arrays *arrays, int budget, double floor, 
 /* The node below `node` that holds `token`, -1 where there is none. */
 int search_child_of(const Search *search, int node, int32_t token);
 
+/* Turn the scores of candidates into probabilities, `others` being that of all other tokens. */
+void softmax(double *scores, int count, double others);
 double corrected(const Arrays *arrays, double probability);
 /* What may follow `node`, without the window's evidence where `uses_found` is 0; -1 where memory runs out. */
 int predict(Search *search, const Arrays *arrays, int node, int uses_found, Prediction *prediction);

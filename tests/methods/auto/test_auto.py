@@ -79,7 +79,7 @@ def same(one: DraftTree, other: DraftTree) -> bool:
 
 
 def test_nodes_come_in_the_order_of_their_probabilities_behind_their_parents(memory: SpecMemory) -> None:
-    tree = grown(memory)
+    tree = grown(memory, tokens=text_of(31))
     assert len(tree) == 17
     assert not tree.is_chain
     assert tree.probabilities is not None
@@ -125,7 +125,7 @@ def test_a_target_that_takes_no_trees_gets_the_likeliest_chain(memory: SpecMemor
 
 def test_nodes_that_cannot_be_worth_their_time_are_left_out(memory: SpecMemory) -> None:
     drafter = drafter_of(memory)
-    drafter.begin(text_of(30))
+    drafter.begin(text_of(31))
     everything = drafter.propose(64).probabilities
     drafter.draft_cost = DraftCost(of_node=0.2)
     some = drafter.propose(64).probabilities
@@ -224,9 +224,12 @@ def test_a_draft_model_s_tokens_join_the_tree() -> None:
 
 
 def test_a_draft_model_that_takes_chains_is_asked_for_chains(memory: SpecMemory) -> None:
-    scorer = TableScorer(TABLE, vocab_size=VOCAB, takes_trees=False)
-    trees = decode(drafter_of(memory, scorer=scorer), steps=12)
-    assert any(not tree.is_chain for tree in trees)
+    scorer = TableScorer(lambda text: TABLE(text) / 4.0, vocab_size=VOCAB, takes_trees=False)
+    drafter = drafter_of(memory, scorer=scorer)
+    drafter.begin(text_of(31))
+    assert not drafter.propose(16).is_chain
+    assert scorer.requests
+    assert all(request.is_chain for request in scorer.requests)
 
 
 def asked_in(drafter: AutoDrafter, scorer: TableScorer, tokens: Sequence[int]) -> list[bool]:
@@ -293,8 +296,8 @@ def test_a_draft_that_cannot_pay_is_no_gain_of_the_draft_model() -> None:
         drafter.draft_cost = DraftCost(of_node=0.02, of_draft=jump)
         asked_in(drafter, scorer, text_of(60))
         found[jump] = memory.greedy.gains[0]
-    assert found[0.0] > 0.3
-    assert found[8.0] < 0.3, "so that it is not asked any more"
+    assert found[0.0] > 0.2
+    assert found[8.0] < 0.2, "so that it is not asked any more"
 
 
 def test_only_the_end_of_a_text_goes_into_the_memory_and_once() -> None:

@@ -72,6 +72,22 @@ def test_a_loaded_memory_drafts_what_the_saved_one_would(tmp_path: Path, is_samp
     assert [tree.tokens for tree in fresh] != [tree.tokens for tree in expected]
 
 
+def test_a_file_whose_weights_are_of_another_blend_gives_its_texts_and_logits(tmp_path: Path) -> None:
+    memory = trained(max_tokens=900, max_entries=600)
+    memory.save(tmp_path / "memory")
+    save_file(
+        load_file(tmp_path / "memory"),
+        tmp_path / "earlier",
+        {"format": "hf_specdec memory 2", "max_tokens": "900", "max_entries": "600"},
+    )
+    loaded = SpecMemory.load(tmp_path / "earlier")
+    assert loaded.pool.generations() == memory.pool.generations()
+    assert len(loaded.recycled) == len(memory.recycled)
+    assert loaded.greedy.mixer.weights == SpecMemory().greedy.mixer.weights
+    assert memory.greedy.mixer.weights != loaded.greedy.mixer.weights
+    assert loaded.greedy.gains == []
+
+
 def test_an_empty_memory_survives_the_file(tmp_path: Path) -> None:
     SpecMemory(10, 10).save(tmp_path / "memory")
     assert len(decode(SpecMemory.load(tmp_path / "memory"), text(0))) > 0
