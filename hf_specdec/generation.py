@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from hf_specdec import compat
 from hf_specdec.arguments import (
     bind_stop_strings,
     check_modes,
@@ -244,7 +245,10 @@ def generate_with(
     with_whole_lengths(kwargs)
     place_models(model, request.assistant_model, request.config, kwargs)
     reason = transformers_reason(request) if bound_class is None else None
-    if reason is not None and not may_keep_state(settings_of(kwargs, configs), kwargs.get("logits_processor") or ()):
+    if reason is not None and not (
+        compat.cached_length(kwargs.get("past_key_values"))
+        or may_keep_state(settings_of(kwargs, configs), kwargs.get("logits_processor") or ())
+    ):
         return _by_transformers(model, plain, request, kwargs, reason)
     bind_stop_strings(model, kwargs)
     for name in ("prompt_lookup_num_tokens", "assistant_early_exit"):

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from transformers import LogitsProcessorList, SynthIDTextWatermarkingConfig
+import torch
+from transformers import DynamicCache, LogitsProcessorList, SynthIDTextWatermarkingConfig
 
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from tests.helpers.support import PROMPT, plain, run, speculative
@@ -58,6 +59,19 @@ def test_what_that_loop_cannot_do_is_said(zoo: Callable[[str], Any]) -> None:
     with pytest.raises(ValueError, match="engine"):
         model.generate(inputs_embeds=embeddings, max_new_tokens=4, **ASSISTED)
     assert run(model, speculative, dict, **ASSISTED).ids == run(model, plain, dict).ids
+
+
+@pytest.mark.parametrize("has_draft_model", [False, True])
+def test_a_text_that_goes_on_over_a_cache_is_decoded_plainly(model: Any, has_draft_model: bool) -> None:
+    """transformers' loop reads it from its start once more, over what is cached."""
+    by_draft = {"spec_method": "draft_model", "assistant_model": model, "spec_config": {"engine": "assisted"}}
+    how = by_draft if has_draft_model else ASSISTED
+    cache, options = DynamicCache(), {"max_new_tokens": 6, "do_sample": False}
+    text = model.generate(PROMPT, past_key_values=cache, **options, **how)
+    longer = torch.cat([text, PROMPT], dim=1)
+    output = model.generate(longer, past_key_values=cache, return_dict_in_generate=True, **options, **how)
+    assert output.sequences.tolist() == plain(model, longer, **options).tolist()
+    assert "reads a text from its start" in output.spec_stats.plain_reason
 
 
 @pytest.mark.parametrize("settings", KEEP_STATE)
