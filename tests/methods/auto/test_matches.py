@@ -112,7 +112,7 @@ def test_earlier_texts_that_were_cut_in_the_middle_end_there() -> None:
     """A smaller bound cuts the oldest text; a match that runs up to the cut has nothing after it."""
     pool = NgramPool(100)
     pool.add([1, 2, 3, 4, 5, 6])
-    pool.resize(8)  # (1, 2, 3) and (4, 5, 6, the end)
-    assert pool.generations() == ([1, 2, 3], [4, 5, 6, -1])
+    pool.resize(8)  # (1, 2, 3, the end) and (4, 5, 6, the end)
+    assert pool.generations() == ([1, 2, 3, -1], [4, 5, 6, -1])
     matches = Matches.of_text(indexed([9, 1]), pool).after(2).after(3)
     assert matches.pooled_votes() == Votes({}, 0.0, 0)

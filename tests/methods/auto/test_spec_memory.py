@@ -72,6 +72,21 @@ def test_a_loaded_memory_drafts_what_the_saved_one_would(tmp_path: Path, is_samp
     assert [tree.tokens for tree in fresh] != [tree.tokens for tree in expected]
 
 
+@pytest.mark.parametrize("max_tokens", [1, 6, 37, 138, 300])
+def test_a_memory_whose_bound_was_lowered_survives_the_file(tmp_path: Path, max_tokens: int) -> None:
+    """Also where the bound cuts a text in the middle."""
+    memory = trained(max_tokens=900, max_entries=600)
+    newest = memory.pool.texts()[-1]
+    memory.resize(max_tokens, 600)
+    memory.save(tmp_path / "memory")
+    loaded = SpecMemory.load(tmp_path / "memory")
+    assert loaded.pool.generations() == memory.pool.generations()
+    assert len(loaded.pool) <= max_tokens
+    loaded.merge(memory)
+    kept = loaded.pool.texts()[-1] if max_tokens > 2 else ()
+    assert newest[len(newest) - len(kept) :] == kept
+
+
 def test_a_file_whose_weights_are_of_another_blend_gives_its_texts_and_logits(tmp_path: Path) -> None:
     memory = trained(max_tokens=900, max_entries=600)
     memory.save(tmp_path / "memory")
