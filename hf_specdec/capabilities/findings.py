@@ -138,12 +138,12 @@ def _raise_if_shared(error: ProbeFailed, rank_sync: RankSync) -> None:
 
 @contextlib.contextmanager
 def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
-    """Leave the call its recompilations, which a compiled model's probe would use up, and its random numbers.
+    """Leave the call its recompilations, which a compiled model's probe would use up, its rows and its random numbers.
 
     A forward draws numbers in train mode alone, for dropout.
     """
     device = compat.input_device(model)
     devices = [] if device.type == "cpu" else [device]
     kept = fork_rng(devices, enabled=model.training, device_type=device.type)
-    with _stance_lock, torch.compiler.set_stance("force_eager"), kept:
+    with _stance_lock, torch.compiler.set_stance("force_eager"), compat.without_peft_hooks(model), kept:
         yield

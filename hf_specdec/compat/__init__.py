@@ -69,6 +69,7 @@ from hf_specdec.compat.models import (
     adds_virtual_tokens,
     bare_embeddings,
     counts_unpadded,
+    finds_invocations,
     generation_model,
     ignores_positions,
     innermost_decoder,
@@ -83,6 +84,7 @@ from hf_specdec.compat.models import (
     text_config,
     uncompiled,
 )
+from hf_specdec.compat.peft_hooks import has_row_adapters, places_adapters, without_peft_hooks
 from hf_specdec.compat.settings import (
     dropped_settings,
     keep_own_settings,

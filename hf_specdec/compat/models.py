@@ -2,7 +2,7 @@
 
 Names                              Why
 `_orig_mod`, `peft_config`         the model inside `torch.compile`'s wrapper and PEFT's
-`active_peft_config`               whether PEFT's wrapper changes prompts, which the model inside knows nothing of
+`active_peft_config`               whether PEFT's wrapper changes or reads prompts, unknown to the model inside
 `embed_norm`                       a norm inside some models' embedding modules, which their drafters go without
 `_compiled_call_impl`, `_torchdynamo_orig_callable`
                                    of torch: a compiled module does not call hooks set on its parts, and a compiled
@@ -22,6 +22,7 @@ __all__ = [
     "adds_virtual_tokens",
     "bare_embeddings",
     "counts_unpadded",
+    "finds_invocations",
     "generation_model",
     "ignores_positions",
     "innermost_decoder",
@@ -48,8 +49,16 @@ def generation_model(model: Any) -> Any:
 
 def adds_virtual_tokens(model: Any) -> bool:
     """Whether PEFT's wrapper puts virtual tokens before each prompt of its own `generate`."""
-    config = getattr(getattr(model, "_orig_mod", model), "active_peft_config", None)
-    return bool(getattr(config, "is_prompt_learning", False))
+    return bool(getattr(_active_peft_config(model), "is_prompt_learning", False))
+
+
+def finds_invocations(model: Any) -> bool:
+    """Whether PEFT's wrapper looks in each prompt of its own `generate` for where its aLoRA adapter begins."""
+    return bool(getattr(_active_peft_config(model), "alora_invocation_tokens", None))
+
+
+def _active_peft_config(model: Any) -> Any:
+    return getattr(getattr(model, "_orig_mod", model), "active_peft_config", None)
 
 
 def input_embeddings(model: PreTrainedModel) -> Any:

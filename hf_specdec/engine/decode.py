@@ -102,6 +102,10 @@ def found_for(call: Call) -> Found:
 
 def plain_reason(call: Call, request: Request, found: Found) -> str | None:
     """Why a call decodes without speculation, if it does."""
+    if compat.places_adapters(call.model):
+        return (
+            "PEFT's aLoRA counts tokens from a forward's end; a LoRA adapter without alora_invocation_tokens does not"
+        )
     if found.capability.tier == "plain":
         return found.capability.reason
     if call.generation_config.output_attentions and call.generation_config.return_dict_in_generate:
@@ -135,6 +139,8 @@ def one_by_one_reason(given: Any, request: Request, found: Found) -> str | None:
     """
     if compat.adds_virtual_tokens(given):
         return "PEFT's wrapper puts virtual tokens before each prompt"
+    if compat.finds_invocations(given):
+        return "PEFT's wrapper looks in each prompt for its adapter's alora_invocation_tokens"
     model = compat.generation_model(given)
     if (reason := _assisted_reason(request)) is not None:
         return reason

@@ -198,6 +198,8 @@ def _compiled_forward(
         return None
     if rotary_of(model) is not None:
         reason = reason or HIDDEN_LENGTH
+    if compat.has_row_adapters(model):
+        reason = "PEFT's adapter_names are hooks of one call, whose changes a compiled forward does not see"
     if reason is not None:
         state_of(model).warn_once(f"{type(model).__name__} is not compiled: {reason}")
         return None

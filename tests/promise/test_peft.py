@@ -8,6 +8,7 @@ import torch
 
 import hf_specdec
 from tests.helpers.batches import IDS, PADDED
+from tests.helpers.graphs import counting, on_cpu
 from tests.helpers.support import DRAFTS, PROMPT
 from tests.helpers.zoo import FAMILIES, build
 
@@ -28,6 +29,26 @@ def virtual(request: pytest.FixtureRequest) -> Any:
     torch.nn.init.normal_(model.prompt_encoder["default"].embedding.weight)
     assert answer(model, PROMPT) != answer(model.get_base_model(), PROMPT)
     return hf_specdec.enable(model.eval())
+
+
+@pytest.fixture
+def mixed() -> Any:
+    """An enabled model with two LoRA adapters, of other modules and ranks, that change its text."""
+    model = peft.get_peft_model(build(FAMILIES["llama"]), lora("q_proj", "down_proj", r=4), adapter_name="first")
+    model.add_adapter("second", lora("v_proj", r=8))
+    return hf_specdec.enable(of_some_weight(model))
+
+
+def lora(*modules: str, **kwargs: Any) -> peft.LoraConfig:
+    return peft.LoraConfig(task_type="CAUSAL_LM", target_modules=list(modules), **kwargs)
+
+
+def of_some_weight(model: Any) -> Any:
+    torch.manual_seed(5)
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    return model.eval()
 
 
 def answer(model: Any, ids: torch.Tensor, **kwargs: Any) -> list[list[int]]:
@@ -54,3 +75,63 @@ def test_many_prompts_have_virtual_tokens(virtual: Any) -> None:
     prompts = [IDS[0], IDS[1, :7]]
     results = hf_specdec.generate_many(virtual, prompts, **CALL)
     assert [result.token_ids for result in results] == [answer(virtual, ids[None])[0][len(ids) :] for ids in prompts]
+
+
+@pytest.mark.parametrize("name", ["second", "__base__"])
+def test_a_call_has_its_adapter(mixed: Any, name: str) -> None:
+    expected = answer(mixed, PROMPT, adapter_names=[name])
+    assert expected != answer(mixed, PROMPT)
+    method = DRAFTS["oracle"](expected[0])
+    output = mixed.generate(input_ids=PROMPT, **CALL, **method, adapter_names=[name], return_dict_in_generate=True)
+    assert output.sequences.tolist() == expected
+    assert (output.spec_stats.plain_reason, output.spec_stats.num_accepted_tokens > 0) == (None, True)
+    assert not any(module._forward_pre_hooks for module in mixed.modules())
+
+
+@pytest.mark.parametrize("new_tokens", [16, 40], ids=["tried by a probe", "tried by the call"])
+def test_each_row_has_its_adapter(mixed: Any, new_tokens: int) -> None:
+    """In a padded batch, whose rows end one after the other."""
+    names = ["second", "__base__", "first"]
+    whole = answer(mixed, PADDED, adapter_names=names)
+    call = {**CALL, "max_new_tokens": new_tokens, "eos_token_id": [whole[0][40], whole[1][43]]}
+    call |= {"input_ids": PADDED, "attention_mask": (PADDED != 0).long(), "adapter_names": names}
+    expected = mixed.generate(**call).tolist()
+    assert mixed.generate(**call, spec_method="auto").tolist() == expected
+    output = mixed.generate(**call, spec_method="auto", return_dict_in_generate=True)
+    assert output.sequences.tolist() == expected
+    assert output.spec_stats.plain_reason is None
+
+
+def test_a_draft_of_the_model_s_own_layers_has_the_rows_adapters(mixed: Any) -> None:
+    names = ["first", "second", "__base__"]
+    draft = hf_specdec.self_draft(mixed, layers=1)
+    expected = answer(mixed, PADDED, adapter_names=names)
+    for method in ({"assistant_model": draft}, {"spec_config": {"exit_layer": 1}}):
+        assert answer(mixed, PADDED, adapter_names=names, spec_method="draft_model", **method) == expected
+
+
+def test_adapters_of_rows_are_not_compiled_in(mixed: Any, caplog: pytest.LogCaptureFixture) -> None:
+    graphs: list[Any] = []
+    static = {"cache_implementation": "static", "compile_config": on_cpu(counting(graphs))}
+    for name in ("first", "second"):
+        ours = answer(mixed, PROMPT, adapter_names=[name], spec_method="prompt_lookup", **static)
+        assert ours == answer(mixed, PROMPT, adapter_names=[name])
+    assert not graphs
+    assert "LlamaForCausalLM is not compiled: PEFT's adapter_names" in caplog.text
+
+
+def test_an_adapter_that_an_invocation_switches_on_decodes_plainly() -> None:
+    """PEFT counts its tokens from the end of each forward, also where drafted ones follow them."""
+    config = lora("q_proj", "down_proj", r=4, alora_invocation_tokens=[30, 31])
+    model = hf_specdec.enable(of_some_weight(peft.get_peft_model(build(FAMILIES["llama"]), config)))
+    expected = answer(model, PROMPT)
+    assert expected != answer(model.get_base_model(), PROMPT)
+    method = DRAFTS["oracle"](expected[0])
+    output = model.generate(input_ids=PROMPT, **CALL, **method, return_dict_in_generate=True)
+    assert output.sequences.tolist() == expected
+    assert "aLoRA" in output.spec_stats.plain_reason
+    (result,) = hf_specdec.generate_many(model, [PROMPT[0]], **CALL)
+    assert result.token_ids == expected[0][PROMPT.shape[1] :]
+    uninvoked = PROMPT.clone().roll(-1)[:, :20]
+    output = model.generate(input_ids=uninvoked, **CALL, spec_method="auto", return_dict_in_generate=True)
+    assert (output.sequences.tolist(), output.spec_stats.tier) == (answer(model, uninvoked), "tree")

@@ -1,0 +1,59 @@
+"""What PEFT does to a model for one call of its wrapper's `generate`: hooks that hand the layers an argument.
+
+Names                              Why
+`_adapter_names_pre_forward_hook`  `adapter_names`: an adapter for each row of the call
+`_alora_offsets_pre_forward_hook`  aLoRA's adapters act on the last so many tokens of each forward
+"""
+
+import contextlib
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import torch
+
+from hf_specdec.compat.modules import modules_of
+
+__all__ = ["has_row_adapters", "is_peft_hook", "places_adapters", "without_peft_hooks"]
+
+ROW_ADAPTERS, ADAPTER_OFFSETS = "_adapter_names_pre_forward_hook", "_alora_offsets_pre_forward_hook"
+
+
+def is_peft_hook(hook: Any) -> bool:
+    """Whether PEFT has set a hook for one call."""
+    return _name(hook) in (ROW_ADAPTERS, ADAPTER_OFFSETS)
+
+
+def has_row_adapters(model: torch.nn.Module) -> bool:
+    """Whether each row of the present call has an adapter of its own: forwards take all rows, in their order."""
+    return any(_name(hook) == ROW_ADAPTERS for hooks in _all_hooks(model) for hook in list(hooks.values()))
+
+
+def places_adapters(model: torch.nn.Module) -> bool:
+    """Whether adapters of the present call act on the last tokens of a forward, however many it computes."""
+    return any(
+        _name(hook) == ADAPTER_OFFSETS and any(hook.keywords["alora_offsets"] or ())
+        for hooks in _all_hooks(model)
+        for hook in list(hooks.values())
+    )
+
+
+@contextlib.contextmanager
+def without_peft_hooks(model: torch.nn.Module) -> Iterator[None]:
+    """Compute for a while with the adapters that are active in the model, for any number of rows."""
+    taken = [(hooks, number) for hooks in _all_hooks(model) for number in list(hooks) if is_peft_hook(hooks[number])]
+    kept = [(hooks, number, hooks.pop(number)) for hooks, number in taken]
+    try:
+        yield
+    finally:
+        for hooks, number, hook in kept:
+            hooks[number] = hook
+
+
+def _all_hooks(model: torch.nn.Module) -> Iterator[MutableMapping[int, Any]]:
+    return (module._forward_pre_hooks for module in modules_of(model) if module._forward_pre_hooks)
+
+
+def _name(hook: Any) -> str:
+    """Of a function of PEFT's, perhaps in a `functools.partial`; empty for any other."""
+    function = getattr(hook, "func", hook)
+    return function.__name__ if str(getattr(function, "__module__", "")).startswith("peft.") else ""
