@@ -138,7 +138,7 @@ def auto_sources(run: Run) -> Figure:
     labels = [
         f"{word}\n{node.probability:.2f}" for word, node in zip(words, step.nodes, strict=True) if node.probability
     ]
-    axes.set(ylabel="log odds added", xticks=[node + 0.4 for node in range(len(labels))], xticklabels=labels)
+    axes.set(ylabel="score added", xticks=[node + 0.4 for node in range(len(labels))], xticklabels=labels)
     axes.legend(frameon=False)
     return figure
 
