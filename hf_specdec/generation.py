@@ -246,7 +246,8 @@ def generate_with(
     place_models(model, request.assistant_model, request.config, kwargs)
     reason = transformers_reason(request) if bound_class is None else None
     if reason is not None and not (
-        compat.cached_length(kwargs.get("past_key_values"))
+        compat.has_virtual_tokens(model)
+        or compat.cached_length(kwargs.get("past_key_values"))
         or may_keep_state(settings_of(kwargs, configs), kwargs.get("logits_processor") or ())
     ):
         return _by_transformers(model, plain, request, kwargs, reason)

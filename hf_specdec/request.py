@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_specdec.compat import generation_model
+from hf_specdec.compat import adds_virtual_tokens, generation_model
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import SpecConfig
@@ -255,6 +255,9 @@ def _assistant_model(kwargs: dict[str, Any], method: Method, config: SpecConfig)
         raise ConfigError(
             "assistant_model", "must be a transformers model", type(assistant).__name__, "Load it with from_pretrained."
         )
+    if adds_virtual_tokens(assistant):
+        remedy = "Pass its get_base_model(), which drafts without them, or a draft with a LoRA adapter."
+        raise ConfigError("assistant_model", "must have no virtual tokens of PEFT's", type(assistant).__name__, remedy)
     return inner
 
 

@@ -71,6 +71,7 @@ from hf_specdec.compat.models import (
     counts_unpadded,
     finds_invocations,
     generation_model,
+    has_virtual_tokens,
     ignores_positions,
     innermost_decoder,
     input_embeddings,

@@ -24,6 +24,7 @@ __all__ = [
     "counts_unpadded",
     "finds_invocations",
     "generation_model",
+    "has_virtual_tokens",
     "ignores_positions",
     "innermost_decoder",
     "input_embeddings",
@@ -50,6 +51,12 @@ def generation_model(model: Any) -> Any:
 def adds_virtual_tokens(model: Any) -> bool:
     """Whether PEFT's wrapper puts virtual tokens before each prompt of its own `generate`."""
     return bool(getattr(_active_peft_config(model), "is_prompt_learning", False))
+
+
+def has_virtual_tokens(model: PreTrainedModel) -> bool:
+    """Whether PEFT's wrapper puts virtual tokens before the prompt of the present call, by preparing the inputs."""
+    prepare = vars(model).get("prepare_inputs_for_generation")
+    return adds_virtual_tokens(getattr(prepare, "__self__", None))
 
 
 def finds_invocations(model: Any) -> bool:

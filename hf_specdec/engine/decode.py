@@ -119,6 +119,8 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
     if request.config.engine == "assisted":
         if len(call.input_ids) > 1:
             return "transformers' assisted decoding takes one sequence"
+        if compat.has_virtual_tokens(call.model):
+            return "transformers' assisted decoding prepares no virtual tokens of PEFT's"
         if compat.cached_length(call.model_kwargs.get(compat.cache_name(call.model_kwargs))):
             return "transformers' assisted decoding reads a text from its start, over the part that is cached"
         return assisted_fallback_reason(call.logits_processor)

@@ -58,7 +58,7 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
     if head.embed_tokens is None and head.hidden_size != config.hidden_size:
         rule = f"must have token embeddings or the target's hidden_size {config.hidden_size}"
         raise ConfigError("assistant_model", rule, f"a head of hidden_size {head.hidden_size}", remedy)
-    if isinstance(head, BlockHead) and head.mask_token_id >= embeddings.num_embeddings:
+    if isinstance(head, BlockHead) and head.mask_token_id >= len(embeddings.weight):
         rule = f"must have a mask_token_id below the target's vocab_size {config.vocab_size}"
         raise ConfigError("assistant_model", rule, f"a head with mask_token_id {head.mask_token_id}", remedy)
     if isinstance(head, SharedCacheHead):

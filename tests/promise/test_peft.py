@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.errors import ConfigError
 from tests.helpers.batches import IDS, PADDED
+from tests.helpers.dflash import random_dflash
 from tests.helpers.graphs import counting, on_cpu
 from tests.helpers.support import DRAFTS, PROMPT
 from tests.helpers.zoo import FAMILIES, build
@@ -70,6 +72,24 @@ def test_padded_rows_are_verified_after_virtual_tokens(virtual: Any) -> None:
     assert answer(virtual, PADDED, spec_method="auto") == answer(virtual, PADDED)
 
 
+@pytest.mark.parametrize("method", ["prompt_lookup", "draft_model"])
+def test_transformers_assisted_decoding_knows_no_virtual_tokens(virtual: Any, method: str) -> None:
+    given = {"assistant_model": build(FAMILIES["llama"])} if method == "draft_model" else {}
+    call: dict[str, Any] = {**CALL, "spec_method": method, "spec_config": {"engine": "assisted"}, **given}
+    output = virtual.generate(input_ids=PROMPT, **call, return_dict_in_generate=True)
+    assert output.sequences.tolist() == answer(virtual, PROMPT)
+    assert "virtual tokens" in output.spec_stats.plain_reason
+
+
+def test_a_draft_has_no_virtual_tokens(virtual: Any) -> None:
+    target = hf_specdec.enable(build(FAMILIES["llama"]))
+    call: dict[str, Any] = {**CALL, "spec_method": "draft_model"}
+    with pytest.raises(ConfigError, match=r"`assistant_model` must have no virtual tokens .* Pass its get_base_model"):
+        target.generate(PROMPT, **call, assistant_model=virtual)
+    base = virtual.get_base_model()
+    assert target.generate(PROMPT, **call, assistant_model=base).tolist() == target.generate(PROMPT, **CALL).tolist()
+
+
 def test_many_prompts_have_virtual_tokens(virtual: Any) -> None:
     """One by one: the model inside the wrapper knows nothing of them."""
     prompts = [IDS[0], IDS[1, :7]]
@@ -108,6 +128,13 @@ def test_a_draft_of_the_model_s_own_layers_has_the_rows_adapters(mixed: Any) -> 
     expected = answer(mixed, PADDED, adapter_names=names)
     for method in ({"assistant_model": draft}, {"spec_config": {"exit_layer": 1}}):
         assert answer(mixed, PADDED, adapter_names=names, spec_method="draft_model", **method) == expected
+
+
+def test_a_head_drafts_from_adapted_embeddings() -> None:
+    model = peft.get_peft_model(build(FAMILIES["llama"]), lora("embed_tokens", r=4))
+    hf_specdec.enable(of_some_weight(model))
+    head = random_dflash(model.get_base_model())
+    assert answer(model, PROMPT, spec_method="dflash", assistant_model=head) == answer(model, PROMPT)
 
 
 def test_adapters_of_rows_are_not_compiled_in(mixed: Any, caplog: pytest.LogCaptureFixture) -> None:
