@@ -12,6 +12,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, Sto
 from hf_specdec import compat
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.placement import is_placed, move, move_pair, read_devices
+from hf_specdec.engine.head_pairing import place_head
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
@@ -170,9 +171,7 @@ def place_models(
         remedy = "Enable the model, so that generate moves it, or move it first."
         raise ConfigError(field, "must name where the target is with custom_generate", target_devices, remedy)
     if isinstance(draft, DraftHead):
-        given = lists.get("draft")
-        places = None if given is None else read_devices(given, config.device_fields["draft"])
-        draft.to(compat.input_device(model) if places is None else places[0])
+        place_head(draft, model, config)
         draft = None
     if draft is not None:
         move_pair(model, draft, target_devices=target_devices, draft_devices=lists.get("draft"))

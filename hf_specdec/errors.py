@@ -125,9 +125,9 @@ def unknown_name(field: str, value: object, known: Iterable[str]) -> ConfigError
     return ConfigError(field, f"must be one of {', '.join(map(repr, names))}", value, remedy)
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """`"1 token"`, `"2 tokens"`, `"12,000 tokens"`; without `plural` an s is added."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+def counted(number: int, noun: str) -> str:
+    """`"1 token"`, `"2 tokens"`, `"12,000 tokens"`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def first_line(error: Exception) -> str:

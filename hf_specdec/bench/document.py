@@ -184,10 +184,10 @@ def check_document_file(field: str, path: str | os.PathLike[str]) -> None:
         _parsed(path, field)
 
 
-def check_form(field: str, path: str | os.PathLike[str], kind: str) -> None:
+def check_form(path: str | os.PathLike[str], kind: str) -> None:
     """Raise where a document of this kind is to be JSON lines, which hold documents of speeds and no other kind."""
     if is_journal(path) and kind != SPEEDS:
-        raise ConfigError(field, "must end in .json for this kind of document", str(path), "Rename it.")
+        raise ConfigError("output", "must end in .json for this kind of document", str(path), "Rename it.")
 
 
 def _parsed(path: str | os.PathLike[str], field: str) -> Document:
@@ -210,7 +210,7 @@ def write_document(document: Document, path: str | os.PathLike[str]) -> None:
     Raises:
         ConfigError: JSON lines of a document that is not one of speeds.
     """
-    check_form("output", path, document["kind"])
+    check_form(path, document["kind"])
     target = Path(path)
     if is_journal(target):
         Journal(target).close(document)

@@ -204,7 +204,7 @@ def main(
     num_prompts: Annotated[int, typer.Option(min=1, help="By which steps are measured.")] = 12,
 ) -> None:
     """Measure, and write one document."""
-    check_form("output", output, GPU)
+    check_form(output, GPU)
     check_document_file("output", output)
     document = measure_gpu(shape or ["1B", "7B"], device=device, tests=tests, num_prompts=num_prompts)
     write_document(document, output)

@@ -151,27 +151,20 @@ def _from_folder(folder: Path) -> list[Prompt]:
         if name.name.removesuffix(".gz").endswith(LINES):
             prompts += _from_lines(file, name)
         else:
-            prompts += _from_text(file, name.with_suffix("").as_posix(), _task(file, folder))
+            task = "text" if file.parent == folder else file.parent.name.replace("_", " ")
+            prompts += _from_text(file, name.with_suffix("").as_posix(), task)
     return prompts
 
 
 def _from_text(path: Path, name: str, task: str) -> list[Prompt]:
-    text = _read(path)
+    text = read_text(path, "prompts")
     return [Prompt(name, task, (text,))] if text else []
-
-
-def _task(file: Path, folder: Path) -> str:
-    return "text" if file.parent == folder else file.parent.name.replace("_", " ")
-
-
-def _read(path: Path) -> str:
-    return read_text(path, "prompts")
 
 
 def _from_lines(path: Path, name: Path) -> list[Prompt]:
     """A prompt for each line; `name` without its suffixes begins the ids of forms whose own are not unique."""
     stem = name.as_posix().removesuffix(".gz").removesuffix(LINES)
-    return [_from_line(line, path, number, stem) for number, line in lines_of(_read(path))]
+    return [_from_line(line, path, number, stem) for number, line in lines_of(read_text(path, "prompts"))]
 
 
 def _from_line(line: str, path: Path, number: int, stem: str) -> Prompt:

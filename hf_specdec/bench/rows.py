@@ -179,7 +179,7 @@ def _method_row(name: str, method_name: str, value: Any, loaded: LoadedModel) ->
         how["assistant_model"] = head = _head_of(loaded, name, method)
         described |= {"head": head.name_or_path, "head_dtype": str(head.dtype).removeprefix("torch.")}
     if method.own_head is not None:
-        _check_own_head(name, method, loaded)
+        _check_own_head(name, method, config, loaded)
     if (method.needs_draft_model and config.drafting_layers is None) or companion == "draft_model":
         how |= _draft_of(loaded, name)
         described |= {"assistant": loaded.assistant_name, "assistant_dtype": precision_of(how["assistant_model"])}
@@ -190,10 +190,10 @@ def _method_row(name: str, method_name: str, value: Any, loaded: LoadedModel) ->
     return Row.of_arguments(name, "method", how, is_seed_exact=config.is_seed_exact, config=described)
 
 
-def _check_own_head(name: str, method: Method, loaded: LoadedModel) -> None:
+def _check_own_head(name: str, method: Method, config: SpecConfig, loaded: LoadedModel) -> None:
     """Load what the method needs of the model's checkpoint."""
     try:
-        own_head_of(loaded.model, method)
+        own_head_of(loaded.model, method, config)
     except (CheckpointError, UnsupportedModelError) as error:
         raise ConfigError(
             name, "must have a checkpoint with such layers", loaded.model.name_or_path, str(error)

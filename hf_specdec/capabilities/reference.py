@@ -111,7 +111,7 @@ def reference(
 def arguments(model: PreTrainedModel, ids: torch.Tensor, encoder_kwargs: dict[str, Any]) -> dict[str, Any]:
     """What `generate` hands to a decoding method for this prompt."""
     kwargs = {"use_cache": True, **encoder_kwargs, **compat.fresh_cache(model, len(ids))}
-    if not model.config.is_encoder_decoder and compat.takes_argument(model, "position_ids"):
+    if not model.config.is_encoder_decoder and compat.takes_position_ids(model):
         kwargs["position_ids"] = compat.own_positions(model, ids, kwargs)
     return kwargs
 

@@ -197,4 +197,4 @@ class OutputOptions:
     def check_lines(self, kind: str) -> None:
         """See `check_form`."""
         if self.output is not None:
-            check_form("output", self.output, kind)
+            check_form(self.output, kind)

@@ -79,9 +79,9 @@ class ManyOptions:
         check_job_output(out, prompts_file)
 
 
-def read_prompts(path: Path, field: str = "--prompts-file") -> list[Any]:
+def read_prompts(path: Path) -> list[Any]:
     """The prompts of `numbered_prompts`, without their lines."""
-    return [prompt for _, prompt in numbered_prompts(path, field)]
+    return [prompt for _, prompt in numbered_prompts(path, "--prompts-file")]
 
 
 def numbered_prompts(path: Path, field: str) -> list[tuple[int, Any]]:

@@ -80,8 +80,8 @@ from hf_specdec.compat.models import (
     num_decoder_layers,
     private_config,
     rounds_tokens_together,
-    takes_argument,
     takes_cache,
+    takes_position_ids,
     text_config,
     uncompiled,
 )

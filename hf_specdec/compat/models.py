@@ -33,8 +33,8 @@ __all__ = [
     "num_decoder_layers",
     "private_config",
     "rounds_tokens_together",
-    "takes_argument",
     "takes_cache",
+    "takes_position_ids",
     "text_config",
     "uncompiled",
 ]
@@ -101,9 +101,9 @@ def private_config(config: Any) -> Any:
     return own
 
 
-def takes_argument(model: PreTrainedModel, name: str) -> bool:
-    """Whether the model's forward, perhaps one on the instance, has an argument of this name."""
-    return name in inspect.signature(model.forward).parameters
+def takes_position_ids(model: PreTrainedModel) -> bool:
+    """Whether the model's forward, perhaps one on the instance, has an argument for the positions of its tokens."""
+    return "position_ids" in inspect.signature(model.forward).parameters
 
 
 def takes_cache(model: PreTrainedModel) -> bool:

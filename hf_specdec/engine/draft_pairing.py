@@ -213,7 +213,7 @@ def _decoder_kwargs(draft: PreTrainedModel, ids: torch.Tensor, mask: Any) -> dic
     if isinstance(mask, torch.Tensor) and mask.ndim == 2:
         kwargs["attention_mask"] = mask[:, -ids.shape[1] :].to(ids.device)
         positions = (kwargs["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
-    if compat.takes_argument(draft, "position_ids"):
+    if compat.takes_position_ids(draft):
         kwargs["position_ids"] = positions
     return kwargs
 

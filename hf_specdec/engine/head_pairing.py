@@ -29,7 +29,7 @@ from hf_specdec.methods.draft_head import BlockHead, DraftHead, PairHead, Shared
 from hf_specdec.methods.draft_scorer import cost_ratio
 from hf_specdec.methods.method import Method
 
-__all__ = ["check_head", "head_runner_of", "own_head_of"]
+__all__ = ["check_head", "head_runner_of", "own_head_of", "place_head"]
 
 
 def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ def _output_head(target: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tens
     return project
 
 
-def own_head_of(target: PreTrainedModel, method: Method | None, config: SpecConfig | None = None) -> DraftHead | None:
+def own_head_of(target: PreTrainedModel, method: Method | None, config: SpecConfig) -> DraftHead | None:
     """The head that a method makes of the target's own checkpoint, loaded once; `None` where it makes none.
 
     Args:
@@ -151,10 +151,19 @@ def own_head_of(target: PreTrainedModel, method: Method | None, config: SpecConf
     heads = state_of(target).heads
     if method.name not in heads:
         heads[method.name] = method.own_head(target)
-    listed = None if config is None else config.device_lists.get("draft")
-    if config is None or listed is None:
-        return heads[method.name].to(compat.input_device(target))
-    return heads[method.name].to(read_devices(listed, config.device_fields["draft"])[0])
+    return place_head(heads[method.name], target, config)
+
+
+def place_head(head: DraftHead, target: PreTrainedModel, config: SpecConfig) -> DraftHead:
+    """Put a head where the configuration's list of devices says, else where the target reads its inputs.
+
+    Raises:
+        ConfigError: a device that is not here.
+    """
+    listed = config.device_lists.get("draft")
+    if listed is None:
+        return head.to(compat.input_device(target))
+    return head.to(read_devices(listed, config.device_fields["draft"])[0])
 
 
 def _relative_cost(call: Call, head: DraftHead) -> float:

@@ -67,7 +67,7 @@ class SpecLoop:
         """Tell everyone who listens of an emitted token."""
         if self.hidden_states is not None:
             of_prompt = not self.hidden_states
-            self.hidden_states.append(self.batch.target.hidden_states(row=0, node=None if of_prompt else node))
+            self.hidden_states.append(self.batch.target.hidden_states(None if of_prompt else node))
         if self.streamer is not None:
             self.streamer.put(torch.tensor([token], device=HOST))
 

@@ -22,17 +22,17 @@ class HiddenStates:
     compiled: CompiledForward | None
     _columns: list[TreeLayout]
 
-    def hidden_states(self, row: int, node: int | None) -> tuple[torch.Tensor, ...]:
-        """Of one node of the last forward, `(..., 1, 1, hidden_size)` a layer; of the whole prompt without a `node`.
+    def hidden_states(self, node: int | None) -> tuple[torch.Tensor, ...]:
+        """Of one node of the only row, `(..., 1, 1, hidden_size)` a layer; of the whole prompt without a `node`.
 
         Gemma 3n has several streams of states, which come before the batch.
         """
         states = self._states()
         if node is None:
             return tuple(states)
-        columns = self._columns[row]
+        columns = self._columns[0]
         column = columns.node_columns[node] - columns.first_new
-        found = tuple(layer[..., row : row + 1, column : column + 1, :] for layer in states)
+        found = tuple(layer[..., column : column + 1, :] for layer in states)
         return found if self.compiled is None else tuple(layer.clone() for layer in found)  # CUDA graphs write over it
 
     def node_states(self, row: int) -> tuple[torch.Tensor, ...]:

@@ -88,7 +88,7 @@ class DraftRollout(nn.Module):
     def __init__(self, draft: PreTrainedModel, *, steps: int) -> None:
         super().__init__()
         self.draft, self.steps = draft, steps
-        self._takes_positions = compat.takes_argument(draft, "position_ids")
+        self._takes_positions = compat.takes_position_ids(draft)
 
     def forward(self, batch: Batch) -> Outcome:
         """Loss and accepted chains; a chain begins at every token before one that the target wrote."""
