@@ -53,7 +53,7 @@ def generate(model, **kwargs):
 CARD = """\
 # Speculative decoding for `generate`
 
-The text of transformers' own `generate`, sooner, with [hf_specdec](https://pypi.org/project/hf_specdec/).
+The text of transformers' own `generate`, sooner, with the Python package `hf_specdec`.
 
 ```python
 model.generate(**inputs, custom_generate="{name}", trust_remote_code=True, max_new_tokens=64)

@@ -41,7 +41,7 @@ from hf_specdec.bench.naming import (
 from hf_specdec.distributed.placement import is_placed, read_devices
 from hf_specdec.engine.draft_pairing import draft_capability
 from hf_specdec.engine.head_pairing import check_head, own_head_of
-from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError, unknown_name
+from hf_specdec.errors import ConfigError, SpecError, unknown_name
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
@@ -124,6 +124,7 @@ def named_rows(names: Iterable[str | Row], loaded: LoadedModel) -> tuple[list[Ro
 
     Raises:
         ConfigError: a row named on its own does not exist, or the model lacks what it needs.
+        CheckpointError, UnsupportedModelError: its draft or the model's checkpoint is of no use to it.
     """
     rows, left_out = {REFERENCE: reference()}, {}
     for name in names:
@@ -136,7 +137,7 @@ def named_rows(names: Iterable[str | Row], loaded: LoadedModel) -> tuple[list[Ro
         for default in (LOOKUP, ASSISTANT, *METHODS):
             try:
                 rows.setdefault(default, row(default, loaded))
-            except ConfigError as error:
+            except SpecError as error:
                 left_out[default] = str(error)
     return list(rows.values()), left_out
 
@@ -178,8 +179,7 @@ def _method_row(name: str, method_name: str, value: Any, loaded: LoadedModel) ->
     if method.needs_draft_head or companion == "head":
         how["assistant_model"] = head = _head_of(loaded, name, method)
         described |= {"head": head.name_or_path, "head_dtype": str(head.dtype).removeprefix("torch.")}
-    if method.own_head is not None:
-        _check_own_head(name, method, config, loaded)
+    own_head_of(loaded.model, method, config)  # loads what the method needs of the model's checkpoint
     if (method.needs_draft_model and config.drafting_layers is None) or companion == "draft_model":
         how |= _draft_of(loaded, name)
         described |= {"assistant": loaded.assistant_name, "assistant_dtype": precision_of(how["assistant_model"])}
@@ -188,16 +188,6 @@ def _method_row(name: str, method_name: str, value: Any, loaded: LoadedModel) ->
     if found is not None and found.tier != "tree":
         raise ConfigError(name, "must have a model that verifies trees", found.tier, f"It does not: {found.reason}.")
     return Row.of_arguments(name, "method", how, is_seed_exact=config.is_seed_exact, config=described)
-
-
-def _check_own_head(name: str, method: Method, config: SpecConfig, loaded: LoadedModel) -> None:
-    """Load what the method needs of the model's checkpoint."""
-    try:
-        own_head_of(loaded.model, method, config)
-    except (CheckpointError, UnsupportedModelError) as error:
-        raise ConfigError(
-            name, "must have a checkpoint with such layers", loaded.model.name_or_path, str(error)
-        ) from error
 
 
 def _head_of(loaded: LoadedModel, name: str, method: Method) -> DraftHead:
@@ -216,10 +206,7 @@ def _draft_of(loaded: LoadedModel, name: str) -> dict[str, Any]:
     if loaded.assistant is None:
         remedy = "Name one with --draft-model, or measure the embedded target."
         raise ConfigError(name, "must have a draft model", None, remedy)
-    try:
-        draft_capability(loaded.model, loaded.assistant, translates=loaded.assistant_tokenizer is not None)
-    except UnsupportedModelError as error:
-        raise ConfigError(name, "must have a draft that can roll back", loaded.assistant_name, str(error)) from error
+    draft_capability(loaded.model, loaded.assistant, translates=loaded.assistant_tokenizer is not None)
     return loaded.assisted
 
 

@@ -15,7 +15,7 @@ from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.cli.report import drafts_line, note, reports_errors
 from hf_specdec.cli.spread import spread
-from hf_specdec.compat import input_device, max_positions, takes_cache
+from hf_specdec.compat import crop_to, input_device, max_positions, takes_cache
 from hf_specdec.errors import ConfigError, SpecError, counted
 from hf_specdec.files import read_text
 from hf_specdec.observer import SpecStep
@@ -147,9 +147,7 @@ class _Chat:
         """
         ids = self.tokenizer(self.text_of(said), add_special_tokens=False, return_tensors="pt").input_ids
         max_new_tokens = self._room(ids.shape[1])
-        known = self._cached[: ids.shape[1] - 1]
-        if known != self._cached or ids[0, : len(known)].tolist() != known:
-            self._forget_cache()
+        self._keep_beginning_of(ids[0, :-1].tolist())
         self.num_reused = len(self._cached)
         shown = _Shown(self.tokenizer, self.show_drafts)
         watched = {"spec_observer": shown.on_step} if self.show_drafts and "spec_method" in self.options else {}
@@ -200,6 +198,14 @@ class _Chat:
 
     def _new_cache(self) -> Any:
         return DynamicCache(config=self.model.config) if self._takes_cache else None
+
+    def _keep_beginning_of(self, token_ids: list[int]) -> None:
+        """Keep in the cache the tokens that a text begins with; none where the cache cannot be cut."""
+        same = [cached == token for cached, token in zip(self._cached, token_ids, strict=False)]
+        common = len(same) if all(same) else same.index(False)
+        if common < len(self._cached) and not crop_to(self._cache, common):
+            self._forget_cache()
+        self._cached = self._cached[:common]
 
     def _forget_cache(self) -> None:
         self._cache, self._cached = self._new_cache(), []

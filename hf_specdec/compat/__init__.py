@@ -30,6 +30,7 @@ from hf_specdec.compat.caches import (
     cached_length,
     can_crop,
     can_reorder,
+    crop_to,
     holds_states,
     is_users_own,
     replaced_attributes,

@@ -23,6 +23,7 @@ __all__ = [
     "cached_length",
     "can_crop",
     "can_reorder",
+    "crop_to",
     "holds_states",
     "is_users_own",
     "replaced_attributes",
@@ -54,6 +55,14 @@ def can_crop(cache: Any) -> bool:
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
     own = all(type(layer).__module__ == cache_utils.__name__ for layer in layers)
     return bool(layers) and own and isinstance(cache, Cache) and bool(cache.is_croppable)
+
+
+def crop_to(cache: Cache, length: int) -> bool:
+    """Keep the first `length` of a cache's tokens; returns whether it could, which it can without windows or states."""
+    if not all(type(layer) is DynamicLayer for layer in cache.layers):
+        return False
+    cache.crop(length - cache.get_seq_length())
+    return True
 
 
 def can_reorder(cache: Any) -> bool:

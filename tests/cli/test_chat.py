@@ -87,12 +87,27 @@ def test_the_cache_is_kept_from_turn_to_turn(tokenizer: Any, monkeypatch: pytest
     count = len(talk._cached)
     talk.answer("and a queue")
     assert talk.num_reused == count > 10
-    cached = talk._cached
-    talk.messages[-1]["content"] = tokenizer.decode(cached[-4:])  # an answer edited by hand
-    talk.answer("and a list")
-    assert talk.num_reused == 0
     talk.clear()
     assert talk._cached == []
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_an_edited_chat_is_read_from_its_first_change_on(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """A cache with a window is none to be cut: the whole of it is computed anew."""
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    options = {**FAMILIES[family].options, "vocab_size": len(tokenizer)}
+    model = hf_specdec.enable(build(dataclasses.replace(FAMILIES[family], options=options)))
+    talk = _Chat(model, tokenizer, {"max_new_tokens": 8, "do_sample": False, "spec_method": "auto"}, None, False)
+    talk.answer("write a stack")
+    count = len(talk._cached)
+    talk.messages[-1]["content"] = "pop"
+    ids = tokenizer(talk.text_of("and a list"), return_tensors="pt").input_ids
+    expected = plain(model, ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+    talk.answer("and a list")
+    assert talk.messages[-1]["content"] == tokenizer.decode(expected, skip_special_tokens=True)
+    assert 10 < talk.num_reused < count if family == "llama" else talk.num_reused == 0
 
 
 @pytest.mark.parametrize("family", ["mamba", "t5"])
