@@ -26,6 +26,7 @@ __all__ = [
     "counted",
     "first_line",
     "import_extra",
+    "shown",
     "unknown_name",
     "without_frames",
 ]
@@ -49,14 +50,14 @@ class ConfigError(SpecError, ValueError):
     """
 
     def __init__(self, field: str, rule: str, value: object, remedy: str) -> None:
-        super().__init__(f"`{field}` {rule}, but is {_shown(value)}. {remedy}")
+        super().__init__(f"`{field}` {rule}, but is {shown(value)}. {remedy}")
         self.field, self.rule, self.value, self.remedy = field, rule, value, remedy
 
     def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, str, object, str]]:
         return type(self), (self.field, self.rule, self.value, self.remedy)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """`repr(value)` on one line, cut where it is long; the type alone of what cannot be shown."""
     try:
         text = " ".join(repr(value).split())

@@ -128,7 +128,7 @@ def generate_many(
     inner = compat.generation_model(enable(model))
     with_cache(inner, generate_kwargs)
     settings = settings_of(generate_kwargs, configs_of(inner, generate_kwargs))
-    check_names(inner, generate_kwargs)
+    check_names(inner, generate_kwargs, also=("max_batch_size", "max_cache_tokens"))
     check_modes(settings, {name: value for name, value in generate_kwargs.items() if name != "assistant_model"})
     check_all(settings, seed)
     if seed is None and settings("do_sample"):

@@ -162,8 +162,11 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
         raise ConfigError("messages", rule, roles, f"The template says: {error}") from error
 
 
-def check_names(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
+def check_names(model: PreTrainedModel, kwargs: Mapping[str, Any], also: Iterable[str] = ()) -> None:
     """Raise where `generate` has no argument or setting of a name.
+
+    Args:
+        also: names that the error may propose beside those of `generate`.
 
     Raises:
         ConfigError: names the field, and the nearest one that there is.
@@ -171,7 +174,7 @@ def check_names(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
     known = known_settings(model) | set(own_arguments())
     for name, value in kwargs.items():
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
+            close = difflib.get_close_matches(str(name), [*known, *also], n=1)
             remedy = f"Did you mean {close[0]!r}?" if close else "See the arguments of generate."
             raise ConfigError(str(name), "must be an argument or a setting of generate", value, remedy)
 

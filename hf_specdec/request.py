@@ -179,6 +179,9 @@ def read_request(
             name = "spec_config" if config is not None else next(iter(given))
             value = given[name] if config is None else config
             raise ConfigError(name, "must come with a spec_method", value, 'Add spec_method="prompt_lookup".')
+        if isinstance(head := kwargs.get("assistant_model"), DraftHead):
+            remedy = f'Add spec_method="{head.methods[0]}", or leave the head out.'
+            raise ConfigError("spec_method", "must be given with a draft head as assistant_model", None, remedy)
         return None
     if not isinstance(method_value, (str, Method)):
         return _own_drafter(method_value, config, given, observer)
@@ -316,6 +319,10 @@ def _with_transformers_names(
 
 def _own_drafter(value: Any, config: Any, given: Mapping[str, Any], observer: Observer | None) -> Request:
     """A `Drafter`, its class, or a function without arguments that returns one."""
+    config_class = value if isinstance(value, type) else type(value)
+    if named := [name for name, method in METHODS.items() if method.config_class is config_class]:
+        remedy = f'Write spec_method="{named[0]}", and pass the configuration as spec_config.'
+        raise ConfigError("spec_method", "must be a name or a Drafter, not a configuration", value, remedy)
     make = value if callable(value) and not isinstance(value, Drafter) else None
     if make is None and not isinstance(value, Drafter):
         names = ", ".join(repr(name) for name in METHODS)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from hf_specdec.bench.journal import Journal, is_journal, line_of, read_lines
 from hf_specdec.bench.shapes import Misshapen, check_document
 from hf_specdec.bench.statistics import summarize
-from hf_specdec.errors import ConfigError, unknown_name
+from hf_specdec.errors import ConfigError, shown, unknown_name
 from hf_specdec.files import check_output, replacing
 
 __all__ = [
@@ -226,4 +226,5 @@ _SAME_MODEL = ("dtype", "model", "assistant")
 def _check_same(pairs: Mapping[str, tuple[Any, Any]]) -> None:
     for name, (old, new) in pairs.items():
         if old != new:
-            raise ConfigError("resume", f"must have the same {name}", old, f"This run has {new!r}.")
+            remedy = f"Repeat the options that it was measured with: this run has {shown(new)}."
+            raise ConfigError("resume", f"must have the same {name}", old, remedy)

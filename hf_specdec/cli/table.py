@@ -63,7 +63,7 @@ def _times(ratio: float | None) -> str:
 def _equality(row: ComparedRow, num_prompts: int) -> str:
     if row.name == PLAIN:
         return "-"
-    return "yes" if row.equal_to_plain else f"no ({row.prompts_equal_to_plain} of {num_prompts})"
+    return f"{row.prompts_equal_to_plain} of {num_prompts}"
 
 
 def _text(value: object) -> str:

@@ -23,7 +23,10 @@ class BoundToModel:
         """
         model = self._reference()
         if model is None:
-            raise ReferenceError("The model of this method is gone. Keep a reference to the model while you use it.")
+            raise ReferenceError(
+                "The model of this method is gone, since nothing refers to it. Keep it in a variable while you use it: "
+                "model = AutoModelForCausalLM.from_pretrained(path); model.generate(...)."
+            )
         return model
 
     def __getstate__(self) -> dict[str, Any]:

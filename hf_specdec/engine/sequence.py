@@ -91,7 +91,10 @@ class SequenceState:
         """The drafter's tree; the root alone after an error that ends this sequence alone."""
         root = self.text.tokens[-1]
         with self._isolated(self.isolates_drafter):
-            tree = self.drafter.propose(budget)
+            tree: object = self.drafter.propose(budget)
+            if not isinstance(tree, DraftTree):
+                remedy = "Return DraftTree.chain(last_token, draft); an empty draft is [], not None."
+                raise ConfigError("propose", "must return a DraftTree", tree, remedy)
             if tree.tokens[0] != root:
                 rule = "must be the last token of the text"
                 raise ConfigError("tree.tokens[0]", rule, tree.tokens[0], "Build the tree on that root.")

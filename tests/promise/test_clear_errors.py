@@ -43,6 +43,11 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
         {"prompt_lookup_config": {"num_draft_tokens": 5, "max_draft_len": 4}},
         "`max_draft_len` must agree with `num_draft_tokens`",
     ),
+    "a configuration for a method": (
+        {"spec_method": hf_specdec.PromptLookupConfig(max_draft_len=4)},
+        'Write spec_method="prompt_lookup", and pass the configuration as spec_config.',
+    ),
+    "a configuration's class": ({"spec_method": hf_specdec.LookaheadConfig}, 'Write spec_method="lookahead"'),
     "a method's own argument": ({"lookahead_config": [7, 5]}, "`lookahead_config` must have 3 entries"),
     "a key of a method's own argument": ({"lookahead_config": {"window": 5}}, "`lookahead_config key` must be one of"),
 }
@@ -80,6 +85,23 @@ class Negative(hf_specdec.Drafter):
 def test_a_drafters_negative_token_is_named(model: Any) -> None:
     with pytest.raises(ValueError, match=r"`tree.tokens` must be at least 0, but is -1"):
         model.generate(PROMPT, max_new_tokens=4, spec_method=Negative)
+
+
+class Nothing(Negative):
+    """Returns nothing where it has nothing to draft."""
+
+    def propose(self, budget: int) -> Any:
+        return None
+
+
+def test_a_drafter_that_returns_no_tree_is_named(model: Any) -> None:
+    with pytest.raises(ValueError, match=r"`propose` must return a DraftTree, but is None"):
+        model.generate(PROMPT, max_new_tokens=4, spec_method=Nothing)
+
+
+def test_a_misspelt_argument_of_generate_many_is_named(model: Any) -> None:
+    with pytest.raises(ValueError, match="Did you mean 'max_batch_size'"):
+        hf_specdec.generate_many(model, [PROMPT], max_new_tokens=4, batch_size=2)
 
 
 @pytest.mark.parametrize("name", [256, 10**30, "cpu:256", "\udc80"])

@@ -176,6 +176,8 @@ def test_a_head_for_another_target_is_refused_with_both_sizes(zoo: Zoo) -> None:
 def test_heads_and_models_are_told_apart(model: Any) -> None:
     with pytest.raises(ConfigError, match=r"must be given with spec_method=\"eagle3\".*AutoDraftHead"):
         model.generate(PROMPT, max_new_tokens=4, spec_method="eagle3")
+    with pytest.raises(ConfigError, match=r"`spec_method` must be given with a draft head.*spec_method=\"eagle3\""):
+        model.generate(PROMPT, max_new_tokens=4, assistant_model=random_head(model))
     with pytest.raises(ConfigError, match="must be a draft head"):
         model.generate(PROMPT, max_new_tokens=4, spec_method="eagle", assistant_model=model)
     with pytest.raises(ConfigError, match='spec_method="eagle3" for a head of this kind'):

@@ -97,7 +97,7 @@ def test_a_method_without_its_model_says_so(fresh: Any) -> None:
     generate = hf_specdec.enable(fresh).generate
     assert generate.model is fresh
     generate = hf_specdec.enable(build(FAMILIES["llama"])).generate
-    with pytest.raises(ReferenceError, match="Keep a reference to the model"):
+    with pytest.raises(ReferenceError, match="Keep it in a variable"):
         generate(PROMPT, **CALL)
 
 
