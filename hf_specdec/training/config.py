@@ -73,7 +73,8 @@ class Training:
             rule = f"must be at most texts_per_shard, {self.texts_per_shard}, since a step reads one shard"
             raise ConfigError("batch_size", rule, self.batch_size, "Use fewer texts a step, or larger shards.")
         check_at_least("patience", self.patience, 1, "Use a large number to never stop early.")
-        check_at_least("num_texts", self.num_texts, 2 * self.texts_per_shard, "One shard at least is held out.")
+        remedy = f"A file holds {self.texts_per_shard} texts, and one file at least is held out."
+        check_at_least("num_texts", self.num_texts, 2 * self.texts_per_shard, remedy)
         if not self.temperatures or min(self.temperatures) < 0.0:
             raise ConfigError("temperatures", "must be numbers from 0.0 on", self.temperatures, "Use 0.0 for greedy.")
         for name, value in (("epochs", self.epochs), ("minutes", self.minutes)):

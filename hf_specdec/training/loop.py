@@ -166,8 +166,9 @@ class TrainingLoop:
                 name: weight.detach().cpu().clone() for name, weight in self.student.state_dict().items()
             }
         shown = ", ".join(f"{m.tokens_per_step:.2f} at temperature {m.temperature:g}" for m in found)
-        line = "step %d of at most %d, %.1f minutes, loss %.3f: held-out tokens per step %s"
-        logger.info(line, self.step, self.most_steps, self.seconds / 60.0, self._mean_loss(), shown)
+        loss = f", loss {self._mean_loss():.3f}" if self.losses else ""
+        line = "step %d of at most %d, %.1f minutes%s: held-out tokens per step %s"
+        logger.info(line, self.step, self.most_steps, self.seconds / 60.0, loss, shown)
         if self.accelerator.is_main_process:
             self._save()
 

@@ -20,7 +20,7 @@ def test_train_makes_a_head_from_a_file_of_prompts(run: Run, tmp_path: Path) -> 
     report = json.loads(result.stdout)
     assert report["num_steps"] == 8
     assert [found["temperature"] for found in report["measured"]] == [0.0]
-    assert "tokens per step" in result.stderr
+    assert "step 0 of at most 8, 0.0 minutes: held-out tokens per step" in result.stderr  # no loss before a step
     head = AutoDraftHead.from_pretrained(out)
     assert (head.config.hidden_size, head.config.draft_vocab_size, head.config.layer_ids) == (256, 512, (1, 3, 5))
     assert "held-out" in (out / "README.md").read_text().lower()
