@@ -342,10 +342,4 @@ def _own_drafter(value: Any, config: Any, given: Mapping[str, Any], observer: Ob
             raise ConfigError("spec_method", "must return a Drafter", made, "Subclass hf_specdec.Drafter.")
         return made
 
-    return Request(
-        method=None,
-        config=SpecConfig(),
-        budget=DRAFT_BUDGET,
-        make_drafter=drafter,
-        observer=observer,
-    )
+    return Request(method=None, config=SpecConfig(), budget=DRAFT_BUDGET, make_drafter=drafter, observer=observer)
