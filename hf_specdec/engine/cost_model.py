@@ -10,10 +10,10 @@ import math
 import os
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ TOWARDS_SHAPE = 0.03  # and into the ratio of its size; of first steps of a size
 LARGEST_SURPRISE = 2.0  # a step that took longer was disturbed from outside
 ASSUMED_SPAN = 16  # tokens as which the assumed slope counts beyond the largest known size
 MEASURED_COUNT = 32  # steps as which a measured size counts
+NUM_SPEEDS = 9  # steps that a draft network's speed is the median of
+SLOWEST = 32.0  # over what is assumed of a draft network; one that is never asked is never timed again
 
 
 def check_costs_file(field: str, path: str | os.PathLike[str]) -> None:
@@ -173,23 +175,23 @@ class CostCurve:
             self.ratios[place] = self.ratios[last] + steepness * (SIZES[place] - SIZES[last])
 
 
-@dataclass(slots=True)
 class DraftSpeed:
-    """How long a draft network's forwards take, over what its size promises.
+    """How long a draft network's forwards take, over what its size promises: the median of the last steps.
+
+    What was assumed counts as one step, so that a single disturbed one tells nothing, and two tell enough.
 
     Attributes:
         factor (`float`): 1 where it takes what was assumed.
     """
 
-    factor: float = 1.0
-    _count: int = 0
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._last = deque([self.factor], maxlen=NUM_SPEEDS)
 
     def observe(self, measured: float, assumed: float) -> None:
         """Correct it by the forwards of a step, both in forwards of the target."""
-        surprise = measured / (self.factor * assumed)
-        surprise = max(1.0 / LARGEST_SURPRISE, min(LARGEST_SURPRISE, surprise))
-        self._count += 1
-        self.factor *= surprise ** max(TOWARDS_NOW, 1.0 / (self._count + 1))
+        self._last.append(min(measured / assumed, SLOWEST))
+        self.factor = median_low(self._last)
 
 
 class StepCosts:

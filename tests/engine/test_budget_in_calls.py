@@ -61,5 +61,5 @@ def test_a_slow_head_does_not_stop_the_other_sources(tokenizer: Any, monkeypatch
         drafted[name], asked[name] = out.spec_stats.num_draft_tokens, clock.num_asked
         assert torch.equal(out.sequences, model.generate(prompt, max_new_tokens=96, do_sample=False))
     assert asked["alone"] == 0
-    assert 0 < asked["with a head"] < 30, "it costs more than it gains"
+    assert 0 < asked["with a head"] < 10, "it costs more than it gains"
     assert drafted["with a head"] > 0.7 * drafted["alone"] > 20

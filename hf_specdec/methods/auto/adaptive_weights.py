@@ -88,8 +88,8 @@ class AdaptiveWeights:
     """What was learned about the sources, apart for greedy and for sampled texts.
 
     Attributes:
-        gains (`list[float]`): expected tokens that a draft model's first, second, ... forward of a step and those after
-            it add, less the cost of those after it.
+        gains (`list[float]`): tokens that a draft model's first, second, ... forward of a step and those after it add,
+            less the cost of those after it.
         num_gains (`list[int]`): forwards that each of `gains` was learned from, where it was not read from a file.
         retry_credit (`float`): tokens that forwards which do not pay may lose.
         window_gain (`float`): tokens a step that are drafted and accepted because of lookahead's window.
@@ -116,7 +116,7 @@ class AdaptiveWeights:
         return self.gains[number] if number < len(self.gains) else INITIAL_GAIN
 
     def gained(self, number: int, tokens: float) -> None:
-        """The forward `number` added so many expected tokens."""
+        """The forward `number` and those after it added so many tokens, less the cost of those after it."""
         if number == len(self.gains):
             self.gains.append(INITIAL_GAIN)
             self.num_gains.append(0)
