@@ -28,7 +28,7 @@ from hf_specdec.bench.program import run_program
 from hf_specdec.bench.prompts import Prompt, default_prompts, spread
 from hf_specdec.bench.steps import measure_steps
 from hf_specdec.bench.tables import markdown
-from hf_specdec.errors import unknown_name
+from hf_specdec.errors import ConfigError, first_line, unknown_name
 
 __all__ = ["SHAPES", "Shape", "measure_gpu"]
 
@@ -75,6 +75,9 @@ def measure_gpu(
         if name not in SHAPES:
             raise unknown_name("shape", name, SHAPES)
     where, prompts = pick_device(device), spread(default_prompts(), num_prompts)
+    if device is None and where.type == "cpu" and (large := [name for name in names if SHAPES[name].size is not None]):
+        remedy = "Try it with the shape tiny (make gpu SHAPES=tiny), or name the device cpu to measure on the CPU."
+        raise ConfigError("shape", "must be tiny where there is no accelerator", ", ".join(large), remedy)
     outcome = None if tests is None else run_tests(tests)
     bandwidth = _copy_bandwidth(where)
     entries, facts = [], []
@@ -86,14 +89,12 @@ def measure_gpu(
             if model is not None:  # the text beyond is worse, its cost the same
                 model.config.max_position_embeddings = max(model.config.max_position_embeddings, longest)
         facts.append(model_facts(loaded))
-        rows = _rows(loaded, shape, prompts)
+        rows, left_out = _rows(loaded, shape, prompts)
         steps = measure_steps(loaded, prompts, max_new_tokens=min(shape.max_new_tokens, 64))
         share = _bandwidth_share(loaded, rows, bandwidth)
-        entries.append({"shape": name, "rows": rows, "bandwidth_share": share, "steps": steps})
+        entries.append({"shape": name, "rows": rows, "left_out": left_out, "bandwidth_share": share, "steps": steps})
         del loaded
-        gc.collect()
-        if where.type == "cuda":
-            torch.cuda.empty_cache()
+        _free_memory(where)
     fields = {"tests": outcome, "copy_bandwidth": bandwidth, "shapes": entries}
     return new_document(GPU, where, settings={"shapes": list(names)}, models=facts, **fields)
 
@@ -115,20 +116,37 @@ def _methods(loaded: LoadedModel, batch: int) -> dict[str, dict[str, Any]]:
     return rows | ours | {f"{name}, static cache": arguments | STATIC for name, arguments in ours.items()}
 
 
-def _rows(loaded: LoadedModel, shape: Shape, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-    """Tokens a second of each way to generate, at each batch size and context."""
-    rows = []
+def _rows(
+    loaded: LoadedModel, shape: Shape, prompts: Sequence[Prompt]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Tokens a second of each way to generate, at each batch size and context; and those without room in memory."""
+    rows, left_out = [], []
     text = [token for prompt in prompts for token in encode(loaded, prompt)["input_ids"][0].tolist()]
     for batch in shape.batches:
         for context in shape.contexts:
             inputs = _inputs(text, batch, context, loaded.model.device)
             plain: tuple[float, list[list[int]]] | None = None  # of the first row
             for name, arguments in _methods(loaded, batch).items():
-                row, tokens = _row(loaded, inputs, shape.max_new_tokens, arguments)
+                cell = {"batch": batch, "context": context, "name": name}
+                try:
+                    row, tokens = _row(loaded, inputs, shape.max_new_tokens, arguments)
+                except torch.OutOfMemoryError as error:
+                    left_out.append({**cell, "reason": first_line(error)})
+                    _free_memory(loaded.model.device)
+                    continue
+                if plain is None and not name.startswith("plain"):
+                    left_out.append({**cell, "reason": "no room for plain generate, which it is compared with"})
+                    continue
                 speed, expected = plain = plain or (row["tokens_per_second"], tokens)
                 equality = {"equal": tokens == expected, "over_plain": row["tokens_per_second"] / speed}
-                rows.append({"batch": batch, "context": context, "name": name, **row, **equality})
-    return rows
+                rows.append({**cell, **row, **equality})
+    return rows, left_out
+
+
+def _free_memory(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _inputs(text: Sequence[int], batch: int, context: int, device: torch.device) -> dict[str, torch.Tensor]:
@@ -166,11 +184,11 @@ def _row(
     return row, tokens
 
 
-def _bandwidth_share(loaded: LoadedModel, rows: Sequence[Mapping[str, Any]], bandwidth: float) -> float:
+def _bandwidth_share(loaded: LoadedModel, rows: Sequence[Mapping[str, Any]], bandwidth: float) -> float | None:
     """Of the copy bandwidth, what reading the weights once a token takes: the fastest plain row of one sequence."""
     size: int = sum(parameter.numel() * parameter.element_size() for parameter in loaded.model.parameters())
     plain = [row for row in rows if row["batch"] == 1 and row["name"].startswith("plain")]
-    return size * max(float(row["tokens_per_second"]) for row in plain) / bandwidth
+    return size * max(float(row["tokens_per_second"]) for row in plain) / bandwidth if plain else None
 
 
 def _copy_bandwidth(device: torch.device) -> float:

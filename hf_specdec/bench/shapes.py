@@ -200,6 +200,14 @@ _KINDS: dict[str, dict[Any, Shape]] = {
         "models": [_MODEL],
         "tests": (None, {"summary": str}),
         "copy_bandwidth": float,
-        "shapes": [{"shape": str, "rows": [_GPU_ROW], "bandwidth_share": float, "steps": _STEPS}],
+        "shapes": [
+            {
+                "shape": str,
+                "rows": [_GPU_ROW],
+                "left_out?": [{"name": str, "batch": int, "context": int, "reason": str}],
+                "bandwidth_share": (None, float),
+                "steps": _STEPS,
+            }
+        ],
     },
 }

@@ -267,7 +267,11 @@ def _gpu_tables(document: Document) -> list[Table]:
             }
             for row in entry["rows"]
         ]
-        found += [_listed(entry["shape"], columns, rows), *_step_costs_tables(entry["steps"])]
+        found.append(_listed(entry["shape"], columns, rows))
+        if left_out := entry.get("left_out"):
+            columns = {"left out": "{name}", "batch": "{batch}", "context": "{context}", "reason": "{reason}"}
+            found.append(_listed(f"{entry['shape']}, left out", columns, left_out))
+        found += _step_costs_tables(entry["steps"])
     return found
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hf_specdec.bench import gpu
 from hf_specdec.bench.document import read_document, write_document
@@ -71,6 +72,31 @@ def test_the_outcome_of_tests_is_part_of_the_document(tmp_path: Path) -> None:
     assert outcome["exit_code"] == 1
     assert "1 failed, 1 passed" in outcome["summary"]
     assert len(outcome["failed"]) == 1
+
+
+def test_rows_without_room_are_left_out_and_the_others_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour's measurement does not end with its largest batch."""
+
+    def row(loaded: Any, inputs: Any, max_new_tokens: int, arguments: Any) -> tuple[dict[str, Any], list[list[int]]]:
+        full = {1: "eagle3", 2: "lookahead", 4: None}  # methods without room, by the batch
+        if arguments["spec_method"] == full[len(inputs["input_ids"])]:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB.")
+        return {"tokens_per_second": 10.0}, [[1]]
+
+    monkeypatch.setattr(gpu, "_row", row)
+    shape = gpu.Shape(None, dtype="fp32", batches=(1, 2, 4), contexts=(8,))
+    rows, left_out = gpu._rows(load_model(device="cpu"), shape, default_prompts()[:1])
+    assert {row["batch"] for row in rows} == {1, 2}
+    reasons = {(row["name"], row["batch"]): row["reason"] for row in left_out}
+    assert {name for name, batch in reasons if batch == 2} == {"lookahead", "lookahead, static cache"}
+    assert reasons["lookahead", 2] == reasons["plain, eager", 4] == "CUDA out of memory."
+    assert reasons["auto", 4] == "no room for plain generate, which it is compared with"
+
+
+def test_large_shapes_without_an_accelerator_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "pick_device", lambda name: torch.device("cpu"))
+    with pytest.raises(ConfigError, match="`shape` must be tiny where there is no accelerator, but is '1B, 7B'"):
+        gpu.measure_gpu(["1B", "7B"])
 
 
 def test_an_unknown_shape_is_refused() -> None:
