@@ -8,8 +8,8 @@ from hf_specdec.methods.config import SpecConfig
 __all__ = ["STEP_BUDGET", "check_request"]
 
 STEP_BUDGET = 128  # most tokens a step of one request computes, where the server reserves nothing for its method
-MEMORY_BOUNDS = ("max_pool_tokens", "max_recycled", "max_keys")
-OF_THE_SERVER = ("engine", "costs")  # beside device lists
+MEMORY_BOUNDS = ("max_pool_tokens", "max_recycled", "max_keys")  # a lower one would cut what all requests share
+OF_THE_SERVER = ("engine", "costs", *MEMORY_BOUNDS)  # beside device lists
 
 
 def check_request(config: SpecConfig, reserved: SpecConfig | None) -> None:
@@ -29,8 +29,6 @@ def check_request(config: SpecConfig, reserved: SpecConfig | None) -> None:
         own, limit, name = getattr(config, field.name), getattr(server, field.name), f"spec_config.{field.name}"
         if (field.name in OF_THE_SERVER or field.name in config.device_fields.values()) and own != limit:
             raise ConfigError(name, "must be unset in a request: the server sets it", own, "Leave it out.")
-        if field.name in MEMORY_BOUNDS and own > limit:
-            raise ConfigError(name, f"must be at most {limit} on this server", own, "Leave it out.")
     if is_reserved:
         config.check_within(server, "spec_config")
     most = server.step_budget if is_reserved else STEP_BUDGET

@@ -99,7 +99,8 @@ def test_what_is_wrong_is_named_in_words(url: str, fields: dict[str, Any], told:
         (None, "prompt_lookup", [4, 2, [0]], "`spec_config.device_list` must be unset in a request"),
         (None, "prompt_lookup", {"engine": "assisted"}, "`spec_config.engine` must be unset in a request"),
         (None, "auto", {"costs": "/etc/passwd"}, "`spec_config.costs` must be unset in a request"),
-        (None, "auto", {"max_pool_tokens": 10**9}, "`spec_config.max_pool_tokens` must be at most 1000000"),
+        (None, "auto", {"max_pool_tokens": 10**9}, "`spec_config.max_pool_tokens` must be unset in a request"),
+        (None, "auto", {"max_pool_tokens": 1}, "`spec_config.max_pool_tokens` must be unset in a request"),
     ],
     ids=str,
 )
