@@ -145,5 +145,5 @@ def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
     device = compat.input_device(model)
     devices = [] if device.type == "cpu" else [device]
     kept = fork_rng(devices, enabled=model.training, device_type=device.type)
-    with _stance_lock, torch.compiler.set_stance("force_eager"), compat.without_peft_hooks(model), kept:
+    with _stance_lock, torch.compiler.set_stance("force_eager"), compat.without_adapter_hooks(model), kept:
         yield

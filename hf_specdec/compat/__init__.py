@@ -86,7 +86,7 @@ from hf_specdec.compat.models import (
     text_config,
     uncompiled,
 )
-from hf_specdec.compat.peft_hooks import has_row_adapters, places_adapters, without_peft_hooks
+from hf_specdec.compat.peft_hooks import has_row_hooks, places_adapters, without_adapter_hooks
 from hf_specdec.compat.settings import (
     dropped_settings,
     keep_own_settings,

@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_specdec.compat.masks import attention_implementation
 from hf_specdec.compat.modules import modules_of
-from hf_specdec.compat.peft_hooks import is_peft_hook
+from hf_specdec.compat.peft_hooks import is_adapter_hook
 
 __all__ = ["Fingerprint", "fingerprint"]
 
@@ -105,10 +105,10 @@ def _changes_of(attributes: Mapping[str, Any]) -> Iterator[Hashable]:
 def _hooks(hooks: Mapping[int, Any]) -> tuple[int, ...]:
     """Numbers of the hooks that may change what is computed; torch gives each number once in a process.
 
-    Those that PEFT sets for one call concern its rows, which `engine.decode` and `forward.model_runner` heed.
+    PEFT's that say which adapters act in one call are left out: an adapter computes as those that are active do.
     """
     found = [(number, hooks.get(number)) for number in tuple(hooks)]
-    return tuple(n for n, hook in found if not (_is_harmless(hook) or is_peft_hook(hook)))
+    return tuple(n for n, hook in found if not (_is_harmless(hook) or is_adapter_hook(hook)))
 
 
 def _is_harmless(hook: Any) -> bool:

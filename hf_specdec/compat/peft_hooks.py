@@ -3,6 +3,8 @@
 Names                              Why
 `_adapter_names_pre_forward_hook`  `adapter_names`: an adapter for each row of the call
 `_alora_offsets_pre_forward_hook`  aLoRA's adapters act on the last so many tokens of each forward
+
+Others, such as that of Poly's `task_ids`, stay in place: its layers compute nothing without them.
 """
 
 import contextlib
@@ -13,19 +15,19 @@ import torch
 
 from hf_specdec.compat.modules import modules_of
 
-__all__ = ["has_row_adapters", "is_peft_hook", "places_adapters", "without_peft_hooks"]
+__all__ = ["has_row_hooks", "is_adapter_hook", "places_adapters", "without_adapter_hooks"]
 
 ROW_ADAPTERS, ADAPTER_OFFSETS = "_adapter_names_pre_forward_hook", "_alora_offsets_pre_forward_hook"
 
 
-def is_peft_hook(hook: Any) -> bool:
-    """Whether PEFT has set a hook for one call."""
+def is_adapter_hook(hook: Any) -> bool:
+    """Whether a hook of PEFT's says which adapters act in one call, instead of those that are active in the model."""
     return _name(hook) in (ROW_ADAPTERS, ADAPTER_OFFSETS)
 
 
-def has_row_adapters(model: torch.nn.Module) -> bool:
-    """Whether each row of the present call has an adapter of its own: forwards take all rows, in their order."""
-    return any(_name(hook) == ROW_ADAPTERS for hooks in _all_hooks(model) for hook in list(hooks.values()))
+def has_row_hooks(model: torch.nn.Module) -> bool:
+    """Whether PEFT has set hooks for the rows of the present call: forwards take all of these, in their order."""
+    return any(_name(hook) for hooks in _all_hooks(model) for hook in list(hooks.values()))
 
 
 def places_adapters(model: torch.nn.Module) -> bool:
@@ -38,9 +40,9 @@ def places_adapters(model: torch.nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def without_peft_hooks(model: torch.nn.Module) -> Iterator[None]:
+def without_adapter_hooks(model: torch.nn.Module) -> Iterator[None]:
     """Compute for a while with the adapters that are active in the model, for any number of rows."""
-    taken = [(hooks, number) for hooks in _all_hooks(model) for number in list(hooks) if is_peft_hook(hooks[number])]
+    taken = [(hooks, number) for hooks in _all_hooks(model) for number in list(hooks) if is_adapter_hook(hooks[number])]
     kept = [(hooks, number, hooks.pop(number)) for hooks, number in taken]
     try:
         yield

@@ -198,8 +198,8 @@ def _compiled_forward(
         return None
     if rotary_of(model) is not None:
         reason = reason or HIDDEN_LENGTH
-    if compat.has_row_adapters(model):
-        reason = "PEFT's adapter_names are hooks of one call, whose changes a compiled forward does not see"
+    if compat.has_row_hooks(model):
+        reason = "PEFT's adapter_names and task_ids are hooks of one call, which a compiled forward would keep"
     if reason is not None:
         state_of(model).warn_once(f"{type(model).__name__} is not compiled: {reason}")
         return None

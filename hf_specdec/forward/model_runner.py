@@ -119,7 +119,7 @@ class ModelRunner(HiddenStates):
     @property
     def supports_row_removal(self) -> bool:
         """Whether `select` works."""
-        return self.cache.supports_row_removal and not (self.keep_cache or compat.has_row_adapters(self.model))
+        return self.cache.supports_row_removal and not (self.keep_cache or compat.has_row_hooks(self.model))
 
     def prefill(self) -> Any:
         """The prompt's forward. `outputs.logits[:, -1]` decides the first tokens."""

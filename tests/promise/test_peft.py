@@ -122,6 +122,16 @@ def test_each_row_has_its_adapter(mixed: Any, new_tokens: int) -> None:
     assert output.spec_stats.plain_reason is None
 
 
+def test_rows_that_end_keep_the_task_ids_of_the_others() -> None:
+    config = peft.PolyConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], r=4, n_tasks=2, n_skills=2)
+    model = hf_specdec.enable(of_some_weight(peft.get_peft_model(build(FAMILIES["llama"]), config)))
+    tasks = torch.tensor([0, 1, 0])
+    whole = answer(model, PADDED, task_ids=tasks)
+    call = {"task_ids": tasks, "eos_token_id": [whole[0][40], whole[1][43]]}
+    call |= {**CALL, "input_ids": PADDED, "attention_mask": (PADDED != 0).long(), "max_new_tokens": 40}
+    assert model.generate(**call, spec_method="auto").tolist() == model.generate(**call).tolist()
+
+
 def test_a_draft_of_the_model_s_own_layers_has_the_rows_adapters(mixed: Any) -> None:
     names = ["first", "second", "__base__"]
     draft = hf_specdec.self_draft(mixed, layers=1)
