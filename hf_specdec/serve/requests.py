@@ -143,12 +143,13 @@ class RequestReader:
             if not keeps_texts and getattr(config, "pool", None) == "shared":
                 config = dataclasses.replace(config, pool="request")  # type: ignore[call-arg]  # it has one
         except (ConfigError, TypeError) as error:
-            raise RequestError(400, " ".join(str(error).split()), "invalid_value", "spec_method") from error
+            param = "spec_method" if getattr(error, "field", None) == "spec_method" else "spec_config"
+            raise RequestError(400, " ".join(str(error).split()), "invalid_value", param) from error
         drafts_itself = config.drafting_layers is not None
         takes_draft = self._has_draft_for(method) and not drafts_itself
         if method.needs_assistant and not takes_draft and not drafts_itself:
             kind = "head" if method.needs_draft_head else "model"
-            message = f"the server has no draft {kind} for {method.name}"
+            message = f"the server has no draft {kind} for {method.name}; --draft-model of hf-specdec serve names one"
             raise RequestError(400, message, "invalid_value", "spec_method")
         found: dict[str, Any] = {"spec_method": method.name, "spec_config": config}
         if self.memory == "key" and api_key is not None:

@@ -115,7 +115,7 @@ def test_a_request_stays_within_what_the_server_reserves(
         return
     with pytest.raises(RequestError, match=re.escape(told)) as raised:
         reader.read(request)
-    assert raised.value.status == 400
+    assert (raised.value.status, raised.value.param) == (400, "spec_config")
 
 
 def test_what_a_request_leaves_out_is_as_the_server_has_it(target: Any, chat_tokenizer: Any) -> None:
