@@ -8,8 +8,8 @@ import torch
 
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.forward.compiled_forward import CompiledForward
-from hf_specdec.forward.drafting import AnyDraftRunner
 from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.forward.runner_base import BaseDraftRunner
 from hf_specdec.methods.node_logits import LogitsRead, NodeLogits
 from hf_specdec.tree import DraftTree, ExtraTokens
 
@@ -40,7 +40,7 @@ class Batch:
     sequences: list[SequenceState]
     target: ModelRunner
     limits: Limits
-    draft_model: AnyDraftRunner | None = None
+    draft_model: BaseDraftRunner | None = None
 
     @property
     def num_live(self) -> int:

@@ -30,8 +30,8 @@ from hf_specdec.engine.plain import decode_assisted, decode_plain
 from hf_specdec.engine.speculative import decode_speculatively
 from hf_specdec.engine.static_shapes import check_cache, reason_against_static
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.forward.drafting import AnyDraftRunner
 from hf_specdec.forward.inputs import rows_of
+from hf_specdec.forward.runner_base import BaseDraftRunner
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import DrafterContext
@@ -215,13 +215,13 @@ def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:
 
 def drafting(
     call: Call, request: Request, found: Found, encoder_inputs: Any = None, *, num_rows: int | None = None
-) -> tuple[AnyDraftRunner | None, Callable[[int, torch.Generator | None], Drafter]]:
+) -> tuple[BaseDraftRunner | None, Callable[[int, torch.Generator | None], Drafter]]:
     """The call's draft model, if its method has one, and what makes the drafter of a row.
 
     Args:
         num_rows: rows that share a forward; by default the call's own.
     """
-    draft_model: AnyDraftRunner | None = None
+    draft_model: BaseDraftRunner | None = None
     translations: list[Translation] | None = None
     logits_processor, state = logits_processor_of(call), state_of(call.model)
     assistant = request.assistant_model

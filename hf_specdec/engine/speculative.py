@@ -28,9 +28,10 @@ from hf_specdec.engine.static_shapes import compiled_forward, fixed_shapes
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward.drafting import AnyDraftRunner, used_by
+from hf_specdec.forward.drafting import used_by
 from hf_specdec.forward.exit_runner import ExitRunner
 from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner, Tier
+from hf_specdec.forward.runner_base import BaseDraftRunner
 from hf_specdec.forward.shared_cache_runner import SharedCacheRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
@@ -50,7 +51,7 @@ def decode_speculatively(
     tier: Tier,
     budget: int,
     stats: SpecStats,
-    draft_model: AnyDraftRunner | None,
+    draft_model: BaseDraftRunner | None,
     costs: StepCosts | None,
     observer: Callable[[SpecStep], None] | None,
     rank_sync: RankSync,
@@ -186,7 +187,7 @@ def queued_sequence_of(
     drafter: Drafter,
     index: int,
     generator: torch.Generator | None,
-    draft_model: AnyDraftRunner | None,
+    draft_model: BaseDraftRunner | None,
     rank_sync: RankSync,
     trial: RowTrial | None = None,
 ) -> QueuedSequence:
@@ -210,13 +211,13 @@ def queued_sequence_of(
     return QueuedSequence(batch, longest, None if draft_model is None else draft_model.network)
 
 
-def _bind(draft_model: AnyDraftRunner | None, target: ModelRunner) -> None:
+def _bind(draft_model: BaseDraftRunner | None, target: ModelRunner) -> None:
     """Let drafts be made over the target's cache where they read it."""
     if isinstance(draft_model, SharedCacheRunner | ExitRunner):
         draft_model.bind(target)
 
 
-def _read_layers(draft_model: AnyDraftRunner | None) -> tuple[int, ...]:
+def _read_layers(draft_model: BaseDraftRunner | None) -> tuple[int, ...]:
     """The hidden states that the drafts are made from."""
     return () if draft_model is None else draft_model.hidden_layers
 

@@ -12,8 +12,8 @@ import torch
 
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.forward.compiled_forward import Step
-from hf_specdec.forward.drafting import RowScorer
 from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall, head_cache, static_head_cache
+from hf_specdec.forward.runner_base import RowScorer
 from hf_specdec.methods.draft_head import BlockHead
 from hf_specdec.transfer import HOST
 from hf_specdec.tree import DraftTree
@@ -71,7 +71,7 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         return 0 if self._cache.lengths[place] else max(self.num_unread(place) - 1, 0)
 
     def skip(self, place: int, count: int) -> None:
-        """See `AnyDraftRunner.skip`."""
+        """See `BaseDraftRunner.skip`."""
         self._unread[place] = [torch.cat(self._unread[place])[count:]]
         self._firsts[place] += count
 

@@ -16,10 +16,9 @@ from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.forward.compiled_forward import CompiledForward
-from hf_specdec.forward.drafting import of_each_row
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import ModelRunner, Tier
-from hf_specdec.forward.runner_base import BaseDraftRunner
+from hf_specdec.forward.runner_base import BaseDraftRunner, of_each_row
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import Source
@@ -95,7 +94,7 @@ class DraftRunner(BaseDraftRunner):
         return max(len(self.texts[place]) - 1 - known, 0)
 
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
-        """See `AnyDraftRunner.score`."""
+        """See `BaseDraftRunner.score`."""
         self.rank_sync.score(trees)
         self._sync()
         trees = list(trees)

@@ -21,11 +21,10 @@ from hf_specdec.compat.placement import device_mesh
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.adapters import TreeAdapter, adapter_of
-from hf_specdec.forward.drafting import of_each_row
 from hf_specdec.forward.early_exit import EarlyExit
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import ModelRunner
-from hf_specdec.forward.runner_base import BaseDraftRunner
+from hf_specdec.forward.runner_base import BaseDraftRunner, of_each_row
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.forward.tree_mask import TreeMasks
 from hf_specdec.methods.draft_scorer import cost_ratio
@@ -123,7 +122,7 @@ class ExitRunner(BaseDraftRunner):
         return min(room for room in rooms if room is not None)
 
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
-        """See `AnyDraftRunner.score`."""
+        """See `BaseDraftRunner.score`."""
         self.rank_sync.score(trees)
         if self._drafting is None:
             self._drafting = self._begin()

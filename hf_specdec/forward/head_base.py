@@ -12,8 +12,7 @@ from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
 from hf_specdec.forward.compiled_forward import CompiledShapes
-from hf_specdec.forward.drafting import of_each_row
-from hf_specdec.forward.runner_base import BaseDraftRunner
+from hf_specdec.forward.runner_base import BaseDraftRunner, of_each_row
 from hf_specdec.kernels.grouped import GroupedHeads
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.node_logits import NodeLogits
@@ -141,7 +140,7 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
 
     @torch.no_grad()
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
-        """See `AnyDraftRunner.score`."""
+        """See `BaseDraftRunner.score`."""
         self.rank_sync.score(trees)
         self._end_round()
         counts = [0 if tree is None else len(tree) - known for tree, known in zip(trees, self._num_scored, strict=True)]

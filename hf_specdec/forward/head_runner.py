@@ -54,7 +54,7 @@ class HeadRunner(BaseHeadRunner[PairHead]):
         return 0 if row.num_pairs or row.num_written else max(row.num_pending - 1, 0)
 
     def skip(self, place: int, count: int) -> None:
-        """See `AnyDraftRunner.skip`."""
+        """See `BaseDraftRunner.skip`."""
         self._stages[0].rows[place].skip(count)
 
     def _score(self, trees: Sequence[DraftTree | None]) -> torch.Tensor:
