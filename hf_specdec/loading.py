@@ -18,7 +18,7 @@ from hf_specdec.api import SpecGenerationMixin, enable
 from hf_specdec.compat import dropped_settings, generation_model, input_device
 from hf_specdec.compat.gemma_assistant import is_gemma_assistant, with_shared_layers
 from hf_specdec.distributed.placement import parallel_arguments
-from hf_specdec.errors import CheckpointError, first_line, unknown_name
+from hf_specdec.errors import CheckpointError, ConfigError, first_line, unknown_name
 from hf_specdec.files import is_missing_folder
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
@@ -37,6 +37,7 @@ from hf_specdec.quantization.precision import (
     loading_arguments,
 )
 from hf_specdec.quantization.report import FIXED_TEXT, LoadedWeights, loaded_weights, logit_error, precision_of
+from hf_specdec.request import own_arguments
 
 __all__ = [
     "PRECISIONS",
@@ -98,13 +99,17 @@ class _EnabledAutoModel:
         Raises:
             CheckpointError: the folder is missing, incomplete or damaged.
             ConfigError: an unknown precision, one that this machine or the checkpoint does not have, `precision`
-                beside `dtype` or `quantization_config`, tensor parallelism beside `device_map` or quantised weights,
-                or `attn_implementation="xformers"` for a model that cannot use it.
+                beside `dtype` or `quantization_config`, `spec_method` or another argument of `generate`, tensor
+                parallelism beside `device_map` or quantised weights, or `attn_implementation="xformers"` for a model
+                that cannot use it.
             MissingExtraError: the precision, or `attn_implementation="xformers"`, needs a package that is missing.
             UnsupportedModelError: the model has no linear layers to quantise.
         """
         if precision is not None and precision not in PRECISIONS:
             raise unknown_name("precision", precision, PRECISIONS)
+        if own := [name for name in own_arguments() if name in kwargs]:
+            remedy = "Pass it to generate, or set model.generation_config.spec_method for all calls."
+            raise ConfigError(own[0], "must be an argument of generate, not of from_pretrained", kwargs[own[0]], remedy)
         # Set afterwards, so that a model which cannot use it says so instead of failing while it is built.
         attention = kwargs.pop("attn_implementation") if asks_for_xformers(kwargs.get("attn_implementation")) else None
         if attention is not None:

@@ -99,6 +99,11 @@ def test_a_drafter_that_returns_no_tree_is_named(model: Any) -> None:
         model.generate(PROMPT, max_new_tokens=4, spec_method=Nothing)
 
 
+def test_a_method_is_no_argument_of_loading() -> None:
+    with pytest.raises(ValueError, match="`spec_method` must be an argument of generate, not of from_pretrained"):
+        hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), spec_method="auto")
+
+
 def test_a_misspelt_argument_of_generate_many_is_named(model: Any) -> None:
     with pytest.raises(ValueError, match="Did you mean 'max_batch_size'"):
         hf_specdec.generate_many(model, [PROMPT], max_new_tokens=4, batch_size=2)
