@@ -101,11 +101,11 @@ def generate_many(
         model (`PreTrainedModel`): a transformers model; it is enabled if it is not.
         prompts (`Iterable`): read as rows get free: strings (with `tokenizer`), lists of chat messages (with a
             `tokenizer` that has a chat template), lists of token ids, tensors `(length,)` or `(1, length)`, or dicts of
-            `generate`'s inputs and settings for one sequence, which may hold its `seed`; a method of its own leaves
-            the job's `spec_config` aside, and prompts with different draft models wait for each other.
-            `many_prompts.NOT_YET` among them says that none is waiting: the next is asked for after a step, and all
-            ends where nothing is being decoded. Or a tokenizer's output for several sequences, padded or not: a
-            mapping that holds `input_ids`.
+            `generate`'s inputs and settings for one sequence (ids and mask as tensors or lists), which may hold its
+            `seed`; a method of its own leaves the job's `spec_config` aside, and prompts with different draft models
+            wait for each other. `many_prompts.NOT_YET` among them says that none is waiting: the next is asked for
+            after a step, and all ends where nothing is being decoded. Or a tokenizer's output for several sequences,
+            padded or not: a mapping that holds `input_ids`.
         max_batch_size (`int`, *optional*, defaults to `8`): rows decoded together.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): encodes strings, decodes results, and serves `stop_strings`.
         seed (`int`, *optional*): when sampling, prompt i draws from `seed + i`; by default a seed is drawn.

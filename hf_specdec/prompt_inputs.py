@@ -101,7 +101,7 @@ def numbered(prompts: Iterable[Any], indices: Iterable[int] | None) -> Iterator[
 
 
 def inputs_of(prompt: Any, tokenizer: Any) -> dict[str, Any]:
-    """`generate`'s inputs and settings for one prompt.
+    """`generate`'s inputs and settings for one prompt; ids and mask of a mapping as `(1, length)` tensors.
 
     Raises:
         ConfigError: it is in none of the forms, or needs a tokenizer that is not there.
@@ -115,7 +115,8 @@ def inputs_of(prompt: Any, tokenizer: Any) -> dict[str, Any]:
             raise ConfigError(
                 "prompt", "must hold input_ids where it is a dict", sorted(map(str, prompt)), NOT_A_PROMPT
             )
-        return dict(prompt)
+        own = {name: _as_ids(prompt[name], prompt) for name in INPUT_NAMES if prompt.get(name) is not None}
+        return {**prompt, **{name: ids[None] if ids.ndim == 1 else ids for name, ids in own.items()}}
     if isinstance(prompt, Sequence) and prompt and all(map(_is_message, prompt)):
         if getattr(tokenizer, "chat_template", None) is None:
             remedy = "Pass the tokenizer of a chat model, or the chat as text."
@@ -124,8 +125,13 @@ def inputs_of(prompt: Any, tokenizer: Any) -> dict[str, Any]:
             list(prompt), add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )
         return _encoded(chat)
+    return {"input_ids": _as_ids(prompt, prompt)}
+
+
+def _as_ids(ids: Any, prompt: Any) -> torch.Tensor:
+    """What a prompt gives as numbers, as a tensor."""
     try:
-        return {"input_ids": _tensor(prompt)}
+        return _tensor(ids)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError("prompt", "must hold the token ids of one sequence", prompt, NOT_A_PROMPT) from error
 

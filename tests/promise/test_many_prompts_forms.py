@@ -49,6 +49,17 @@ def test_a_tokenizers_output_is_its_sequences(target: Any, chats: Any, side: str
         assert tokens(hf_specdec.generate_many(target, prompts, **NEW)) == expected
 
 
+@pytest.mark.parametrize("form", ["lists", "tensors", "batches of one"])
+def test_rows_of_a_tokenized_data_set_are_prompts(target: Any, chats: Any, form: str) -> None:
+    """Each a mapping with ids and mask, as `datasets` and a tokenizer called on one text give them."""
+    rows = [chats(text, return_tensors="pt" if form == "batches of one" else None) for text in TEXTS]
+    if form == "tensors":
+        rows = [{name: torch.tensor(ids) for name, ids in row.items()} for row in rows]
+    assert all("attention_mask" in row for row in rows)
+    expected = [alone(target, chats(text).input_ids) for text in TEXTS]
+    assert tokens(hf_specdec.generate_many(target, rows, **NEW)) == expected
+
+
 def test_chats_go_through_the_tokenizers_template(target: Any, chats: Any) -> None:
     chat = [{"role": "user", "content": "def f():"}]
     ids = chats.apply_chat_template(chat, add_generation_prompt=True, return_dict=True).input_ids
@@ -74,7 +85,7 @@ def test_what_are_not_several_prompts_is_refused_at_once(model: Any, prompts: An
         hf_specdec.generate_many(model, prompts, **NEW)
 
 
-@pytest.mark.parametrize("prompt", [{"text": "a"}, object(), [[1], [2, 3]], ["a", 1]])
+@pytest.mark.parametrize("prompt", [{"text": "a"}, object(), [[1], [2, 3]], ["a", 1], {"input_ids": "a"}])
 def test_a_prompt_in_no_known_form_is_its_results_error(model: Any, prompt: Any) -> None:
     results = list(hf_specdec.generate_many(model, [prompt, PROMPT], **NEW))
     errors = {result.index: result.error for result in results}
