@@ -8,6 +8,7 @@ import torch
 
 import hf_specdec
 from hf_specdec import embedded
+from hf_specdec.capabilities.trial import TrialRunner
 from hf_specdec.engine import step
 from hf_specdec.forward import drafting
 from hf_specdec.forward.head_runner import HeadRunner
@@ -21,11 +22,15 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.num_asked = 0.0, 0
-        target, head = ModelRunner.forward, HeadRunner.score
+        target, trial, head = ModelRunner.forward, TrialRunner.forward, HeadRunner.score
 
         def forward(runner: ModelRunner, *args: Any) -> Any:
             self.now += ONE
             return target(runner, *args)
+
+        def try_forward(runner: TrialRunner, *args: Any) -> Any:
+            self.now += ONE
+            return trial(runner, *args)
 
         def score(runner: HeadRunner, *args: Any) -> Any:
             self.now += FORWARD if self.num_asked else READING
@@ -33,6 +38,7 @@ class Clock:
             return head(runner, *args)
 
         monkeypatch.setattr(ModelRunner, "forward", forward)
+        monkeypatch.setattr(TrialRunner, "forward", try_forward)
         monkeypatch.setattr(HeadRunner, "score", score)
         for module in (step, drafting):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
@@ -46,9 +52,9 @@ def test_a_slow_head_does_not_stop_the_other_sources(tokenizer: Any, monkeypatch
         model = hf_specdec.AutoModelForCausalLM.from_pretrained(embedded.path("target"), precision="fp32")
         head = hf_specdec.AutoDraftHead.from_pretrained(embedded.path("head"))
         how: dict[str, Any] = {} if name == "alone" else {"assistant_model": head}
-        model.generate(prompt, max_new_tokens=32, do_sample=False, spec_method="auto")  # what can be verified is known
         with monkeypatch.context() as patched:
             clock = Clock(patched)
+            model.generate(prompt, max_new_tokens=32, do_sample=False, spec_method="auto")  # learns what steps cost
             out = model.generate(
                 prompt,
                 max_new_tokens=96,
