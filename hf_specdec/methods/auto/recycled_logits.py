@@ -271,7 +271,7 @@ def entries_of(tokens: Rows, log_probs: Rows, *, floor: float = 0.0) -> Sequence
 
 
 def log_odds(probabilities: Rows, *, floor: float = 0.0) -> Rows:
-    """Evidence that probabilities are: their log odds above -7; none is below `floor`."""
-    within = np.clip(probabilities, LEAST_SHARE, 1.0 - LEAST_SHARE)
+    """Evidence that probabilities are: their log odds above -7; none is below `floor`. NaN counts as 0."""
+    within = np.clip(np.nan_to_num(probabilities, nan=0.0), LEAST_SHARE, 1.0 - LEAST_SHARE)
     odds: Rows = np.maximum(np.log(within / (1.0 - within)) + FLOOR, floor)
     return odds

@@ -53,8 +53,7 @@ static int mixer_learn(const Search *search, Arrays *arrays, const Prediction *p
 
 /* Count a drafted candidate and what became of it. */
 static void calibration_record(Arrays *arrays, double probability, int accepted) {
-    int bin = (int)(probability * NUM_BINS);
-    if (bin > NUM_BINS - 1) bin = NUM_BINS - 1;
+    int bin = bin_of(probability);
     arrays->expected[bin] += probability;
     arrays->accepted[bin] += accepted;
     if (arrays->expected[bin] > MAX_EXPECTED) {

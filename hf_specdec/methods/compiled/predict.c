@@ -222,9 +222,13 @@ static int ask_sources(Search *search, const Arrays *arrays, int node, int uses_
     return (here.has_score * NUM_MATCH_KINDS + match_kinds[longest < 6 ? longest : 6]) * (MAX_KEY + 1) + level;
 }
 
+int bin_of(double probability) {
+    int bin = probability > 0.0 ? (int)(fmin(probability, 1.0) * NUM_BINS) : 0;
+    return bin < NUM_BINS - 1 ? bin : NUM_BINS - 1;
+}
+
 double corrected(const Arrays *arrays, double probability) {
-    int bin = (int)(probability * NUM_BINS);
-    double factor = arrays->factors[bin < NUM_BINS - 1 ? bin : NUM_BINS - 1];
+    double factor = arrays->factors[bin_of(probability)];
     return probability * factor < MOST ? probability * factor : MOST;
 }
 

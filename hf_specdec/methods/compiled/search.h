@@ -80,6 +80,8 @@ int search_child_of(const Search *search, int node, int32_t token);
 
 /* Turn the scores of candidates into probabilities, `others` being that of all other tokens. */
 void softmax(double *scores, int count, double others);
+/* The place of a probability in the calibration, whatever number it is. */
+int bin_of(double probability);
 double corrected(const Arrays *arrays, double probability);
 /* What may follow `node`, without the window's evidence where `uses_found` is 0; -1 where memory runs out. */
 int predict(Search *search, const Arrays *arrays, int node, int uses_found, Prediction *prediction);

@@ -133,6 +133,12 @@ def test_evidence_is_bounded_at_both_ends() -> None:
     assert found.tolist() == pytest.approx([0.0, 0.0, FLOOR, FLOOR + math.log(1e6)], abs=1e-3)
 
 
+@pytest.mark.parametrize("floor", [0.0, -7.0])
+def test_evidence_of_no_number_is_that_of_no_chance(floor: float) -> None:
+    found, expected = (log_odds(np.array([value, 0.5]), floor=floor) for value in (math.nan, 0.0))
+    assert found.tolist() == expected.tolist()
+
+
 def test_logits_of_half_precision_are_taken() -> None:
     (whole,) = best_tokens(NodeLogits(torch.tensor([[0.0, 2.0, 1.0, -4.0]])))
     (half,) = best_tokens(NodeLogits(torch.tensor([[0.0, 2.0, 1.0, -4.0]], dtype=torch.bfloat16)))

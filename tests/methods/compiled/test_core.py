@@ -181,7 +181,7 @@ def test_what_is_read_of_logits_is_a_stable_sorts(core: Any, dtype: torch.dtype,
 
 
 @OFTEN
-@given(values=st.lists(st.floats(-10_000.0, 0.0, width=32), min_size=1, max_size=30))
+@given(values=st.lists(st.floats(-10_000.0, 0.0, width=32) | st.just(float("nan")), min_size=1, max_size=30))
 def test_evidence_of_log_probabilities_is_the_same(core: Any, values: list[float]) -> None:
     log_probs = np.array(values, dtype=np.float32)
     found = []
@@ -189,7 +189,7 @@ def test_evidence_of_log_probabilities_is_the_same(core: Any, values: list[float
         compiled.core = which
         found.append(_evidence(log_probs))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-6, atol=1e-6)
-    assert np.array_equal(log_probs, np.array(values, dtype=np.float32))
+    assert np.array_equal(log_probs, np.array(values, dtype=np.float32), equal_nan=True)
 
 
 @pytest.mark.parametrize("odd", [float("nan"), -float("nan"), float("inf"), float("-inf")])
