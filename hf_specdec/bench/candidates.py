@@ -40,7 +40,7 @@ class DecodeWithCandidates:
         )
         stats = SpecStats(method=type(self.candidates).__name__, tier="chain")
         timed = _TimedCandidates(self.candidates, stats, RankSync())
-        return with_stats(compat.assisted_decoding(model, timed, input_ids, **call.methods_arguments()), stats)
+        return with_stats(compat.assisted_decoding(model, timed, input_ids, **call.decoding_arguments()), stats)
 
 
 class _TimedCandidates(CountedCandidates):

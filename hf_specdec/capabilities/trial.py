@@ -130,7 +130,7 @@ class TrialRunner(ModelRunner):
         if self._kept is not None:
             super().commit(self._kept)
             self._kept = None
-        elif self._columns:
+        elif self._layouts:
             super().commit(paths)
         else:
             self._num_cached = [self._own.get_seq_length()] * len(self.texts)
@@ -243,7 +243,7 @@ class TrialRunner(ModelRunner):
     def _start_at(self, kwargs: dict[str, Any], length: int) -> None:
         """Go on from a cache of `length` tokens, with what `generate` keeps at that length."""
         self.kwargs, self._num_cached = kwargs, [length] * len(self.texts)
-        self._columns, self._inputs = [], None
+        self._layouts, self._inputs = [], None
         self.step_inputs()
 
 

@@ -21,13 +21,13 @@ class Limits:
     """What bounds a step.
 
     Attributes:
-        budget (`int`): most drafted tokens a step.
+        max_nodes (`int`): most drafted tokens of a sequence and step.
         max_positions (`int | None`): positions the model has; drafts never reach beyond them.
         vocab_size (`int | None`): tokens the model knows; drafted ids beyond them are left out.
         pad_token_id (`int`): follows sequences that end before others.
     """
 
-    budget: int
+    max_nodes: int
     max_positions: int | None = None
     vocab_size: int | None = None
     pad_token_id: int = 0
@@ -59,7 +59,7 @@ class Batch:
         self.target.admit(other.target, place)
         if self.draft_model is not None and other.draft_model is not None:
             self.draft_model.admit(other.draft_model, place)
-        self.limits = replace(self.limits, budget=max(self.limits.budget, other.limits.budget))
+        self.limits = replace(self.limits, max_nodes=max(self.limits.max_nodes, other.limits.max_nodes))
         at = len(self.sequences) if place is None else place
         self.sequences[at : at + 1] = other.sequences
 
@@ -100,10 +100,10 @@ class Batch:
 
     def max_depth(self) -> int:
         """Most tokens that may be drafted one under the other: the one after the last of them must still fit."""
-        budget, positions = self.limits.budget, self.limits.max_positions
-        room = self.target.draft_room
-        budget = budget if room is None else min(budget, room)
-        return budget if positions is None else min(budget, positions - 1 - self.target.position)
+        most, positions, room = self.limits.max_nodes, self.limits.max_positions, self.target.draft_room
+        if room is not None:
+            most = min(most, room)
+        return most if positions is None else min(most, positions - 1 - self.target.position)
 
     def depths(self) -> list[int]:
         """How deep a draft of each sequence is worth while; 0 for none."""

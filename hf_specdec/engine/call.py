@@ -47,8 +47,8 @@ class Call:
         seen = mask[row].bool()
         return tokens[int(seen.int().argmax()) if bool(seen.any()) else 0 :]
 
-    def methods_arguments(self) -> dict[str, Any]:
-        """As transformers' own decoding methods take them."""
+    def decoding_arguments(self) -> dict[str, Any]:
+        """The arguments that transformers' own decoding methods take after `input_ids`."""
         return {
             "logits_processor": self.logits_processor,
             "stopping_criteria": self.stopping_criteria,

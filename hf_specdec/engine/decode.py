@@ -20,7 +20,7 @@ from hf_specdec.engine.batch_rules import assisted_fallback_reason, batch_fallba
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost_facts import other_threads
 from hf_specdec.engine.cost_model import StepCosts
-from hf_specdec.engine.draft_pairing import draft_capability, draft_model_of, logits_processor_of, translations_of
+from hf_specdec.engine.draft_pairing import draft_capability, draft_runner_of, logits_processor_of, translations_of
 from hf_specdec.engine.exit_pairing import check_exit, exit_runner_of
 from hf_specdec.engine.first_call import first_call_of
 from hf_specdec.engine.head_pairing import head_runner_of, own_head_of
@@ -216,35 +216,16 @@ def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:
 def drafting(
     call: Call, request: Request, found: Found, encoder_inputs: Any = None, *, num_rows: int | None = None
 ) -> tuple[BaseDraftRunner | None, Callable[[int, torch.Generator | None], Drafter]]:
-    """The call's draft model, if its method has one, and what makes the drafter of a row.
+    """What drafts with a network in this call, if anything does, and what makes the drafter of a row.
 
     Args:
         num_rows: rows that share a forward; by default the call's own.
+
+    Returns:
+        The runner, and a function of the row's number and of its random generator.
     """
-    draft_model: BaseDraftRunner | None = None
-    translations: list[Translation] | None = None
     logits_processor, state = logits_processor_of(call), state_of(call.model)
-    assistant = request.assistant_model
-    if assistant is None:
-        assistant = own_head_of(call.model, request.method, request.config)
-    if (layers := request.config.drafting_layers) is not None:
-        draft_model = exit_runner_of(call, layers, found)
-    elif isinstance(assistant, DraftHead):
-        draft_model = head_runner_of(call, assistant, budget=request.budget)
-    elif assistant is not None:
-        now, translates = fingerprint(assistant), request.tokenizers is not None
-        tier = draft_capability(call.model, assistant, translates=translates, now=now).tier
-        if request.tokenizers is not None:
-            translations = translations_of(call, *request.tokenizers)
-        draft_model = draft_model_of(
-            call,
-            assistant,
-            tier=tier,
-            budget=request.budget,
-            facts=state_of(assistant).facts_of(now),
-            encoder_inputs=encoder_inputs,
-            translations=translations,
-        )
+    draft_model, translations = _draft_runner(call, request, found, encoder_inputs)
     takes_trees = found.capability.tier == "tree"
     is_sampled = bool(call.generation_config.do_sample)
     is_fixed = torch.are_deterministic_algorithms_enabled()
@@ -267,6 +248,34 @@ def drafting(
         )
 
     return draft_model, make_drafter
+
+
+def _draft_runner(
+    call: Call, request: Request, found: Found, encoder_inputs: Any
+) -> tuple[BaseDraftRunner | None, list[Translation] | None]:
+    """What drafts with a network in this call, and each row's text in its vocabulary where that is another one."""
+    if (layers := request.config.drafting_layers) is not None:
+        return exit_runner_of(call, layers, found), None
+    assistant = request.assistant_model
+    if assistant is None:
+        assistant = own_head_of(call.model, request.method, request.config)
+    if assistant is None:
+        return None, None
+    if isinstance(assistant, DraftHead):
+        return head_runner_of(call, assistant, budget=request.budget), None
+    now, translates = fingerprint(assistant), request.tokenizers is not None
+    tier = draft_capability(call.model, assistant, translates=translates, now=now).tier
+    translations = None if request.tokenizers is None else translations_of(call, *request.tokenizers)
+    runner = draft_runner_of(
+        call,
+        assistant,
+        tier=tier,
+        budget=request.budget,
+        facts=state_of(assistant).facts_of(now),
+        encoder_inputs=encoder_inputs,
+        translations=translations,
+    )
+    return runner, translations
 
 
 def costs_of(model: PreTrainedModel, request: Request, device: torch.device) -> StepCosts | None:

@@ -30,7 +30,7 @@ __all__ = [
     "MAX_PADDING",
     "check_pair",
     "draft_capability",
-    "draft_model_of",
+    "draft_runner_of",
     "logits_processor_of",
     "translations_of",
     "vocab_sizes",
@@ -123,7 +123,7 @@ def draft_capability(
     return found
 
 
-def draft_model_of(
+def draft_runner_of(
     call: Call,
     draft: PreTrainedModel,
     *,

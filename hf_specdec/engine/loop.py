@@ -83,7 +83,7 @@ class SpecLoop:
         self._pad(self._padded_length())
         if batch.draft_model is not None:
             paused = [place for place in range(len(batch.sequences)) if place not in live]
-            batch.draft_model.pause(paused, ahead=batch.limits.budget + 1)
+            batch.draft_model.pause(paused, ahead=batch.limits.max_nodes + 1)
 
     def _padded_length(self) -> int:
         """How long finished sequences are with padding: in lockstep they go ahead, so that nobody waits for them."""
@@ -91,7 +91,7 @@ class SpecLoop:
         longest = max(sequence.length for sequence in self.batch.sequences)
         if not target.lockstep:
             return longest
-        ahead, positions = longest + limits.budget + 1, limits.max_positions
+        ahead, positions = longest + limits.max_nodes + 1, limits.max_positions
         return ahead if positions is None else max(longest, min(ahead, target.most_tokens(positions)))
 
     def _pad(self, length: int) -> None:

@@ -46,6 +46,6 @@ def _loop_arguments(call: Call, rank_sync: RankSync) -> dict[str, Any]:
     """Arguments of transformers' loops, which decide in every process: from one random state, and by one clock."""
     if call.generation_config.do_sample:
         rank_sync.share_random_state()
-    arguments = call.methods_arguments()
+    arguments = call.decoding_arguments()
     arguments["stopping_criteria"] = agreed_criteria(call.stopping_criteria, rank_sync)
     return arguments

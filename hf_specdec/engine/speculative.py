@@ -61,7 +61,8 @@ def decode_speculatively(
 
     Args:
         make_drafter: makes the drafter of one sequence from its index and random generator.
-        costs: of the target's forwards; with them, each step verifies as much as pays.
+        budget: most drafted tokens of a sequence and step.
+        costs: of the target's forwards; with them, each step verifies as many tokens as save time.
         rank_sync: of the processes that decode together.
         decide: of `TrialRunner`, where the model is tried on this call's text; `tier` is `"tree"` then.
     """
@@ -89,10 +90,10 @@ def decode_speculatively(
     _bind(draft_model, target)
     stats.tier, stats.method = target.tier, stats.method or type(sequences[0].drafter).__name__
     widths = () if fixed is None else fixed.widths
-    verified = None if costs is None else Budget(costs, max_nodes=budget, widths=widths)
+    step_budget = None if costs is None else Budget(costs, max_nodes=budget, widths=widths)
     loop = SpecLoop(
         Batch(sequences, target, _limits(call, budget), used_by(rank_sync, draft_model)),
-        StepRunner(stats, rank_sync, budget=verified, observer=observer),
+        StepRunner(stats, rank_sync, budget=step_budget, observer=observer),
         streamer=call.streamer,
         keep_hidden_states=bool(config.return_dict_in_generate and config.output_hidden_states),
     )
@@ -137,7 +138,7 @@ def _limits(call: Call, budget: int) -> Limits:
     text_config = compat.text_config(call.model.config)
     pad_token = getattr(call.generation_config, "_pad_token_tensor", None)
     return Limits(
-        budget=budget,
+        max_nodes=budget,
         max_positions=call.facts.of(position_limit, call.model),
         vocab_size=getattr(text_config, "vocab_size", None),
         pad_token_id=int(pad_token) if pad_token is not None else 0,

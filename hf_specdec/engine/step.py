@@ -112,7 +112,7 @@ class StepRunner:
         """The drafters' trees, cut to what the model can verify and what the texts have room for."""
         for sequence in batch.sequences:
             sequence.drafter.noise = None if sequence.finished else sequence.sampler.noise
-        most, is_chain = batch.limits.budget, batch.target.tier == "chain"
+        most, is_chain = batch.limits.max_nodes, batch.target.tier == "chain"
         if self.budget is not None:
             most = min(most, self.budget.max_draft)
         depths = batch.depths()
@@ -240,4 +240,4 @@ def _cut(tree: DraftTree, batch: Batch, depth: int) -> DraftTree:
         tree = tree.chained()
     if tree.extra is not None and not batch.fits(tree.extra):
         tree = tree.with_extra(None)
-    return tree.truncated(max_depth=depth, max_nodes=batch.limits.budget, vocab_size=batch.limits.vocab_size)
+    return tree.truncated(max_depth=depth, max_nodes=batch.limits.max_nodes, vocab_size=batch.limits.vocab_size)

@@ -18,8 +18,8 @@ class EarlyExitRounds(Protocol):
     def complete(self, trees: Sequence[DraftTree | None]) -> None:
         """The model is about to compute these trees: end the round of drafts."""
 
-    def resume(self, columns: Sequence[TreeLayout]) -> tuple[PreTrainedModel, TreeAdapter | None] | None:
+    def resume(self, layouts: Sequence[TreeLayout]) -> tuple[PreTrainedModel, TreeAdapter | None] | None:
         """What computes these columns from where the drafts left them; `None` for all of the model."""
 
-    def resumed(self, columns: Sequence[TreeLayout]) -> None:
+    def resumed(self, layouts: Sequence[TreeLayout]) -> None:
         """That has happened."""

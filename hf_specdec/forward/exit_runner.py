@@ -43,13 +43,13 @@ class _Round:
     """What the first layers have computed of one round.
 
     Attributes:
-        places: for each row the columns' place of each node that is verified.
-        columns: each row's columns.
+        places: for each row, the number in the scored tree of each node that is verified.
+        layouts: each row's columns.
         states: `(batch, C, hidden_size)` of these columns.
     """
 
     places: list[list[int]]
-    columns: Sequence[TreeLayout]
+    layouts: Sequence[TreeLayout]
     states: torch.Tensor
 
 
@@ -138,35 +138,35 @@ class ExitRunner(BaseDraftRunner):
         drafting, self._drafting, self._round = self._drafting, None, None
         if drafting is None or self._first is None:
             return
-        if self.resumes and not any(columns.pending for columns in _columns_of(drafting)):
+        if self.resumes and not any(layout.pending for layout in _layouts_of(drafting)):
             self._round = self._completed(drafting, trees)
         self._first.drop()
         self._forget_round()
 
-    def resume(self, columns: Sequence[TreeLayout]) -> tuple[PreTrainedModel, TreeAdapter | None] | None:
+    def resume(self, layouts: Sequence[TreeLayout]) -> tuple[PreTrainedModel, TreeAdapter | None] | None:
         """The layers after the first ones, with what these have computed; `None` where there is nothing of it."""
         if self._round is None or self._first is None:
             return None
         found = self._round
         rows, source, target = [], [], []
-        of_column = torch.zeros((len(columns), len(columns[0])), dtype=torch.long, device=HOST)
-        for row, (layout, places, drafted) in enumerate(zip(columns, found.places, found.columns, strict=True)):
+        of_column = torch.zeros((len(layouts), len(layouts[0])), dtype=torch.long, device=HOST)
+        for row, (layout, places, drafted) in enumerate(zip(layouts, found.places, found.layouts, strict=True)):
             for column, place in zip(layout.node_columns, places, strict=True):
                 rows.append(row)
                 source.append(drafted.node_columns[place])
                 target.append(column)
                 of_column[row, column] = source[-1]
         self._first.move(rows, source, target)
-        all_rows = torch.arange(len(columns), device=found.states.device)[:, None]
+        all_rows = torch.arange(len(layouts), device=found.states.device)[:, None]
         self.parts.resume_from(found.states[all_rows, of_column.to(found.states.device)])  # (batch, C, hidden_size)
         return self.parts.rest, self._adapters[1]
 
-    def resumed(self, columns: Sequence[TreeLayout]) -> None:
+    def resumed(self, layouts: Sequence[TreeLayout]) -> None:
         """The layers after the first ones have written these columns."""
         assert self._first is not None
         self._round = None
         self.num_resumed += 1
-        self._first.count_columns(len(columns[0]))
+        self._first.count_columns(len(layouts[0]))
 
     def _begin(self) -> ModelRunner:
         """Drives the first layers for one round, as the target stands now."""
@@ -180,13 +180,13 @@ class ExitRunner(BaseDraftRunner):
         own.model, own.adapter, own.early_exit = self.parts.draft, self._adapters[0], None
         own.cache = rollback_over(self._first.cache, lockstep=target.lockstep)
         inputs = target.step_inputs().over(own.model, self._first.cache, self._masks, own.adapter)
-        own._inputs, own._columns, own._widths = inputs, [], ()  # noqa: SLF001 a copy that nobody else has
+        own._inputs, own._layouts, own._widths = inputs, [], ()  # noqa: SLF001 a copy that nobody else has
         own.compiled = None
         return own
 
     def _compute(self, drafting: ModelRunner, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         rows = drafting.forward(trees)
-        if _columns_of(drafting)[0].first_new == 0:
+        if _layouts_of(drafting)[0].first_new == 0:
             self._states = []
         if self.resumes:
             self._states.append(self.parts.states)
@@ -204,15 +204,15 @@ class ExitRunner(BaseDraftRunner):
         if any(missing):
             drafting.model = self.parts.headless
             self._compute(drafting, missing)
-        return _Round([places for _, places in grown], _columns_of(drafting), torch.cat(self._states, dim=1))
+        return _Round([places for _, places in grown], _layouts_of(drafting), torch.cat(self._states, dim=1))
 
     def _forget_round(self) -> None:
         self._trees = [None] * self.num_rows
 
 
-def _columns_of(drafting: ModelRunner) -> Sequence[TreeLayout]:
+def _layouts_of(drafting: ModelRunner) -> Sequence[TreeLayout]:
     """What each row has written in this round."""
-    return drafting._columns  # noqa: SLF001 a copy that nobody else has
+    return drafting._layouts  # noqa: SLF001 a copy that nobody else has
 
 
 def _grown(known: DraftTree | None, tree: DraftTree) -> tuple[DraftTree, list[int]]:

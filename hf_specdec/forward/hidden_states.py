@@ -20,7 +20,7 @@ class HiddenStates:
     outputs: Any
     hidden_layers: tuple[int, ...]
     compiled: CompiledForward | None
-    _columns: list[TreeLayout]
+    _layouts: list[TreeLayout]
 
     def hidden_states(self, node: int | None) -> tuple[torch.Tensor, ...]:
         """Of one node of the only row, `(..., 1, 1, hidden_size)` a layer; of the whole prompt without a `node`.
@@ -30,14 +30,14 @@ class HiddenStates:
         states = self._states()
         if node is None:
             return tuple(states)
-        columns = self._columns[0]
-        column = columns.node_columns[node] - columns.first_new
+        layout = self._layouts[0]
+        column = layout.node_columns[node] - layout.first_new
         found = tuple(layer[..., column : column + 1, :] for layer in states)
         return found if self.compiled is None else tuple(layer.clone() for layer in found)  # CUDA graphs write over it
 
     def node_states(self, row: int) -> tuple[torch.Tensor, ...]:
         """Of the nodes that the last forward computed, `(C, hidden_size)` for each of `hidden_layers`."""
-        new = self._columns[row].new_rows
+        new = self._layouts[row].new_rows
         return tuple(self._states()[layer][row, new] for layer in self.hidden_layers)
 
     def prompt_states(self, row: int) -> tuple[torch.Tensor, ...]:

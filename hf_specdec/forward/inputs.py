@@ -106,29 +106,29 @@ class StepInputs:
             own.kwargs.pop(name, None)
         return own
 
-    def of(self, columns: Sequence[TreeLayout], num_cached: Sequence[int]) -> dict[str, Any]:
+    def of(self, layouts: Sequence[TreeLayout], num_cached: Sequence[int]) -> dict[str, Any]:
         """Arguments for a forward of the rows' new columns.
 
         Args:
-            columns: what each row has written since its last commit, and what it writes now; all equally wide.
+            layouts: what each row has written since its last commit, and what it writes now; all equally wide.
             num_cached: how many tokens of each row's text are in the cache.
         """
-        first, total = columns[0].first_new, len(columns[0])
+        first, total = layouts[0].first_new, len(layouts[0])
         ahead = [count - self.start for count in num_cached]
-        in_sequence = not self.is_fixed and min(num_cached) == max(num_cached) and all(row.is_chain for row in columns)
+        in_sequence = not self.is_fixed and min(num_cached) == max(num_cached) and all(row.is_chain for row in layouts)
         inputs = dict(self.template)
         if self.follows_length:
-            self.lengths = self._lengths_of(columns, num_cached, in_sequence)
+            self.lengths = self._lengths_of(layouts, num_cached, in_sequence)
         if self.asks_model and (ahead[0] or total > 1):
-            inputs = self._asked(columns, num_cached[0])
+            inputs = self._asked(layouts, num_cached[0])
         for key in SHORTENED_LOGITS:
             inputs.pop(key, None)
         skips_padding = self.adapter is not None and self.adapter.skips_padding and total - first > 1
-        rows = None if in_sequence and not skips_padding else self._rows_of(columns)
-        keys, arrays = [self.ids_key], [np.array([row.new_tokens for row in columns])]
+        rows = None if in_sequence and not skips_padding else self._rows_of(layouts)
+        keys, arrays = [self.ids_key], [np.array([row.new_tokens for row in layouts])]
         if self.template.get(self.positions_key) is not None:
             keys.append(self.positions_key)
-            arrays.append(self._positions_of(columns, num_cached, in_sequence))
+            arrays.append(self._positions_of(layouts, num_cached, in_sequence))
         of_mask, dtypes = ([], []) if rows is None or in_sequence else self.masks.arrays(rows)
         found = to_device(arrays + of_mask, self.device, [None] * len(arrays) + dtypes)
         inputs.update(zip(keys, found, strict=False))
@@ -138,15 +138,15 @@ class StepInputs:
         self.tree = None
         if rows is not None:
             built = None if in_sequence else self._mask_within(inputs, rows, mask, found[len(keys) :])
-            self._place_tree(inputs, columns, rows, built)
+            self._place_tree(inputs, layouts, rows, built)
         for key in TOKEN_TYPES:
             if inputs.get(key) is not None:
                 inputs[key] = inputs[key][..., -1:].expand(*inputs[key].shape[:-1], total - first)
         return inputs
 
-    def _rows_of(self, columns: Sequence[TreeLayout]) -> TreeRows:
-        starts = self.attention_cache.lengths or [0] * len(columns)
-        depths, visible = [row.depths for row in columns], [row.visible() for row in columns]
+    def _rows_of(self, layouts: Sequence[TreeLayout]) -> TreeRows:
+        starts = self.attention_cache.lengths or [0] * len(layouts)
+        depths, visible = [row.depths for row in layouts], [row.visible() for row in layouts]
         return TreeRows(starts, depths, visible, self.device, fixed=self.is_fixed)
 
     def _mask_within(
@@ -160,12 +160,12 @@ class StepInputs:
             inputs[self.mask_key] = built
         return built
 
-    def _place_tree(self, inputs: dict[str, Any], columns: Sequence[TreeLayout], rows: TreeRows, built: Any) -> None:
+    def _place_tree(self, inputs: dict[str, Any], layouts: Sequence[TreeLayout], rows: TreeRows, built: Any) -> None:
         """The tree's positions, as far as the model takes them; the adapter gets what it does not take."""
         if self.adapter is None and self.base is not None:
             return
         starts = rows.host_starts.tolist()
-        positions = [start + depth for row, start in zip(columns, starts, strict=True) for depth in row.new_depths]
+        positions = [start + depth for row, start in zip(layouts, starts, strict=True) for depth in row.new_depths]
         tree = TreePositions(rows, min(positions), max(positions) + 1, built)
         if self.adapter is not None:
             self.tree = tree
@@ -209,10 +209,10 @@ class StepInputs:
         if (mask is not None and not bool(mask.all())) or not set(others) <= set(known) or self.asks_model:
             raise UnsupportedModelError("its forward takes more of each row than ids and positions")
 
-    def _lengths_of(self, columns: Sequence[TreeLayout], num_cached: Sequence[int], in_sequence: bool) -> torch.Tensor:
+    def _lengths_of(self, layouts: Sequence[TreeLayout], num_cached: Sequence[int], in_sequence: bool) -> torch.Tensor:
         """`(batch, Q)`: the text's length at the step of each new column, by the longest row's positions."""
         first = self.first_position + 1
-        depths = [range(row.first_new, len(row)) if in_sequence else row.new_depths for row in columns]
+        depths = [range(row.first_new, len(row)) if in_sequence else row.new_depths for row in layouts]
         return torch.tensor(
             [
                 [max(count + depth + first, self.shortest) for depth in row]
@@ -221,14 +221,14 @@ class StepInputs:
             device=HOST,
         )
 
-    def _positions_of(self, columns: Sequence[TreeLayout], num_cached: Sequence[int], in_sequence: bool) -> Array:
+    def _positions_of(self, layouts: Sequence[TreeLayout], num_cached: Sequence[int], in_sequence: bool) -> Array:
         """The first column's position plus each new column's depth; `(..., Q)` with the model's own leading ones."""
         if self._first_positions is None:
             assert self.base is not None
             self._first_positions = self.base.cpu().numpy()  # (..., batch, 1)
         steps = [
             [cached + depth for depth in (range(row.first_new, len(row)) if in_sequence else row.new_depths)]
-            for row, cached in zip(columns, num_cached, strict=True)
+            for row, cached in zip(layouts, num_cached, strict=True)
         ]
         positions: Array = self._first_positions + np.array(steps)  # (..., batch, Q)
         return positions
@@ -251,10 +251,10 @@ class StepInputs:
             self._mask = torch.cat([first, first.new_ones((len(first), max(RUNWAY, 2 * num_columns)))], dim=1)
         return self._mask[:, :end]
 
-    def _asked(self, columns: Sequence[TreeLayout], num_cached: int) -> dict[str, Any]:
-        """Ask the model with the texts and the columns as if they were chains."""
+    def _asked(self, layouts: Sequence[TreeLayout], num_cached: int) -> dict[str, Any]:
+        """Ask the model with the texts and the new columns as if they were chains."""
         kwargs = dict(self.kwargs)
-        num_columns = num_cached - self.start + len(columns[0])
+        num_columns = num_cached - self.start + len(layouts[0])
         positions = kwargs.get(self.positions_key)
         if positions is not None:
             more = torch.arange(1, num_columns, device=positions.device) + positions[..., -1:]
@@ -262,11 +262,11 @@ class StepInputs:
         mask = kwargs.get(self.mask_key)
         if mask is not None:
             kwargs[self.mask_key] = torch.cat([mask, mask.new_ones((len(mask), num_columns - 1))], dim=1)
-        before = num_cached + columns[0].first_new
+        before = num_cached + layouts[0].first_new
         ids = torch.cat([_start_of(text, before) for text in self.texts])
-        ids = torch.cat([ids, ids.new_tensor([row.new_tokens for row in columns])], dim=1)
+        ids = torch.cat([ids, ids.new_tensor([row.new_tokens for row in layouts])], dim=1)
         inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
-            ids, next_sequence_length=len(columns[0].new_tokens), **kwargs
+            ids, next_sequence_length=len(layouts[0].new_tokens), **kwargs
         )
         if inputs.get(self.cache_name) is not self.cache:
             raise UnsupportedModelError(

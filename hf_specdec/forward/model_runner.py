@@ -98,7 +98,7 @@ class ModelRunner(HiddenStates):
         self.outputs: Any = None
         self.early_exit: EarlyExitRounds | None = None
         self._num_cached = [len(text) for text in self.texts]  # tokens of each text in the cache once the prompt is
-        self._columns: list[TreeLayout] = []
+        self._layouts: list[TreeLayout] = []
         self._rows: list[slice] = []  # of the last forward's logits, those of each text's new nodes and extra tokens
         self._inputs: StepInputs | None = None
         self._half_done, self._ahead, self.tells_costs = False, 0, True
@@ -141,18 +141,18 @@ class ModelRunner(HiddenStates):
         known = [0] * len(self.texts)
         if self.early_exit is not None:
             self.early_exit.complete(trees)
-        if not self._columns and self._is_dropped_next():
+        if not self._layouts and self._is_dropped_next():
             self._drop_cache()
-        if self._columns and self.tier == "chain" and len(self.texts) > 1:
+        if self._layouts and self.tier == "chain" and len(self.texts) > 1:
             trees, known = self._rewind(trees)
-        if not self._columns:
+        if not self._layouts:
             if len(self.texts) > 1 and not self.cache.keeps_beginnings:
                 self._feed_common()
             if self._widths and not self.lockstep:
                 self._feed_ahead(trees)
-            self._columns = [TreeLayout(self._pending(row)) for row in range(len(self.texts))]
+            self._layouts = [TreeLayout(self._pending(row)) for row in range(len(self.texts))]
         self._compute(trees)
-        places = [columns.new_rows for columns in self._columns]
+        places = [layout.new_rows for layout in self._layouts]
         self._rows = [slice(new.start + skipped, new.stop) for new, skipped in zip(places, known, strict=True)]
         return [self.outputs.logits[row, new] for row, new in enumerate(self._rows)]
 
@@ -177,18 +177,18 @@ class ModelRunner(HiddenStates):
 
     def _compute(self, trees: Sequence[DraftTree | None]) -> None:
         """The forward itself, in the columns that are there."""
-        for columns, tree in zip(self._columns, trees, strict=True):
-            columns.write(tree)
-        widest = self._width_of(max(len(columns.new_tokens) for columns in self._columns))
-        for columns in self._columns:
-            columns.pad(widest)
+        for layout, tree in zip(self._layouts, trees, strict=True):
+            layout.write(tree)
+        widest = self._width_of(max(len(layout.new_tokens) for layout in self._layouts))
+        for layout in self._layouts:
+            layout.pad(widest)
         if isinstance(self.cache.spec, StaticSpecCache):
-            self.cache.spec.place(widest, written=self._columns[0].first_new)
+            self.cache.spec.place(widest, written=self._layouts[0].first_new)
         step_inputs = self.step_inputs()
-        inputs = step_inputs.of(self._columns, self._num_cached)
-        self.cache.checkpoint(self._columns[0].first_new)
+        inputs = step_inputs.of(self._layouts, self._num_cached)
+        self.cache.checkpoint(self._layouts[0].first_new)
         self._half_done = True
-        rest = None if self.early_exit is None else self.early_exit.resume(self._columns)
+        rest = None if self.early_exit is None else self.early_exit.resume(self._layouts)
         model, adapter = rest or (self.model, self.adapter)
         adapted = adapter.applied(step_inputs.tree) if adapter else contextlib.nullcontext()
         rotated = self.rotary.applied(step_inputs.lengths) if self.rotary else contextlib.nullcontext()
@@ -200,7 +200,7 @@ class ModelRunner(HiddenStates):
                 shape = (len(self.texts), widest, self.cache.spec.capacity)
                 self.outputs, self._best = self.compiled(shape, inputs)
         if rest is not None and self.early_exit is not None:
-            self.early_exit.resumed(self._columns)
+            self.early_exit.resumed(self._layouts)
         self._half_done = False
 
     def _width_of(self, num_columns: int) -> int:
@@ -217,20 +217,20 @@ class ModelRunner(HiddenStates):
         Without a mask of ours, chains of rows with different numbers of uncached tokens cannot grow side by side: the
         padding of one would part the nodes of another. Returns the trees and how many nodes were known.
         """
-        known = [len(columns.node_columns) for columns in self._columns]
-        whole = [new or columns.tree for new, columns in zip(trees, self._columns, strict=True)]
-        self.cache.commit([[] for _ in self._columns], len(self._columns[0]))
-        self._columns = []
+        known = [len(layout.node_columns) for layout in self._layouts]
+        whole = [new or layout.tree for new, layout in zip(trees, self._layouts, strict=True)]
+        self.cache.commit([[] for _ in self._layouts], len(self._layouts[0]))
+        self._layouts = []
         return whole, known
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Make the nodes in `paths`, one list a row, part of the cached text; forget the other columns."""
-        if not self._columns:
+        if not self._layouts:
             return
-        wanted = [columns.columns_of(path) for columns, path in zip(self._columns, paths, strict=True)]
-        kept = self.cache.commit(wanted, len(self._columns[0]))
+        wanted = [layout.columns_of(path) for layout, path in zip(self._layouts, paths, strict=True)]
+        kept = self.cache.commit(wanted, len(self._layouts[0]))
         self._num_cached = [cached + count for cached, count in zip(self._num_cached, kept, strict=True)]
-        self._columns = []
+        self._layouts = []
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""
@@ -290,9 +290,9 @@ class ModelRunner(HiddenStates):
 
     def close(self) -> None:
         """Give the caller's cache what plain generation would have left in it, also after an interrupted forward."""
-        if self._half_done or self._columns or self.early_exit is not None:
+        if self._half_done or self._layouts or self.early_exit is not None:
             self.cache.rollback()
-            self._columns = []
+            self._layouts = []
         if self.rotary is not None and self._inputs is not None:
             self.rotary.finish(max(map(len, self.texts)) - 1 + self._inputs.first_position, self.model.dtype)
         if self.keep_cache:
@@ -345,6 +345,6 @@ class ModelRunner(HiddenStates):
     def _feed(self, tokens: Sequence[Sequence[int]]) -> None:
         """Make tokens that follow the cached ones part of the cache; an empty list leaves its row as it is."""
         trees = [DraftTree.chain(row[0], row[1:]) if row else None for row in tokens]
-        self._columns = [TreeLayout(()) for _ in self.texts]
+        self._layouts = [TreeLayout(()) for _ in self.texts]
         self._compute(trees)
         self.commit([range(len(row)) for row in tokens])
