@@ -23,7 +23,7 @@ def draw_tree(step: Step) -> str:
     width = max(across for across, _ in places) + WIDTH + MARGIN
     height = max(down for _, down in places) + HEIGHT + MARGIN
     edges = [_edge(places, nodes, number) for number in range(1, len(nodes))]
-    boxes = [_box(places[number], node, number, _state(nodes, number)) for number, node in enumerate(nodes)]
+    boxes = [_box(places[number], node, _state(nodes, number)) for number, node in enumerate(nodes)]
     return (
         f'<div class="hs-scroll" tabindex="0" role="group" aria-label="Draft tree, scrolls sideways">'
         f'<svg class="hs-tree" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
@@ -75,7 +75,7 @@ def _edge(places: Sequence[tuple[int, int]], nodes: Sequence[Node], number: int)
     return f'<path class="hs-edge hs-{_state(nodes, number)}" d="{path}"/>'
 
 
-def _box(place: tuple[int, int], node: Node, number: int, state: str) -> str:
+def _box(place: tuple[int, int], node: Node, state: str) -> str:
     x, y = place
     sign = {"accepted": "\u2713", "rejected": "\u2717", "chosen": "\u25b8"}.get(state, "")
     label, said = one_line(node.text, 9), one_line(node.text, 60)
