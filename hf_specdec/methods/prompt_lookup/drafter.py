@@ -1,7 +1,7 @@
 """Prompt lookup: draft what followed the last tokens when they stood in the text before.
 
 A chain copies from one place: the one after the longest matching text, the newest where several match equally; a
-short match is followed less far.
+short match is followed less far, and any match where few of this text's drafts were accepted.
 A tree asks at every node where its last tokens stood before and lets those places vote for the next token; nodes are
 added best first, by the product of the votes along their path.
 Source: https://github.com/apoorvumang/prompt-lookup-decoding; names and defaults of TensorRT-LLM's NGram.
@@ -26,6 +26,8 @@ CHAIN_MATCH, TREE_MATCH = 16, 8  # tokens in front of a place compared
 SMOOTHING_COUNT = 6.0  # votes shared by the commonest tokens: a place matching m tokens has m * m votes
 POOL_WEIGHT = 0.1  # a place in an earlier text against one in this text
 DOUBT = 2.15  # a match of m tokens goes on with the chance m / (m + DOUBT): 0.3 for 1, 0.5 for 2, 0.8 for 8
+PRIOR_COUNT = 1.0  # tokens, expected and accepted, that a text's record starts with
+FADE = 0.98  # of the record, a step
 
 
 class PromptLookupDrafter(Drafter):
@@ -42,6 +44,8 @@ class PromptLookupDrafter(Drafter):
     ) -> None:
         self.config, self.pool, self.token_cost = config, pool, token_cost
         self.index = NgramIndex(config.max_matching_ngram_size)
+        self._expected = self._accepted = 0.0  # drafted tokens of this text, by their chances and by what came of them
+        self._chances: list[float] = []  # of the last chain's tokens to be accepted, before this text's record
         self._proposed: DraftTree | None = None  # the last draft, for observers
         self._origins: list[tuple[bool, float | None]] = []  # of its nodes: whether this text has it, and the votes
 
@@ -54,9 +58,14 @@ class PromptLookupDrafter(Drafter):
         """Index the prompt."""
         self.index = NgramIndex(self.config.max_matching_ngram_size)
         self.index.extend(prompt_ids)
+        self._expected = self._accepted = 0.0
+        self._chances = []
 
     def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
-        """Index the new tokens."""
+        """Index the new tokens, and note how many of the chain's were accepted."""
+        chances = self._chances[: tree.num_draft_tokens]
+        self._expected = FADE * self._expected + sum(chances)
+        self._accepted = FADE * self._accepted + min(len(accepted) - 1, len(chances))
         self.index.extend(accepted)
 
     def end(self) -> None:
@@ -75,7 +84,7 @@ class PromptLookupDrafter(Drafter):
         """A chain of at most `max_draft_len` tokens, or a tree of at most `node_budget`."""
         root = self.index.tokens[-1]
         budget = min(budget, self.config.node_budget)
-        self._origins = []
+        self._origins, self._chances = [], []
         if budget < 1:
             self._proposed = DraftTree.chain(root)
         elif self.config.num_branches == 1:
@@ -94,7 +103,11 @@ class PromptLookupDrafter(Drafter):
         per_match = self.config.draft_len_per_match
         if per_match is not None:
             matching = source.match_length(place, text, CHAIN_MATCH)
-            length = min(length, self._length_that_pays(matching) if per_match == "auto" else matching * per_match)
+            if per_match == "auto":
+                self._chances = self._chances_that_pay(matching)[:length]
+                length = len(self._chances)
+            else:
+                length = min(length, matching * per_match)
         drafted: list[int] = []
         for position in range(place, place + length):
             if position < len(source):
@@ -109,15 +122,18 @@ class PromptLookupDrafter(Drafter):
         self._origins = [(source is self.index, None)] * len(drafted)
         return drafted
 
-    def _length_that_pays(self, matching: int) -> int:
-        """How many tokens after a match are likelier to be accepted than what each costs; a match that holds grows."""
-        length, probability = 0, 1.0
-        while length < self.config.max_draft_len:
-            probability *= (matching + length) / (matching + length + DOUBT)
-            if probability < self.token_cost:
+    def _chances_that_pay(self, matching: int) -> list[float]:
+        """The chances of the tokens after a match, as far as they exceed what each costs; a match that holds grows."""
+        chances: list[float] = []
+        probability = 1.0
+        trust = min(1.0, (self._accepted + PRIOR_COUNT) / (self._expected + PRIOR_COUNT))
+        while len(chances) < self.config.max_draft_len:
+            size = matching + len(chances)
+            probability *= size / (size + DOUBT)
+            if trust * probability < self.token_cost:
                 break
-            length += 1
-        return length
+            chances.append(probability)
+        return chances
 
     def _best_place(self, length: int) -> tuple[NgramIndex, int] | None:
         """Of the places of the longest n-gram that is found: full continuations, then long matches, then new ones."""

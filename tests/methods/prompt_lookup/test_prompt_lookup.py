@@ -89,6 +89,35 @@ def test_a_match_is_followed_as_far_as_its_tokens_pay(token_cost: float, expecte
     assert lengths == expected
 
 
+def test_a_match_is_followed_less_far_where_few_drafts_were_accepted() -> None:
+    """And as far as at first, once they are accepted again."""
+    drafter = drafter_of(random_text(0, 60))
+
+    def step(is_accepted: bool) -> int:
+        tree = drafter.propose(10)
+        tokens = tree.first_branch()
+        following = [*tokens, tokens[-1]] if is_accepted else [(tokens[0] + 1) % 5 if tokens else 0]
+        drafter.observe(tree, None, following)
+        return len(tokens)
+
+    refused = [step(is_accepted=False) for _ in range(40)]
+    assert refused[0] >= 4
+    assert sum(refused[-20:]) < 20
+    accepted = [step(is_accepted=True) for _ in range(40)]
+    assert accepted[-1] == 10
+
+
+def test_what_a_text_accepted_does_not_count_in_the_next() -> None:
+    text = random_text(0, 60)
+    drafter = drafter_of(text)
+    first = drafter.propose(10)
+    for _ in range(20):
+        tree = drafter.propose(10)
+        drafter.observe(tree, None, [(tree.tokens[1] + 1) % 5 if len(tree) > 1 else 0])
+    drafter.begin(text)
+    assert drafter.propose(10) == first
+
+
 @pytest.mark.parametrize("num_branches", [1, 4])
 def test_a_prompt_of_one_token_drafts_the_root_alone(num_branches: int) -> None:
     drafter = drafter_of([7], num_branches=num_branches)
