@@ -146,8 +146,8 @@ class SpecGenerationMixin(GenerationMixin):
 
         Args:
             spec_method (`str`, *optional*): how to draft: `"auto"`, `"prompt_lookup"`, `"lookahead"`, `"draft_model"`,
-                `"eagle3"`, `"mtp"`, `"dflash"`, or a `Drafter` of your own; `"plain"` drafts nothing, `None` is
-                transformers' own loop.
+                `"eagle3"`, `"mtp"`, `"dflash"`, or a `Drafter` of your own; `"plain"` drafts nothing, `None` or
+                `"none"` is transformers' own loop.
             spec_config (*optional*): the method's configuration: an object, a dict of its fields, or its list form.
             spec_observer (*optional*): called with a `SpecStep` after each verify step.
             auto_config, prompt_lookup_config, lookahead_config, draft_model_config (*optional*): `spec_config` under

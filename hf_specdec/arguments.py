@@ -33,7 +33,6 @@ __all__ = [
 CACHES = (None, "dynamic", "static", "hybrid")  # the last is what older checkpoints call a static cache with windows
 LENGTHS = ("max_new_tokens", "max_length", "min_new_tokens", "min_length")
 Settings = Callable[[str], Any]
-OTHER_SPECULATION = ("use_mtp", "assistant_early_exit", "speculation_type")  # transformers' own
 
 
 def named_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Any]:
@@ -78,7 +77,7 @@ def check_modes(settings: Callable[[str], Any], kwargs: Mapping[str, Any]) -> No
         refuse("num_beams", "1 with spec_method (beam search has no speculative form)", 1)
     if settings("use_cache") is False:
         raise ConfigError("use_cache", "must be True with spec_method", False, f"Pass use_cache=True. {plain}")
-    for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids", "token_healing", *OTHER_SPECULATION):
+    for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids", "token_healing"):
         if settings(name):
             refuse(name, "unset with spec_method", None)
     if settings("output_attentions") and not settings("return_token_timestamps"):  # Whisper sets one for the other

@@ -23,6 +23,7 @@ from hf_specdec.arguments import (
     with_cache,
     with_whole_lengths,
 )
+from hf_specdec.assisted_arguments import ASSISTED_ARGUMENTS, check_others
 from hf_specdec.compat.bound import BoundToModel
 from hf_specdec.engine.batch_rules import may_keep_state
 from hf_specdec.engine.call import Call, with_stats
@@ -66,12 +67,14 @@ def decode(
         spec_assistant_model (`PreTrainedModel`, *optional*): a draft model or head, for the methods that take one.
         kwargs: `spec_method`, `spec_config` and the other arguments of an enabled `generate`; and transformers' own.
     """
-    check_modes(settings_of({}, [generation_config]), {})
+    settings = settings_of({}, [generation_config])
+    check_modes(settings, {})
     check_prompt(model, {"input_ids": input_ids, "inputs_embeds": kwargs.get("inputs_embeds")})
     ours = {name: kwargs.pop(name) for name in own_arguments() if name in kwargs}
     ours["assistant_model"] = spec_assistant_model
     request = read_request(ours, [generation_config], state_of(model).defaults)
     if request is not None:
+        check_others(settings, {}, request.method)
         _check_dropped(request, generation_config)
         place_models(model, request.assistant_model, request.config, None)
     if spec_streamer is not None:
@@ -240,6 +243,8 @@ def generate_with(
         if bound_class is None:
             return _plainly(model, plain, request, kwargs, str(error))
         _say_plain(model, str(error))
+        for name in ASSISTED_ARGUMENTS:
+            unset(model, kwargs, name)
         kwargs |= {"spec_method": "plain", "spec_observer": request.observer}
         return generate_with(model, plain, (), kwargs, bound_class)
     with_whole_lengths(kwargs)
@@ -296,8 +301,9 @@ def _check(model: PreTrainedModel, request: Request, configs: list[GenerationCon
             "custom_generate", "must be unset with spec_method", custom, "Leave out one of the two for this call."
         )
     request.check_draft_model()
-    settings, taken = settings_of(kwargs, configs), request.config.transformers_arguments
-    check_modes(lambda name: None if name in taken else settings(name), kwargs)
+    settings = settings_of(kwargs, configs)
+    check_modes(settings, kwargs)
+    check_others(settings, kwargs, request.method)
     check_prompt(model, kwargs)
 
 

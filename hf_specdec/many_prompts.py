@@ -16,6 +16,7 @@ import torch
 from hf_specdec import compat
 from hf_specdec.api import enable
 from hf_specdec.arguments import check_modes, settings_of, with_cache
+from hf_specdec.assisted_arguments import check_others
 from hf_specdec.capabilities.findings import Found
 from hf_specdec.capabilities.probe import verifies_trees
 from hf_specdec.capabilities.trial_rows import RowTrial, TrialFailed
@@ -36,10 +37,11 @@ from hf_specdec.progress import with_bar
 from hf_specdec.prompt_inputs import INPUT_NAMES, check_all, check_names, check_one, each_prompt, inputs_of, numbered
 from hf_specdec.request import (
     AUTO,
+    NONE,
     Request,
     configs_of,
+    for_batch,
     read_request,
-    with_default_method,
     with_own_method,
     without_drafts,
 )
@@ -111,8 +113,9 @@ def generate_many(
         seed (`int`, *optional*): when sampling, prompt i draws from `seed + i`; by default a seed is drawn.
         max_cache_tokens (`int`, *optional*, defaults to `262144`): bound on rows x longest text, in tokens, which is
             what the key/value cache allocates. A prompt that alone needs more is decoded alone.
-        spec_method (`str`, *optional*): as for `generate`; `"plain"` drafts nothing. By default the method whose
-            argument is given, such as `prompt_lookup_config`, or that of the generation configuration, or `"auto"`.
+        spec_method (`str`, *optional*): as for `generate`; `"plain"` and `"none"` draft nothing. By default the method
+            whose argument is given, such as `prompt_lookup_config`, or that of the generation configuration, or
+            `"auto"`.
         indices (`Iterable[int]`, *optional*): the prompts' numbers, where they are part of a larger job; by default
             they are counted from 0.
         progress (`bool`, *optional*, defaults to `False`): show a bar on stderr, if that is a terminal.
@@ -133,7 +136,7 @@ def generate_many(
     check_all(settings, seed)
     if seed is None and settings("do_sample"):
         seed = rank_sync_of(inner).decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
-    job = _Job(model, tokenizer, seed, with_default_method(inner, {**generate_kwargs, "spec_method": spec_method}))
+    job = _Job(model, tokenizer, seed, for_batch(inner, {**generate_kwargs, "spec_method": spec_method}))
     results = job.run(numbered(prompts, indices), max_batch_size, max_cache_tokens)
     return with_bar(results, total=length_hint(prompts) or None) if progress else results
 
@@ -207,9 +210,10 @@ class _Job:
         """What is asked for, without any prompt."""
         configs = configs_of(self.model, self.kwargs)
         own = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
-        request = read_request({**own, **self.kwargs}, configs, state_of(self.model).defaults)
-        if request is None:
-            raise ConfigError("spec_method", "must be given", None, 'Use "plain" for no drafts.')
+        request = read_request(kwargs := {**own, **self.kwargs}, configs, state_of(self.model).defaults)
+        assert request is not None
+        if not request.is_default:
+            check_others(settings_of(kwargs, configs), kwargs, request.method)
         return request
 
     def _finished(self) -> Iterator[ManyResult]:
@@ -332,7 +336,7 @@ def _emptied(results: list[ManyResult]) -> Iterator[ManyResult]:
 
 def _asks_for_none(inputs: Mapping[str, Any]) -> bool:
     """Whether a prompt wants no speculation, whatever the job does."""
-    return "spec_method" in inputs and inputs["spec_method"] is None
+    return inputs.get("spec_method", AUTO) in (None, NONE)
 
 
 def _is_the_prompts_own(error: Exception, prompt: Any) -> bool:

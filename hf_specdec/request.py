@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
+from hf_specdec.assisted_arguments import ASSISTED_ARGUMENTS, with_theirs
 from hf_specdec.compat import adds_virtual_tokens, generation_model
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
@@ -23,8 +24,10 @@ from hf_specdec.observer import SpecStep
 
 __all__ = [
     "AUTO",
+    "NONE",
     "Request",
     "configs_of",
+    "for_batch",
     "own_arguments",
     "read_request",
     "with_default_method",
@@ -40,6 +43,7 @@ class _Unnamed(str):
 
 
 AUTO: str = _Unnamed("auto")
+NONE = "none"  # `None` as text: transformers' own loop, and nothing drafted where a batch has no other loop
 DRAFT_BUDGET = 64  # for a drafter of the user's own, which has no configuration here
 
 
@@ -124,8 +128,16 @@ def with_default_method(model: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]
     return {**kwargs, "spec_method": named or AUTO}
 
 
+def for_batch(model: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """As `with_default_method`, with the method that drafts nothing where none is asked for."""
+    kwargs = with_default_method(model, kwargs)
+    if _method_value(dict(kwargs), configs_of(model, kwargs), {}) is None:
+        kwargs["spec_method"] = "plain"
+    return kwargs
+
+
 def with_own_method(model: Any, kwargs: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a job with those of one prompt over them, as for `with_default_method`.
+    """Arguments of a job with those of one prompt over them, as for `for_batch`.
 
     A prompt's own method leaves aside the configuration of the job's, and its draft model where it takes none.
 
@@ -136,12 +148,14 @@ def with_own_method(model: Any, kwargs: Mapping[str, Any], own: Mapping[str, Any
     by_config = next((methods[name].name for name in own if name in methods), None)
     if "spec_method" not in own and by_config is not None:
         own = {"spec_method": by_config, **own}
-    together = with_default_method(model, {**kwargs, **own})
+    together = for_batch(model, {**kwargs, **own})
     named, usual = (_method_value(dict(call), configs_of(model, call), {}) for call in (together, kwargs))
     method, of_job = (resolve(value) if isinstance(value, str) else value for value in (named, usual))
     if method is None or method is of_job:
         return together
     left = {"spec_config", *methods}
+    if isinstance(of_job, Method):
+        left |= of_job.config_class.transformers_arguments.keys()
     if not isinstance(method, Method) or not (method.takes_draft_model or method.takes_draft_head):
         left |= {"assistant_model", "assistant_tokenizer"}
     return {name: value for name, value in together.items() if name in own or name not in left}
@@ -149,7 +163,8 @@ def with_own_method(model: Any, kwargs: Mapping[str, Any], own: Mapping[str, Any
 
 def without_drafts(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `generate` with the method that drafts nothing."""
-    names = {*own_arguments(), "assistant_model"} - {"spec_observer"}
+    drafts = {"assistant_model", "assistant_tokenizer", *ASSISTED_ARGUMENTS}
+    names = {*own_arguments(), *drafts} - {"spec_observer"}
     return {**{name: value for name, value in kwargs.items() if name not in names}, "spec_method": "plain"}
 
 
@@ -192,8 +207,7 @@ def read_request(
         config = _configured(method, configs)
     if config is None:
         config = defaults.get(method.name)
-    if method.config_class.transformers_arguments:
-        config = _with_transformers_names(method, config, kwargs, configs)
+    config = with_theirs(method, config, kwargs, configs)
     parsed = method.config_class.parse(config, field)
     if (reserved := defaults.get(method.name)) is not None:
         parsed.check_within(reserved, field)
@@ -267,10 +281,12 @@ def _assistant_model(kwargs: dict[str, Any], method: Method, config: SpecConfig)
 def _method_value(kwargs: dict[str, Any], configs: list[GenerationConfig], given: Mapping[str, Any]) -> Any:
     """The argument, be it `None`; else the method of a method's argument; else what the configurations say."""
     if "spec_method" in kwargs:
-        return kwargs.pop("spec_method")
-    if given:
-        return config_arguments()[next(iter(given))].name
-    return _configured_method(configs)
+        value = kwargs.pop("spec_method")
+    elif given:
+        value = config_arguments()[next(iter(given))].name
+    else:
+        value = _configured_method(configs)
+    return None if isinstance(value, str) and value == NONE else value
 
 
 def _configured_method(configs: list[GenerationConfig]) -> Any:
@@ -282,7 +298,7 @@ def _configured(method: Method, configs: list[GenerationConfig]) -> Any:
     """The first `spec_config` of a generation configuration that is not meant for another method."""
     for config in configs:
         value, name = getattr(config, "spec_config", None), getattr(config, "spec_method", None)
-        if value is not None and (name is None or resolve(name) is method):
+        if value is not None and (name is None or (name != NONE and resolve(name) is method)):
             return value
     return None
 
@@ -297,24 +313,6 @@ def _one_config(method: Method, config: Any, given: Mapping[str, Any]) -> Any:
             raise ConfigError(name, "must not come with another configuration", value, "Give only one of them.")
         config = value
     return config
-
-
-def _with_transformers_names(
-    method: Method, config: Any, kwargs: dict[str, Any], configs: list[GenerationConfig]
-) -> Any:
-    """A method that transformers has too understands the settings there: adding `spec_method` is enough."""
-    names = method.config_class.transformers_arguments
-    found = {name: kwargs.pop(name) for name in names if kwargs.get(name) is not None}
-    if found and config is not None:
-        name, value = next(iter(found.items()))
-        raise ConfigError(name, "must not come with another configuration", value, "Give only one of them.")
-    if config is not None:
-        return config
-    for name in names:
-        value = next((v for v in (getattr(c, name, None) for c in configs) if v is not None), None)
-        if value is not None:
-            found.setdefault(name, value)
-    return found
 
 
 def _own_drafter(value: Any, config: Any, given: Mapping[str, Any], observer: Observer | None) -> Request:

@@ -10,6 +10,7 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.method import Method
 from hf_specdec.methods.registry import METHODS, config_arguments, resolve
+from hf_specdec.request import NONE
 
 __all__ = ["AUTO", "DEFAULT_METHOD", "check_draft_options", "describe_methods", "loads_draft", "read_method"]
 
@@ -41,7 +42,7 @@ def read_method(
         memory: `--spec-memory`, which chooses `auto`.
     """
     forms = {argument: text for argument, text in list_forms.items() if text is not None}
-    if name == "none":
+    if name == NONE:
         own = {_option(argument): text for argument, text in forms.items()}
         for option, value in {"--spec-config": spec_config, **own, "--engine": engine, "--spec-memory": memory}.items():
             if value is not None:

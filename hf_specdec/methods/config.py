@@ -169,7 +169,7 @@ class SpecConfig:
             return cls.parse(_literal(value, field), field, base)
         base = cls() if base is None else base
         if isinstance(value, Mapping):
-            return dataclasses.replace(base, **cls._canonical(value, field))
+            return cls._changed(base, *cls._canonical(value, field))
         if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray, memoryview)):
             return dataclasses.replace(base, **cls._from_list(value, field))
         raise ConfigError(
@@ -180,8 +180,18 @@ class SpecConfig:
         )
 
     @classmethod
-    def _canonical(cls, value: Mapping[str, Any], field: str) -> dict[str, Any]:
-        """Fields by their own names; an alias beside the name it stands for is an error if they differ."""
+    def _changed(cls, base: Self, fields: dict[str, Any], given: Mapping[str, str]) -> Self:
+        """`base` with other fields; an error names the key that was given for a field."""
+        try:
+            return dataclasses.replace(base, **fields)
+        except ConfigError as error:
+            if (key := given.get(error.field, error.field)) == error.field:
+                raise
+            raise ConfigError(key, error.rule, error.value, error.remedy) from error
+
+    @classmethod
+    def _canonical(cls, value: Mapping[str, Any], field: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """Fields by their own names, and the key that set each; an alias that differs from its field is an error."""
         names = {f.name for f in dataclasses.fields(cls)}
         found: dict[str, Any] = {}
         given: dict[str, str] = {}  # the key that set each field
@@ -199,7 +209,7 @@ class SpecConfig:
                     "Give only one of the two.",
                 )
             found[name], given[name] = item, key
-        return found
+        return found, given
 
     @classmethod
     def _from_list(cls, value: Sequence[Any], field: str) -> dict[str, Any]:

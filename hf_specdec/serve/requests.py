@@ -14,6 +14,7 @@ from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import Method, MethodState
 from hf_specdec.methods.registry import resolve
 from hf_specdec.prompt_inputs import chat_text
+from hf_specdec.request import NONE
 from hf_specdec.serve.limits import check_request
 from hf_specdec.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 
@@ -132,7 +133,7 @@ class RequestReader:
         """The method, its configuration and its draft model, with the memory that is the request's to use."""
         try:
             asked = request.spec_method
-            method = resolve(self.spec_method if asked is None else "plain" if asked == "none" else asked)
+            method = resolve(self.spec_method if asked is None else "plain" if asked == NONE else asked)
             own = self.spec_config if method.name == resolve(self.spec_method).name else None
             config = method.config_class.parse(own)
             if request.spec_config is not None:

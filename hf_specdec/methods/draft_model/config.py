@@ -76,7 +76,11 @@ class DraftModelConfig(SpecConfig):
         "target": "target_model_device_list",
         "draft": "draft_model_device_list",
     }
-    transformers_arguments: ClassVar[Mapping[str, str]] = {"assistant_early_exit": "exit_layer"}
+    transformers_arguments: ClassVar[Mapping[str, str]] = {
+        "assistant_early_exit": "exit_layer",
+        "num_assistant_tokens": "draft_len",
+        "assistant_confidence_threshold": "confidence_threshold",
+    }
 
     def __post_init__(self) -> None:
         SpecConfig.__post_init__(self)

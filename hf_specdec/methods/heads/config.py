@@ -26,7 +26,9 @@ class HeadConfig(DraftModelConfig):
         name: field for name, field in DraftModelConfig.aliases.items() if field != "exit_layer"
     }
     list_form: ClassVar[tuple[str, ...]] = ()
-    transformers_arguments: ClassVar[Mapping[str, str]] = {}
+    transformers_arguments: ClassVar[Mapping[str, str]] = {
+        name: field for name, field in DraftModelConfig.transformers_arguments.items() if field != "exit_layer"
+    }
     vllm_method: ClassVar[str]
     tensorrt_type: ClassVar[str]
     needs_file: ClassVar[bool] = True

@@ -1,0 +1,88 @@
+"""transformers' arguments of assisted generation beside a `spec_method`: a method takes them over, or they are refused.
+
+Those that do nothing by themselves in transformers are left aside where a generation configuration has them, as there.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transformers import GenerationConfig
+
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.method import Method
+from hf_specdec.methods.registry import METHODS
+
+__all__ = ["ASSISTED_ARGUMENTS", "check_others", "with_theirs"]
+
+# These choose transformers' own speculation or change its texts, a generation configuration's too.
+MODES = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "speculation_type", "assistant_ensemble_weight")
+SETTINGS = (
+    "max_matching_ngram_size",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "assistant_lookbehind",
+    "target_lookbehind",
+)
+ASSISTED_ARGUMENTS = (*MODES, *SETTINGS)
+INSTEAD = {
+    "use_mtp": 'Use spec_method="mtp" in its place.',
+    "speculation_type": 'Use spec_method="dflash" in its place.',
+    "assistant_ensemble_weight": "Blended probabilities would give other texts.",
+    "num_assistant_tokens_schedule": "Drafts end by their confidence_threshold here; 0.0 keeps their length.",
+    "assistant_lookbehind": "Drafts are translated from the last word boundary here.",
+    "target_lookbehind": "Drafts are translated from the last word boundary here.",
+}
+
+
+def with_theirs(method: Method, config: Any, kwargs: dict[str, Any], configs: list[GenerationConfig]) -> Any:
+    """The configuration of a method that transformers has too, by the settings there: adding `spec_method` is enough.
+
+    Args:
+        config: the configuration of this package that counts, if there is one; it goes before settings of `configs`.
+        kwargs: arguments of `generate`; those that are taken over are removed.
+
+    Raises:
+        ConfigError: an argument comes beside a configuration.
+    """
+    names = method.config_class.transformers_arguments
+    found = {name: value for name in names if (value := kwargs.pop(name, None)) is not None}
+    if found and config is not None:
+        name, value = next(iter(found.items()))
+        raise ConfigError(name, "must not come with another configuration", value, "Give only one of them.")
+    if config is not None:
+        return config
+    for name in names:
+        value = next((v for v in (getattr(c, name, None) for c in configs) if v is not None), None)
+        if value is not None:
+            found.setdefault(name, value)
+    return found or None
+
+
+def check_others(settings: Callable[[str], Any], kwargs: Mapping[str, Any], method: Method | None) -> None:
+    """Refuse the arguments that the method does not take over.
+
+    Args:
+        settings: gives the value that a generation setting will have in this call, `None` where it is unset.
+        kwargs: the arguments of `generate` that nobody has taken.
+        method: of the call; `None` for a drafter of the user's own.
+
+    Raises:
+        ConfigError: names the first of them, and the method that takes it.
+    """
+    taken = {} if method is None else method.config_class.transformers_arguments
+    for name in ASSISTED_ARGUMENTS:
+        value = settings(name) if name in MODES else kwargs.get(name)
+        if name in taken or value is None or value is False:
+            continue
+        takers = " or ".join(f'"{m.name}"' for m in METHODS.values() if name in m.config_class.transformers_arguments)
+        remedy = f"Use spec_method={takers}, which takes it." if takers else INSTEAD[name]
+        instead = "leave it out" if name in kwargs else f"pass {name}=None, as a generation configuration sets it"
+        given = "a drafter of your own" if method is None else f'spec_method="{method.name}"'
+        remedy = f"{remedy} Else {instead}, or leave out spec_method."
+        raise ConfigError(name, f"must be unset with {given}", value, remedy)
+    if kwargs.get("assistant_tokenizer") is not None:
+        value = type(kwargs["assistant_tokenizer"]).__name__
+        raise ConfigError(
+            "assistant_tokenizer", "must come with an assistant_model", value, "Leave it out, or add one."
+        )

@@ -1,0 +1,142 @@
+"""transformers' arguments of assisted generation beside a method: taken over, or refused with what takes them."""
+
+from typing import Any
+
+import pytest
+from transformers import GenerationConfig
+
+import hf_specdec
+from hf_specdec.errors import ConfigError
+from tests.helpers.support import PROMPT, plain
+from tests.helpers.zoo import FAMILIES, build
+
+CALL: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+LEFT = "or leave out spec_method"
+REFUSED: dict[str, tuple[str, Any, str]] = {
+    "prompt_lookup_num_tokens": ("auto", 10, 'Use spec_method="prompt_lookup", which takes it'),
+    "max_matching_ngram_size": ("lookahead", 2, 'Use spec_method="prompt_lookup", which takes it'),
+    "num_assistant_tokens": ("prompt_lookup", 5, 'Use spec_method="draft_model" or "eagle3"'),
+    "assistant_confidence_threshold": ("auto", 0.0, 'Use spec_method="draft_model" or "eagle3"'),
+    "assistant_early_exit": ("auto", 1, 'Use spec_method="draft_model", which takes it'),
+    "num_assistant_tokens_schedule": ("draft_model", "constant", "confidence_threshold"),
+    "assistant_lookbehind": ("draft_model", 10, "word boundary"),
+    "target_lookbehind": ("draft_model", 10, "word boundary"),
+    "assistant_ensemble_weight": ("draft_model", 0.5, "other texts"),
+    "use_mtp": ("auto", True, 'Use spec_method="mtp"'),
+    "speculation_type": ("draft_model", "dflash", 'Use spec_method="dflash"'),
+}
+QUIET_BY_CONFIGURATION = REFUSED.keys() - {
+    "prompt_lookup_num_tokens",
+    "assistant_early_exit",
+    "use_mtp",
+    "speculation_type",
+    "assistant_ensemble_weight",
+}
+
+
+def lengths(model: Any, **kwargs: Any) -> set[int]:
+    """Drafted tokens of the steps but the last two, whose drafts end with the text; the text is plain generation's."""
+    found: list[int] = []
+    output = model.generate(
+        PROMPT, **CALL, **kwargs, spec_observer=lambda step: found.append(step.tree.num_draft_tokens)
+    )
+    assert output.tolist() == plain(model, PROMPT, **CALL).tolist()
+    return set(found[:-2])
+
+
+@pytest.mark.parametrize("by", ["argument", "generation_config"])
+def test_the_settings_of_a_draft_model_are_taken_over(model: Any, by: str) -> None:
+    """Without the threshold drafts end where more would cost time; the draft is the model itself."""
+    theirs: dict[str, Any] = {"num_assistant_tokens": 2, "assistant_confidence_threshold": 0.0}
+    given = theirs if by == "argument" else {"generation_config": GenerationConfig(**theirs, pad_token_id=0)}
+    draft = build(FAMILIES["llama"])
+    assert lengths(model, spec_method="draft_model", assistant_model=draft, **given) == {2}
+
+
+def test_one_of_many_prompts_is_taken_over_too(model: Any) -> None:
+    """The job's settings are left aside by a prompt with another method."""
+    own: list[dict[str, Any]] = [{}, {"spec_method": "prompt_lookup"}, {"spec_method": None}]
+    prompts = [{"input_ids": PROMPT, **settings} for settings in own]
+    job = {"spec_method": "draft_model", "assistant_early_exit": 1, "num_assistant_tokens": 2}
+    results = list(hf_specdec.generate_many(model, prompts, **CALL, **job))
+    assert [result.error for result in results] == [None] * 3
+    assert [result.stats.method for result in sorted(results, key=lambda result: result.index)] == [
+        "draft_model",
+        "prompt_lookup",
+        "plain",
+    ]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_method_does_not_take_is_refused(model: Any, name: str) -> None:
+    method, value, remedy = REFUSED[name]
+    call: dict[str, Any] = {"spec_method": method}
+    if method == "draft_model":
+        call["assistant_model"] = build(FAMILIES["llama"])
+    with pytest.raises(ConfigError, match=f'`{name}` must be unset with spec_method="{method}", but is ') as error:
+        model.generate(PROMPT, **CALL, **call, **{name: value})
+    assert remedy in error.value.remedy
+    assert LEFT in error.value.remedy
+    with pytest.raises(ConfigError, match=f"`{name}` must be unset"):
+        list(hf_specdec.generate_many(model, [PROMPT], **CALL, **call, **{name: value}))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_generation_configuration_is_told_to_be_overridden(model: Any, name: str) -> None:
+    """What does nothing by itself in transformers is left aside."""
+    method, value, _ = REFUSED[name]
+    config = GenerationConfig(**{name: value}, pad_token_id=0)
+    call: dict[str, Any] = {**CALL, "generation_config": config, "spec_method": method}
+    if method == "draft_model":
+        call["assistant_model"] = build(FAMILIES["llama"])
+    if name not in QUIET_BY_CONFIGURATION:
+        with pytest.raises(ConfigError, match=f"pass {name}=None, as a generation configuration sets it"):
+            model.generate(PROMPT, **call)
+        call[name] = None
+    assert model.generate(PROMPT, **call).tolist() == plain(model, PROMPT, **CALL).tolist()
+
+
+def test_a_drafter_of_ones_own_takes_none(model: Any) -> None:
+    with pytest.raises(ConfigError, match="`num_assistant_tokens` must be unset with a drafter of your own"):
+        model.generate(PROMPT, **CALL, spec_method=hf_specdec.Drafter, num_assistant_tokens=3)
+
+
+@pytest.mark.parametrize("method", ["prompt_lookup", "auto"])
+def test_a_tokenizer_of_no_draft_is_refused(model: Any, method: str) -> None:
+    with pytest.raises(ConfigError, match="`assistant_tokenizer` must come with an assistant_model"):
+        model.generate(PROMPT, **CALL, spec_method=method, assistant_tokenizer=object())
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [("prompt_lookup", "prompt_lookup_num_tokens"), ("draft_model", "num_assistant_tokens")]
+)
+def test_a_wrong_value_is_named_as_it_was_given(model: Any, method: str, name: str) -> None:
+    for given in ({name: 0}, {"spec_config": {name: 0}}):
+        with pytest.raises(ConfigError, match=f"`{name}` must be a whole number of at least 1 and .*, but is 0"):
+            model.generate(PROMPT, **CALL, spec_method=method, **given)
+
+
+@pytest.mark.parametrize("where", ["argument", "generation_config"])
+def test_none_as_text_is_transformers_own_loop(model: Any, where: str) -> None:
+    """For files and command lines, which have texts alone; a call's configuration switches a default off by it."""
+    own = GenerationConfig(**CALL, pad_token_id=0)
+    own.spec_method = "none"
+    model.generation_config.spec_method = "prompt_lookup"
+    given: dict[str, Any] = {"spec_method": "none", **CALL} if where == "argument" else {"generation_config": own}
+    try:
+        output = model.generate(PROMPT, **given, return_dict_in_generate=True)
+        (result,) = hf_specdec.generate_many(model, [PROMPT], **given)
+    finally:
+        del model.generation_config.spec_method
+    assert not hasattr(output, "spec_stats")
+    assert output.sequences.tolist() == plain(model, PROMPT, **CALL).tolist()
+    assert (result.stats.method, result.token_ids) == ("plain", output.sequences[0, PROMPT.shape[1] :].tolist())
+
+
+@pytest.mark.parametrize("value", [None, "none"])
+def test_many_prompts_without_a_method_draft_nothing(model: Any, value: str | None) -> None:
+    prompts = [PROMPT, {"input_ids": PROMPT, "spec_method": "prompt_lookup"}]
+    results = hf_specdec.generate_many(model, prompts, spec_method=value, **CALL)
+    assert {result.index: result.stats.method for result in results} == {0: "plain", 1: "prompt_lookup"}
+    jobs = hf_specdec.generate_many(model, [{"input_ids": PROMPT, "spec_method": value}], **CALL)
+    assert [result.stats.method for result in jobs] == ["plain"]
