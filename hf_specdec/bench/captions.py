@@ -153,6 +153,7 @@ def _gpu_notes(document: Document) -> list[str]:
     lines += [
         f"{entry['shape']}: plain decoding at one token reads its weights at {entry['bandwidth_share']:.0%} of it."
         for entry in document["shapes"]
+        if entry["bandwidth_share"] is not None
     ]
     return lines
 

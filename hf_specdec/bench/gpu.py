@@ -11,7 +11,7 @@ import gc
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,7 +62,12 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def measure_gpu(
-    names: Sequence[str], *, device: str | None = None, tests: Path | None = None, num_prompts: int = 12
+    names: Sequence[str],
+    *,
+    device: str | None = None,
+    tests: Path | None = None,
+    num_prompts: int = 12,
+    keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """A document of kind "gpu".
 
@@ -70,6 +75,7 @@ def measure_gpu(
         names: of `SHAPES`.
         tests: a folder whose tests marked `gpu` are run first; they are left out by default.
         num_prompts: default prompts by which steps are measured.
+        keep (*optional*): gets the document so far after each shape.
     """
     for name in names:
         if name not in SHAPES:
@@ -80,23 +86,49 @@ def measure_gpu(
         raise ConfigError("shape", "must be tiny where there is no accelerator", ", ".join(large), remedy)
     outcome = None if tests is None else run_tests(tests)
     bandwidth = _copy_bandwidth(where)
-    entries, facts = [], []
+    entries: list[dict[str, Any]] = []
+    facts: list[dict[str, Any]] = []
+    document: dict[str, Any] = {}
     for name in names:
-        shape = SHAPES[name]
+        entries.append({"shape": name, "rows": [], "left_out": [], "bandwidth_share": None})
+        _measure_shape(entries[-1], facts, where, prompts, bandwidth)
+        _free_memory(where)
+        fields = {"tests": outcome, "copy_bandwidth": bandwidth, "shapes": entries}
+        document = new_document(GPU, where, settings={"shapes": list(names)}, models=facts, **fields)
+        if keep is not None:
+            keep(document)
+    return document
+
+
+def _measure_shape(
+    entry: dict[str, Any],
+    facts: list[dict[str, Any]],
+    where: torch.device,
+    prompts: Sequence[Prompt],
+    bandwidth: float,
+) -> None:
+    """Fill in the entry of one shape and add the model's facts; what has no room in memory is among `left_out`."""
+    shape, stage = SHAPES[entry["shape"]], "loading the model"
+    try:
         loaded = load_model(dtype=shape.dtype, widen_to=shape.size, device=where)
         longest = max(shape.contexts) + shape.max_new_tokens + 256
         for model in (loaded.model, loaded.assistant):
             if model is not None:  # the text beyond is worse, its cost the same
                 model.config.max_position_embeddings = max(model.config.max_position_embeddings, longest)
         facts.append(model_facts(loaded))
-        rows, left_out = _rows(loaded, shape, prompts)
-        steps = measure_steps(loaded, prompts, max_new_tokens=min(shape.max_new_tokens, 64))
-        share = _bandwidth_share(loaded, rows, bandwidth)
-        entries.append({"shape": name, "rows": rows, "left_out": left_out, "bandwidth_share": share, "steps": steps})
-        del loaded
-        _free_memory(where)
-    fields = {"tests": outcome, "copy_bandwidth": bandwidth, "shapes": entries}
-    return new_document(GPU, where, settings={"shapes": list(names)}, models=facts, **fields)
+        entry["rows"], entry["left_out"] = _rows(loaded, shape, prompts)
+        entry["bandwidth_share"] = _bandwidth_share(loaded, entry["rows"], bandwidth)
+        stage = "what a step costs"
+        entry["steps"] = measure_steps(loaded, prompts, max_new_tokens=min(shape.max_new_tokens, 64))
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        entry["left_out"].append({"batch": None, "context": None, "name": stage, "reason": first_line(error)})
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether a device has no room, or the host, whose allocator has no error of its own."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _methods(loaded: LoadedModel, batch: int) -> dict[str, dict[str, Any]]:
@@ -130,7 +162,9 @@ def _rows(
                 cell = {"batch": batch, "context": context, "name": name}
                 try:
                     row, tokens = _row(loaded, inputs, shape.max_new_tokens, arguments)
-                except torch.OutOfMemoryError as error:
+                except (MemoryError, RuntimeError) as error:
+                    if not _is_out_of_memory(error):
+                        raise
                     left_out.append({**cell, "reason": first_line(error)})
                     _free_memory(loaded.model.device)
                     continue
@@ -224,9 +258,13 @@ def main(
     """Measure, and write one document."""
     check_form(output, GPU)
     check_document_file("output", output)
-    document = measure_gpu(shape or ["1B", "7B"], device=device, tests=tests, num_prompts=num_prompts)
-    write_document(document, output)
-    output.with_suffix(".md").write_text(markdown(document))
+
+    def keep(document: dict[str, Any]) -> None:
+        write_document(document, output)
+        output.with_suffix(".md").write_text(markdown(document))
+
+    names = shape or ["1B", "7B"]
+    document = measure_gpu(names, device=device, tests=tests, num_prompts=num_prompts, keep=keep)
     if document["tests"] is not None and document["tests"]["exit_code"]:
         raise typer.Exit(1)
 

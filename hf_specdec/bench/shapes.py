@@ -204,9 +204,9 @@ _KINDS: dict[str, dict[Any, Shape]] = {
             {
                 "shape": str,
                 "rows": [_GPU_ROW],
-                "left_out?": [{"name": str, "batch": int, "context": int, "reason": str}],
+                "left_out?": [{"name": str, "batch": (None, int), "context": (None, int), "reason": str}],
                 "bandwidth_share": (None, float),
-                "steps": _STEPS,
+                "steps?": _STEPS,
             }
         ],
     },

@@ -270,8 +270,9 @@ def _gpu_tables(document: Document) -> list[Table]:
         found.append(_listed(entry["shape"], columns, rows))
         if left_out := entry.get("left_out"):
             columns = {"left out": "{name}", "batch": "{batch}", "context": "{context}", "reason": "{reason}"}
-            found.append(_listed(f"{entry['shape']}, left out", columns, left_out))
-        found += _step_costs_tables(entry["steps"])
+            cells = [{name: "-" if value is None else value for name, value in row.items()} for row in left_out]
+            found.append(_listed(f"{entry['shape']}, left out", columns, cells))
+        found += _step_costs_tables(entry["steps"]) if "steps" in entry else []
     return found
 
 

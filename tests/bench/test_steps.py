@@ -93,6 +93,47 @@ def test_rows_without_room_are_left_out_and_the_others_measured(monkeypatch: pyt
     assert reasons["auto", 4] == "no room for plain generate, which it is compared with"
 
 
+@pytest.mark.parametrize("stage", ["loading the model", "what a step costs"])
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory.\nTried"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+    ids=["accelerator", "host"],
+)
+def test_a_shape_without_room_is_left_out_and_the_others_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stage: str, error: Exception
+) -> None:
+    """Each shape is in the document on the disk before the next one is loaded."""
+    shapes = {name: gpu.Shape(None, dtype="fp32", contexts=(8,)) for name in ("small", "large")}
+    output, started = tmp_path / "gpu.json", list[str]()
+    real = gpu.load_model
+
+    def fail_at_the_second(what: str) -> None:
+        started.append(what)
+        if started.count(what) == 2 and what == stage:
+            assert read_document(output)["shapes"][0]["shape"] == "small"
+            raise error
+
+    def load(**options: Any) -> Any:
+        fail_at_the_second("loading the model")
+        return real(**options)
+
+    def steps(loaded: Any, *_: Any, **__: Any) -> Any:
+        fail_at_the_second("what a step costs")
+        return {"steps": [], "auto": []}
+
+    monkeypatch.setattr(gpu, "SHAPES", shapes)
+    monkeypatch.setattr(gpu, "load_model", load)
+    monkeypatch.setattr(gpu, "measure_steps", steps)
+    monkeypatch.setattr(gpu, "_copy_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(gpu, "_rows", lambda *_: ([], []))
+    gpu.main(output, shape=["small", "large"], device="cpu", num_prompts=1)
+    first, second = read_document(output)["shapes"]
+    assert (first["left_out"], "steps" in first) == ([], True)
+    reason = str(error).partition("\n")[0]
+    assert second["left_out"] == [{"batch": None, "context": None, "name": stage, "reason": reason}]
+    assert f"| {stage} | - | - | {reason} |" in output.with_suffix(".md").read_text()
+
+
 def test_large_shapes_without_an_accelerator_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "pick_device", lambda name: torch.device("cpu"))
     with pytest.raises(ConfigError, match="`shape` must be tiny where there is no accelerator, but is '1B, 7B'"):
