@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from hf_specdec.api import SpecGenerationMixin, enable
 from hf_specdec.compat import dropped_settings, generation_model, input_device
 from hf_specdec.compat.gemma_assistant import is_gemma_assistant, with_shared_layers
-from hf_specdec.distributed.placement import parallel_arguments
+from hf_specdec.distributed.placement import check_device_map, parallel_arguments, read_device
 from hf_specdec.errors import CheckpointError, ConfigError, first_line, unknown_name
 from hf_specdec.files import is_missing_folder
 from hf_specdec.kernels.registry import asks_for_xformers
@@ -98,10 +98,10 @@ class _EnabledAutoModel:
 
         Raises:
             CheckpointError: the folder is missing, incomplete or damaged.
-            ConfigError: an unknown precision, one that this machine or the checkpoint does not have, `precision`
-                beside `dtype` or `quantization_config`, `spec_method` or another argument of `generate`, tensor
-                parallelism beside `device_map` or quantised weights, or `attn_implementation="xformers"` for a model
-                that cannot use it.
+            ConfigError: an unknown precision, one that this machine or the checkpoint does not have, a `device_map`
+                with a device that is not here, `precision` beside `dtype` or `quantization_config`, `spec_method` or
+                another argument of `generate`, tensor parallelism beside `device_map` or quantised weights, or
+                `attn_implementation="xformers"` for a model that cannot use it.
             MissingExtraError: the precision, or `attn_implementation="xformers"`, needs a package that is missing.
             UnsupportedModelError: the model has no linear layers to quantise.
         """
@@ -110,6 +110,7 @@ class _EnabledAutoModel:
         if own := [name for name in own_arguments() if name in kwargs]:
             remedy = "Pass it to generate, or set model.generation_config.spec_method for all calls."
             raise ConfigError(own[0], "must be an argument of generate, not of from_pretrained", kwargs[own[0]], remedy)
+        check_device_map(kwargs.get("device_map"))
         # Set afterwards, so that a model which cannot use it says so instead of failing while it is built.
         attention = kwargs.pop("attn_implementation") if asks_for_xformers(kwargs.get("attn_implementation")) else None
         if attention is not None:
@@ -195,9 +196,11 @@ class AutoDraftHead:
 
         Raises:
             CheckpointError: something is missing or unreadable.
-            ConfigError: config.json describes no draft head.
+            ConfigError: config.json describes no draft head, or the device is not here.
             UnsupportedModelError: transformers knows no MTP layers of `target`.
         """
+        if device is not None:
+            device = read_device(device, "device")
         if target is not None:
             inner = generation_model(target)
             head: DraftHead = MtpHead.of_checkpoint(inner, os.fspath(path))

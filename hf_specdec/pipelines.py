@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, TextGenerationPipeline
 
 from hf_specdec.api import enable
 from hf_specdec.compat import generation_model
+from hf_specdec.distributed.placement import read_device
 from hf_specdec.errors import ConfigError
 from hf_specdec.loading import AutoModelForCausalLM
 from hf_specdec.request import with_default_method
@@ -83,13 +84,15 @@ def pipeline(
             name others.
 
     Raises:
-        ConfigError: another task, no model, or options of loading beside a loaded model.
+        ConfigError: another task, no model, a device that is not here, or options of loading beside a loaded model.
     """
     if task != TASK:
         remedy = "Use transformers.pipeline(task, model=hf_specdec.enable(model), ...)(..., spec_method=...)."
         raise ConfigError("task", f'must be "{TASK}"', task, remedy)
     if model is None:
         raise ConfigError("model", "must be given", None, "Pass a model, a folder or a name on the hub.")
+    if kwargs.get("device") not in (None, -1):  # transformers' -1 is the CPU
+        read_device(kwargs["device"], "device")
     if isinstance(model, str):
         name = model
         loaded = AutoModelForCausalLM.from_pretrained(name, precision=precision, **(model_kwargs or {}))

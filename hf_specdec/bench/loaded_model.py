@@ -12,7 +12,7 @@ import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.bench.widen import check_widening, widen, widen_head
 from hf_specdec.checkpoint_tokenizers import load_foreign_tokenizer, load_tokenizer
-from hf_specdec.distributed.placement import default_device, read_devices
+from hf_specdec.distributed.placement import default_device, read_device
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.quantization.precision import DTYPES, PRECISIONS
@@ -179,4 +179,4 @@ def check_models(models: Sequence[LoadedModel]) -> None:
 
 def pick_device(name: str | torch.device | None) -> torch.device:
     """The device called `name`; without a name the accelerator, or the CPU where there is none."""
-    return default_device() if name is None else read_devices([str(name)], "device")[0]
+    return default_device() if name is None else read_device(name, "device")

@@ -9,12 +9,12 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_specdec import embedded, loading
 from hf_specdec.cli.where import placement
-from hf_specdec.errors import ConfigError
+from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.files import lone_surrogate
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.registry import resolve
 
-__all__ = ["check_seed", "encode", "load_draft", "read_prompt", "set_threads"]
+__all__ = ["check_precision", "check_seed", "encode", "load_draft", "read_prompt", "set_threads"]
 
 MAX_SEED = 1 << 62
 
@@ -45,6 +45,12 @@ def set_threads(model: str | None, threads: int | None) -> None:
         if threads > most:
             raise ConfigError("--threads", f"must be at most {most} (CPUs of this machine)", threads, "Leave it out.")
         torch.set_num_threads(threads)
+
+
+def check_precision(option: str, name: str) -> None:
+    """Raise unless weights can be loaded in the precision that an option names."""
+    if name not in loading.PRECISIONS:
+        raise unknown_name(option, name, loading.PRECISIONS)
 
 
 def check_seed(seed: int | None) -> None:

@@ -12,11 +12,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.checkpoint_tokenizers import draft_tokenizers, load_tokenizer
-from hf_specdec.cli.inputs import load_draft, set_threads
+from hf_specdec.cli.inputs import check_precision, load_draft, set_threads
 from hf_specdec.cli.method import check_draft_options, describe_methods, loads_draft, read_method
 from hf_specdec.cli.where import Where, read_where
-from hf_specdec.errors import ConfigError, MissingExtraError
-from hf_specdec.methods.config import SpecConfig, check_temperature
+from hf_specdec.errors import ConfigError, SpecError
+from hf_specdec.methods.config import SpecConfig, check_at_least, check_temperature
 
 __all__ = ["LoadOptions", "Loaded", "MethodOptions", "SamplingOptions"]
 
@@ -78,7 +78,7 @@ DraftModelForm = Annotated[
 EngineName = Annotated[
     str | None, typer.Option("--engine", help="loop: this package's loop. assisted: transformers' assisted decoding.")
 ]
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Most tokens to generate.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most tokens to generate.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="With --do-sample: the same seed draws the same text.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -124,6 +124,7 @@ class LoadOptions:
         device: torch.device | None = None,
     ) -> Loaded:
         """Load the target; see `read_where` for the arguments."""
+        check_precision("--dtype", dtype)
         set_threads(path, self.threads)
         given, attention = (self.device_map, self.max_memory, self.offload_folder), self.attn_implementation
         where = read_where(*given, config, tensor_parallel=tensor_parallel, device=device)
@@ -134,11 +135,13 @@ class LoadOptions:
             model = hf_specdec.AutoModelForCausalLM.from_pretrained(
                 folder, precision=dtype, attn_implementation=attention, **where.target
             )
-        except ImportError as error:
-            if attention is None or isinstance(error, MissingExtraError):
+        except (ImportError, ValueError) as error:
+            is_of_another = not isinstance(error, ImportError) and "attn_implementation" not in str(error)
+            if attention is None or isinstance(error, SpecError) or is_of_another:
                 raise
+            rule = "must be installed" if isinstance(error, ImportError) else "must be one of this model's"
             remedy = f"transformers says: {error}"
-            raise ConfigError("--attn-implementation", "must be installed", attention, remedy) from error
+            raise ConfigError("--attn-implementation", rule, attention, remedy) from error
         return Loaded(model, load_tokenizer(folder), where)
 
 
@@ -187,6 +190,8 @@ class MethodOptions:
             draft_model=self.draft_model,
             memory=memory,
         )
+        if self.draft_dtype is not None:
+            check_precision("--draft-dtype", self.draft_dtype)
         check_draft_options(method, config, model=path, draft_model=self.draft_model, draft_dtype=self.draft_dtype)
         return method, config
 
@@ -229,4 +234,8 @@ class SamplingOptions:
             name, value = next(iter(given.items()))
             raise ConfigError(f"--{name.replace('_', '-')}", "must come with --do-sample", value, "Add --do-sample.")
         check_temperature("--temperature", self.temperature, "Without --do-sample the likeliest is taken.")
+        if self.top_p is not None and not 0.0 <= self.top_p <= 1.0:
+            raise ConfigError("--top-p", "must be a number from 0.0 to 1.0", self.top_p, "1.0 leaves no token out.")
+        if self.top_k is not None:
+            check_at_least("--top-k", self.top_k, 0, "0 leaves no token out.")
         return {"do_sample": self.do_sample, **given}

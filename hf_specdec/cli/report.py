@@ -1,14 +1,17 @@
 """What the commands print where: data on stdout, notes and errors on stderr. Knows nothing about models."""
 
 import functools
+import inspect
 import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
 import typer
 from rich.console import Console
+from typer.models import ArgumentInfo
 
 from hf_specdec.errors import ConfigError, MissingExtraError, SpecError
 from hf_specdec.stats import SpecStats
@@ -18,6 +21,8 @@ __all__ = ["drafts_line", "near_tie_note", "note", "print_json", "reports_errors
 P = ParamSpec("P")
 R = TypeVar("R")
 PIPE_WIDTH = 120
+OTHER_NAMES = {"precision": "dtype", "assistant_model": "draft_model"}  # of options, for arguments of Python
+FIELD = re.compile(r"`([A-Za-z_]+)((?: key)?)`")
 
 
 def stdout_console() -> Console:
@@ -66,6 +71,7 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             raise
         except (SpecError, ValueError, OSError) as error:
             message, hint = _message_and_hint(error)
+            message = _as_typed(message, command, kwargs)
             where = f"rank {rank}: " if (rank := _rank()) else ""
             _stderr(f"{where}error: {message}", "red")
             if hint:
@@ -83,6 +89,30 @@ def _message_and_hint(error: Exception) -> tuple[str, str | None]:
             return f"{error.purpose} needs `{error.package}`.", f'pip install "hf_specdec[{error.extra}]"'
         case _:
             return " ".join(str(error).split()), None
+
+
+def _as_typed(message: str, command: Callable[..., Any], given: Mapping[str, Any]) -> str:
+    """A message with the options of a command for the arguments of Python that it names.
+
+    Args:
+        given: the command's parameters; those without a value cannot be what is wrong.
+    """
+    parameters = inspect.signature(command, eval_str=True).parameters
+
+    def option(found: re.Match[str]) -> str:
+        name = OTHER_NAMES.get(found[1], found[1])
+        if name not in parameters or given.get(name) is None:
+            return found[0]
+        return f"`{_typed_name(parameters[name])}{found[2]}`"
+
+    return FIELD.sub(option, message)
+
+
+def _typed_name(parameter: inspect.Parameter) -> str:
+    """What a parameter of a command is called on the command line."""
+    if any(isinstance(info, ArgumentInfo) for info in getattr(parameter.annotation, "__metadata__", ())):
+        return parameter.name.upper()
+    return f"--{parameter.name.replace('_', '-')}"
 
 
 def _rank() -> int:

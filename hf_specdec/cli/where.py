@@ -12,14 +12,13 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from hf_specdec.distributed.placement import place, read_devices
+from hf_specdec.distributed.placement import STRATEGIES, place, read_device
 from hf_specdec.errors import ConfigError
 from hf_specdec.files import json_value
 from hf_specdec.methods.config import SpecConfig
 
 __all__ = ["Where", "placement", "read_where"]
 
-STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's
 LAUNCH = "Start it with: torchrun --nproc-per-node 2 -m hf_specdec ... --tensor-parallel"
 
 
@@ -119,7 +118,7 @@ def _device_map(text: str) -> str | dict[str, Any]:
         found = _json_of("--device-map", text)
         for device in found.values():
             if device != "disk":
-                read_devices([device], "--device-map")
+                read_device(device, "--device-map")
         return found
     if text == "disk":
         return {"": text}
@@ -128,7 +127,7 @@ def _device_map(text: str) -> str | dict[str, Any]:
     except RuntimeError as error:
         rule = f"must be one of {', '.join(STRATEGIES)}, a device, or JSON of parts and devices"
         raise ConfigError("--device-map", rule, text, 'For example auto, cpu, or \'{"model": "cpu"}\'.') from error
-    read_devices([text], "--device-map")
+    read_device(text, "--device-map")
     return {"": text}
 
 

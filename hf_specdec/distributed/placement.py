@@ -18,18 +18,24 @@ from hf_specdec.errors import ConfigError
 
 __all__ = [
     "DEVICE_LIST",
+    "STRATEGIES",
     "available_devices",
+    "check_device_map",
     "default_device",
     "is_placed",
     "move",
     "move_pair",
     "parallel_arguments",
     "place",
+    "read_device",
     "read_devices",
     "where_it_lies",
 ]
 
 DEVICE_LIST, DRAFT_LIST, TARGET_LIST = "device_list", "draft_model_device_list", "target_model_device_list"
+
+STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")  # of accelerate, for `device_map`
+NO_DEVICES = ("disk", "meta")  # that `device_map` takes
 
 DeviceList = Sequence[int | str]
 Placement = tuple[str | dict[str, str] | None, dict[int | str, int] | None]
@@ -62,6 +68,31 @@ def read_devices(device_list: DeviceList, field: str = DEVICE_LIST) -> list[torc
     if len(devices) > 1 and any(device.type == "cpu" for device in devices):
         raise ConfigError(field, "must name GPUs only, if several devices", device_list, "Write [0, 1].")
     return devices
+
+
+def read_device(device: int | str | torch.device, field: str) -> torch.device:
+    """The one device of a name or number.
+
+    Raises:
+        ConfigError: a name that is no device, or a device that is not here.
+    """
+    known = ", ".join(map(str, available_devices()))
+    try:
+        return read_devices([str(device) if isinstance(device, torch.device) else device], field)[0]
+    except ConfigError as error:
+        remedy = f"Name one of them, or leave {field} out."
+        raise ConfigError(field, f"must be a device that is here ({known})", device, remedy) from error
+
+
+def check_device_map(device_map: Any) -> None:
+    """Raise where a `device_map` of `from_pretrained` names a device that is not here.
+
+    Raises:
+        ConfigError: names it.
+    """
+    for device in device_map.values() if isinstance(device_map, Mapping) else [device_map]:
+        if device is not None and device not in (*STRATEGIES, *NO_DEVICES):
+            read_device(device, "device_map")
 
 
 def place(device_list: DeviceList | None, field: str = DEVICE_LIST) -> Placement:

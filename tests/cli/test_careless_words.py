@@ -41,7 +41,7 @@ NO_GPU = pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a
         (["chat", "--seed", str(1 << 64)], "`--seed` must be 0 to"),
         (["generate", "x\udce9y"], "`PROMPT` must be Unicode text"),
         (["generate", "x", "--spec-memory", "/dev/null"], "`--spec-memory` must be a regular file"),
-        (["generate", "x", "--spec-config", "[" * 100_000], "`spec_config` must be"),
+        (["generate", "x", "--spec-config", "[" * 100_000], "`--spec-config` must be"),
         (["generate", "x", "--retry-failed"], "`--retry-failed` must come with --prompts-file"),
     ],
     ids=lambda value: " ".join(value)[:50].encode("ascii", "replace").decode() if isinstance(value, list) else "",
@@ -69,7 +69,7 @@ def test_a_value_that_cannot_work_is_one_line(run: Run, words: list[str], messag
 def test_a_device_that_is_not_here_is_named(run: Run, words: list[str]) -> None:
     result = run(*words)
     assert result.exit_code == 2, (result.exit_code, result.exception)
-    assert "must name devices that are here (cpu)" in result.stderr
+    assert "must be a device that is here (cpu)" in result.stderr
 
 
 @pytest.mark.parametrize("content", [None, b"{", b'{"version": "1.0"}'], ids=["missing", "cut off", "incomplete"])

@@ -15,20 +15,24 @@ CONFIG = "--spec-config"
 LOOKUP = ("--spec-method", "prompt_lookup")
 LOOKAHEAD, DRAFT_LIST = "--lookahead-config", "--draft-model-config"
 CASES = [
-    (["--spec-method", "promt_lookup"], "`spec_method` must be one of", "Did you mean 'prompt_lookup'?"),
-    ([*LOOKUP, CONFIG, '{"max_draft_length": 4}'], "spec_config key", "Did you mean 'max_draft_len'?"),
+    (["--spec-method", "promt_lookup"], "`--spec-method` must be one of", "Did you mean 'prompt_lookup'?"),
+    (
+        [*LOOKUP, CONFIG, '{"max_draft_length": 4}'],
+        "`--spec-config key` must be one of",
+        "Did you mean 'max_draft_len'?",
+    ),
     (
         [*LOOKUP, CONFIG, '{"max_draft_len": -1}'],
         "`max_draft_len` must be a whole number of at least 1 and at most 4096, but is -1.",
         "4 to 10",
     ),
-    ([CONFIG, '{"max_draft_len": '], "`spec_config` must be a list or dict", "For example: [10, 2, [0]]."),
+    ([CONFIG, '{"max_draft_len": '], "`--spec-config` must be a list or dict", "For example: [10, 2, [0]]."),
     ([CONFIG, '{"pool": "global"}'], "`pool` must be one of 'request', 'shared'", "Choose"),
-    ([CONFIG, "7"], "`spec_config` must be", ""),
+    ([CONFIG, "7"], "`--spec-config` must be", ""),
     ([LIST, "[0,2]"], "`max_draft_len` must be a whole number of at least 1 and at most 4096, but is 0.", "4 to 10"),
     ([LIST, "[10,0]"], "`max_matching_ngram_size` must be a whole number of at least 1", "2 to 4"),
-    ([LIST, "[10,2,[0],1]"], "`prompt_lookup_config` must have 1 to 3 entries", "Drop or add entries."),
-    ([LIST, "ten"], "`prompt_lookup_config` must be a list or dict", "For example: [10, 2, [0]]."),
+    ([LIST, "[10,2,[0],1]"], "`--prompt-lookup-config` must have 1 to 3 entries", "Drop or add entries."),
+    ([LIST, "ten"], "`--prompt-lookup-config` must be a list or dict", "For example: [10, 2, [0]]."),
     ([LIST, "[10,2,[]]"], "`device_list` must be a non-empty list", "Write [0]"),
     ([LIST, '[10,2,["gpu0"]]'], "`device_list` must name devices that torch knows", "Write [0]"),
     ([LIST, "[10,2]", CONFIG, "{}"], "must not come with --spec-config", "Give only one of the two."),
@@ -39,7 +43,7 @@ CASES = [
     ([DRAFT_LIST, "[4]", "--spec-method", "lookahead"], "must come with --spec-method draft_model", "--spec-config"),
     ([DRAFT_LIST, "[4]", LOOKAHEAD, "[7,7,7]"], "`--draft-model-config` must come with --spec-method draft_", ""),
     ([LOOKAHEAD, "[7,7,7]", CONFIG, "{}"], "`--lookahead-config` must not come with --spec-config", "only one"),
-    ([LOOKAHEAD, "[7,7]"], "`lookahead_config` must have 3 entries", "Drop or add entries."),
+    ([LOOKAHEAD, "[7,7]"], "`--lookahead-config` must have 3 entries", "Drop or add entries."),
     (
         [LOOKAHEAD, "[7,7,7]", "--draft-model", "x"],
         "`--draft-model` must come with --spec-method draft_model",
@@ -52,8 +56,8 @@ CASES = [
     (["--spec-method", "none", CONFIG, "{}"], "`--spec-config` must come with a method", "--spec-method"),
     (["--spec-method", "none", "--engine", "loop"], "`--engine` must come with a method", "--spec-method"),
     (["--spec-method", "none", "--compare"], "`--compare` must come with a method", "--spec-method"),
-    (["--engine", "turbo"], "`engine` must be one of 'assisted', 'loop'", "Choose"),
-    (["--dtype", "fp12"], "`precision` must be one of", "Did you mean"),
+    (["--engine", "turbo"], "`--engine` must be one of 'assisted', 'loop'", "Choose"),
+    (["--dtype", "fp12"], "`--dtype` must be one of", "Did you mean"),
     (["--temperature", "0.5"], "`--temperature` must come with --do-sample", "Add --do-sample."),
     (["--top-k", "5"], "`--top-k` must come with --do-sample", "Add --do-sample."),
     *[
@@ -64,8 +68,12 @@ CASES = [
         )
         for value in ("-1", "0", "1e-300", "nan", "inf")
     ],
-    (["--max-new-tokens", "0"], "max_new_tokens", ""),
-    (["--max-new-tokens", "-3"], "max_new_tokens", ""),
+    ([CONFIG, '{"engine": "turbo"}'], "`engine` must be one of 'assisted', 'loop'", "Choose"),
+    (["--draft-model", "x", "--draft-dtype", "fp12"], "`--draft-dtype` must be one of", "Did you mean"),
+    (["--do-sample", "--top-p", "1.5"], "`--top-p` must be a number from 0.0 to 1.0, but is 1.5.", "1.0"),
+    (["--do-sample", "--top-p", "nan"], "`--top-p` must be a number from 0.0 to 1.0, but is nan.", "1.0"),
+    (["--do-sample", "--top-k", "-1"], "`--top-k` must be a whole number of at least 0, but is -1.", "0 leaves"),
+    (["--attn-implementation", "spda"], "`--attn-implementation` must be one of", "transformers says"),
     (["--model", "./no/such/folder"], "there is no './no/such/folder'", ""),
     (["--model", embedded.__file__], "is a file", ""),
 ]
@@ -109,7 +117,9 @@ def test_a_checkpoint_without_its_tokenizer_is_refused(run: Run, tmp_path: Path)
     check(run, ["x", "--model", str(tmp_path / "model")], "tokenizer", "")
 
 
-@pytest.mark.parametrize("words", [["--threads", "0"], ["--rounds", "0"], ["--no-such-option"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["--threads", "0"], ["--rounds", "0"], ["--max-new-tokens", "0"], ["--no-such-option"]], ids=" ".join
+)
 def test_an_option_out_of_its_range_is_a_usage_error(run: Run, words: list[str]) -> None:
     assert run("generate", *words).exit_code == 2
 

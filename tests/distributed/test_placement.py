@@ -10,7 +10,15 @@ from accelerate import cpu_offload
 
 import hf_specdec
 from hf_specdec.distributed import placement
-from hf_specdec.distributed.placement import available_devices, is_placed, move, move_pair, place, read_devices
+from hf_specdec.distributed.placement import (
+    available_devices,
+    check_device_map,
+    is_placed,
+    move,
+    move_pair,
+    place,
+    read_devices,
+)
 from hf_specdec.errors import ConfigError
 from tests.helpers.support import PROMPT, noisy_copy, plain
 
@@ -50,6 +58,34 @@ def test_a_device_that_is_not_there_is_an_error_that_lists_what_there_is(devices
 def test_a_name_that_is_no_device_is_an_error(devices: list[int | str]) -> None:
     with pytest.raises(ConfigError, match="must name devices that torch knows"):
         read_devices(devices)
+
+
+PATH = hf_specdec.embedded.path("target")
+LOADERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "model": ("device_map", lambda device: hf_specdec.AutoModelForCausalLM.from_pretrained(PATH, device_map=device)),
+    "parts": (
+        "device_map",
+        lambda device: hf_specdec.AutoModelForCausalLM.from_pretrained(PATH, device_map={"": "cpu", "model": device}),
+    ),
+    "head": ("device", lambda device: hf_specdec.AutoDraftHead.from_pretrained(PATH, device=device)),
+    "pipeline": ("device", lambda device: hf_specdec.pipeline(model=str(PATH), device=device)),
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("device", ["cuda:99", 99, torch.device("cuda", 99)], ids=str)
+def test_nothing_is_loaded_to_a_device_that_is_not_there(loader: str, device: Any) -> None:
+    field, load = LOADERS[loader]
+    with pytest.raises(
+        ConfigError, match=f"`{field}` must be a device that is here \\(cpu.* Name one of them"
+    ) as caught:
+        load(device)
+    assert caught.value.value == device
+
+
+def test_strategies_and_places_without_a_device_are_no_devices(two_gpus: None) -> None:
+    for device_map in ("auto", "sequential", "disk", "meta", None, {"a": "disk", "b": 1}, "cuda", 0):
+        check_device_map(device_map)
 
 
 def test_numbers_and_names_of_gpus_mean_the_same(two_gpus: None) -> None:
