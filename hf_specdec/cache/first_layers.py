@@ -52,7 +52,7 @@ class FirstLayers:
         """The layers after these have written `width` columns: these hold as many."""
         lengths = tuple(start + width for start in self.starts)
         for layer in self._written:
-            if not (isinstance(layer, StaticSpecLayer) and layer.slots is not None):
+            if not (isinstance(layer, StaticSpecLayer) and layer.static_index is not None):
                 layer.set_lengths(lengths)
 
     @property

@@ -72,10 +72,10 @@ class SpecCache(Cache):
     def __init__(self, layers: list[Any] | None = None, *, reserve: int = 0) -> None:
         super().__init__(layers=layers or [])
         self.reserve = reserve
-        self._places = WriteIndex()
+        self._write_index = WriteIndex()
         for layer in self.layers:
             if isinstance(layer, SpecLayer):
-                layer.places = self._places
+                layer.write_index = self._write_index
         self.lengths: tuple[int, ...] = ()
         self._written: list[SpecLayer] = []
         self.sync()
@@ -110,7 +110,7 @@ class SpecCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write one layer's new columns; layers come into being as the model names them."""
         while len(self.layers) <= layer_idx:
-            self.layers.append(SpecLayer(reserve=self.reserve, places=self._places))
+            self.layers.append(SpecLayer(reserve=self.reserve, write_index=self._write_index))
         keys, values = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
         return keys, values
 
@@ -170,7 +170,7 @@ class SpecCache(Cache):
         """Start, empty as it is, with the first `length` columns of a row of `donor`."""
         blocks = Blocks(max(len(donor.layers), 1))
         while len(self.layers) < len(donor.layers):
-            self.layers.append(SpecLayer(reserve=self.reserve, places=self._places, blocks=blocks))
+            self.layers.append(SpecLayer(reserve=self.reserve, write_index=self._write_index, blocks=blocks))
         for own, other in zip(self.layers, donor.layers, strict=True):
             if isinstance(own, SpecLayer) and other.is_initialized:
                 own.load(other.keys[row : row + 1, :, :length], other.values[row : row + 1, :, :length], length)

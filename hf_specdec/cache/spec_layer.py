@@ -67,13 +67,13 @@ class SpecLayer(CacheLayerMixin):
         *,
         reserve: int = 0,
         is_sliding: bool = False,
-        places: "WriteIndex | None" = None,
+        write_index: "WriteIndex | None" = None,
         blocks: Blocks | None = None,
     ) -> None:
         super().__init__()
         self.blocks = blocks or Blocks(1)
         self.buffers: tuple[torch.Tensor, ...] = ()
-        self.places = places or WriteIndex()
+        self.write_index = write_index or WriteIndex()
         self.reserve, self.row_reserve = reserve, RowReserve()
         self.is_sliding = is_sliding
         self.offset = 0
@@ -118,7 +118,7 @@ class SpecLayer(CacheLayerMixin):
             self.keys[:batch, :, start:end] = key_states
             self.values[:batch, :, start:end] = value_states
         else:
-            rows, columns = self.places(self.lengths, new, self.keys.device)
+            rows, columns = self.write_index(self.lengths, new, self.keys.device)
             columns = columns - self.offset if self.offset else columns
             self.keys[rows, :, columns] = key_states.transpose(1, 2)
             self.values[rows, :, columns] = value_states.transpose(1, 2)

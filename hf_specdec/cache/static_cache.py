@@ -54,24 +54,24 @@ class StaticWriteIndex:
 
 
 class StaticSpecLayer(SpecLayer):
-    """A `SpecLayer` whose forwards write at `slots`, once there are any, and return the whole buffers.
+    """A `SpecLayer` whose forwards write where `static_index` says, once there is one, and return the whole buffers.
 
     A sliding layer has a column for every token too; those that an adopted window no longer had are zeros.
     """
 
-    slots: StaticWriteIndex | None = None
+    static_index: StaticWriteIndex | None = None
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the forward's columns at their slots; the lengths stay until `keep` sets them."""
-        slots = self.slots
-        if slots is None:
+        """Write the forward's columns where the index says; the lengths stay until `set_lengths` is called."""
+        index = self.static_index
+        if index is None:
             if self.is_initialized and (self.keys.dtype, self.keys.device) != (key_states.dtype, key_states.device):
                 self.lazy_initialization(key_states, value_states)  # the model has been moved since
             return super().update(key_states, value_states)
-        self.keys[slots.rows, :, slots.columns] = key_states.transpose(1, 2)
-        self.values[slots.rows, :, slots.columns] = value_states.transpose(1, 2)
+        self.keys[index.rows, :, index.columns] = key_states.transpose(1, 2)
+        self.values[index.rows, :, index.columns] = value_states.transpose(1, 2)
         return self.keys, self.values
 
     def load(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
@@ -84,38 +84,38 @@ class StaticSpecLayer(SpecLayer):
         self.values[:, :, first:length] = values
         self.set_lengths((length,) * keys.shape[0])
 
-    def seat(self, slots: StaticWriteIndex, capacity: int) -> None:
-        """Write at `slots` from now on, into buffers of at least `capacity` columns."""
+    def set_index(self, index: StaticWriteIndex, capacity: int) -> None:
+        """Write where `index` says from now on, into buffers of at least `capacity` columns."""
         keys = self.keys
         self.make_room(capacity)
-        if slots is not self.slots or self.keys is not keys:
-            self.slots = slots
+        if index is not self.static_index or self.keys is not keys:
+            self.static_index = index
             mark_static_address(self.keys)
             mark_static_address(self.values)
 
     def empty(self) -> None:
         """Forget everything; the buffers stay where they are."""
-        self.unseat()
+        self.clear_index()
         self.set_lengths((0,) * len(self.lengths))
 
-    def unseat(self) -> None:
+    def clear_index(self) -> None:
         """Write after each row's text from now on."""
-        self.slots = None
+        self.static_index = None
 
     @property
     def _num_used(self) -> int:
-        """Columns that hold something: at slots, more than the lengths say."""
-        return super()._num_used if self.slots is None else int(self.keys.shape[-2])
+        """Columns that hold something: with a static index, more than the lengths say."""
+        return super()._num_used if self.static_index is None else int(self.keys.shape[-2])
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The whole buffer, once its shape is fixed."""
-        if self.slots is None:
+        if self.static_index is None:
             return super().get_mask_sizes(query_length)
         return self.keys.shape[-2], 0
 
     def get_seq_length(self) -> Any:
         """Tokens of the longest row: a tensor once shapes are fixed, so that no compiled forward depends on it."""
-        return self.length if self.slots is None else self.slots.length
+        return self.length if self.static_index is None else self.static_index.length
 
 
 class StaticSpecCache(SpecCache):
@@ -123,7 +123,7 @@ class StaticSpecCache(SpecCache):
 
     def __init__(self, layers: list[Any], *, reserve: int) -> None:
         super().__init__(layers, reserve=reserve)
-        self._slots: dict[tuple[int, torch.device], StaticWriteIndex] = {}  # by width
+        self._indices: dict[tuple[int, torch.device], StaticWriteIndex] = {}  # by width
         self._shared: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}  # rows and length of all widths
 
     @classmethod
@@ -187,23 +187,23 @@ class StaticSpecCache(SpecCache):
                 self._shared[device] = (rows, torch.zeros((), dtype=torch.long, device=device))
             rows, length = self._shared[device]
             length.fill_(longest + written)
-            if (width, device) in self._slots:
-                self._slots[width, device].columns.copy_(columns, non_blocking=is_staged(device))
+            if (width, device) in self._indices:
+                self._indices[width, device].columns.copy_(columns, non_blocking=is_staged(device))
             else:
-                self._slots[width, device] = StaticWriteIndex(rows, columns.to(device, copy=True), length)
+                self._indices[width, device] = StaticWriteIndex(rows, columns.to(device, copy=True), length)
         for layer in layers:
-            layer.seat(self._slots[width, layer.keys.device], longest + written + width)
+            layer.set_index(self._indices[width, layer.keys.device], longest + written + width)
 
     def unplace(self) -> None:
         """Let forwards of any width write after each row's text, as before `place`; nothing is uncommitted."""
         for layer in self._static_layers:
-            layer.unseat()
+            layer.clear_index()
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the rows with these indices, in this order, in buffers for as many."""
         super().select(rows)
         self.unplace()
-        self._slots, self._shared = {}, {}
+        self._indices, self._shared = {}, {}
 
     def export(self, cache: Cache) -> None:
         """Put the text's columns where plain generation would have left them, as far as all rows have them."""

@@ -50,9 +50,9 @@ def test_every_method_has_its_counterpart(run: Run, method: str, theirs: str) ->
 @pytest.mark.wide
 def test_acceptance_by_probabilities_promises_no_seed(run: Run) -> None:
     """Its samples have the target's distribution and not the seed's text, so the exit code stays 0."""
-    rows(
-        run, "--dtype", "fp32", "--draft-model-config", "[4,['cpu'],['cpu'],True]", "--do-sample", "--temperature", "2"
-    )
+    config = "[4,['cpu'],['cpu'],True]"
+    found = rows(run, "--dtype", "fp32", "--draft-model-config", config, "--do-sample", "--temperature", "2")
+    assert not found["draft_model"]["equal_to_plain"]
 
 
 @pytest.mark.wide

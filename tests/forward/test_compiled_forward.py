@@ -75,9 +75,9 @@ def test_a_kept_cache_follows_a_model_that_was_moved() -> None:
 
 def test_the_places_to_write_share_what_does_not_depend_on_the_width() -> None:
     cache = a_cache(rows=2)
-    first = cache.layers[0].slots
+    first = cache.layers[0].static_index
     cache.place(3, written=2)
-    second = cache.layers[0].slots
+    second = cache.layers[0].static_index
     assert first is not None and second is not None
     assert second.columns.tolist() == [[7, 8, 9], [7, 8, 9]]
     assert first.length is second.length
