@@ -11,7 +11,10 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.stats import SpecStats
 
-__all__ = ["Call", "with_stats"]
+__all__ = ["UNBOUNDED", "Call", "with_stats"]
+
+UNBOUNDED = 1024  # new tokens that buffers are made for where nothing bounds a text
+MOST_ROOM = 4096  # new tokens that buffers are made for at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,18 @@ class Call:
     def __post_init__(self) -> None:
         object.__setattr__(self, "now", fingerprint(self.model))
         object.__setattr__(self, "facts", state_of(self.model).facts_of(self.now))
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """Most tokens that a text gets after its prompt; `None` where nothing bounds them."""
+        longest = self.generation_config.max_length
+        return longest - self.input_ids.shape[1] if longest else None
+
+    @property
+    def room(self) -> int:
+        """Tokens after the prompt that buffers of token ids are made for; they grow where texts get longer."""
+        most = self.max_new_tokens
+        return min(UNBOUNDED if most is None else most, MOST_ROOM)
 
     def prompt_of(self, row: int) -> list[int]:
         """The prompt of one row without the masked tokens at its front."""

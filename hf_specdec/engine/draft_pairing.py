@@ -149,8 +149,6 @@ def draft_runner_of(
             "inputs_embeds", "must be unset with a draft model", "given", "Pass input_ids, which the draft reads too."
         )
     ids, mask = call.input_ids, call.model_kwargs.get("attention_mask")
-    longest = call.generation_config.max_length or ids.shape[1] + 1024
-    room = min(longest - ids.shape[1], 4096)
     if translations is not None:
         # The last fixed token is the first root, after the prompt; a text of one token has it twice.
         ids, mask = left_padded([translation.fixed[:-1] or translation.fixed for translation in translations], HOST)
@@ -158,7 +156,7 @@ def draft_runner_of(
     ids = ids.to(compat.input_device(draft))
     is_seq2seq = draft.config.is_encoder_decoder
     kwargs = _encoded(call, draft, encoder_inputs) if is_seq2seq else _decoder_kwargs(draft, ids, mask)
-    shapes = draft_shapes(call, draft, tier=tier, num_columns=ids.shape[1] + room, budget=budget)
+    shapes = draft_shapes(call, draft, tier=tier, num_columns=ids.shape[1] + call.room, budget=budget)
     if shapes is not None:
         kwargs[compat.cache_name(kwargs)] = shapes.cache
     sizes = facts.of(num_weights, draft), call.facts.of(num_weights, call.model)
@@ -170,7 +168,7 @@ def draft_runner_of(
         vocab_size=vocab_sizes(call.model if translations is None else draft)[0],
         relative_cost=cost_ratio(sizes[0] / max(sizes[1], 1), _num_layers(draft) / _num_layers(call.model)),
         device=call.input_ids.device,
-        room=room,
+        room=call.room,
         fixed=None if shapes is None else shapes.fixed,
         compiled=None if shapes is None else shapes.compiled,
         facts=facts,

@@ -55,8 +55,7 @@ def can_try(call: Call, request: Request) -> bool:
     """Whether a call has tokens to try its model with, of its prompt and after it, and nothing that would hinder it."""
     if not _may_try(call.model, request):
         return False
-    new_tokens = (call.generation_config.max_length or 0) - call.input_ids.shape[1]
-    is_long = new_tokens >= SHORTEST_CALL and call.input_ids.shape[1] > 0
+    is_long = (call.max_new_tokens or 0) >= SHORTEST_CALL and call.input_ids.shape[1] > 0
     return is_long and can_be_tried(call.model, call.model_kwargs)
 
 

@@ -14,7 +14,7 @@ from hf_specdec.compat.modules import as_read_by, num_weights
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.placement import read_devices
 from hf_specdec.distributed.rank_sync import rank_sync_of
-from hf_specdec.engine.call import Call
+from hf_specdec.engine.call import UNBOUNDED, Call
 from hf_specdec.engine.draft_pairing import MAX_PADDING
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import head_shapes
@@ -100,7 +100,7 @@ def head_runner_of(call: Call, head: DraftHead, *, budget: int) -> BaseHeadRunne
     if length == 0:
         rule, remedy = "must be unset with a draft head", "Pass input_ids, which the head reads too."
         raise ConfigError("inputs_embeds", rule, "given", remedy)
-    longest = call.generation_config.max_length or length + 1024
+    room = UNBOUNDED if call.max_new_tokens is None else call.max_new_tokens
     prompts = [call.prompt_of(row) for row in range(len(call.input_ids))]
     embed = compat.input_embeddings(call.model)
     if head.skips_embedding_norm:
@@ -114,9 +114,9 @@ def head_runner_of(call: Call, head: DraftHead, *, budget: int) -> BaseHeadRunne
         device=call.input_ids.device,
         # embeddings and output head may be shared out, so that their forwards are collectives
         is_shared=not rank_sync_of(call.model).is_alone,
-        room=longest - length,
+        room=room,
     )
-    shapes_of = partial(head_shapes, call, head, num_columns=longest)
+    shapes_of = partial(head_shapes, call, head, num_columns=length + room)
     if isinstance(head, SharedCacheHead):
         about = replace(about, shapes=shapes_of(shared_step, widest=1 + budget))
         return SharedCacheRunner(head, about, last_own_layers(call.model))

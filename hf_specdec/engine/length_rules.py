@@ -33,6 +33,5 @@ def exceeds_original_length(call: Call) -> bool:
 
 def _longest(call: Call) -> int:
     """Tokens of the longest text that the call may come to, those of earlier turns counted."""
-    config, length = call.generation_config, call.input_ids.shape[1]
-    new = (config.max_length or length) - length
-    return compat.prompt_length(call.input_ids, config, call.model_kwargs) + new
+    num_read = compat.prompt_length(call.input_ids, call.generation_config, call.model_kwargs)
+    return num_read + (call.max_new_tokens or 0)

@@ -147,9 +147,7 @@ def _limits(call: Call, budget: int) -> Limits:
 
 def _texts(call: Call) -> list[TokenBuffer]:
     """Every row's text so far: the prompt, padding included."""
-    longest = call.generation_config.max_length or 1024
-    room = min(longest - call.input_ids.shape[1], 4096)
-    return [TokenBuffer(call.input_ids[row : row + 1], room=room) for row in range(len(call.input_ids))]
+    return [TokenBuffer(call.input_ids[row : row + 1], room=call.room) for row in range(len(call.input_ids))]
 
 
 def _sequences(
@@ -207,7 +205,7 @@ def queued_sequence_of(
         layers = _read_layers(draft_model)
         target = ModelRunner(*arguments, tier="tree", keep_cache=False, hidden_layers=layers, facts=call.facts)
     _bind(draft_model, target)
-    longest = (call.generation_config.max_length or len(text)) + MAX_DRAFT
+    longest = len(text) + (call.max_new_tokens or 0) + MAX_DRAFT
     batch = Batch([sequence], target, _limits(call, budget), used_by(rank_sync, draft_model))
     return QueuedSequence(batch, longest, None if draft_model is None else draft_model.network)
 

@@ -212,6 +212,5 @@ def _cache_of(call: Call) -> Any:
 
 def _columns_of(call: Call) -> int:
     """Tokens that plain generation would have in the cache at most: all but the last one."""
-    config, length = call.generation_config, call.input_ids.shape[1]
-    new = (config.max_length or length + 1) - length
-    return compat.prompt_length(call.input_ids, config, call.model_kwargs) + max(new, 1) - 1
+    num_read = compat.prompt_length(call.input_ids, call.generation_config, call.model_kwargs)
+    return num_read + max(call.max_new_tokens or 1, 1) - 1
