@@ -69,7 +69,7 @@ def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: An
     own = vars(inner).get("generate")
     if not isinstance(own, EnabledGenerate):
         vars(inner)["generate"] = EnabledGenerate(inner, own)
-    elif own.model is not inner:  # a shallow copy of an enabled model
+    elif not own.is_bound_to(inner):  # a shallow copy of an enabled model
         vars(inner)["generate"] = EnabledGenerate(inner, own.own)
         vars(inner)[ATTRIBUTE] = copy.copy(state)
     return model

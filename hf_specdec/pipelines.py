@@ -13,11 +13,12 @@ import transformers
 from transformers import AutoTokenizer, TextGenerationPipeline
 
 from hf_specdec.api import enable
+from hf_specdec.checkpoint_tokenizers import draft_tokenizers
 from hf_specdec.compat import generation_model
 from hf_specdec.distributed.placement import read_device
 from hf_specdec.errors import ConfigError
-from hf_specdec.loading import AutoModelForCausalLM
-from hf_specdec.request import with_default_method
+from hf_specdec.loading import AutoModelForCausalLM, load_draft
+from hf_specdec.request import with_default_method, with_own_method
 from hf_specdec.stats import SpecStats
 
 __all__ = ["SpecTextGenerationPipeline", "pipeline"]
@@ -34,6 +35,24 @@ class SpecTextGenerationPipeline(TextGenerationPipeline):
     """
 
     spec_stats: SpecStats | None = None
+
+    def __init__(self, *args: Any, assistant_model: Any = None, assistant_tokenizer: Any = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)  # without the draft: the base class takes models with a vocabulary only
+        drafts: dict[str, Any] = {"assistant_model": assistant_model}
+        if isinstance(assistant_model, str):
+            draft = load_draft(assistant_model).to(device=self.model.device, dtype=self.model.dtype)
+            drafts = {"assistant_model": draft, **draft_tokenizers(draft, assistant_model, self.tokenizer)}
+        if assistant_tokenizer is not None:
+            drafts |= {"tokenizer": self.tokenizer, "assistant_tokenizer": assistant_tokenizer}
+        self._forward_params |= {name: value for name, value in drafts.items() if value is not None}
+
+    def _sanitize_parameters(self, **kwargs: Any) -> Any:
+        """As the base class; a call's own method leaves the pipeline's configuration and draft aside."""
+        preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
+        if (usual := getattr(self, "_forward_params", None)) is not None:  # none yet while the pipeline is made
+            together = with_own_method(generation_model(self.model), usual, forward)
+            forward |= {name: together.get(name) for name in ("spec_method", *usual) if name not in forward}
+        return preprocess, forward, postprocess
 
     def _forward(self, model_inputs: Any, **generate_kwargs: Any) -> Any:
         """As the base class, with its call of `generate` watched."""
@@ -80,8 +99,9 @@ def pipeline(
         model_kwargs (`dict`, *optional*): for `from_pretrained`, of a model given by folder or name.
         kwargs: everything else that `transformers.pipeline` takes, such as `device` and `batch_size`, and arguments of
             `generate` for every call: `spec_method` (by default the method of a list form, or that of the model's
-            generation configuration, or `"auto"`), `spec_config`, `lookahead_config`, `assistant_model`... A call may
-            name others.
+            generation configuration, or `"auto"`), `spec_config`, `lookahead_config`, `assistant_model` (a model, a
+            draft head, or the folder or name of one)... A call may name others; its own method leaves configuration
+            and draft of the pipeline aside.
 
     Raises:
         ConfigError: another task, no model, a device that is not here, or options of loading beside a loaded model.

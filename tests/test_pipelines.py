@@ -6,6 +6,7 @@ import pytest
 import transformers
 
 import hf_specdec
+from hf_specdec.loading import load_draft
 
 PROMPT = "def push(self, item):\n    self.items.append(item)\n\n\ndef pop(self):\n    return self.items."
 OPTIONS: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
@@ -59,6 +60,20 @@ def test_a_draft_model_joins_in(plain_texts: Any) -> None:
     pipe = hf_specdec.pipeline(model=unenabled(), spec_method="draft_model", assistant_model=draft)
     assert pipe(PROMPT, **OPTIONS) == plain_texts["one"]
     assert pipe.spec_stats is not None and pipe.spec_stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize(("method", "name", "load"), [("eagle3", "head", load_draft), ("draft_model", "draft", str)])
+def test_a_call_with_its_own_method_leaves_the_pipelines_draft_and_configuration_aside(
+    plain_texts: dict[str, Any], method: str, name: str, load: Any
+) -> None:
+    draft = load(hf_specdec.embedded.path(name))
+    pipe = hf_specdec.pipeline(
+        model=unenabled(), spec_method=method, assistant_model=draft, spec_config={"draft_len": 3}
+    )
+    calls = [({}, method), ({"prompt_lookup_config": [4, 2]}, "prompt_lookup"), ({"spec_method": "plain"}, "plain")]
+    for own, wanted in calls:
+        assert pipe(PROMPT, **OPTIONS, **own) == plain_texts["one"]
+        assert pipe.spec_stats is not None and pipe.spec_stats.method == wanted
 
 
 def test_a_batch_gives_the_same_texts(plain_texts: Any) -> None:

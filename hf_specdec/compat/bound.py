@@ -29,6 +29,10 @@ class BoundToModel:
             )
         return model
 
+    def is_bound_to(self, model: PreTrainedModel) -> bool:
+        """Whether it is that model's; the one that a shallow copy was made of may be gone."""
+        return self._reference() is model
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_reference": self.model}
 

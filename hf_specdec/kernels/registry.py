@@ -62,7 +62,7 @@ def checks_attention(model: PreTrainedModel) -> None:
     if attention_implementation(model.config) == NAME:
         check_model(model)
     known = vars(model).get("set_attn_implementation")
-    if not (isinstance(known, _CheckedSetAttention) and known.model is model):
+    if not (isinstance(known, _CheckedSetAttention) and known.is_bound_to(model)):
         vars(model)["set_attn_implementation"] = _CheckedSetAttention(model)
 
 

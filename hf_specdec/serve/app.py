@@ -22,6 +22,7 @@ try:
     from fastapi.responses import JSONResponse, Response, StreamingResponse
     from pydantic import ValidationError
     from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
 
     from hf_specdec.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 except ImportError as error:
@@ -102,10 +103,12 @@ async def _body(request: Request, kind: type[Body]) -> Body:
     """The checked body.
 
     Raises:
-        RequestError: it is no JSON, or a field is wrong or unknown.
+        RequestError: it is no JSON, a field is wrong or unknown, or the client has hung up.
     """
     try:
         return kind.model_validate_json(await request.body())
+    except ClientDisconnect as error:
+        raise RequestError(499, "the client has hung up", "client_closed_request") from error
     except ValidationError as error:
         raise _wrong_field(error) from error
 

@@ -144,6 +144,14 @@ def test_a_copy_is_bound_to_itself_with_ones_own_generate(fresh: Any, duplicate:
     assert fresh.generate.model is fresh
 
 
+def test_a_shallow_copy_outlives_the_model_that_it_was_made_of(fresh: Any, without_collector: None) -> None:
+    expected = plain(fresh, PROMPT, **CALL)
+    twin = copy.copy(hf_specdec.enable(build(FAMILIES["llama"])))
+    hf_specdec.enable(twin)
+    assert torch.equal(twin.generate(PROMPT, **CALL, spec_method="prompt_lookup"), expected)
+    hf_specdec.disable(copy.copy(twin))
+
+
 def test_a_shallow_copy_that_is_enabled_has_settings_of_its_own(fresh: Any) -> None:
     twin = hf_specdec.enable(copy.copy(hf_specdec.enable(fresh)))
     twin.generation_config = tf.GenerationConfig(max_new_tokens=4, do_sample=False)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import urllib.error
 import urllib.request
 from typing import Any
@@ -142,6 +143,17 @@ def test_fields_that_ask_for_nothing_are_taken(client: openai.OpenAI, target: An
     assert first.content
     again = client.chat.completions.create(**body, messages=[*messages, first, *messages])
     assert again.choices[0].message.content
+
+
+def test_a_client_that_hangs_up_before_its_body_is_no_error(
+    url: str, client: openai.OpenAI, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        client.models.list()  # the server has read it
+    client.models.list()
+    assert caplog.text == ""
 
 
 def test_models_and_routes_are_named(client: openai.OpenAI) -> None:
