@@ -30,6 +30,7 @@ from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.decode import decode_call, transformers_reason
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
+from hf_specdec.methods.registry import as_head
 from hf_specdec.request import Request, configs_of, own_arguments, read_request
 from hf_specdec.stats import SpecStats
 
@@ -314,6 +315,8 @@ def _plainly(
     _say_plain(model, reason)
     if request.assistant_model is not None:
         kwargs["assistant_model"] = request.assistant_model
+    if as_head(kwargs.get("assistant_model")) is not None:  # transformers drafts with none
+        del kwargs["assistant_model"]
     if request.tokenizers is not None:
         kwargs["assistant_tokenizer"] = request.tokenizers[1]
     if kwargs.get("custom_generate") is decode:

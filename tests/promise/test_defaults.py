@@ -11,6 +11,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import hf_specdec
+from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 from tests.promise.test_refused import MODES
@@ -66,6 +67,16 @@ def test_a_default_whose_needs_are_not_met_decodes_plainly(
     assert len(caplog.records) == 1
     with pytest.raises(ValueError, match="assistant_model" if method == "draft_model" else "trees"):
         model.generate(PROMPT, max_new_tokens=8, spec_method=method)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "prompt_lookup"])
+def test_a_default_that_steps_aside_takes_the_draft_head_with_it(model: Any, method: str) -> None:
+    """It has none for attentions, or none for this head; transformers drafts with no head."""
+    call: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "output_attentions": method == "eagle3"}
+    config = GenerationConfig(spec_method=method, pad_token_id=0, return_dict_in_generate=True)
+    output = model.generate(PROMPT, generation_config=config, assistant_model=random_head(model), **call)
+    expected = plain(model, PROMPT, generation_config=config, **call)
+    assert ids_of(output) == ids_of(expected)
 
 
 def test_a_default_meets_a_cache_that_it_cannot_use(by_default: Any) -> None:
