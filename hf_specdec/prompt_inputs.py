@@ -27,6 +27,7 @@ __all__ = [
 NOT_FOR_ONE = ("streamer", "num_return_sequences")
 NOT_FOR_MANY = (*NOT_FOR_ONE, "past_key_values")
 OF_ONE = ("inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids")  # inputs of a single prompt
+OF_ADAPTERS = {"adapter_names": "an adapter", "task_ids": "a task"}  # PEFT's: for each row of a call
 INPUT_NAMES = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 NOT_A_PROMPT = "Give a string, chat messages, a list of token ids, a tensor, or a dict with input_ids."
 
@@ -179,6 +180,10 @@ def check_names(model: PreTrainedModel, kwargs: Mapping[str, Any], also: Iterabl
     """
     known = known_settings(model) | set(own_arguments())
     for name, value in kwargs.items():
+        if name in OF_ADAPTERS:
+            rule = f"must be unset for many prompts: PEFT sets {OF_ADAPTERS[name]} for each row of one call"
+            remedy = "Give generate batches of prompts with it, or each adapter a job after model.set_adapter(name)."
+            raise ConfigError(name, rule, value, remedy)
         if name not in known:
             close = difflib.get_close_matches(str(name), [*known, *also], n=1)
             remedy = f"Did you mean {close[0]!r}?" if close else "See the arguments of generate."

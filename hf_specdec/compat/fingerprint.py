@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_specdec.compat.masks import attention_implementation
 from hf_specdec.compat.modules import modules_of
-from hf_specdec.compat.peft_hooks import is_adapter_hook
+from hf_specdec.compat.peft_hooks import is_adapter_hook, rows_of_tasks
 
 __all__ = ["Fingerprint", "fingerprint"]
 
@@ -102,13 +102,15 @@ def _changes_of(attributes: Mapping[str, Any]) -> Iterator[Hashable]:
         yield repr([attributes.get(name) for name in ADAPTER_STATE])
 
 
-def _hooks(hooks: Mapping[int, Any]) -> tuple[int, ...]:
+def _hooks(hooks: Mapping[int, Any]) -> tuple[Hashable, ...]:
     """Numbers of the hooks that may change what is computed; torch gives each number once in a process.
 
-    PEFT's that say which adapters act in one call are left out: an adapter computes as those that are active do.
+    PEFT's that say which adapters act in one call are left out: an adapter computes as those that are active do. Those
+    that say which tasks are alike in calls of as many rows.
     """
     found = [(number, hooks.get(number)) for number in tuple(hooks)]
-    return tuple(n for n, hook in found if not (_is_harmless(hook) or is_adapter_hook(hook)))
+    found = [(n, hook) for n, hook in found if not (_is_harmless(hook) or is_adapter_hook(hook))]
+    return tuple(n if (rows := rows_of_tasks(hook)) is None else ("tasks", rows) for n, hook in found)
 
 
 def _is_harmless(hook: Any) -> bool:

@@ -3,8 +3,9 @@
 Names                              Why
 `_adapter_names_pre_forward_hook`  `adapter_names`: an adapter for each row of the call
 `_alora_offsets_pre_forward_hook`  aLoRA's adapters act on the last so many tokens of each forward
+`PolyModel._register_pre_hooks`    `task_ids`: a task for each row of the call; a hook made anew for each call
 
-Others, such as that of Poly's `task_ids`, stay in place: its layers compute nothing without them.
+Hooks of Poly and others stay in place in probes: its layers compute nothing without them.
 """
 
 import contextlib
@@ -15,14 +16,23 @@ import torch
 
 from hf_specdec.compat.modules import modules_of
 
-__all__ = ["has_row_hooks", "is_adapter_hook", "places_adapters", "without_adapter_hooks"]
+__all__ = ["has_row_hooks", "is_adapter_hook", "places_adapters", "rows_of_tasks", "without_adapter_hooks"]
 
+TASKS = "PolyModel._register_pre_hooks.<locals>.pre_hook"
 ROW_ADAPTERS, ADAPTER_OFFSETS = "_adapter_names_pre_forward_hook", "_alora_offsets_pre_forward_hook"
 
 
 def is_adapter_hook(hook: Any) -> bool:
     """Whether a hook of PEFT's says which adapters act in one call, instead of those that are active in the model."""
     return _name(hook) in (ROW_ADAPTERS, ADAPTER_OFFSETS)
+
+
+def rows_of_tasks(hook: Any) -> int | None:
+    """Rows of the call for which a hook hands Poly's layers their `task_ids`; `None` for every other hook."""
+    if not _name(hook) or getattr(hook, "__qualname__", "") != TASKS:
+        return None
+    (tasks,) = (cell.cell_contents for cell in hook.__closure__)
+    return len(tasks)
 
 
 def has_row_hooks(model: torch.nn.Module) -> bool:

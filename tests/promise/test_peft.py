@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.capabilities import findings
+from hf_specdec.capabilities.probe import probe
 from hf_specdec.errors import ConfigError
 from tests.helpers.batches import IDS, PADDED
 from tests.helpers.dflash import random_dflash
@@ -43,6 +45,13 @@ def mixed() -> Any:
 
 def lora(*modules: str, **kwargs: Any) -> peft.LoraConfig:
     return peft.LoraConfig(task_type="CAUSAL_LM", target_modules=list(modules), **kwargs)
+
+
+def poly() -> Any:
+    """A model with two tasks."""
+    torch.manual_seed(5)
+    config = peft.PolyConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], r=4, n_tasks=2, n_skills=2)
+    return of_some_weight(peft.get_peft_model(build(FAMILIES["llama"]), config))
 
 
 def of_some_weight(model: Any) -> Any:
@@ -123,14 +132,37 @@ def test_each_row_has_its_adapter(mixed: Any, new_tokens: int) -> None:
 
 
 def test_rows_that_end_keep_the_task_ids_of_the_others() -> None:
-    torch.manual_seed(5)
-    config = peft.PolyConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], r=4, n_tasks=2, n_skills=2)
-    model = hf_specdec.enable(of_some_weight(peft.get_peft_model(build(FAMILIES["llama"]), config)))
+    model = hf_specdec.enable(poly())
     call = {**CALL, "input_ids": PADDED, "attention_mask": (PADDED != 0).long(), "max_new_tokens": 40}
     call["task_ids"] = torch.tensor([0, 1, 0])
     whole = model.generate(**call)[:, PADDED.shape[1] :].tolist()
     call["eos_token_id"] = next(token for token in whole[1][20:] if token not in whole[1][:20] + whole[0] + whole[2])
     assert model.generate(**call, spec_method="auto").tolist() == model.generate(**call).tolist()
+
+
+def test_what_is_known_of_a_model_with_tasks_holds_for_other_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT hands each call's tasks to the layers by new hooks; rows decide what can be tried, tasks do not."""
+    model = hf_specdec.enable(poly())
+    probes: list[Any] = []
+    monkeypatch.setattr(findings, "probe", lambda *args: probes.append(args) or probe(*args))
+    for tasks in ([0], [1], [0], [1, 0, 1], [0, 0, 1]):
+        ids = (PROMPT if len(tasks) == 1 else PADDED).clone()
+        call = {"task_ids": torch.tensor(tasks)}
+        assert answer(model, ids, **call, spec_method="prompt_lookup") == answer(model, ids, **call)
+    assert len(probes) == 2
+    model.get_base_model().config.rms_norm_eps *= 2
+    answer(model, PROMPT, task_ids=torch.tensor([0]), spec_method="prompt_lookup")
+    assert len(probes) == 3
+
+
+@pytest.mark.parametrize("name", ["adapter_names", "task_ids"])
+def test_adapters_of_rows_are_no_setting_of_many_prompts(mixed: Any, name: str) -> None:
+    """A batch's rows come and go."""
+    with pytest.raises(ConfigError, match=f"`{name}` must be unset for many prompts.* Give generate batches") as error:
+        hf_specdec.generate_many(mixed, [PROMPT[0]], **CALL, **{name: ["first"]})
+    assert "set_adapter" in error.value.remedy
+    (result,) = hf_specdec.generate_many(mixed, [{"input_ids": PROMPT[0], name: ["first"]}], **CALL)
+    assert isinstance(result.error, ConfigError)
 
 
 def test_a_draft_of_the_model_s_own_layers_has_the_rows_adapters(mixed: Any) -> None:
