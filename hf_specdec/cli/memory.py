@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 
 import hf_specdec
 from hf_specdec.cli.processes import processes
+from hf_specdec.compat import text_config
+from hf_specdec.errors import ConfigError
 from hf_specdec.files import check_output
 
 __all__ = ["MemoryOnDisk", "open_memory", "remembering"]
@@ -60,6 +62,22 @@ def open_memory(path: Path | None) -> MemoryOnDisk | None:
     return None if path is None else MemoryOnDisk(path)
 
 
+def _check_vocabulary(kept: MemoryOnDisk, model: PreTrainedModel) -> None:
+    """Raise where a memory holds tokens that the model does not have: it is of another tokenizer.
+
+    Raises:
+        ConfigError: it does.
+    """
+    assert kept.memory is not None
+    vocab_size = text_config(model.config).vocab_size
+    tokens = [*kept.memory.pool.generations(), kept.memory.recycled.export()["tokens"].ravel().tolist()]
+    largest = max((max(part) for part in tokens if part), default=0)
+    if largest >= vocab_size:
+        rule = f"must hold tokens of this model ({vocab_size} of them), but there is one with the number {largest}"
+        remedy = "Name the file of a model with this tokenizer, or one that is not there yet."
+        raise ConfigError(FIELD, rule, str(kept.path), remedy)
+
+
 @contextlib.contextmanager
 def remembering(model: PreTrainedModel, kept: MemoryOnDisk | None) -> Iterator[None]:
     """Give `model` the memory in the file, and save it at the end, however that comes about, SIGTERM included."""
@@ -67,6 +85,7 @@ def remembering(model: PreTrainedModel, kept: MemoryOnDisk | None) -> Iterator[N
         yield
         return
     if kept.memory is not None:
+        _check_vocabulary(kept, model)
         hf_specdec.enable(model, spec_memory=kept.memory)
     with _terminable():
         try:

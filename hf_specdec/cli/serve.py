@@ -1,11 +1,13 @@
 """`hf-specdec serve`: an OpenAI-compatible server."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hf_specdec.cli import options
+from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions
 from hf_specdec.cli.report import note, reports_errors
 from hf_specdec.cli.spread import spread
@@ -55,13 +57,16 @@ class QueueOptions:
         ),
     ] = "request"
 
-    def check(self, api_keys: list[str] | None) -> None:
-        """Refuse a memory that is none, or by keys without any."""
+    def check(self, api_keys: list[str] | None, file: Path | None) -> None:
+        """Refuse a memory that is none, or by keys without any, or in a file though it is not one for all."""
         if self.memory not in ("request", "key", "shared"):
             raise unknown_name("--memory", self.memory, ("request", "key", "shared"))
         if self.memory == "key" and not api_keys:
             rule = "must come with --api-key where it is by key"
             raise ConfigError("--memory", rule, self.memory, "Add --api-key KEY.")
+        if file is not None and self.memory != "shared":
+            remedy = "Add --memory shared: the file is of the texts of all clients."
+            raise ConfigError("--spec-memory", "must come with --memory shared", str(file), remedy)
 
 
 @reports_errors
@@ -71,6 +76,7 @@ def serve(
     model: options.ModelPath = None,
     access: AccessOptions,
     queue: QueueOptions,
+    spec_memory: options.SpecMemoryFile = None,
     choice: MethodOptions,
     dtype: options.Dtype = "auto",
     loading: LoadOptions,
@@ -84,8 +90,9 @@ def serve(
     from hf_specdec.serve.engine import ServingEngine
     from hf_specdec.serve.requests import RequestReader
 
-    queue.check(access.api_key)
-    method, config = choice.read(model)
+    queue.check(access.api_key, spec_memory)
+    method, config = choice.read(model, memory=spec_memory)
+    kept = open_memory(spec_memory)
     target = loading.load(model, dtype, config)
     how = choice.arguments(method, config, dtype, target)
     name, method = access.served_model_name or model or "embedded", method or "plain"
@@ -101,14 +108,15 @@ def serve(
         draft_tokenizer=how.get("assistant_tokenizer"),
         memory=queue.memory,  # type: ignore[arg-type]  # checked above
     )
-    engine = ServingEngine(
-        target.model,
-        target.tokenizer,
-        max_batch_size=queue.batch_size,
-        max_queue=queue.max_queue,
-        options={"spec_method": method},
-    )
-    app = build_app(engine, reader, api_keys=access.api_key or [])
-    access.warn()
-    note(f"serving {name} on http://{access.host}:{access.port}/v1", "dim")
-    uvicorn.run(app, host=access.host, port=access.port, log_level="warning")
+    with remembering(target.model, kept):
+        engine = ServingEngine(
+            target.model,
+            target.tokenizer,
+            max_batch_size=queue.batch_size,
+            max_queue=queue.max_queue,
+            options={"spec_method": method},
+        )
+        app = build_app(engine, reader, api_keys=access.api_key or [])
+        access.warn()
+        note(f"serving {name} on http://{access.host}:{access.port}/v1", "dim")
+        uvicorn.run(app, host=access.host, port=access.port, log_level="warning")

@@ -1,11 +1,22 @@
 """`hf-specdec serve`: what it hands to the server, and what it says."""
 
+import contextlib
+import os
+import signal
+import socket
 import sys
+import threading
+from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
+from transformers import AutoTokenizer
 
+import hf_specdec
 from tests.cli.conftest import Run
+
+PROMPT = "def saved(items):\n    return "
 
 
 @pytest.fixture
@@ -77,3 +88,72 @@ def test_a_draft_method_needs_a_draft_for_a_model_of_one_s_own(run: Run) -> None
     result = run("serve", "--model", "some/model", "--spec-method", "draft_model")
     assert result.exit_code == 2
     assert "--draft-model" in result.stderr
+
+
+def ask_and_end(port: int, answers: list[str], has_ended: threading.Event) -> None:
+    """One request once the server is up, then SIGTERM to this process, whose main thread runs the server."""
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+        while not answers and not has_ended.wait(0.05):
+            with contextlib.suppress(openai.APIConnectionError):
+                done = client.completions.create(model="embedded", prompt=PROMPT, max_tokens=8, temperature=0)
+                answers.append(done.choices[0].text)
+    if answers:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def serve_once(run: Run, *words: str) -> str:
+    """Serve one request; returns its answer."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    answers: list[str] = []
+    has_ended = threading.Event()
+    client = threading.Thread(target=ask_and_end, args=(port, answers, has_ended))
+    client.start()
+    result = run("serve", "--port", str(port), "--dtype", "fp32", *words)
+    has_ended.set()
+    client.join()
+    assert result.exit_code == 128 + signal.SIGTERM, result.stderr
+    (answer,) = answers
+    return answer
+
+
+def test_what_clients_wrote_is_kept_over_a_restart(run: Run, tmp_path: Path) -> None:
+    """Saved when the server ends, by SIGTERM as here, and loaded before it answers."""
+    path = tmp_path / "memory.safetensors"
+    words = ("--memory", "shared", "--spec-memory", str(path))
+    first = serve_once(run, *words)
+    tokenizer = AutoTokenizer.from_pretrained(hf_specdec.embedded.path("target"))
+    ids = tuple(tokenizer(PROMPT).input_ids)
+    texts = hf_specdec.SpecMemory.load(path).pool.texts()
+    assert [text[: len(ids)] for text in texts] == [ids]
+    assert serve_once(run, *words) == first
+    assert len(hf_specdec.SpecMemory.load(path).pool.texts()) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "told"),
+    [
+        (None, (), "`--spec-memory` must come with --memory shared"),
+        (None, ("--memory", "shared", "--spec-method", "lookahead"), "must come with --spec-method auto"),
+        (b"damaged", ("--memory", "shared"), "`--spec-memory` must be a whole safetensors file"),
+        ([5, 70_000], ("--memory", "shared"), "`--spec-memory` must hold tokens of this model"),
+    ],
+    ids=["of one request", "another method", "damaged", "another model"],
+)
+def test_a_memory_that_cannot_be_used_is_refused_before_the_server_starts(
+    run: Run, served: dict[str, Any], tmp_path: Path, content: Any, words: tuple[str, ...], told: str
+) -> None:
+    path = tmp_path / "memory.safetensors"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        memory = hf_specdec.SpecMemory()
+        memory.pool.add(content)
+        memory.save(path)
+    before = path.read_bytes() if content is not None else None
+    result = run("serve", "--spec-memory", str(path), *words)
+    assert result.exit_code == 2
+    assert told in " ".join(result.stderr.split())
+    assert not served
+    assert (path.read_bytes() if path.exists() else None) == before
