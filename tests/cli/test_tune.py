@@ -133,7 +133,7 @@ def test_a_file_that_is_no_memory_is_refused_and_left_alone(run: Run, tmp_path: 
     path.write_text("my notes")
     result = run("generate", PROMPT, *SHORT, "--spec-memory", str(path))
     assert result.exit_code == 2
-    assert "spec_memory" in result.stderr
+    assert "`--spec-memory` must be a whole safetensors file" in result.stderr
     assert path.read_text() == "my notes"
 
 
