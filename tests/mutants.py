@@ -108,7 +108,7 @@ MUTANTS = (
         "self.scores.append(self._rows.logits[node : node + 1].float())",
     ),
     Mutant("a tie decides what top_p keeps", FILTERS, "or last < self.filters.top_p", "or above < self.filters.top_p"),
-    Mutant("draws that rounding can exchange count", FILTERS, "found[place] * (1.0 - DOUBT)", "found[place]"),
+    Mutant("draws that rounding can exchange count", FILTERS, "found[place] * (1.0 - ROUNDING)", "found[place]"),
     Mutant("top_p counts what top_k removes", FILTERS, '.searchsorted(-self.cut, "right") - 1]', ".size - 1]"),
     Mutant("a node's draft is judged by the target's share", REJECTIONS, "share < p.gather", "1.0 < p.gather"),
     Mutant("a rejected token stays in q", REJECTIONS, "q.scatter_(1, token, 0.0)", "pass"),

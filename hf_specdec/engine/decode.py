@@ -279,7 +279,7 @@ def _draft_runner(
 
 
 def costs_of(model: PreTrainedModel, request: Request, device: torch.device) -> StepCosts | None:
-    """What the model's forwards cost on `device`, where the method drafts as much as pays."""
+    """What the model's forwards cost on `device`, where the method drafts as many tokens as save time."""
     if not request.config.fits_costs:
         return None
     path = request.config.costs_file

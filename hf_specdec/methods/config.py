@@ -86,7 +86,7 @@ class SpecConfig:
 
     @property
     def fits_costs(self) -> bool:
-        """Whether each step drafts as many tokens as pay, by what the target's forwards cost."""
+        """Whether each step drafts as many tokens as save time, by what the target's forwards cost."""
         return False
 
     @property

@@ -23,7 +23,7 @@ NUM_SCORES = 64  # best scores that are read of each row, at least
 NUM_WITHOUT_TOP_K = 512  # `top_p` and `min_p` keep hundreds where the target prefers none
 NUM_TIES = 32  # of them beyond the first `top_k`, at least
 MOST_TOP_K = 512  # a larger one reads too many scores
-DOUBT = 2e-5  # what rounding can change of a probability's share, or of the ratio of two p / e, at most
+ROUNDING = 2e-5  # what rounding can change of a probability's share, or of the ratio of two p / e, at most
 # In the order in which `generate` has them: class, name of its setting, and a value to compare it at.
 FILTERS: tuple[tuple[Any, str, Any], ...] = (
     (TopKLogitsWarper, "top_k", 5),
@@ -87,7 +87,7 @@ class RowFilters:
             if is_kept:
                 below = found[place + 1] if place + 1 < len(found) else 0.0
                 is_last = place + 1 == len(found) < vocab_size
-                is_sure = not is_last and math.isfinite(found[place]) and below < found[place] * (1.0 - DOUBT)
+                is_sure = not is_last and math.isfinite(found[place]) and below < found[place] * (1.0 - ROUNDING)
                 return int(token) if is_sure else None
         return None
 
@@ -143,13 +143,13 @@ class _Row:
         first, end = (int(self.ascending.searchsorted(-score, side)) for side in ("left", "right"))
         above = float(self.shares[first - 1]) if first else 0.0
         last = float(self.shares[end - 2]) if end > first + 1 else above  # of what may stand before it
-        if (first, end) == (0, 1) or last < self.filters.top_p - DOUBT:
+        if (first, end) == (0, 1) or last < self.filters.top_p - ROUNDING:
             return True
-        return False if above >= self.filters.top_p + DOUBT else None
+        return False if above >= self.filters.top_p + ROUNDING else None
 
     def _kept_by_min_p(self, score: float) -> bool | None:
         ratio = math.exp(score - self.best) / self.filters.min_p
-        return None if abs(ratio - 1.0) <= DOUBT else ratio > 1.0
+        return None if abs(ratio - 1.0) <= ROUNDING else ratio > 1.0
 
     def _keeps_other(self) -> bool | None:
         """`keeps` of a token that is not among the best: `False` where none of those can be kept."""
@@ -164,4 +164,4 @@ class _Row:
     def _is_beyond_top_p(self) -> bool:
         """Whether those with greater scores than the least, which none of the others reaches, are enough."""
         num_above = int(self.ascending.searchsorted(-self.least, "left"))
-        return num_above > 0 and bool(self.shares[num_above - 1] >= self.filters.top_p + DOUBT)
+        return num_above > 0 and bool(self.shares[num_above - 1] >= self.filters.top_p + ROUNDING)

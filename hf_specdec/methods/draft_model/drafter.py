@@ -23,7 +23,7 @@ from hf_specdec.tree import DraftTree, TreeBuilder
 __all__ = ["DraftModelDrafter", "observations"]
 
 WIDTH = 10  # nodes scored by one forward of the draft, at most
-RETRY = 16  # where drafting does not pay, every so many steps draft all the same, to notice a change
+RETRY = 16  # where drafting saves no time, every so many steps draft all the same, to notice a change
 
 
 class DraftModelDrafter(RoundDrafter):
@@ -157,10 +157,13 @@ class DraftModelDrafter(RoundDrafter):
         return builder.build().with_distributions(drafted_from)
 
     def _worth_scoring(self, growth: Growth, candidates: list[Candidate], weakest: float) -> list[Candidate]:
-        """The nodes for the next forward, most promising first; none where it does not pay or the depth is reached.
+        """The nodes for the next forward, likeliest first; none where it saves no time or the depth is reached.
 
-        A forward pays if the expected accepted tokens it adds, less those they displace, are more than come about
-        in its time otherwise. `weakest` is the value that a new node has to beat.
+        A forward saves time if it adds more expected accepted tokens, less those that they displace, than other
+        forwards add in its time.
+
+        Args:
+            weakest: the value that a new node has to exceed.
         """
         if growth.num_forwards >= self.config.draft_len:
             return []

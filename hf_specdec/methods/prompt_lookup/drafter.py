@@ -25,7 +25,7 @@ CHAIN_PLACES, TREE_PLACES = 8, 16  # occurrences of an n-gram looked at
 CHAIN_MATCH, TREE_MATCH = 16, 8  # tokens in front of a place compared
 SMOOTHING_COUNT = 6.0  # votes shared by the commonest tokens: a place matching m tokens has m * m votes
 POOL_WEIGHT = 0.1  # a place in an earlier text against one in this text
-DOUBT = 2.15  # a match of m tokens goes on with the chance m / (m + DOUBT): 0.3 for 1, 0.5 for 2, 0.8 for 8
+PSEUDO_COUNT = 2.15  # a match of m tokens goes on with the chance m / (m + this): 0.3 for 1, 0.5 for 2, 0.8 for 8
 PRIOR_COUNT = 1.0  # tokens, expected and accepted, that a text's record starts with
 FADE = 0.98  # of the record, a step
 
@@ -104,7 +104,7 @@ class PromptLookupDrafter(Drafter):
         if per_match is not None:
             matching = source.match_length(place, text, CHAIN_MATCH)
             if per_match == "auto":
-                self._chances = self._chances_that_pay(matching)[:length]
+                self._chances = self._chances_above_cost(matching)[:length]
                 length = len(self._chances)
             else:
                 length = min(length, matching * per_match)
@@ -122,14 +122,18 @@ class PromptLookupDrafter(Drafter):
         self._origins = [(source is self.index, None)] * len(drafted)
         return drafted
 
-    def _chances_that_pay(self, matching: int) -> list[float]:
-        """The chances of the tokens after a match, as far as they exceed what each costs; a match that holds grows."""
+    def _chances_above_cost(self, matching: int) -> list[float]:
+        """The chances of the tokens after a match, as far as they exceed what each costs; a match that holds grows.
+
+        Args:
+            matching: tokens of the match.
+        """
         chances: list[float] = []
         probability = 1.0
         trust = min(1.0, (self._accepted + PRIOR_COUNT) / (self._expected + PRIOR_COUNT))
         while len(chances) < self.config.max_draft_len:
             size = matching + len(chances)
-            probability *= size / (size + DOUBT)
+            probability *= size / (size + PSEUDO_COUNT)
             if trust * probability < self.token_cost:
                 break
             chances.append(probability)

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from hf_specdec.engine.sampling import row_filters
-from hf_specdec.engine.sampling.row_filters import DOUBT, MOST_TOP_K, NUM_RANKS, RowFilters
+from hf_specdec.engine.sampling.row_filters import MOST_TOP_K, NUM_RANKS, ROUNDING, RowFilters
 
 NO_IDS = torch.empty((1, 0), dtype=torch.long)
 FILTERS: dict[str, list[Any]] = {
@@ -80,19 +80,19 @@ def test_a_token_that_ties_with_the_last_of_top_p_is_not_sure() -> None:
     assert found([TopPLogitsWarper(0.6)], scores, noise) == [0, None, None, None, 0, 0]
 
 
-@pytest.mark.parametrize("distance", [0.2 * DOUBT, -0.2 * DOUBT, 5 * DOUBT, -5 * DOUBT])
+@pytest.mark.parametrize("distance", [0.2 * ROUNDING, -0.2 * ROUNDING, 5 * ROUNDING, -5 * ROUNDING])
 @pytest.mark.parametrize("name", ["top_p", "min_p"])
 def test_what_rounding_decides_is_not_sure(name: str, distance: float) -> None:
     """The second of three tokens is kept up to 0.5 above it, or down to half of the best."""
     shares = [0.5 + distance, 0.3 - distance, 0.2] if name == "top_p" else [0.5, 0.25 * (1 - distance), 0.1]
     filters = [TopPLogitsWarper(0.5)] if name == "top_p" else [MinPLogitsWarper(0.5)]
     (token,) = found(filters, torch.tensor([shares]).log(), torch.tensor([[1.0, 1e-3, 1.0]]))
-    assert token == (None if abs(distance) < DOUBT else 0 if distance > 0 else 1)
+    assert token == (None if abs(distance) < ROUNDING else 0 if distance > 0 else 1)
 
 
 def test_two_draws_that_rounding_can_exchange_are_not_sure() -> None:
     scores = torch.tensor([0.5, 0.25, 0.25]).log()
-    noise = torch.tensor([[1.0, 0.5 * (1 + 0.2 * DOUBT), 1.0], [1.0, 0.5 * (1 + 5 * DOUBT), 1.0]])
+    noise = torch.tensor([[1.0, 0.5 * (1 + 0.2 * ROUNDING), 1.0], [1.0, 0.5 * (1 + 5 * ROUNDING), 1.0]])
     assert found([TopKLogitsWarper(3)], scores.expand(2, -1), noise) == [None, 0]
 
 
