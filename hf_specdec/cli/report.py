@@ -21,7 +21,11 @@ __all__ = ["drafts_line", "near_tie_note", "note", "print_json", "reports_errors
 P = ParamSpec("P")
 R = TypeVar("R")
 PIPE_WIDTH = 120
-OTHER_NAMES = {"precision": "dtype", "assistant_model": "draft_model"}  # of options, for arguments of Python
+OTHER_NAMES = {
+    "precision": "dtype",
+    "assistant_model": "draft_model",
+    "layer_ids": "layers",
+}  # of options, for arguments of Python
 FIELD = re.compile(r"`([A-Za-z_]+)((?: key)?)`")
 
 

@@ -142,7 +142,7 @@ def test_what_cannot_be_written_is_printed(run: Run, monkeypatch: pytest.MonkeyP
     result = run("bench", *words, "--json")
     assert result.exit_code == 2
     assert json.loads(result.stdout)["kind"] == "replay"
-    assert "`output` must be a file that can be written" in result.stderr
+    assert "`--output` must be a file that can be written" in result.stderr
     assert "No space left on device. What was measured stands above" in result.stderr
 
 
@@ -170,7 +170,7 @@ def test_a_place_that_takes_no_files_is_refused_before_anything_is_measured(
     monkeypatch.setattr(files.tempfile, "TemporaryFile", full)
     result = run(*BENCH, option, str(tmp_path / "results" if option == "--plot" else tmp_path / "bench.md"))
     assert result.exit_code == 2
-    assert f"`{option[2:]}` must be where files can be written" in result.stderr
+    assert f"`{option}` must be where files can be written" in result.stderr
     assert "hint: No space left on device. Choose another folder." in result.stderr
 
 
@@ -289,8 +289,8 @@ def test_recorded_answers_are_replayed(run: Run, tmp_path: Path) -> None:
         (("--widen", "wide"), "HIDDENxLAYERS"),
         (("--dtype", "fp99"), "must be one of"),
         (("--device", "nowhere"), "device"),
-        (("--resume", "missing.json"), "`resume` must be a document of hf-specdec bench"),
-        (("--show", "missing.json"), "`show` must be a document of hf-specdec bench"),
+        (("--resume", "missing.json"), "`--resume` must be a document of hf-specdec bench"),
+        (("--show", "missing.json"), "`--show` must be a document of hf-specdec bench"),
         (("--cost", "--resume", "x.json"), "must be left out with --cost"),
         (("--plot", "held.md"), "figures in a folder"),
         (("--page", "held.md.md"), "figures in a folder"),

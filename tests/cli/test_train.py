@@ -54,10 +54,10 @@ def test_prompts_are_taken_from_text_files_and_folders(tmp_path: Path) -> None:
     ("words", "field"),
     [
         (("--layers", "1,x"), "--layers"),
-        (("--layers", "1,2,40"), "layer_ids"),
+        (("--layers", "1,2,40"), "--layers"),
         (("--prompts", "/nowhere.txt"), "--prompts"),
-        (("--num-texts", "3"), "num_texts"),
-        (("--minutes", "0"), "minutes"),
+        (("--num-texts", "3"), "--num-texts"),
+        (("--minutes", "0"), "--minutes"),
         (("--draft-layers", "2"), "--draft-layers"),
         (("--kind", "draft", "--layers", "1,2"), "--layers"),
     ],
