@@ -257,14 +257,14 @@ class _Job:
         if self._is_tried_now and (inputs.keys() & CALLBACKS or not can_try(call, request)):
             self._prompts[index] = prompt
             raise TrialFailed("it asks for what a trial does not show")
-        draft_model, make_drafter = drafting(call, request, found, num_rows=self._num_rows)
-        if draft_model is not None and not draft_model.reads_prompt:
+        draft_runner, make_drafter = drafting(call, request, found, num_rows=self._num_rows)
+        if draft_runner is not None and not draft_runner.reads_prompt:
             return "the draft model has no positions for all of its prompt"
         seed = self._seed_of(index, inputs)
         generator = None if seed is None else torch.Generator(call.input_ids.device).manual_seed(seed)
         rank_sync.check(lambda: fields_of(call, request, prompt=index))
         drafter = make_drafter(0, generator)
-        row = (drafter, index, generator, draft_model, rank_sync, self._trial)
+        row = (drafter, index, generator, draft_runner, rank_sync, self._trial)
         queued = queued_sequence_of(call, request.budget, *row)
         stats = queued.sequence.stats
         stats.method, stats.seeds = request.name or stats.method, None if seed is None else [seed]

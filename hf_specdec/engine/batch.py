@@ -35,12 +35,17 @@ class Limits:
 
 @dataclass(slots=True)
 class Batch:
-    """Sequences decoded together; the one at place i is row i of the target and of the draft model."""
+    """Sequences decoded together; the one at place i is row i of the target and of `draft_runner`.
+
+    Attributes:
+        draft_runner: what drafts with a network, a draft model, a head or first layers; `None` without one, and in
+            processes that do not compute with it.
+    """
 
     sequences: list[SequenceState]
     target: ModelRunner
     limits: Limits
-    draft_model: BaseDraftRunner | None = None
+    draft_runner: BaseDraftRunner | None = None
 
     @property
     def num_live(self) -> int:
@@ -50,15 +55,15 @@ class Batch:
     def select(self, places: Sequence[int]) -> None:
         """Go on with the sequences at these places only."""
         self.target.select(places)
-        if self.draft_model is not None:
-            self.draft_model.select(places)
+        if self.draft_runner is not None:
+            self.draft_runner.select(places)
         self.sequences = [self.sequences[place] for place in places]
 
     def admit(self, other: "Batch", place: int | None) -> None:
         """Take over the one sequence of `other`, whose prompt is read, in `place` or after the last."""
         self.target.admit(other.target, place)
-        if self.draft_model is not None and other.draft_model is not None:
-            self.draft_model.admit(other.draft_model, place)
+        if self.draft_runner is not None and other.draft_runner is not None:
+            self.draft_runner.admit(other.draft_runner, place)
         self.limits = replace(self.limits, max_nodes=max(self.limits.max_nodes, other.limits.max_nodes))
         at = len(self.sequences) if place is None else place
         self.sequences[at : at + 1] = other.sequences
@@ -66,7 +71,7 @@ class Batch:
     def close(self, *left: SequenceState) -> None:
         """End the drafters, those of sequences that have `left` too, and free the caches, also where one raises."""
         with contextlib.ExitStack() as stack:  # in reverse
-            for network in (self.draft_model, self.target):
+            for network in (self.draft_runner, self.target):
                 if network is not None:
                     stack.callback(network.close)
             for sequence in (*reversed(self.sequences), *reversed(left)):
@@ -90,7 +95,7 @@ class Batch:
     @property
     def compiled(self) -> list[CompiledForward]:
         """What runs the forwards of the target and of the draft model, where they are compiled."""
-        found = [self.target.compiled, None if self.draft_model is None else self.draft_model.compiled]
+        found = [self.target.compiled, None if self.draft_runner is None else self.draft_runner.compiled]
         return [forward for place, forward in enumerate(found) if forward is not None and forward not in found[:place]]
 
     @property

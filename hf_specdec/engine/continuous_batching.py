@@ -133,7 +133,7 @@ class ContinuousBatching:
         """The prompt's forward and the first token; what other sequences know of the prompt is copied from them."""
         sequence = queued.sequence
         sequence.isolates_errors = True
-        sequence.isolates_drafter = self.rank_sync.is_alone and queued.batch.draft_model is None
+        sequence.isolates_drafter = self.rank_sync.is_alone and queued.batch.draft_runner is None
         try:
             self.num_reused_columns += self._copy_prefix(queued)
             self._steps.begin(queued.batch)

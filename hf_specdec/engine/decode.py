@@ -76,7 +76,7 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
         check_cache(call)
     if tier == "chain" and not takes_tensor_masks(found.capability.attention):
         state_of(model).warn_once(f"{type(model).__name__} verifies chains only: {found.capability.reason}")
-    draft_model, make_drafter = drafting(call, request, found, encoder_inputs)
+    draft_runner, make_drafter = drafting(call, request, found, encoder_inputs)
     if request.config.engine == "assisted":
         drafter = make_drafter(0, None)
         stats.method = stats.method or type(drafter).__name__
@@ -87,7 +87,7 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
         tier=tier,
         budget=request.budget,
         stats=stats,
-        draft_model=draft_model,
+        draft_runner=draft_runner,
         costs=costs_of(call.model, request, call.input_ids.device),
         observer=request.observer,
         rank_sync=rank_sync,
@@ -225,7 +225,7 @@ def drafting(
         The runner, and a function of the row's number and of its random generator.
     """
     logits_processor, state = logits_processor_of(call), state_of(call.model)
-    draft_model, translations = _draft_runner(call, request, found, encoder_inputs)
+    draft_runner, translations = _draft_runner(call, request, found, encoder_inputs)
     takes_trees = found.capability.tier == "tree"
     is_sampled = bool(call.generation_config.do_sample)
     is_fixed = torch.are_deterministic_algorithms_enabled()
@@ -233,7 +233,7 @@ def drafting(
     token_cost = costs.token_cost(num_rows or len(call.input_ids), call.model.dtype)
 
     def make_drafter(row: int, generator: torch.Generator | None) -> Drafter:
-        scorer = None if draft_model is None else draft_model.row(row)
+        scorer = None if draft_runner is None else draft_runner.row(row)
         return request.make_drafter(
             DrafterContext(
                 state.memory,
@@ -247,7 +247,7 @@ def drafting(
             )
         )
 
-    return draft_model, make_drafter
+    return draft_runner, make_drafter
 
 
 def _draft_runner(

@@ -81,9 +81,9 @@ class SpecLoop:
             batch.select(live)
             return
         self._pad(self._padded_length())
-        if batch.draft_model is not None:
+        if batch.draft_runner is not None:
             paused = [place for place in range(len(batch.sequences)) if place not in live]
-            batch.draft_model.pause(paused, ahead=batch.limits.max_nodes + 1)
+            batch.draft_runner.pause(paused, ahead=batch.limits.max_nodes + 1)
 
     def _padded_length(self) -> int:
         """How long finished sequences are with padding: in lockstep they go ahead, so that nobody waits for them."""

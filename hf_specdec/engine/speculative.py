@@ -51,7 +51,7 @@ def decode_speculatively(
     tier: Tier,
     budget: int,
     stats: SpecStats,
-    draft_model: BaseDraftRunner | None,
+    draft_runner: BaseDraftRunner | None,
     costs: StepCosts | None,
     observer: Callable[[SpecStep], None] | None,
     rank_sync: RankSync,
@@ -77,7 +77,7 @@ def decode_speculatively(
     if decide is not None:
         target = TrialRunner(*arguments, keep_cache=keep_cache, decide=decide)
     else:
-        layers, compiled = _read_layers(draft_model), compiled_forward(call, fixed)
+        layers, compiled = _read_layers(draft_runner), compiled_forward(call, fixed)
         target = ModelRunner(
             *arguments,
             tier=tier,
@@ -87,12 +87,12 @@ def decode_speculatively(
             compiled=compiled,
             facts=call.facts,
         )
-    _bind(draft_model, target)
+    _bind(draft_runner, target)
     stats.tier, stats.method = target.tier, stats.method or type(sequences[0].drafter).__name__
     widths = () if fixed is None else fixed.widths
     step_budget = None if costs is None else Budget(costs, max_nodes=budget, widths=widths)
     loop = SpecLoop(
-        Batch(sequences, target, _limits(call, budget), used_by(rank_sync, draft_model)),
+        Batch(sequences, target, _limits(call, budget), used_by(rank_sync, draft_runner)),
         StepRunner(stats, rank_sync, budget=step_budget, observer=observer),
         streamer=call.streamer,
         keep_hidden_states=bool(config.return_dict_in_generate and config.output_hidden_states),
@@ -186,7 +186,7 @@ def queued_sequence_of(
     drafter: Drafter,
     index: int,
     generator: torch.Generator | None,
-    draft_model: BaseDraftRunner | None,
+    draft_runner: BaseDraftRunner | None,
     rank_sync: RankSync,
     trial: RowTrial | None = None,
 ) -> QueuedSequence:
@@ -202,23 +202,23 @@ def queued_sequence_of(
     if trial is not None:
         target = RowTrialRunner(*arguments, keep_cache=False, trial=trial)
     else:
-        layers = _read_layers(draft_model)
+        layers = _read_layers(draft_runner)
         target = ModelRunner(*arguments, tier="tree", keep_cache=False, hidden_layers=layers, facts=call.facts)
-    _bind(draft_model, target)
+    _bind(draft_runner, target)
     longest = len(text) + (call.max_new_tokens or 0) + MAX_DRAFT
-    batch = Batch([sequence], target, _limits(call, budget), used_by(rank_sync, draft_model))
-    return QueuedSequence(batch, longest, None if draft_model is None else draft_model.network)
+    batch = Batch([sequence], target, _limits(call, budget), used_by(rank_sync, draft_runner))
+    return QueuedSequence(batch, longest, None if draft_runner is None else draft_runner.network)
 
 
-def _bind(draft_model: BaseDraftRunner | None, target: ModelRunner) -> None:
+def _bind(draft_runner: BaseDraftRunner | None, target: ModelRunner) -> None:
     """Let drafts be made over the target's cache where they read it."""
-    if isinstance(draft_model, SharedCacheRunner | ExitRunner):
-        draft_model.bind(target)
+    if isinstance(draft_runner, SharedCacheRunner | ExitRunner):
+        draft_runner.bind(target)
 
 
-def _read_layers(draft_model: BaseDraftRunner | None) -> tuple[int, ...]:
+def _read_layers(draft_runner: BaseDraftRunner | None) -> tuple[int, ...]:
     """The hidden states that the drafts are made from."""
-    return () if draft_model is None else draft_model.hidden_layers
+    return () if draft_runner is None else draft_runner.hidden_layers
 
 
 def _tuple(items: list[Any] | None) -> tuple[Any, ...] | None:

@@ -73,12 +73,12 @@ class StepRunner:
             self.budget.has_read(sum(len(sequence.text) for sequence in batch.sequences), chosen - start)
         for place, sequence in enumerate(batch.sequences):
             outputs = NodeOutputs(logits[place], batch.target.prompt_states(place))
-            if batch.draft_model is not None:
-                batch.draft_model.read(place, outputs.hidden_states)
+            if batch.draft_runner is not None:
+                batch.draft_runner.read(place, outputs.hidden_states)
             if self.rank_sync.is_leader:
                 sequence.begin(sequence.text.tokens[-1], outputs)
-            elif batch.draft_model is not None and sequence.prompt:
-                batch.draft_model.keep(place, sequence.text.tokens[-1:])
+            elif batch.draft_runner is not None and sequence.prompt:
+                batch.draft_runner.keep(place, sequence.text.tokens[-1:])
         self.stats.prefill_seconds += read - start
         self.stats.draft_seconds += time.perf_counter() - chosen
 
@@ -87,7 +87,7 @@ class StepRunner:
         if self.budget is not None:
             self._set_draft_cost(batch, self.budget)
         began, forwards = time.perf_counter(), DraftForwards()
-        trees = self.rank_sync.trees(lambda: self._propose(batch, forwards), batch.draft_model)
+        trees = self.rank_sync.trees(lambda: self._propose(batch, forwards), batch.draft_runner)
         drafted = time.perf_counter()
         num_live = batch.num_live
         outputs = self._forward(batch, trees)
@@ -103,7 +103,7 @@ class StepRunner:
         """Let the drafters know what drafts have to gain."""
         live = [sequence for sequence in batch.sequences if not sequence.finished]
         tokens_left = max((sequence.tokens_left for sequence in live), default=0)
-        network = None if batch.draft_model is None else batch.draft_model.network
+        network = None if batch.draft_runner is None else batch.draft_runner.network
         cost = budget.draft_cost(len(batch.sequences), len(live), tokens_left, network)
         for sequence in batch.sequences:
             sequence.drafter.draft_cost = cost
@@ -120,8 +120,8 @@ class StepRunner:
             None if sequence.finished else (sequence.drafter, min(most, depth) if is_chain or not depth else most)
             for sequence, depth in zip(batch.sequences, depths, strict=True)
         ]
-        if batch.draft_model is not None:
-            proposed = propose_together(wanted, batch.draft_model, forwards)
+        if batch.draft_runner is not None:
+            proposed = propose_together(wanted, batch.draft_runner, forwards)
         else:
             proposed = [
                 None if asked is None else sequence.propose(asked[1])
@@ -166,12 +166,12 @@ class StepRunner:
         for place, (sequence, tree, computed, result) in enumerate(steps):
             if not result.tokens:
                 continue
-            if batch.draft_model is not None:
-                batch.draft_model.read(place, computed.states_along(result.path))
+            if batch.draft_runner is not None:
+                batch.draft_runner.read(place, computed.states_along(result.path))
             if self.rank_sync.is_leader:
                 sequence.observe(tree, computed, result.tokens)
-            elif batch.draft_model is not None:
-                batch.draft_model.keep(place, result.tokens)
+            elif batch.draft_runner is not None:
+                batch.draft_runner.keep(place, result.tokens)
 
     def _record(
         self,

@@ -23,43 +23,43 @@ class RowScorer:
     Runners know their scorers by weak references: what a call has allocated is freed with it, not by the collector.
     """
 
-    def __init__(self, draft_model: "BaseDraftRunner", place: int) -> None:
-        self.draft_model, self.place = draft_model, place
-        self.vocab_size = draft_model.vocab_size
-        self.takes_trees = draft_model.takes_trees
-        self.relative_cost = draft_model.relative_cost
-        self.source = draft_model.source
+    def __init__(self, draft_runner: "BaseDraftRunner", place: int) -> None:
+        self.draft_runner, self.place = draft_runner, place
+        self.vocab_size = draft_runner.vocab_size
+        self.takes_trees = draft_runner.takes_trees
+        self.relative_cost = draft_runner.relative_cost
+        self.source = draft_runner.source
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """The draft model has the call's prompt already, padding included."""
 
     def score(self, tree: DraftTree) -> NodeLogits:
         """See `DraftScorer.score`."""
-        trees: list[DraftTree | None] = [None] * self.draft_model.num_rows
+        trees: list[DraftTree | None] = [None] * self.draft_runner.num_rows
         trees[self.place] = tree
-        return self.draft_model.score(trees)[self.place]
+        return self.draft_runner.score(trees)[self.place]
 
     def room(self) -> int:
         """See `DraftScorer.room`."""
-        return self.draft_model.room()
+        return self.draft_runner.room()
 
     @property
     def num_unread(self) -> int:
         """See `DraftScorer`."""
-        return self.draft_model.num_unread(self.place)
+        return self.draft_runner.num_unread(self.place)
 
     @property
     def num_skippable(self) -> int:
         """See `DraftScorer`; none where other processes compute with it, which would read them all."""
-        return 0 if self.draft_model.is_shared else self.draft_model.num_skippable(self.place)
+        return 0 if self.draft_runner.is_shared else self.draft_runner.num_skippable(self.place)
 
     def skip(self, count: int) -> None:
         """See `DraftScorer.skip`."""
-        self.draft_model.skip(self.place, count)
+        self.draft_runner.skip(self.place, count)
 
     def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """See `DraftScorer.keep`."""
-        self.draft_model.keep(self.place, accepted)
+        self.draft_runner.keep(self.place, accepted)
 
 
 KnownScorer = Callable[[], RowScorer | None]
@@ -171,7 +171,7 @@ class BaseDraftRunner(ABC):
         """Tell every scorer whose row it is."""
         for place, known in enumerate(self._scorers):
             if (scorer := known()) is not None:
-                scorer.draft_model, scorer.place = self, place
+                scorer.draft_runner, scorer.place = self, place
 
 
 def of_each_row(logits: torch.Tensor, counts: Iterable[int]) -> list[NodeLogits]:
