@@ -302,6 +302,10 @@ def _check(model: PreTrainedModel, request: Request, configs: list[GenerationCon
             "custom_generate", "must be unset with spec_method", custom, "Leave out one of the two for this call."
         )
     request.check_draft_model()
+    streamer, methods = kwargs.get("streamer"), ("put", "end")
+    if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in methods):
+        remedy = "Pass a transformers streamer, such as TextStreamer(tokenizer)."
+        raise ConfigError("streamer", "must have the methods put and end", type(streamer).__name__, remedy)
     settings = settings_of(kwargs, configs)
     check_modes(settings, kwargs)
     check_others(settings, kwargs, request.method)

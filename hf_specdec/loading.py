@@ -201,8 +201,12 @@ class AutoDraftHead:
         """
         if device is not None:
             device = read_device(device, "device")
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise ConfigError("dtype", "must be a torch.dtype", dtype, "Write torch.float32, for example.")
         if target is not None:
             inner = generation_model(target)
+            if not isinstance(inner, transformers.PreTrainedModel):
+                raise ConfigError("target", "must be a transformers model", type(inner).__name__, "Load it first.")
             head: DraftHead = MtpHead.of_checkpoint(inner, os.fspath(path))
             return head.to(device=device or input_device(inner), dtype=dtype)
         if is_dflash_config(config := _config(path, hub)):
@@ -281,6 +285,8 @@ def _fixed_tokens(path: str, model: transformers.PreTrainedModel) -> torch.Tenso
 
 def _check_folder(path: str | os.PathLike[str]) -> None:
     """Say what is wrong with a local folder before transformers looks for its name on the hub."""
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError("path", "must be a folder or a name on the hub", path, "Give text or a pathlib.Path.")
     folder, text = Path(path), os.fspath(path)
     if is_missing_folder(path):
         raise CheckpointError(f"`path` must be an existing folder, but there is no {text!r}. Check the spelling.")

@@ -133,7 +133,7 @@ def generate_many(
     settings = settings_of(generate_kwargs, configs_of(inner, generate_kwargs))
     check_names(inner, generate_kwargs, also=("max_batch_size", "max_cache_tokens"))
     check_modes(settings, {name: value for name, value in generate_kwargs.items() if name != "assistant_model"})
-    check_all(settings, seed)
+    check_all(settings, seed, tokenizer)
     if seed is None and settings("do_sample"):
         seed = rank_sync_of(inner).decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
     job = _Job(model, tokenizer, seed, for_batch(inner, {**generate_kwargs, "spec_method": spec_method}))

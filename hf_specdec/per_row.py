@@ -40,8 +40,19 @@ class PerRow:
     def of_row(self, row: int) -> Callable[..., Any]:
         """The processor of one row, the same at every call."""
         if row not in self._made:
-            self._made[row] = self.make(row)
+            self._made[row] = self.made(row)
         return self._made[row]
+
+    def made(self, row: int) -> Callable[..., Any]:
+        """A new processor for one row.
+
+        Raises:
+            ConfigError: `make` gave something that cannot be called.
+        """
+        found = self.make(row)
+        if not callable(found):
+            raise ConfigError("make", "must return a processor or a criterion", found, "Return what PerRow is to call.")
+        return found
 
     def __call__(self, input_ids: torch.Tensor, scores: Any) -> torch.Tensor:
         """Process `(batch, length)` ids and `(batch, vocab_size)` scores row by row."""
@@ -54,7 +65,7 @@ class PerRow:
 
 def of_prompt(processors: Iterable[Any], index: int) -> list[Any]:
     """The processors of one prompt of many, where each prompt is a row and none comes twice."""
-    return [item.make(index) if isinstance(item, PerRow) else item for item in processors]
+    return [item.made(index) if isinstance(item, PerRow) else item for item in processors]
 
 
 def _row_of(scores: Any, row: int) -> Any:

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoTokenizer, TextGenerationPipeline
+from transformers import TextGenerationPipeline
 
 from hf_specdec.api import enable
-from hf_specdec.checkpoint_tokenizers import draft_tokenizers
+from hf_specdec.checkpoint_tokenizers import draft_tokenizers, load_tokenizer
 from hf_specdec.compat import generation_model
 from hf_specdec.distributed.placement import read_device
 from hf_specdec.errors import ConfigError
@@ -104,6 +104,7 @@ def pipeline(
             and draft of the pipeline aside.
 
     Raises:
+        CheckpointError: the model or its tokenizer is missing or damaged.
         ConfigError: another task, no model, a device that is not here, or options of loading beside a loaded model.
     """
     if task != TASK:
@@ -126,7 +127,7 @@ def pipeline(
     made: SpecTextGenerationPipeline = transformers.pipeline(
         task,
         model=loaded,
-        tokenizer=AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer,
+        tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer,
         pipeline_class=SpecTextGenerationPipeline,
         **with_default_method(generation_model(loaded), kwargs),
     )

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -58,13 +59,15 @@ def each_prompt(prompts: Any) -> Iterable[Any]:
     return prompts
 
 
-def check_all(settings: Callable[[str], Any], seed: Any) -> None:
-    """Refuse a seed that is none, and settings that cannot be the same for all prompts of a job.
+def check_all(settings: Callable[[str], Any], seed: Any, tokenizer: Any) -> None:
+    """Refuse a seed or a tokenizer that is none, and settings that cannot be the same for all prompts of a job.
 
     Args:
         settings: gives the value that a setting has, `None` where it is unset.
     """
     _check_seed(seed)
+    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+        raise ConfigError("tokenizer", "must be a tokenizer", tokenizer, "Load it with AutoTokenizer.from_pretrained.")
     for name in (*NOT_FOR_MANY, *OF_ONE):
         value = settings(name)
         if value is None or (name == "num_return_sequences" and value == 1):
@@ -84,14 +87,18 @@ def numbered(prompts: Iterable[Any], indices: Iterable[int] | None) -> Iterator[
     """Every prompt with its number.
 
     Raises:
-        ConfigError: there are fewer numbers than prompts, or one is given twice.
+        ConfigError: there are fewer numbers than prompts, one is given twice, or is none.
     """
     if indices is None:
         yield from enumerate(prompts)
         return
+    if not isinstance(indices, Iterable):
+        raise ConfigError("indices", "must be an iterable of numbers", indices, "Pass a list, or leave it out.")
     numbers, seen = iter(indices), set[int]()
     for prompt in prompts:
         number = next(numbers, None)
+        if number is not None and not isinstance(number, Integral):
+            raise ConfigError("indices", "must be whole numbers", number, "Number the prompts differently.")
         if number is None:
             rule, remedy = "must have a number for every prompt", "Give as many as there are prompts."
             raise ConfigError("indices", rule, counted(len(seen), "number"), remedy)

@@ -35,6 +35,11 @@ def self_draft(model: Any, *, layers: int) -> PreTrainedModel:
         UnsupportedModelError: the model's layers cannot be told from its other parts.
     """
     inner = compat.generation_model(model)
+    if not isinstance(inner, PreTrainedModel):
+        kind = type(inner).__name__
+        raise UnsupportedModelError(
+            f"`model` must be a transformers model, but is {kind}. Load it with from_pretrained."
+        )
     if inner.config.is_encoder_decoder:
         raise UnsupportedModelError(
             f"{type(inner).__name__} has an encoder, and `self_draft` cuts decoder-only models. "

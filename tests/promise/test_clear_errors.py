@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec import PerRow
 from hf_specdec.distributed.placement import read_devices
 from hf_specdec.errors import counted
 from hf_specdec.prompt_inputs import numbered
@@ -114,6 +115,57 @@ def test_a_device_number_that_torch_would_wrap_is_no_device(name: int | str) -> 
     """torch keeps the last eight bits of a number."""
     with pytest.raises(ValueError, match="`device_list` must name devices"):
         read_devices([name])
+
+
+WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "numbers that are none": (lambda m: many(m, indices=["a"]), "`indices` must be whole numbers, but is 'a'"),
+    "one number": (lambda m: many(m, indices=3), "`indices` must be an iterable of numbers"),
+    "a tokenizer's name": (lambda m: many(m, tokenizer="gpt2"), "`tokenizer` must be a tokenizer, but is 'gpt2'"),
+    "a streamer": (
+        lambda m: m.generate(PROMPT, max_new_tokens=2, spec_method="auto", streamer=print),
+        "`streamer` must have the methods put and end",
+    ),
+    "a row without a processor": (
+        lambda m: m.generate(PROMPT, max_length=40, spec_method="auto", logits_processor=[PerRow(lambda row: None)]),
+        "`make` must return a processor or a criterion",
+    ),
+    "a row of many without a processor": (
+        lambda m: many(m, logits_processor=[PerRow(lambda row: None)]),
+        "`make` must return a processor or a criterion",
+    ),
+    "no model": (lambda m: hf_specdec.self_draft(None, layers=1), "`model` must be a transformers model"),
+    "no path": (lambda m: hf_specdec.AutoModelForCausalLM.from_pretrained(None), "`path` must be a folder or a name"),
+    "a dtype's name": (
+        lambda m: hf_specdec.AutoDraftHead.from_pretrained(hf_specdec.embedded.path("head"), dtype="fp32"),
+        "`dtype` must be a torch.dtype",
+    ),
+    "no target": (lambda m: hf_specdec.AutoDraftHead.from_pretrained("x", target=5), "`target` must be a transformers"),
+    "no lookahead": (lambda m: hf_specdec.max_draft_len(0, 5, 5), "`window_size` must be a whole number of at least 1"),
+    "a pipeline's tokenizer": (
+        lambda m: hf_specdec.pipeline(model=m, tokenizer="/nowhere/x"),
+        "`tokenizer` must be one that transformers can load",
+    ),
+    "a length for transformers' loop": (
+        lambda m: hf_specdec.DraftModelConfig(draft_len=2, engine="assisted"),
+        '`draft_len` must be 4 with engine="assisted", but is 2. Set num_assistant_tokens',
+    ),
+}
+
+
+def many(model: Any, **kwargs: Any) -> list[hf_specdec.ManyResult]:
+    results = list(hf_specdec.generate_many(model, [PROMPT], max_new_tokens=2, **kwargs))
+    for result in results:
+        if result.error is not None:
+            raise result.error
+    return results
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_argument_is_named_before_anything_is_computed(model: Any, mistake: str) -> None:
+    call, message = WRONG[mistake]
+    with pytest.raises(hf_specdec.SpecError) as error:
+        call(model)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("shown", COUNTS)

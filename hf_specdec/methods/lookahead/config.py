@@ -23,7 +23,13 @@ def max_draft_len(window_size: int, ngram_size: int, verification_set_size: int)
     """Most tokens that a step of lookahead computes beside the current one, window and candidates together.
 
     TensorRT-LLM's formula: `max_draft_len(7, 7, 7)` is 83, and plain decoding, `(1, 1, 0)`, needs none.
+
+    Raises:
+        ConfigError: a size that is no whole number, or below that of plain decoding.
     """
+    check_at_least("window_size", window_size, 1, "Usual values are 3 to 15.")
+    check_at_least("ngram_size", ngram_size, 1, "Usual values are 3 to 15.")
+    check_at_least("verification_set_size", verification_set_size, 0, "Usual values are 3 to 15.")
     return max(ngram_size - 2, 0) + (window_size - 1 + verification_set_size) * (ngram_size - 1)
 
 
