@@ -229,9 +229,10 @@ class StepCosts:
         return self._curves[rows]
 
     def token_cost(self, num_rows: int, dtype: torch.dtype) -> float:
-        """What a token more a row is assumed to add to a forward, at most `TOKEN_COST`: for drafts that no budget cuts.
+        """What a drafted token of one row must gain, in forwards of one token a row: for drafts that no budget cuts.
 
-        What steps teach is left out: it follows the clock, and the same call drafts the same.
+        All rows are as wide as the widest: the geometric mean of what a token costs where they draft alike, and where
+        one drafts alone. What steps teach is left out: it follows the clock, and the same call drafts the same.
 
         Args:
             dtype: of the weights.
@@ -239,7 +240,7 @@ class StepCosts:
         slope = self._slope
         if dtype.itemsize < torch.float32.itemsize:
             slope = min(slope, HALF_SLOPE)
-        return min(TOKEN_COST, _for_rows(slope, num_rows))
+        return math.sqrt(num_rows) * _for_rows(slope, num_rows)
 
     def save(self, path: str | os.PathLike[str], facts: dict[str, Any] | None = None) -> None:
         """Write the measured curves as JSON, beside `facts` about where they come from."""

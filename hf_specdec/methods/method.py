@@ -59,7 +59,7 @@ class DrafterContext:
         generator: the sequence's random generator; `None` is the global one.
         is_sampled: whether the call draws its tokens.
         takes_trees: whether the target verifies siblings.
-        token_cost: what a token more adds to a forward of the target, in forwards of one.
+        token_cost: what a drafted token must gain, in forwards of the target with one token a row.
         translation: the sequence's text in the draft model's vocabulary, where that is another one.
     """
 

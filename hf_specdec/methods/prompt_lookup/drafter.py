@@ -36,7 +36,7 @@ class PromptLookupDrafter(Drafter):
     Args:
         config: see `PromptLookupConfig`.
         pool: texts of earlier calls; the finished text is added to it.
-        token_cost: what a token more adds to the target's forward, in forwards of one.
+        token_cost: what a drafted token must gain, in forwards of the target with one token a row.
     """
 
     def __init__(
