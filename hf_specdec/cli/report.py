@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch.distributed as dist
 import typer
 from rich.console import Console
-from typer.models import ArgumentInfo
+from typer.models import ArgumentInfo, OptionInfo
 
 from hf_specdec.errors import ConfigError, MissingExtraError, SpecError
 from hf_specdec.stats import SpecStats
@@ -23,9 +23,13 @@ R = TypeVar("R")
 PIPE_WIDTH = 120
 OTHER_NAMES = {
     "precision": "dtype",
+    "assistant_dtype": "draft_dtype",
     "assistant_model": "draft_model",
     "layer_ids": "layers",
+    "new_tokens": "max_new_tokens",
+    "widen": "widen_to",
 }  # of options, for arguments of Python
+FOLDERS = ("model", "draft_model", "head")  # what `path` may be
 FIELD = re.compile(r"`([A-Za-z_]+)((?: key)?)`")
 
 
@@ -104,7 +108,10 @@ def _as_typed(message: str, command: Callable[..., Any], given: Mapping[str, Any
     parameters = inspect.signature(command, eval_str=True).parameters
 
     def option(found: re.Match[str]) -> str:
-        name = OTHER_NAMES.get(found[1], found[1])
+        name = found[1] if found[1] in parameters else OTHER_NAMES.get(found[1], found[1])
+        if name == "path":
+            folders = (folder for folder in FOLDERS if isinstance(given.get(folder), str))
+            name = next((folder for folder in folders if repr(given[folder]) in message), name)
         if name not in parameters or given.get(name) is None:
             return found[0]
         return f"`{_typed_name(parameters[name])}{found[2]}`"
@@ -114,8 +121,11 @@ def _as_typed(message: str, command: Callable[..., Any], given: Mapping[str, Any
 
 def _typed_name(parameter: inspect.Parameter) -> str:
     """What a parameter of a command is called on the command line."""
-    if any(isinstance(info, ArgumentInfo) for info in getattr(parameter.annotation, "__metadata__", ())):
-        return parameter.name.upper()
+    for info in getattr(parameter.annotation, "__metadata__", ()):
+        if isinstance(info, ArgumentInfo):
+            return parameter.name.upper()
+        if isinstance(info, OptionInfo) and isinstance(info.default, str):  # the first of its names
+            return info.default.partition("/")[0]
     return f"--{parameter.name.replace('_', '-')}"
 
 

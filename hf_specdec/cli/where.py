@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate.utils import convert_file_size_to_int
 from transformers import PreTrainedModel
 
 from hf_specdec.distributed.placement import STRATEGIES, place, read_device
@@ -95,7 +96,7 @@ def read_where(
     target: dict[str, Any] = {"device_map": _device_map(device_map)}
     if max_memory is not None:
         sizes = _json_of("--max-memory", max_memory).items()
-        target["max_memory"] = {int(name) if name.isdigit() else name: size for name, size in sizes}  # GPUs by number
+        target["max_memory"] = {int(name) if name.isdigit() else name: _size(size) for name, size in sizes}
     if offload_folder is not None:
         target["offload_folder"] = str(offload_folder)
     return Where(target)
@@ -129,6 +130,15 @@ def _device_map(text: str) -> str | dict[str, Any]:
         raise ConfigError("--device-map", rule, text, 'For example auto, cpu, or \'{"model": "cpu"}\'.') from error
     read_device(text, "--device-map")
     return {"": text}
+
+
+def _size(size: Any) -> int:
+    """Bytes of a number or of a text such as "20GB"."""
+    try:
+        return int(convert_file_size_to_int(size))
+    except (ValueError, AttributeError) as error:
+        rule, remedy = "must hold sizes", "Write bytes, or text such as '20GB'."
+        raise ConfigError("--max-memory", rule, size, remedy) from error
 
 
 def _json_of(option: str, text: str) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def read_device(device: int | str | torch.device, field: str) -> torch.device:
     try:
         return read_devices([str(device) if isinstance(device, torch.device) else device], field)[0]
     except ConfigError as error:
-        remedy = f"Name one of them, or leave {field} out."
+        remedy = "Name one of them, or leave it out."
         raise ConfigError(field, f"must be a device that is here ({known})", device, remedy) from error
 
 

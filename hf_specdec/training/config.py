@@ -77,8 +77,9 @@ class Training:
         check_at_least("num_texts", self.num_texts, 2 * self.texts_per_shard, remedy)
         if not self.temperatures or min(self.temperatures) < 0.0:
             raise ConfigError("temperatures", "must be numbers from 0.0 on", self.temperatures, "Use 0.0 for greedy.")
-        for name, value in (("epochs", self.epochs), ("minutes", self.minutes)):
-            if value is not None and value <= 0.0:
+        for name in ("epochs", "minutes", "learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not value > 0.0:
                 raise ConfigError(name, "must be above 0", value, "Leave it out for the default.")
         if not 0.0 < self.held_out <= 0.5:
             remedy = "A twentieth is enough."

@@ -51,7 +51,7 @@ CASES = [
     ),
     (["--draft-dtype", "fp32"], "`--draft-dtype` must come with --draft-model or --spec-method", "second model"),
     (["--spec-method", "draft_model", "--model", "x"], "`--draft-model` must be given with --model", "vocabulary"),
-    (["--spec-method", "draft_model", "--draft-model", "./no/such"], "there is no './no/such'", ""),
+    (["--spec-method", "draft_model", "--draft-model", "./no/such"], "`--draft-model` must be an existing folder", ""),
     (["--spec-method", "none", LOOKAHEAD, "[7,7,7]"], "`--lookahead-config` must come with a method", ""),
     (["--spec-method", "none", CONFIG, "{}"], "`--spec-config` must come with a method", "--spec-method"),
     (["--spec-method", "none", "--engine", "loop"], "`--engine` must come with a method", "--spec-method"),
@@ -74,7 +74,8 @@ CASES = [
     (["--do-sample", "--top-p", "nan"], "`--top-p` must be a number from 0.0 to 1.0, but is nan.", "1.0"),
     (["--do-sample", "--top-k", "-1"], "`--top-k` must be a whole number of at least 0, but is -1.", "0 leaves"),
     (["--attn-implementation", "spda"], "`--attn-implementation` must be one of", "transformers says"),
-    (["--model", "./no/such/folder"], "there is no './no/such/folder'", ""),
+    (["--model", "./no/such/folder"], "`--model` must be an existing folder, but there is no './no/such/folder'", ""),
+    (["--device-map", "auto", "--max-memory", '{"cpu": "x"}'], "`--max-memory` must hold sizes, but is 'x'", "20GB"),
     (["--model", embedded.__file__], "is a file", ""),
 ]
 
