@@ -14,10 +14,11 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.api import enable
+from hf_specdec.bench.forward_times import time_forwards
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost_facts import facts_of
-from hf_specdec.engine.cost_model import StepCosts, measure
+from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.model_runner import ModelRunner
@@ -101,7 +102,7 @@ def _measured(
         for text, token in zip(texts, last, strict=True):
             text.append(token)
         curve = costs.curve(rows)
-        found = measure(
+        found = time_forwards(
             target,
             curve,
             last,

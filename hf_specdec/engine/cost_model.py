@@ -1,31 +1,27 @@
-"""What the target's forwards cost: t(T)/t(1) for T tokens a row, by the number of rows; learned, measured, saved.
+"""What the target's forwards cost: t(T)/t(1) for T tokens a row, by the number of rows; learned and saved.
 
-Decoding teaches it, by the time of each step; `measure` times forwards for a file. Knows nothing of drafts or of what
-they gain. Safe to share between threads: a lost correction is made up for by the next.
+Decoding teaches it, by the time of each step; `hf-specdec tune` measures it for a file. Knows nothing of drafts or of
+what they gain. Safe to share between threads: a lost correction is made up for by the next.
 """
 
 import itertools
 import json
 import math
 import os
-import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from pathlib import Path
-from statistics import median, median_low
+from statistics import median_low
 from typing import Any
 
 import torch
 
-from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.errors import ConfigError
 from hf_specdec.files import replacing
-from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.methods.base import TOKEN_COST
-from hf_specdec.tree import DraftTree, TreeBuilder
 
-__all__ = ["CostCurve", "DraftSpeed", "StepCosts", "check_costs_file", "measure"]
+__all__ = ["ORDER", "CostCurve", "DraftSpeed", "StepCosts", "check_costs_file"]
 
 LEAST = 0.5  # of a ratio: noise makes no forward free
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -281,70 +277,3 @@ class StepCosts:
 def _for_rows(slope: float, rows: int) -> float:
     """The slope of so many rows, if a forward's time depends on its tokens alone."""
     return slope * rows / (1.0 + slope * (rows - 1))
-
-
-def measure(
-    target: ModelRunner,
-    curve: CostCurve,
-    roots: Sequence[int],
-    *,
-    vocab_size: int,
-    largest: int,
-    seconds: float,
-    rounds: int,
-    rank_sync: RankSync | None = None,
-) -> dict[int, float]:
-    """Time forwards of different sizes after the target's cached texts; the cache is left as it was.
-
-    Args:
-        curve: what is known so far, the time of one token among it; gets the results.
-        roots: the last token of each row's text.
-        largest: most columns a row.
-        seconds: when to stop; no forward begins that would end later.
-        rounds: times that each size is tried, where there is time.
-        rank_sync: of the processes that compute the forwards together; the first one's clock decides.
-
-    Returns:
-        The median seconds of each size.
-    """
-    rank_sync = rank_sync or RankSync()
-    times: dict[int, list[float]] = {}
-    largest = min(largest, 2 * vocab_size) if target.tier == "tree" else largest
-    waiting = [size for size in ORDER if size <= largest] * rounds
-    begun = time.perf_counter()
-
-    def following() -> int:
-        """The next size that there is time for, 0 at the end."""
-        one = median(times[1]) if 1 in times else curve.seconds_of_one or 0.0
-        while waiting:
-            size = waiting.pop(0)
-            if time.perf_counter() - begun + one * curve.ratio(size) <= seconds:
-                return size
-        return 0
-
-    while size := rank_sync.decide_now(following):
-        trees: list[DraftTree | None] = [_of_size(root, size, vocab_size, target.tier == "tree") for root in roots]
-        start = time.perf_counter()
-        with rank_sync.forward():
-            rows = target.forward(trees)
-            float(rows[0][-1, 0])  # waits for a device that computes on its own
-        target.commit([[] for _ in roots])
-        times.setdefault(size, []).append(time.perf_counter() - start)
-    found = {size: median(tries) for size, tries in sorted(times.items())}
-    if len(found) > 1 and 1 in found:
-        curve.set(found)
-    return found
-
-
-def _of_size(root: int, size: int, vocab_size: int, takes_trees: bool) -> DraftTree:
-    """A tree of branches two tokens long, of at most 2 * `vocab_size` nodes, or a chain."""
-    if not takes_trees or size == 1:
-        return DraftTree.chain(root, [place % vocab_size for place in range(size - 1)])
-    builder = TreeBuilder(root)
-    place = 0
-    while len(builder) < size:
-        node = builder.add(0, place)
-        if len(builder) < size:
-            builder.add(node, math.ceil(place / 2) % vocab_size)
-        place += 1
-    return builder.build()
