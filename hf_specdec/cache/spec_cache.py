@@ -80,15 +80,22 @@ class SpecCache(Cache):
         self._written: list[SpecLayer] = []
         self.sync()
 
+    @staticmethod
+    def takes(cache: Cache) -> bool:
+        """Whether `adopt` can take over a cache. A subclass may hold more than its layers show."""
+        known = (DummyLayer, DynamicLayer, DynamicSlidingWindowLayer)
+        is_plain = type(cache) is DynamicCache and not cache.offloading
+        return is_plain and all(type(layer) in known for layer in cache.layers)
+
     @classmethod
     def adopt(cls, cache: Cache, *, reserve: int = 0) -> "SpecCache | None":
         """A cache with the same content and structure, or `None` where a layer is not plain attention.
 
         Args:
-            cache: a `DynamicCache`, empty or not; it is left as it is. A subclass may hold more than its layers show.
+            cache: a `DynamicCache`, empty or not; it is left as it is.
             reserve (`int`): tokens to allocate room for at once.
         """
-        if type(cache) is not DynamicCache or cache.offloading:
+        if not cls.takes(cache):
             return None
         layers: list[Any] = []
         blocks = Blocks(max(len(cache.layers), 1))
@@ -96,8 +103,6 @@ class SpecCache(Cache):
             if type(layer) is DummyLayer:
                 layers.append(layer)
                 continue
-            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-                return None
             is_sliding = isinstance(layer, DynamicSlidingWindowLayer)
             spec = SpecLayer(reserve=reserve, is_sliding=is_sliding, blocks=blocks)
             if layer.is_initialized and layer.get_seq_length():

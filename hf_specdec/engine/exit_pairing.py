@@ -40,6 +40,10 @@ def check_exit(call: Call, layers: int) -> None:
     if not call.facts.of(_keeps_keys_alone, model):
         rule = f"must be unset for {name}, whose cache holds more than keys and values"
         raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
+    cache = call.model_kwargs.get(compat.cache_name(call.model_kwargs))
+    if isinstance(cache, compat.DynamicCache) and not SpecCache.takes(cache):
+        rule = f"must be unset with this {type(cache).__name__}, which may hold more than keys and values"
+        raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
 
 
 def _keeps_keys_alone(model: PreTrainedModel) -> bool:

@@ -172,7 +172,7 @@ class ExitRunner(BaseDraftRunner):
         """Drives the first layers for one round, as the target stands now."""
         target = self.target
         if target.cache.spec is None:
-            raise ConfigError("exit_layer", "must be unset with this cache", type(target.cache).__name__, OWN_CACHE)
+            raise ConfigError("exit_layer", "must be unset with this cache", self.layers, OWN_CACHE)
         if self._first is None or self._first.whole is not target.cache.spec:
             self._first = FirstLayers(target.cache.spec, self.layers)
         self._first.begin()
