@@ -120,8 +120,8 @@ class SpecLayer(CacheLayerMixin):
         else:
             rows, columns = self.write_index(self.lengths, new, self.keys.device)
             columns = columns - self.offset if self.offset else columns
-            self.keys[rows, :, columns] = key_states.transpose(1, 2)
-            self.values[rows, :, columns] = value_states.transpose(1, 2)
+            self.keys[rows, :, columns] = key_states.transpose(1, 2).to(self.keys.dtype)
+            self.values[rows, :, columns] = value_states.transpose(1, 2).to(self.values.dtype)
         self.lengths = tuple([length + new for length in self.lengths])
         self.length += new
         return self.keys[:batch, :, :end], self.values[:batch, :, :end]  # (batch, heads, end, head_dim)

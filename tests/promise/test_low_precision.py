@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hf_specdec
+from tests.helpers.batches import MASK, PADDED
 from tests.helpers.cover import wide_but
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, QUICK, build
@@ -67,6 +68,19 @@ def test_autocast_is_not_taken_for_the_models_own_rounding() -> None:
         output = model.generate(PROMPT, max_new_tokens=8, do_sample=False, spec_method="prompt_lookup")
     assert output.shape == (1, 38)
     assert hf_specdec.capability(model).tier == "tree"
+
+
+def test_values_are_kept_as_plain_keeps_them_where_autocast_rounds_them_alone() -> None:
+    """Rotated keys are fp32 there; rows of different lengths are written apart."""
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    call: dict[str, Any] = {"attention_mask": MASK, "max_new_tokens": 16, "do_sample": False}
+    call["return_dict_in_generate"] = True
+    model.generate(PADDED, **call, spec_method="lookahead")  # probes the model outside of autocast
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = [plain(model, PADDED, **call), model.generate(PADDED, **call, spec_method="lookahead")]
+    assert outputs[1].spec_stats.tier == "tree"
+    found = [[(layer.keys.dtype, layer.values.dtype) for layer in one.past_key_values.layers] for one in outputs]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
