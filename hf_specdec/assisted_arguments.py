@@ -12,7 +12,7 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.method import Method
 from hf_specdec.methods.registry import METHODS
 
-__all__ = ["ASSISTED_ARGUMENTS", "check_others", "with_theirs"]
+__all__ = ["ASSISTED_ARGUMENTS", "check_others", "method_of", "with_theirs"]
 
 # These choose transformers' own speculation or change its texts, a generation configuration's too.
 MODES = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "speculation_type", "assistant_ensemble_weight")
@@ -33,6 +33,13 @@ INSTEAD = {
     "assistant_lookbehind": "Drafts are translated from the last word boundary here.",
     "target_lookbehind": "Drafts are translated from the last word boundary here.",
 }
+
+
+def method_of(kwargs: Mapping[str, Any]) -> str | None:
+    """The method in whose place transformers' speculation is asked for by an argument; `None` without one."""
+    given = [name for name in MODES if kwargs.get(name) is not None]
+    takers = (m.name for name in given for m in METHODS.values() if name in m.config_class.transformers_arguments)
+    return next(takers, None)
 
 
 def with_theirs(method: Method, config: Any, kwargs: dict[str, Any], configs: list[GenerationConfig]) -> Any:

@@ -42,7 +42,6 @@ from hf_specdec.request import (
     configs_of,
     for_batch,
     read_request,
-    with_own_method,
     without_drafts,
 )
 from hf_specdec.stats import SpecStats
@@ -251,7 +250,7 @@ class _Job:
         inputs = self._inputs(index, prompt)
         if _asks_for_none(inputs):
             return None
-        call, request = prepared_call(self.model, with_own_method(self.model, self.kwargs, inputs))
+        call, request = prepared_call(self.model, for_batch(self.model, self.kwargs, inputs))
         if (reason := alone_reason(call, request)) is not None:
             return reason
         if self._is_tried_now and (inputs.keys() & CALLBACKS or not can_try(call, request)):
@@ -277,7 +276,7 @@ class _Job:
             if (observer := self.kwargs.get("spec_observer")) is not None:
                 inputs["spec_observer"] = lambda step: observer(dataclasses.replace(step, row=index))
             seed = self._seed_of(index, inputs)
-            kwargs = {**with_own_method(self.model, self.kwargs, inputs), "return_dict_in_generate": True}
+            kwargs = {**for_batch(self.model, self.kwargs, inputs), "return_dict_in_generate": True}
             with contextlib.nullcontext() if seed is None else OwnDraws(seed):
                 output = self.given.generate(**(without_drafts(kwargs) if _asks_for_none(inputs) else kwargs))
         except Exception as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_specdec.assisted_arguments import ASSISTED_ARGUMENTS, with_theirs
+from hf_specdec.assisted_arguments import ASSISTED_ARGUMENTS, method_of, with_theirs
 from hf_specdec.compat import adds_virtual_tokens, generation_model
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
@@ -115,29 +115,21 @@ def configs_of(model: Any, kwargs: Mapping[str, Any]) -> list[GenerationConfig]:
 def with_default_method(model: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `generate` for a call that always has a method.
 
-    It is their own, that of a method's argument among them; else `spec_method` is left out where a generation
-    configuration names one, and "auto" where none does.
+    It is their own, that of a method's argument or of transformers' speculation among them; else `spec_method` is left
+    out where a generation configuration names one, and "auto" where none does.
     """
     methods = config_arguments()
     if not isinstance(kwargs.get("spec_method", AUTO), _Unnamed):
         return dict(kwargs)
     given = (methods[name].name for name, value in kwargs.items() if name in methods and value is not None)
-    named = next(given, None)
+    named = next(given, None) or method_of(kwargs)
     if named is None and _configured_method(configs_of(model, kwargs)) is not None:
         return {name: value for name, value in kwargs.items() if name != "spec_method"}
     return {**kwargs, "spec_method": named or AUTO}
 
 
-def for_batch(model: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """As `with_default_method`, with the method that drafts nothing where none is asked for."""
-    kwargs = with_default_method(model, kwargs)
-    if _method_value(dict(kwargs), configs_of(model, kwargs), {}) is None:
-        kwargs["spec_method"] = "plain"
-    return kwargs
-
-
 def with_own_method(model: Any, kwargs: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a job with those of one prompt over them, as for `for_batch`.
+    """Arguments of a job with those of one prompt over them, as for `with_default_method`.
 
     A prompt's own method leaves aside the configuration of the job's, and its draft model where it takes none.
 
@@ -145,10 +137,10 @@ def with_own_method(model: Any, kwargs: Mapping[str, Any], own: Mapping[str, Any
         ConfigError: there is no such method.
     """
     methods = config_arguments()
-    by_config = next((methods[name].name for name in own if name in methods), None)
-    if "spec_method" not in own and by_config is not None:
-        own = {"spec_method": by_config, **own}
-    together = for_batch(model, {**kwargs, **own})
+    by_argument = next((methods[name].name for name in own if name in methods), method_of(own))
+    if "spec_method" not in own and by_argument is not None:
+        own = {"spec_method": by_argument, **own}
+    together = with_default_method(model, {**kwargs, **own})
     named, usual = (_method_value(dict(call), configs_of(model, call), {}) for call in (together, kwargs))
     method, of_job = (resolve(value) if isinstance(value, str) else value for value in (named, usual))
     if method is None or method is of_job:
@@ -159,6 +151,14 @@ def with_own_method(model: Any, kwargs: Mapping[str, Any], own: Mapping[str, Any
     if not isinstance(method, Method) or not (method.takes_draft_model or method.takes_draft_head):
         left |= {"assistant_model", "assistant_tokenizer"}
     return {name: value for name, value in together.items() if name in own or name not in left}
+
+
+def for_batch(model: Any, kwargs: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """As `with_default_method`, or `with_own_method`; with the method that drafts nothing where none is asked for."""
+    kwargs = with_default_method(model, kwargs) if own is None else with_own_method(model, kwargs, own)
+    if _method_value(dict(kwargs), configs_of(model, kwargs), {}) is None:
+        kwargs["spec_method"] = "plain"
+    return kwargs
 
 
 def without_drafts(kwargs: Mapping[str, Any]) -> dict[str, Any]:

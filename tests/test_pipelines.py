@@ -49,6 +49,15 @@ def test_a_call_may_choose_another_method(plain_texts: Any) -> None:
     assert pipe.spec_stats is None
 
 
+@pytest.mark.parametrize("value", [None, "none"])
+def test_a_pipeline_may_have_transformers_own_loop(plain_texts: Any, value: str | None) -> None:
+    pipe = hf_specdec.pipeline(model=unenabled(), spec_method=value)
+    assert pipe(PROMPT, **OPTIONS) == plain_texts["one"]
+    assert pipe.spec_stats is None
+    pipe(PROMPT, prompt_lookup_num_tokens=4, spec_method="prompt_lookup", **OPTIONS)
+    assert pipe.spec_stats is not None and pipe.spec_stats.method == "prompt_lookup"
+
+
 def test_a_list_form_names_the_method_of_every_call(plain_texts: Any) -> None:
     pipe = hf_specdec.pipeline(model=unenabled(), lookahead_config=[3, 3, 3], **OPTIONS)
     assert pipe(PROMPT) == plain_texts["one"]

@@ -96,6 +96,15 @@ def test_a_generation_configuration_is_told_to_be_overridden(model: Any, name: s
     assert model.generate(PROMPT, **call).tolist() == plain(model, PROMPT, **CALL).tolist()
 
 
+def test_an_argument_names_the_method_of_many_prompts(model: Any) -> None:
+    """Of those that name none, as `prompt_lookup_config` does."""
+    prompts = [PROMPT, {"input_ids": PROMPT, "assistant_early_exit": 1}]
+    job = {"prompt_lookup_num_tokens": 3}
+    results = {result.index: result for result in hf_specdec.generate_many(model, prompts, **CALL, **job)}
+    assert [results[index].stats.method for index in (0, 1)] == ["prompt_lookup", "draft_model"]
+    assert [result.error for result in results.values()] == [None, None]
+
+
 def test_a_drafter_of_ones_own_takes_none(model: Any) -> None:
     with pytest.raises(ConfigError, match="`num_assistant_tokens` must be unset with a drafter of your own"):
         model.generate(PROMPT, **CALL, spec_method=hf_specdec.Drafter, num_assistant_tokens=3)
