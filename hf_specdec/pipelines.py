@@ -18,7 +18,7 @@ from hf_specdec.compat import generation_model
 from hf_specdec.distributed.placement import read_device
 from hf_specdec.errors import ConfigError
 from hf_specdec.loading import AutoModelForCausalLM, load_draft
-from hf_specdec.request import with_default_method, with_own_method
+from hf_specdec.request import configs_of, with_default_method, with_own_method
 from hf_specdec.stats import SpecStats
 
 __all__ = ["SpecTextGenerationPipeline", "pipeline"]
@@ -50,8 +50,13 @@ class SpecTextGenerationPipeline(TextGenerationPipeline):
         """As the base class; a call's own method leaves the pipeline's configuration and draft aside."""
         preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         if (usual := getattr(self, "_forward_params", None)) is not None:  # none yet while the pipeline is made
-            together = with_own_method(generation_model(self.model), usual, forward)
-            forward |= {name: together.get(name) for name in ("spec_method", *usual) if name not in forward}
+            inner = generation_model(self.model)
+            together = with_own_method(inner, usual, forward)
+            if "spec_method" not in together and "spec_method" in usual:  # the call's generation configuration has it
+                methods = (getattr(config, "spec_method", None) for config in configs_of(inner, together))
+                together["spec_method"] = next(filter(None, methods))
+            names = usual.keys() | ({"spec_method"} & together.keys())
+            forward |= {name: together.get(name) for name in names if name not in forward}
         return preprocess, forward, postprocess
 
     def _forward(self, model_inputs: Any, **generate_kwargs: Any) -> Any:

@@ -49,6 +49,14 @@ def test_a_call_may_choose_another_method(plain_texts: Any) -> None:
     assert pipe.spec_stats is None
 
 
+def test_a_call_s_generation_configuration_may_choose_another_method(plain_texts: Any) -> None:
+    pipe = hf_specdec.pipeline(model=unenabled())
+    config = transformers.GenerationConfig(**OPTIONS, pad_token_id=0)
+    config.spec_method = "lookahead"
+    pipe(PROMPT, generation_config=config)
+    assert pipe.spec_stats is not None and pipe.spec_stats.method == "lookahead"
+
+
 @pytest.mark.parametrize("value", [None, "none"])
 def test_a_pipeline_may_have_transformers_own_loop(plain_texts: Any, value: str | None) -> None:
     pipe = hf_specdec.pipeline(model=unenabled(), spec_method=value)
