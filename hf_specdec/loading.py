@@ -228,7 +228,7 @@ def _config(path: str | os.PathLike[str], hub: dict[str, Any]) -> transformers.P
     """The configuration of a transformers model; `None` where there is none."""
     try:
         return transformers.AutoConfig.from_pretrained(path, **hub)
-    except (OSError, ValueError):
+    except Exception:  # noqa: BLE001 - wrong values raise anything; who reads it as a head says what is wrong
         return None
 
 
@@ -302,14 +302,21 @@ def _check_folder(path: str | os.PathLike[str]) -> None:
         raise CheckpointError(f"`path` must hold a config.json, but {text!r} does not. Is it a checkpoint?")
     try:
         content = json.loads(config.read_text("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise CheckpointError(f"{str(config)!r} must be JSON, but is not: {first_line(error)}") from error
     model_type = content.get("model_type") if isinstance(content, dict) else None
-    if model_type not in transformers.CONFIG_MAPPING and not (isinstance(content, dict) and "auto_map" in content):
+    if isinstance(content, dict) and "auto_map" in content:
+        return
+    if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
         raise CheckpointError(
             f"{str(config)!r} must name a model_type that transformers {transformers.__version__} knows, "
             f"but has {model_type!r}. Is it a transformers checkpoint?"
         )
+    try:
+        transformers.AutoConfig.from_pretrained(folder)
+    except Exception as error:
+        rule = f"must have values of a {model_type} model's fields"
+        raise CheckpointError(f"{str(config)!r} {rule}, but has not: {' '.join(str(error).split())}") from error
 
 
 def _check_adapter(config: Path) -> None:

@@ -205,11 +205,26 @@ def test_truncated_weights(folder: Path, keep: int) -> None:
         load(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"model_type": "no such model"}', "{}"])
+DAMAGED = [
+    "",
+    "{",
+    "[]",
+    "{}",
+    "[" * 100_000,
+    '{"model_type": "no such model"}',
+    '{"model_type": ["llama"]}',
+    '{"model_type": "llama", "hidden_size": "x"}',
+    '{"model_type": "llama", "dtype": "banana"}',
+]
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_configuration(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=folder.name):
         load(folder)
+    with pytest.raises(hf_specdec.SpecError, match=r"config\.json|model_type|draft head|EAGLE"):
+        hf_specdec.AutoDraftHead.from_pretrained(folder)
 
 
 def test_a_missing_shard(tmp_path: Path) -> None:
