@@ -151,7 +151,6 @@ class _Job:
         self._own_seeds: dict[int, int] = {}  # of those that bring one
         self._ready: list[ManyResult] = []
         self._held: list[ManyResult] = []  # of rows: nobody sees them before the trial is over
-        self._num_rows = 1  # that share a forward
         self._trial: RowTrial | None = None
 
     def run(self, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int) -> Iterator[ManyResult]:
@@ -189,7 +188,6 @@ class _Job:
                     return
                 yield self._alone(index, prompt)
             return
-        self._num_rows = max_rows
         costs = costs_of(self.model, request, compat.input_device(self.model))
         budget = None if costs is None else Budget(costs, max_nodes=request.budget)
         steps = StepRunner(SpecStats(), rank_sync, budget=budget, observer=request.observer)
@@ -256,7 +254,7 @@ class _Job:
         if self._is_tried_now and (inputs.keys() & CALLBACKS or not can_try(call, request)):
             self._prompts[index] = prompt
             raise TrialFailed("it asks for what a trial does not show")
-        draft_runner, make_drafter = drafting(call, request, found, num_rows=self._num_rows)
+        draft_runner, make_drafter = drafting(call, request, found)
         if draft_runner is not None and not draft_runner.reads_prompt:
             return "the draft model has no positions for all of its prompt"
         seed = self._seed_of(index, inputs)

@@ -3,6 +3,7 @@
 The one place that says why a call is decoded plainly, by transformers, or apart from the prompts beside it.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -214,12 +215,9 @@ def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:
 
 
 def drafting(
-    call: Call, request: Request, found: Found, encoder_inputs: Any = None, *, num_rows: int | None = None
+    call: Call, request: Request, found: Found, encoder_inputs: Any = None
 ) -> tuple[BaseDraftRunner | None, Callable[[int, torch.Generator | None], Drafter]]:
     """What drafts with a network in this call, if anything does, and what makes the drafter of a row.
-
-    Args:
-        num_rows: rows that share a forward; by default the call's own.
 
     Returns:
         The runner, and a function of the row's number and of its random generator.
@@ -230,7 +228,7 @@ def drafting(
     is_sampled = bool(call.generation_config.do_sample)
     is_fixed = torch.are_deterministic_algorithms_enabled()
     costs = state.step_costs(call.model, call.input_ids.device, is_fixed=is_fixed)
-    token_cost = costs.token_cost(num_rows or len(call.input_ids), call.model.dtype)
+    token_cost = functools.partial(costs.token_cost, dtype=call.model.dtype)
 
     def make_drafter(row: int, generator: torch.Generator | None) -> Drafter:
         scorer = None if draft_runner is None else draft_runner.row(row)

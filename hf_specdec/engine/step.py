@@ -111,6 +111,7 @@ class StepRunner:
     def _propose(self, batch: Batch, forwards: DraftForwards) -> list[DraftTree]:
         """The drafters' trees, cut to what the model can verify and what the texts have room for."""
         for sequence in batch.sequences:
+            sequence.drafter.num_rows = len(batch.sequences)
             sequence.drafter.noise = None if sequence.finished else sequence.sampler.noise
         most, is_chain = batch.limits.max_nodes, batch.target.tier == "chain"
         if self.budget is not None:

@@ -58,6 +58,7 @@ class Drafter(CandidateGenerator, ABC):
         is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
         max_extra_tokens (`int`): most extra tokens beside a tree; a static cache's forwards have room for them.
         draft_cost (`DraftCost`): what a draft has to gain.
+        num_rows (`int`): rows that share the target's next forward; set before each `propose`.
         noise (`DrawNoise | None`): the random numbers of the draws to come, where tokens are drawn; set before each
             `propose`.
         view: what it shows of itself to `spec_observer` after a step, if anything.
@@ -69,6 +70,7 @@ class Drafter(CandidateGenerator, ABC):
     is_deterministic: bool = True
     max_extra_tokens: int = 0
     draft_cost: DraftCost = DraftCost()
+    num_rows: int = 1
     noise: DrawNoise | None = None
     view: Any = None
     _assisted_ids: list[int] | None = None

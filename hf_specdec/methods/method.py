@@ -59,7 +59,7 @@ class DrafterContext:
         generator: the sequence's random generator; `None` is the global one.
         is_sampled: whether the call draws its tokens.
         takes_trees: whether the target verifies siblings.
-        token_cost: what a drafted token must gain, in forwards of the target with one token a row.
+        token_cost: what a drafted token must gain where so many rows share a forward, in forwards of one token a row.
         translation: the sequence's text in the draft model's vocabulary, where that is another one.
     """
 
@@ -69,7 +69,7 @@ class DrafterContext:
     generator: torch.Generator | None = None
     is_sampled: bool = False
     takes_trees: bool = True
-    token_cost: float = TOKEN_COST
+    token_cost: Callable[[int], float] = lambda num_rows: TOKEN_COST
     translation: Translation | None = None
 
 

@@ -86,7 +86,7 @@ def test_arguments_win_over_the_generation_configuration(own_model: Any) -> None
 def many_drafted(model: Any, prompt: Any = None, **kwargs: Any) -> list[int]:
     """As `drafted`, by `generate_many` of one prompt."""
     lengths: list[int] = []
-    kwargs |= {"spec_observer": lambda step: lengths.append(step.tree.num_draft_tokens), "max_batch_size": 1}
+    kwargs |= {"spec_observer": lambda step: lengths.append(step.tree.num_draft_tokens)}
     (result,) = hf_specdec.generate_many(model, [{"input_ids": LOOPING, **(prompt or {})}], **kwargs)
     assert result.error is None
     expected = plain(model, LOOPING, max_new_tokens=12, do_sample=False, spec_method=None)

@@ -8,7 +8,7 @@ Source: https://github.com/apoorvumang/prompt-lookup-decoding; names and default
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -36,11 +36,15 @@ class PromptLookupDrafter(Drafter):
     Args:
         config: see `PromptLookupConfig`.
         pool: texts of earlier calls; the finished text is added to it.
-        token_cost: what a drafted token must gain, in forwards of the target with one token a row.
+        token_cost: what a drafted token must gain where so many rows share a forward, in forwards of one token a row.
     """
 
     def __init__(
-        self, config: PromptLookupConfig, pool: NgramPool | None = None, *, token_cost: float = TOKEN_COST
+        self,
+        config: PromptLookupConfig,
+        pool: NgramPool | None = None,
+        *,
+        token_cost: Callable[[int], float] = lambda num_rows: TOKEN_COST,
     ) -> None:
         self.config, self.pool, self.token_cost = config, pool, token_cost
         self.index = NgramIndex(config.max_matching_ngram_size)
@@ -130,11 +134,12 @@ class PromptLookupDrafter(Drafter):
         """
         chances: list[float] = []
         probability = 1.0
+        least = self.token_cost(self.num_rows)
         trust = min(1.0, (self._accepted + PRIOR_COUNT) / (self._expected + PRIOR_COUNT))
         while len(chances) < self.config.max_draft_len:
             size = matching + len(chances)
             probability *= size / (size + PSEUDO_COUNT)
-            if trust * probability < self.token_cost:
+            if trust * probability < least:
                 break
             chances.append(probability)
         return chances

@@ -83,10 +83,21 @@ def test_a_match_is_followed_as_far_as_its_tokens_pay(token_cost: float, expecte
     lengths = []
     for matching in (1, 2, 3):
         end = list(range(100, 100 + matching))
-        drafter = PromptLookupDrafter(PromptLookupConfig(), token_cost=token_cost)
+        drafter = PromptLookupDrafter(PromptLookupConfig(), token_cost=lambda num_rows: token_cost)
         drafter.begin([50, *end, *range(20), 51, *end])
         lengths.append(drafter.propose(10).num_draft_tokens)
     assert lengths == expected
+
+
+def test_a_match_is_followed_less_far_the_more_rows_share_a_forward() -> None:
+    """By the rows of the next forward: rows leave a batch."""
+    drafter = PromptLookupDrafter(PromptLookupConfig(), token_cost=lambda num_rows: 0.045 * num_rows)
+    drafter.begin([50, 100, 101, *range(20), 51, 100, 101])
+    lengths = []
+    for num_rows in (8, 2, 1):
+        drafter.num_rows = num_rows
+        lengths.append(drafter.propose(10).num_draft_tokens)
+    assert lengths == [1, 5, 8]
 
 
 def test_a_match_is_followed_less_far_where_few_drafts_were_accepted() -> None:
