@@ -1,6 +1,7 @@
 """Files of users: text is read whole or refused by name, and what is written takes its place in one step."""
 
 import contextlib
+import errno
 import gzip
 import json
 import os
@@ -113,6 +114,8 @@ def replacing(path: PathLike) -> Iterator[Path]:
     place = Path(os.path.realpath(path))
     if place.exists() and not place.is_file():
         raise OSError(f"{os.fspath(path)!r} is no regular file")
+    if not place.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "There is no such folder", str(place.parent))
     descriptor, name = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
     beside = Path(name)
     try:

@@ -12,6 +12,7 @@ ids of texts, so treat a saved file as you treat the texts.
 import copy
 import os
 
+from hf_specdec.errors import ConfigError
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.memory_file import MemoryFile
 from hf_specdec.methods.auto.recycled_logits import RecycledLogits
@@ -34,8 +35,7 @@ class SpecMemory:
     """
 
     def __init__(self, max_tokens: int = 1_000_000, max_entries: int = 262_144) -> None:
-        check_positive("max_tokens", max_tokens, "The default is 1000000.")
-        check_positive("max_entries", max_entries, "The default is 262144.")
+        _check_bounds(max_tokens, max_entries)
         self.pool = NgramPool(max_tokens)
         self.recycled = RecycledLogits(max_entries)
         self.greedy, self.sampled = AdaptiveWeights(), AdaptiveWeights.of_sampled()
@@ -46,7 +46,12 @@ class SpecMemory:
         return self.pool.max_tokens, self.recycled.max_entries
 
     def resize(self, max_tokens: int, max_entries: int) -> None:
-        """Change the bounds; where less fits than there is, what is newest stays."""
+        """Change the bounds; where less fits than there is, what is newest stays.
+
+        Raises:
+            ConfigError: a bound below 1; nothing is changed.
+        """
+        _check_bounds(max_tokens, max_entries)
         if max_tokens != self.pool.max_tokens:
             self.pool.resize(max_tokens)
         if max_entries != self.recycled.max_entries:
@@ -60,7 +65,13 @@ class SpecMemory:
         """Take over what another memory of the same tokenizer holds and this one does not.
 
         Its texts count as the newest; of what was learned about the sources, the one that saw more stays.
+
+        Raises:
+            ConfigError: `other` is no `SpecMemory`.
         """
+        if not isinstance(other, SpecMemory):
+            remedy = "Files are read by SpecMemory.load(path)."
+            raise ConfigError("other", "must be a SpecMemory", type(other).__name__, remedy)
         known = set(self.pool.texts())
         for text in other.pool.texts():
             if text not in known:
@@ -105,3 +116,8 @@ class SpecMemory:
                 file.fill_experience("greedy", memory.greedy)
                 file.fill_experience("sampled", memory.sampled)
         return memory
+
+
+def _check_bounds(max_tokens: int, max_entries: int) -> None:
+    check_positive("max_tokens", max_tokens, "The default is 1000000.")
+    check_positive("max_entries", max_entries, "The default is 262144.")

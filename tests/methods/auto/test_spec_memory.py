@@ -207,6 +207,25 @@ def test_a_bound_below_one_is_an_error(bounds: Any) -> None:
         SpecMemory(*bounds)
 
 
+@pytest.mark.parametrize("bounds", [(0, 5), (5, 0), (-1, 5), (2.5, 5)])
+def test_a_wrong_bound_changes_nothing(bounds: Any) -> None:
+    memory = SpecMemory(10, 20)
+    with pytest.raises(ConfigError, match="max_tokens|max_entries"):
+        memory.resize(*bounds)
+    assert memory.bounds == (10, 20)
+
+
+def test_what_is_no_memory_is_not_merged() -> None:
+    with pytest.raises(ConfigError, match="SpecMemory.load"):
+        SpecMemory(10, 20).merge("memory.safetensors")  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as error:
+        SpecMemory(10, 20).save(tmp_path / "missing" / "memory")
+    assert error.value.filename == str(tmp_path / "missing")
+
+
 def test_threads_share_a_memory_while_it_is_saved(tmp_path: Path) -> None:
     """Every file written meanwhile loads, and no thread stumbles."""
     memory = SpecMemory(max_tokens=2_000, max_entries=900)
