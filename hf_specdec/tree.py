@@ -310,7 +310,13 @@ class TreeBuilder:
         Args:
             parent (`int`): index of a node.
             token (`int`): a token id.
+
+        Raises:
+            ConfigError: there is no such node.
         """
+        if not 0 <= parent < len(self._tokens):
+            remedy = "Pass 0, the root, or what add returned."
+            raise ConfigError("parent", f"must be a node, 0 to {len(self._tokens) - 1}", parent, remedy)
         known = self._children[parent].get(token)
         if known is not None:
             return known

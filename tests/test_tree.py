@@ -146,3 +146,13 @@ def test_below_a_node_that_was_held_for_impossible_nothing_is_predicted() -> Non
 def test_probabilities_that_are_none_are_refused(probabilities: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="`probabilities` must hold a number from 0 to 1 for each node, 2 in all"):
         DraftTree.chain(1, [2]).with_probabilities(probabilities)
+
+
+@pytest.mark.parametrize("parent", [-1, 2, 9])
+def test_a_child_of_no_node_is_refused(parent: int) -> None:
+    """-1 would be the last one to Python, and a second root to the mask."""
+    builder = TreeBuilder(7)
+    builder.add(0, 1)
+    with pytest.raises(ConfigError, match="0 to 1"):
+        builder.add(parent, 2)
+    assert len(builder) == 2
