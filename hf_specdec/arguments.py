@@ -35,15 +35,21 @@ LENGTHS = ("max_new_tokens", "max_length", "min_new_tokens", "min_length")
 Settings = Callable[[str], Any]
 
 
-def named_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Any]:
-    """Positional arguments under the names that `function` gives them."""
+def named_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments under the names that `function` gives them.
+
+    Raises:
+        TypeError: one is given by position and by name.
+    """
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
         function = GenerationMixin.generate
         args = (None, *args)
     named = dict(inspect.signature(function).bind_partial(*args).arguments)
     named.pop("self", None)
-    return named
+    if doubled := named.keys() & kwargs.keys():
+        raise TypeError(f"generate() got multiple values for argument {min(doubled)!r}")
+    return {**named, **kwargs}
 
 
 def settings_of(kwargs: Mapping[str, Any], configs: list[GenerationConfig]) -> Settings:

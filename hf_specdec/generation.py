@@ -223,10 +223,7 @@ def generate_with(
     custom = kwargs.get("custom_generate")
     if isinstance(custom, _BoundDecode):
         return plain(*args, **kwargs)
-    named = named_arguments(plain, args)
-    if doubled := named.keys() & kwargs.keys():
-        raise TypeError(f"generate() got multiple values for argument {min(doubled)!r}")
-    kwargs = {**named, **kwargs}
+    kwargs = named_arguments(plain, args, kwargs)
     configs = configs_of(model, kwargs)
     request = read_request(kwargs, configs, state_of(model).defaults)
     if request is None and bound_class is not None:
