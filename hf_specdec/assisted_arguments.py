@@ -12,10 +12,11 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.method import Method
 from hf_specdec.methods.registry import METHODS
 
-__all__ = ["ASSISTED_ARGUMENTS", "check_others", "method_of", "with_theirs"]
+__all__ = ["ASSISTED_ARGUMENTS", "check_none_asked", "check_others", "method_of", "with_theirs"]
 
-# These choose transformers' own speculation or change its texts, a generation configuration's too.
-MODES = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "speculation_type", "assistant_ensemble_weight")
+# These choose transformers' own speculation, or change its texts, a generation configuration's too.
+CHOICES = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "speculation_type")
+MODES = (*CHOICES, "assistant_ensemble_weight")
 SETTINGS = (
     "max_matching_ngram_size",
     "num_assistant_tokens",
@@ -82,14 +83,33 @@ def check_others(settings: Callable[[str], Any], kwargs: Mapping[str, Any], meth
         value = settings(name) if name in MODES else kwargs.get(name)
         if name in taken or value is None or value is False:
             continue
-        takers = " or ".join(f'"{m.name}"' for m in METHODS.values() if name in m.config_class.transformers_arguments)
-        remedy = f"Use spec_method={takers}, which takes it." if takers else INSTEAD[name]
         instead = "leave it out" if name in kwargs else f"pass {name}=None, as a generation configuration sets it"
         given = "a drafter of your own" if method is None else f'spec_method="{method.name}"'
-        remedy = f"{remedy} Else {instead}, or leave out spec_method."
+        remedy = f"{_instead(name)} Else {instead}, or leave out spec_method."
         raise ConfigError(name, f"must be unset with {given}", value, remedy)
     if kwargs.get("assistant_tokenizer") is not None:
         value = type(kwargs["assistant_tokenizer"]).__name__
         raise ConfigError(
             "assistant_tokenizer", "must come with an assistant_model", value, "Leave it out, or add one."
         )
+
+
+def check_none_asked(kwargs: Mapping[str, Any]) -> None:
+    """Refuse transformers' own speculation beside `custom_generate`, in whose place that would be.
+
+    Args:
+        kwargs: arguments of a call without a method.
+
+    Raises:
+        ConfigError: names the first argument that asks for it.
+    """
+    for name in CHOICES:
+        if kwargs.get(name):
+            remedy = f"{_instead(name)} Or leave out custom_generate."
+            raise ConfigError(name, "must come with a spec_method in custom_generate", kwargs[name], remedy)
+
+
+def _instead(name: str) -> str:
+    """What to do for an argument of transformers' that a call's method does not take."""
+    takers = " or ".join(f'"{m.name}"' for m in METHODS.values() if name in m.config_class.transformers_arguments)
+    return f"Use spec_method={takers}, which takes it." if takers else INSTEAD[name]

@@ -23,7 +23,7 @@ from hf_specdec.arguments import (
     with_cache,
     with_whole_lengths,
 )
-from hf_specdec.assisted_arguments import ASSISTED_ARGUMENTS, check_others
+from hf_specdec.assisted_arguments import ASSISTED_ARGUMENTS, check_none_asked, check_others
 from hf_specdec.compat.bound import BoundToModel
 from hf_specdec.engine.batch_rules import may_keep_state
 from hf_specdec.engine.call import Call, with_stats
@@ -37,11 +37,11 @@ from hf_specdec.stats import SpecStats
 __all__ = ["EnabledGenerate", "decode", "generate_once", "generate_with", "prepared_call", "with_own_arguments"]
 
 
-def with_own_arguments(signature: inspect.Signature) -> inspect.Signature:
-    """The signature with our arguments in front of its `**kwargs`."""
+def with_own_arguments(signature: inspect.Signature, *others: str) -> inspect.Signature:
+    """The signature with our arguments, and `others`, in front of its `**kwargs`."""
     named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD and p.name not in own_arguments()]
     kind = inspect.Parameter.KEYWORD_ONLY
-    own = [inspect.Parameter(name, kind, default=None) for name in own_arguments()]
+    own = [inspect.Parameter(name, kind, default=None) for name in (*own_arguments(), *others)]
     return signature.replace(parameters=[*named, *own, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])
 
 
@@ -58,9 +58,9 @@ def decode(
 ) -> Any:
     """A decoding method for `generate(custom_generate=hf_specdec.decode, spec_method=...)`: nothing is patched.
 
-    Takes the arguments that an enabled model's `generate` takes. transformers drops `streamer`, `assistant_model` and
-    `tokenizer` before it calls a function; give the first two under the names below, and enable the model for
-    `stop_strings`.
+    Takes the arguments that an enabled model's `generate` takes. transformers drops `streamer`, `assistant_model`,
+    `tokenizer` and `assistant_tokenizer` before it calls a function; give the first two under the names below, and
+    enable the model for `stop_strings` or a draft with a tokenizer of its own.
 
     Args:
         model, input_ids, logits_processor, stopping_criteria, generation_config: from transformers.
@@ -68,14 +68,17 @@ def decode(
         spec_assistant_model (`PreTrainedModel`, *optional*): a draft model or head, for the methods that take one.
         kwargs: `spec_method`, `spec_config` and the other arguments of an enabled `generate`; and transformers' own.
     """
-    settings = settings_of({}, [generation_config])
-    check_modes(settings, {})
+    check_modes(settings_of({}, [generation_config]), {})
     check_prompt(model, {"input_ids": input_ids, "inputs_embeds": kwargs.get("inputs_embeds")})
-    ours = {name: kwargs.pop(name) for name in own_arguments() if name in kwargs}
+    ours = {name: kwargs.pop(name) for name in (*own_arguments(), *ASSISTED_ARGUMENTS) if name in kwargs}
     ours["assistant_model"] = spec_assistant_model
-    request = read_request(ours, [generation_config], state_of(model).defaults)
-    if request is not None:
-        check_others(settings, {}, request.method)
+    given = compat.without_defaults(generation_config, ASSISTED_ARGUMENTS)
+    configs = [given, model.generation_config]
+    request = read_request(ours, configs, state_of(model).defaults)
+    if request is None:
+        check_none_asked(ours)
+    else:
+        check_others(settings_of(ours, configs), ours, request.method)
         _check_dropped(request, generation_config)
         place_models(model, request.assistant_model, request.config, None)
     if spec_streamer is not None:
@@ -90,18 +93,15 @@ def decode(
 
 def _check_dropped(request: Request, config: GenerationConfig) -> None:
     """Refuse what transformers dropped on the way to `decode`, where that can be seen."""
-    if request.lacks_draft_model:
-        assert request.method is not None
-        rule = f'must be given with custom_generate and spec_method="{request.method.name}"'
-        remedy = "transformers drops assistant_model: pass spec_assistant_model=..., or enable the model."
-        raise ConfigError("spec_assistant_model", rule, None, remedy)
+    hint = "transformers drops assistant_model here; its name is spec_assistant_model. "
+    request.check_draft_model("spec_assistant_model", hint)
     if getattr(config, "stop_strings", None) is not None:
         remedy = "transformers drops the tokenizer: enable the model, or pass a StopStringCriteria."
         raise ConfigError("stop_strings", "must be unset with custom_generate", config.stop_strings, remedy)
 
 
 # transformers hands a custom method only those arguments that its signature names.
-decode.__signature__ = with_own_arguments(inspect.signature(decode))  # type: ignore[attr-defined]
+decode.__signature__ = with_own_arguments(inspect.signature(decode), *ASSISTED_ARGUMENTS)  # type: ignore[attr-defined]
 
 
 class _EndedOnce:

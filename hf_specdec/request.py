@@ -73,14 +73,12 @@ class Request:
         """The method's name."""
         return None if self.method is None else self.method.name
 
-    @property
-    def lacks_draft_model(self) -> bool:
-        """Whether the method needs a draft model, and the call brings none and does not draft with the target."""
-        needs_one = self.method is not None and self.method.needs_draft_model
-        return needs_one and self.assistant_model is None and self.config.drafting_layers is None
-
-    def check_draft_model(self) -> None:
+    def check_draft_model(self, field: str = "assistant_model", hint: str = "") -> None:
         """Raise where the method needs a draft model and the call brings none, or two ways to draft.
+
+        Args:
+            field: what the call names the draft model.
+            hint: comes before the remedy where it is missing.
 
         Raises:
             ConfigError: `assistant_model` is missing, or comes with `exit_layer`.
@@ -88,18 +86,19 @@ class Request:
         method = self.method
         if method is not None and method.needs_draft_head and self.assistant_model is None:
             rule = f'must be given with spec_method="{method.name}"'
-            remedy = "Pass hf_specdec.AutoDraftHead.from_pretrained(path) of a head for this model."
-            raise ConfigError("assistant_model", rule, None, remedy)
+            remedy = f"{hint}Pass hf_specdec.AutoDraftHead.from_pretrained(path) of a head for this model."
+            raise ConfigError(field, rule, None, remedy)
         layers = self.config.drafting_layers
         if layers is not None and self.assistant_model is not None:
             remedy = "Give only one of the two."
             raise ConfigError("exit_layer", "must be unset with an assistant_model", layers, remedy)
-        if self.lacks_draft_model:
-            assert method is not None
+        if method is not None and method.needs_draft_model and self.assistant_model is None and layers is None:
             rule = f'must be given with spec_method="{method.name}"'
             first_layers = 'spec_config={"exit_layer": ...} or hf_specdec.self_draft(model, layers=...)'
-            remedy = f"Pass a smaller model of the same vocabulary, or draft with the first layers: {first_layers}."
-            raise ConfigError("assistant_model", rule, None, remedy)
+            remedy = (
+                f"{hint}Pass a smaller model of the same vocabulary, or draft with the first layers: {first_layers}."
+            )
+            raise ConfigError(field, rule, None, remedy)
 
 
 def own_arguments() -> tuple[str, ...]:
@@ -211,6 +210,9 @@ def read_request(
     parsed = method.config_class.parse(config, field)
     if (reserved := defaults.get(method.name)) is not None:
         parsed.check_within(reserved, field)
+    if observer is not None and parsed.engine == "assisted":
+        remedy = 'Leave it out, or use engine="loop": transformers\' loop has no steps to show.'
+        raise ConfigError("spec_observer", 'must be unset with engine="assisted"', observer, remedy)
     assistant = _assistant_model(kwargs, method, parsed)
     tokenizers = None if assistant is None else _tokenizers(kwargs, assistant, parsed)
     return Request(

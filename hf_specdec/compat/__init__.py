@@ -91,6 +91,7 @@ from hf_specdec.compat.settings import (
     dropped_settings,
     keep_own_settings,
     leave_own_settings,
+    without_defaults,
 )
 
 PROCESSORS_MODULE = LogitsProcessor.__module__  # of transformers' own logits processors

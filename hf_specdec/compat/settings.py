@@ -1,6 +1,8 @@
-"""Settings of generation that transformers does not know, saved and loaded with its own."""
+"""Settings of generation: those that transformers does not know, saved and loaded with its own, and its defaults."""
 
+import copy
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ from transformers import GenerationConfig
 
 from hf_specdec.compat.hub_files import cached_file
 
-__all__ = ["dropped_settings", "keep_own_settings", "leave_own_settings"]
+__all__ = ["dropped_settings", "keep_own_settings", "leave_own_settings", "without_defaults"]
 
 
 def keep_own_settings(generation_config: GenerationConfig) -> bool:
@@ -37,3 +39,16 @@ def dropped_settings(generation_config: GenerationConfig, path: str, **hub_argum
     if not isinstance(saved, dict) or not saved.get("_from_model_config"):
         return {}
     return {name: value for name, value in saved.items() if not hasattr(generation_config, name)}
+
+
+def without_defaults(generation_config: GenerationConfig, names: Iterable[str]) -> GenerationConfig:
+    """A prepared configuration in which those settings are unset that have the values which `generate` fills in.
+
+    Whoever asks for just these values by a configuration of the call cannot be told from who asks for nothing.
+    """
+    defaults = generation_config._get_default_generation_params()
+    config = copy.copy(generation_config)
+    for name in names:
+        if name in defaults and getattr(config, name, None) == defaults[name]:
+            setattr(config, name, None)
+    return config

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import DynamicCache, LogitsProcessorList, SynthIDTextWatermarkingConfig
 
+from hf_specdec.errors import ConfigError
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from tests.helpers.support import PROMPT, plain, run, speculative
 
@@ -59,6 +60,14 @@ def test_what_that_loop_cannot_do_is_said(zoo: Callable[[str], Any]) -> None:
     with pytest.raises(ValueError, match="engine"):
         model.generate(inputs_embeds=embeddings, max_new_tokens=4, **ASSISTED)
     assert run(model, speculative, dict, **ASSISTED).ids == run(model, plain, dict).ids
+
+
+@pytest.mark.parametrize("has_draft_model", [False, True])
+def test_an_observer_that_nobody_would_call_is_refused(model: Any, has_draft_model: bool) -> None:
+    by_draft = {"spec_method": "draft_model", "assistant_model": model, "spec_config": {"engine": "assisted"}}
+    how = by_draft if has_draft_model else ASSISTED
+    with pytest.raises(ConfigError, match='`spec_observer` must be unset with engine="assisted".*engine="loop"'):
+        model.generate(PROMPT, max_new_tokens=4, spec_observer=print, **how)
 
 
 @pytest.mark.parametrize("has_draft_model", [False, True])

@@ -7,7 +7,8 @@ from transformers import GenerationConfig
 
 import hf_specdec
 from hf_specdec.errors import ConfigError
-from tests.helpers.support import PROMPT, plain
+from hf_specdec.methods.draft_model.config import DraftModelConfig
+from tests.helpers.support import PROMPT, plain, speculative
 from tests.helpers.zoo import FAMILIES, build
 
 CALL: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
@@ -34,23 +35,63 @@ QUIET_BY_CONFIGURATION = REFUSED.keys() - {
 }
 
 
-def lengths(model: Any, **kwargs: Any) -> set[int]:
+def decode(model: Any, *args: Any, assistant_model: Any = None, **kwargs: Any) -> Any:
+    """The call of a model that is not enabled."""
+    return plain(model, *args, **kwargs, custom_generate=hf_specdec.decode, spec_assistant_model=assistant_model)
+
+
+ROUTES = [speculative, decode]
+
+
+def lengths(model: Any, route: Any = speculative, **kwargs: Any) -> set[int]:
     """Drafted tokens of the steps but the last two, whose drafts end with the text; the text is plain generation's."""
     found: list[int] = []
-    output = model.generate(
-        PROMPT, **CALL, **kwargs, spec_observer=lambda step: found.append(step.tree.num_draft_tokens)
-    )
+    output = route(model, PROMPT, **CALL, **kwargs, spec_observer=lambda step: found.append(step.tree.num_draft_tokens))
     assert output.tolist() == plain(model, PROMPT, **CALL).tolist()
     return set(found[:-2])
 
 
+@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("by", ["argument", "generation_config"])
-def test_the_settings_of_a_draft_model_are_taken_over(model: Any, by: str) -> None:
+def test_the_settings_of_a_draft_model_are_taken_over(model: Any, by: str, route: Any) -> None:
     """Without the threshold drafts end where more would cost time; the draft is the model itself."""
     theirs: dict[str, Any] = {"num_assistant_tokens": 2, "assistant_confidence_threshold": 0.0}
     given = theirs if by == "argument" else {"generation_config": GenerationConfig(**theirs, pad_token_id=0)}
     draft = build(FAMILIES["llama"])
-    assert lengths(model, spec_method="draft_model", assistant_model=draft, **given) == {2}
+    assert lengths(model, route, spec_method="draft_model", assistant_model=draft, **given) == {2}
+
+
+def test_what_transformers_fills_in_is_no_setting(model: Any) -> None:
+    """Its `generate` hands a custom method 20 tokens and a threshold of 0.4 where nobody has asked for them."""
+    by_draft = {"spec_method": "draft_model", "assistant_model": build(FAMILIES["llama"])}
+    assert lengths(model, decode, **by_draft, assistant_confidence_threshold=0.0) == {DraftModelConfig().draft_len}
+
+
+def test_a_custom_method_without_ours_does_not_take_the_place_of_theirs(model: Any) -> None:
+    with pytest.raises(ConfigError, match="`prompt_lookup_num_tokens` must come with a spec_method") as error:
+        decode(model, PROMPT, **CALL, prompt_lookup_num_tokens=3)
+    assert 'Use spec_method="prompt_lookup"' in error.value.remedy
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        ({"spec_config": {"draft_len": 4}, "num_assistant_tokens": 3}, "num_assistant_tokens"),
+        ({"spec_config": {"exit_layer": 1}}, "exit_layer"),
+    ],
+)
+def test_two_ways_to_say_one_thing_are_refused(model: Any, route: Any, call: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match="Give only one") as error:
+        route(model, PROMPT, **CALL, spec_method="draft_model", assistant_model=build(FAMILIES["llama"]), **call)
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_missing_head_is_named(model: Any, route: Any) -> None:
+    with pytest.raises(ConfigError, match="AutoDraftHead") as error:
+        route(model, PROMPT, **CALL, spec_method="eagle3")
+    assert error.value.field == ("assistant_model" if route is speculative else "spec_assistant_model")
 
 
 def test_one_of_many_prompts_is_taken_over_too(model: Any) -> None:
@@ -69,6 +110,7 @@ def test_one_of_many_prompts_is_taken_over_too(model: Any) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_method_does_not_take_is_refused(model: Any, name: str) -> None:
+    """By `custom_generate` too."""
     method, value, remedy = REFUSED[name]
     call: dict[str, Any] = {"spec_method": method}
     if method == "draft_model":
@@ -79,6 +121,9 @@ def test_what_a_method_does_not_take_is_refused(model: Any, name: str) -> None:
     assert LEFT in error.value.remedy
     with pytest.raises(ConfigError, match=f"`{name}` must be unset"):
         list(hf_specdec.generate_many(model, [PROMPT], **CALL, **call, **{name: value}))
+    with pytest.raises(ConfigError, match=f'`{name}` must be unset with spec_method="{method}", but is ') as by_decode:
+        decode(model, PROMPT, **CALL, **call, **{name: value})
+    assert str(by_decode.value) == str(error.value)
 
 
 @pytest.mark.parametrize("name", REFUSED)
