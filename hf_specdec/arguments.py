@@ -70,10 +70,11 @@ def check_modes(settings: Callable[[str], Any], kwargs: Mapping[str, Any]) -> No
         settings: gives the value a generation setting will have in this call, `None` where it is unset.
         kwargs: the other arguments of `generate`.
     """
-    plain = "Leave out spec_method (or pass spec_method=None) for this call."
+    plain = "Pass spec_method=None for this call."
 
     def refuse(name: str, rule: str, instead: object) -> None:
-        remedy = plain if name in kwargs else f"Pass {name}={instead!r}: a generation configuration sets it. {plain}"
+        given = f"A generation configuration sets it: pass {name}={instead!r}, or change it there."
+        remedy = plain if name in kwargs else f"{given} Or pass spec_method=None."
         raise ConfigError(name, f"must be {rule}", settings(name), remedy)
 
     for name in LENGTHS:

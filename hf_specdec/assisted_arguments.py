@@ -83,9 +83,10 @@ def check_others(settings: Callable[[str], Any], kwargs: Mapping[str, Any], meth
         value = settings(name) if name in MODES else kwargs.get(name)
         if name in taken or value is None or value is False:
             continue
-        instead = "leave it out" if name in kwargs else f"pass {name}=None, as a generation configuration sets it"
+        unset = f"pass {name}=None, as a generation configuration sets it, or change it there"
+        instead = "leave it out" if name in kwargs else unset
         given = "a drafter of your own" if method is None else f'spec_method="{method.name}"'
-        remedy = f"{_instead(name)} Else {instead}, or leave out spec_method."
+        remedy = f"{_instead(name)} Else {instead}, or pass spec_method=None."
         raise ConfigError(name, f"must be unset with {given}", value, remedy)
     if kwargs.get("assistant_tokenizer") is not None:
         value = type(kwargs["assistant_tokenizer"]).__name__

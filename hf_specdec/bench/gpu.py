@@ -24,10 +24,10 @@ from hf_specdec.bench.document import GPU, check_document_file, check_form, writ
 from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel, load_model, pick_device
 from hf_specdec.bench.measure import synchronize
-from hf_specdec.bench.program import run_program
 from hf_specdec.bench.prompts import Prompt, default_prompts, spread
 from hf_specdec.bench.steps import measure_steps
 from hf_specdec.bench.tables import markdown
+from hf_specdec.command_errors import run_program
 from hf_specdec.errors import ConfigError, first_line, unknown_name
 
 __all__ = ["SHAPES", "Shape", "measure_gpu"]

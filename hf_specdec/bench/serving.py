@@ -29,10 +29,10 @@ import typer
 
 from hf_specdec import embedded
 from hf_specdec.bench.header import header
-from hf_specdec.bench.program import run_program
 from hf_specdec.bench.prompts import load_prompts, spread
 from hf_specdec.bench.widen import read_size, widen
 from hf_specdec.checkpoint_tokenizers import load_tokenizer
+from hf_specdec.command_errors import run_program
 from hf_specdec.errors import SpecError, unknown_name
 from hf_specdec.loading import AutoModelForCausalLM
 from hf_specdec.quantization.precision import DTYPES
@@ -197,10 +197,10 @@ def _servers(folder: Path, *, batch_size: int, threads: int, is_continuous: bool
 def _checkpoint(model: str | None, size: str | None, dtype: str, folder: str) -> Path:
     """A folder that all servers load as it is: the model in `dtype`, widened or not."""
     path = embedded.path("target") if model is None else model
+    widths = None if size is None else read_size(size)
     loaded: Any = AutoModelForCausalLM.from_pretrained(path, precision=dtype)
-    if size is not None:
-        hidden_size, num_layers = read_size(size)
-        loaded = widen(loaded, hidden_size=hidden_size, num_layers=num_layers)
+    if widths is not None:
+        loaded = widen(loaded, hidden_size=widths[0], num_layers=widths[1])
     loaded.save_pretrained(folder)
     load_tokenizer(path).save_pretrained(folder)
     note(f"{num_parameters(loaded) / 1e6:.0f}M parameters, {dtype}")

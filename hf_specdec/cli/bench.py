@@ -26,8 +26,9 @@ from hf_specdec.cli.bench_models import ModelsOptions
 from hf_specdec.cli.bench_options import KindOptions, OutputOptions, PromptOptions, RunOptions
 from hf_specdec.cli.bench_output import progress_bar, show
 from hf_specdec.cli.inputs import check_seed
-from hf_specdec.cli.report import note, reports_errors
+from hf_specdec.cli.report import note
 from hf_specdec.cli.spread import spread
+from hf_specdec.command_errors import reports_errors
 from hf_specdec.errors import unknown_name
 from hf_specdec.quantization.precision import PRECISIONS
 

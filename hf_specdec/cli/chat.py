@@ -13,8 +13,9 @@ from hf_specdec.cli import options
 from hf_specdec.cli.inputs import check_seed
 from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
-from hf_specdec.cli.report import drafts_line, note, reports_errors
+from hf_specdec.cli.report import drafts_line, note
 from hf_specdec.cli.spread import spread
+from hf_specdec.command_errors import reports_errors
 from hf_specdec.compat import crop_to, input_device, max_positions, takes_cache
 from hf_specdec.errors import ConfigError, SpecError, counted
 from hf_specdec.files import read_text

@@ -14,8 +14,9 @@ from hf_specdec.checkpoint_tokenizers import draft_tokenizers
 from hf_specdec.cli import options
 from hf_specdec.cli.inputs import load_draft
 from hf_specdec.cli.options import LoadOptions
-from hf_specdec.cli.report import note, reports_errors
+from hf_specdec.cli.report import note
 from hf_specdec.cli.spread import spread
+from hf_specdec.command_errors import reports_errors
 from hf_specdec.demo.runner import Racer
 from hf_specdec.demo.settings import Limits
 from hf_specdec.errors import MissingExtraError

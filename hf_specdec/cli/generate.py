@@ -18,9 +18,10 @@ from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.cli.prompts import PROMPTS
 from hf_specdec.cli.prompts_file import ManyOptions, own_device, run_many
-from hf_specdec.cli.report import drafts_line, near_tie_note, note, print_json, reports_errors
+from hf_specdec.cli.report import drafts_line, near_tie_note, note, print_json
 from hf_specdec.cli.spread import spread
 from hf_specdec.cli.table import print_comparison
+from hf_specdec.command_errors import reports_errors
 from hf_specdec.compat import attention_implementation, input_device
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.config import SpecConfig

@@ -12,10 +12,11 @@ from hf_specdec.cli import options
 from hf_specdec.cli.extras import extras, versions
 from hf_specdec.cli.inputs import load_draft
 from hf_specdec.cli.options import LoadOptions
-from hf_specdec.cli.report import print_json, reports_errors
+from hf_specdec.cli.report import print_json
 from hf_specdec.cli.spread import spread
 from hf_specdec.cli.table import print_facts
 from hf_specdec.cli.weights import weights_facts
+from hf_specdec.command_errors import reports_errors
 from hf_specdec.compat import attention_implementation
 from hf_specdec.distributed.placement import available_devices, where_it_lies
 from hf_specdec.engine.draft_pairing import draft_capability, vocab_sizes

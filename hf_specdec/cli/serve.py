@@ -9,8 +9,9 @@ import typer
 from hf_specdec.cli import options
 from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions
-from hf_specdec.cli.report import note, reports_errors
+from hf_specdec.cli.report import note
 from hf_specdec.cli.spread import spread
+from hf_specdec.command_errors import reports_errors
 from hf_specdec.errors import ConfigError, import_extra, unknown_name
 
 __all__ = ["serve"]

@@ -13,8 +13,9 @@ from hf_specdec.cli import options
 from hf_specdec.cli.inputs import check_seed
 from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
-from hf_specdec.cli.report import near_tie_note, note, print_json, reports_errors, stdout_console
+from hf_specdec.cli.report import near_tie_note, note, print_json, stdout_console
 from hf_specdec.cli.spread import spread
+from hf_specdec.command_errors import reports_errors
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.quantization.report import precision_of

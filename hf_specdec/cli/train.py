@@ -11,8 +11,9 @@ from rich.table import Table
 from hf_specdec.cli import options
 from hf_specdec.cli.options import LoadOptions
 from hf_specdec.cli.prompts_file import numbered_prompts, own_device
-from hf_specdec.cli.report import note, print_json, reports_errors, stdout_console
+from hf_specdec.cli.report import note, print_json, stdout_console
 from hf_specdec.cli.spread import spread
+from hf_specdec.command_errors import reports_errors
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.files import is_utf8, read_text
 from hf_specdec.methods.eagle3.checkpoint import load_head

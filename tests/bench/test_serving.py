@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import hf_specdec
 from hf_specdec.bench import gpu, serving
-from hf_specdec.bench.program import run_program
 from hf_specdec.bench.serving import Server, ask_together, compare, running
+from hf_specdec.command_errors import run_program
 from hf_specdec.errors import SpecError
 
 PROMPTS = ["one", "two", "three"]
@@ -129,11 +129,14 @@ def test_the_embedded_target_is_served_by_both_and_writes_the_same() -> None:
 @pytest.mark.parametrize(
     ("main", "words", "told"),
     [
-        (serving.main, ["--dtype", "int8"], "`dtype` must be one of"),
-        (gpu.main, ["--output", "gpu.json", "--shape", "2B"], "`shape` must be one of"),
-        (gpu.main, ["--output", "gpu.jsonl", "--shape", "2B"], "`output` must end in .json for this kind"),
+        (serving.main, ["--dtype", "int8"], "`--dtype` must be one of"),
+        (serving.main, ["--widen", "wide"], "`--widen` must be"),
+        (serving.main, ["--model", "./no/such"], "`--model` must be an existing folder"),
+        (gpu.main, ["--output", "gpu.json", "--shape", "2B"], "`--shape` must be one of"),
+        (gpu.main, ["--output", "gpu.jsonl", "--shape", "2B"], "`--output` must end in .json for this kind"),
+        (gpu.main, ["--output", "gpu.json", "--shape", "tiny", "--device", "gpu"], "`--device` must be a device that"),
     ],
-    ids=["serving", "gpu", "gpu, JSON lines"],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str],

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hf_specdec import embedded
-from hf_specdec.cli.report import reports_errors
-from hf_specdec.errors import MissingExtraError
+from hf_specdec.command_errors import reports_errors
+from hf_specdec.errors import ConfigError, MissingExtraError
 from tests.cli.conftest import Run
 
 LIST = "--prompt-lookup-config"
@@ -137,3 +137,41 @@ def test_a_missing_extra_s_hint_is_its_install_line(capsys: pytest.CaptureFixtur
         "error: precision='nf4' needs `bitsandbytes`.",
         'hint: pip install "hf_specdec[bnb]"',
     ]
+
+
+REMEDIES = [
+    ('Use spec_method="mtp" in its place.', "Use --spec-method mtp in its place."),
+    (
+        'Use spec_method="draft_model" or "eagle3", which takes it.',
+        "Use --spec-method draft_model or eagle3, which takes it.",
+    ),
+    ("Or pass spec_method=None.", "Or pass --spec-method none."),
+    ('Give spec_config={"exit_layer": 2}.', "Give --spec-config '{\"exit_layer\": 2}'."),
+    ('Load it with precision="bf16".', "Load it with --dtype bf16."),
+    ("Pass it as spec_config.", "Pass it as --spec-config."),
+    ("Pass use_cache=True.", "Pass use_cache=True."),
+    ("Pass assistant_model=hf_specdec.self_draft(model, layers=...).",) * 2,
+    ("See /tmp/dtype=fp32/spec_config/x.",) * 2,
+]
+
+
+@pytest.mark.parametrize(("remedy", "typed"), REMEDIES)
+def test_a_remedy_names_the_options_of_the_command(capsys: pytest.CaptureFixture[str], remedy: str, typed: str) -> None:
+    """And stays as it is where no option says the same."""
+
+    @reports_errors
+    def command(spec_method: str = "auto", spec_config: str = "", dtype: str = "fp32", layers: int = 2) -> None:
+        raise ConfigError("stop", 'must be unset with spec_method="auto"', 'spec_method="auto"', remedy)
+
+    with pytest.raises(BaseException, match="2"):  # typer's own Exit
+        command()
+    assert capsys.readouterr().err.splitlines() == [
+        "error: `stop` must be unset with --spec-method auto, but is 'spec_method=\"auto\"'.",
+        f"hint: {typed}",
+    ]
+
+
+def test_a_folder_of_a_repeated_option_is_named_by_it(run: Run) -> None:
+    result = run("bench", "--model", "./no/such/one", "--model", "./no/such/two", "--limit", "1")
+    assert result.exit_code == 2
+    assert "error: `--model` must be an existing folder, but there is no './no/such/one'" in result.stderr

@@ -12,7 +12,7 @@ from tests.helpers.support import PROMPT, plain, speculative
 from tests.helpers.zoo import FAMILIES, build
 
 CALL: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
-LEFT = "or leave out spec_method"
+LEFT = "or pass spec_method=None"
 REFUSED: dict[str, tuple[str, Any, str]] = {
     "prompt_lookup_num_tokens": ("auto", 10, 'Use spec_method="prompt_lookup", which takes it'),
     "max_matching_ngram_size": ("lookahead", 2, 'Use spec_method="prompt_lookup", which takes it'),

@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from hf_specdec.command_errors import run_program
 from hf_specdec.training.embedded import __main__ as script
 from hf_specdec.training.embedded import evaluate, objectives
 from hf_specdec.training.embedded.models import new_model
@@ -64,3 +65,23 @@ def test_a_stage_of_its_own_trains_given_models_on(tmp_path, target, monkeypatch
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     script.main(**options, minutes=0.01)
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--device", "gpu"], "`--device` must be a device that is here"),
+        (["--device", "cuda:99"], "`--device` must be a device that is here"),
+        (["--minutes", "nan"], "`--minutes` must be above 0, but is nan."),
+        (["--start", "no/such"], "`--start` must hold a model in target/, but is 'no/such'."),
+        (["--export", __file__], "`--export` must be a folder"),
+    ],
+    ids=lambda value: " ".join(value)[:20] if isinstance(value, list) else "",
+)
+def test_what_cannot_work_is_said_before_anything_is_made(capsys, monkeypatch, tmp_path, words, told):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        run_program(script.main, ["--work", "work", "--export", "out", *words])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {told}")
+    assert not any(tmp_path.iterdir())

@@ -18,6 +18,9 @@ import torch
 import typer
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from hf_specdec.command_errors import run_program
+from hf_specdec.distributed.placement import read_device
+from hf_specdec.errors import ConfigError
 from hf_specdec.training.embedded import corpus, evaluate, objectives
 from hf_specdec.training.embedded.fit import fit
 from hf_specdec.training.embedded.models import new_model
@@ -48,19 +51,21 @@ def main(
         Path | None, typer.Option(help="Folder with `target/` and `draft/` to train on. Default: new models.")
     ] = None,
     stages: Annotated[list[Stage] | None, typer.Option(help="What to train; repeat for more. Default: all.")] = None,
-    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")] = "cpu",
     compile_model: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
 ) -> None:
     """Train (or go on training) the embedded pair and export it in bf16."""
+    _check(export, minutes, start)
+    where = read_device(device, "device")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     tokenizer, train, held_out = _data(work, start)
     batches = _stream(train, seed)
     wrap = torch.compile if compile_model else (lambda function: function)
-    target, draft = (_model(name, start, len(tokenizer)).to(device) for name in ("target", "draft"))
+    target, draft = (_model(name, start, len(tokenizer)).to(where) for name in ("target", "draft"))
     chosen = stages or list(Stage)
     per_share = minutes / sum(SHARES[stage] for stage in chosen)
     if Stage.TARGET in chosen:
@@ -80,6 +85,17 @@ def main(
     text = json.dumps(report, indent=2)
     (export / "report.json").write_text(text + "\n")
     typer.echo(text)
+
+
+def _check(export: Path, minutes: float, start: Path | None) -> None:
+    """Refuse what would only show after the training, or in words of torch."""
+    if not minutes > 0:
+        raise ConfigError("minutes", "must be above 0", minutes, "The default is 120.")
+    if export.exists() and not export.is_dir():
+        raise ConfigError("export", "must be a folder, or a name that is free", str(export), "Choose another name.")
+    for name in ("target", "draft"):
+        if start is not None and not (start / name / "config.json").is_file():
+            raise ConfigError("start", f"must hold a model in {name}/", str(start), "Check the spelling.")
 
 
 def _train_target(
@@ -199,4 +215,4 @@ def _data(work: Path, start: Path | None) -> tuple[PreTrainedTokenizerFast, np.n
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

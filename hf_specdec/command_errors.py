@@ -1,0 +1,160 @@
+"""What a user got wrong on a command line: `error: ...` and `hint: ...` on stderr, in the words of its options.
+
+Errors of this package speak of arguments of Python; whoever typed a command is told of the options in their place.
+"""
+
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import torch.distributed as dist
+import typer
+from rich.console import Console
+from typer.models import ArgumentInfo, OptionInfo
+
+from hf_specdec.errors import ConfigError, MissingExtraError, SpecError, shown
+
+__all__ = ["process_rank", "reports_errors", "run_program", "to_stderr"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+OTHER_NAMES = {
+    "precision": "dtype",
+    "assistant_dtype": "draft_dtype",
+    "assistant_model": "draft_model",
+    "layer_ids": "layers",
+    "new_tokens": "max_new_tokens",
+    "widen": "widen_to",
+}  # of options, for arguments of Python
+FOLDERS = ("model", "draft_model", "head")  # what `path` may be
+FIELD = re.compile(r"`([A-Za-z_]+)((?: key)?)`")
+TEXT = r"\"[^\"]*\"|'[^']*'"
+PYTHON = re.compile(
+    r"(?:\w+=)?[\w.]+\([^()]*\)"  # a call: no option says the same
+    rf"|(?<![\w/.-])(?P<name>[a-z_]+)=(?P<value>(?:{TEXT})(?: or (?:{TEXT}))*|\{{[^{{}}]*\}}|\.\.\.|\w+(?:\.\w+)*)"
+    r"|(?<![\w`\"'/.-])(?P<word>spec_method|spec_config|assistant_model)(?![\w`\"'=/])"
+)
+
+
+def run_program(main: Callable[..., None], arguments: Sequence[str] | None = None) -> None:
+    """Run `main` with the words of the command line; see `reports_errors`.
+
+    Args:
+        arguments: the words; by default those that Python was called with.
+    """
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(reports_errors(main))
+    app(args=arguments)
+
+
+def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn what a user got wrong into `error: ...` and `hint: ...` on stderr and exit code 2."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if sys.stdout is None:  # closed: what is opened next would take its number
+            if sys.stderr is not None:
+                to_stderr("error: `stdout` must be open, but is closed.", "red")
+                to_stderr("hint: redirect it: > FILE or > /dev/null", "cyan")
+            raise typer.Exit(2)
+        try:
+            result = command(*args, **kwargs)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:
+            raise
+        except (SpecError, ValueError, OSError) as error:
+            message, hint = _message_and_hint(error, _Options(command, kwargs))
+            where = f"rank {rank}: " if (rank := process_rank()) else ""
+            to_stderr(f"{where}error: {message}", "red")
+            if hint:
+                to_stderr(f"hint: {hint}", "cyan")
+            raise typer.Exit(2) from error
+
+    return run
+
+
+def process_rank() -> int:
+    """The number of this process among those of a launch that have found one another."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def to_stderr(message: str, style: str | None) -> None:
+    """One line on stderr, as it is."""
+    console = Console(file=sys.stderr, highlight=False)
+    console.print(message, style=style, markup=False, soft_wrap=True)
+
+
+class _Options:
+    """The options of a command, for the arguments of Python that errors speak of.
+
+    Args:
+        given: the command's parameters; those without a value cannot be what is wrong.
+    """
+
+    def __init__(self, command: Callable[..., Any], given: Mapping[str, Any]) -> None:
+        self.parameters, self.given = inspect.signature(command, eval_str=True).parameters, given
+
+    def for_fields(self, message: str) -> str:
+        """The message with options for the names in backticks."""
+
+        def option(found: re.Match[str]) -> str:
+            name = self._own_name(found[1])
+            if name == "path":
+                folders = (folder for folder in FOLDERS if any(repr(path) in message for path in self._paths(folder)))
+                name = next(folders, name)
+            if name not in self.parameters or self.given.get(name) is None:
+                return found[0]
+            return f"`{_typed_name(self.parameters[name])}{found[2]}`"
+
+        return FIELD.sub(option, message)
+
+    def for_python(self, text: str) -> str:
+        """A rule or a remedy with `--name value` for `name=value`, wherever the command has that option."""
+
+        def option(found: re.Match[str]) -> str:
+            name = self._own_name(found["name"] or found["word"] or "")
+            if name not in self.parameters:
+                return found[0]
+            value = found["value"]
+            return " ".join([_typed_name(self.parameters[name]), *([] if value is None else [_typed_value(value)])])
+
+        return PYTHON.sub(option, text)
+
+    def _own_name(self, name: str) -> str:
+        return name if name in self.parameters else OTHER_NAMES.get(name, name)
+
+    def _paths(self, folder: str) -> Iterable[str]:
+        value = self.given.get(folder)
+        return [path for path in (value if isinstance(value, list) else [value]) if isinstance(path, str)]
+
+
+def _message_and_hint(error: Exception, options: _Options) -> tuple[str, str | None]:
+    match error:
+        case ConfigError():
+            message = f"`{error.field}` {options.for_python(error.rule)}, but is {shown(error.value)}."
+            return options.for_fields(message), options.for_python(error.remedy)
+        case MissingExtraError():
+            return f"{error.purpose} needs `{error.package}`.", f'pip install "hf_specdec[{error.extra}]"'
+        case _:
+            return options.for_python(options.for_fields(" ".join(str(error).split()))), None
+
+
+def _typed_value(value: str) -> str:
+    """A value of Python as a shell takes it."""
+    if value == "None":
+        return "none"
+    return f"'{value}'" if value.startswith("{") else re.sub("[\"']", "", value)
+
+
+def _typed_name(parameter: inspect.Parameter) -> str:
+    """What a parameter of a command is called on the command line."""
+    for info in getattr(parameter.annotation, "__metadata__", ()):
+        if isinstance(info, ArgumentInfo):
+            return parameter.name.upper()
+        if isinstance(info, OptionInfo) and isinstance(info.default, str):  # the first of its names
+            return info.default.partition("/")[0]
+    return f"--{parameter.name.replace('_', '-')}"
