@@ -18,6 +18,7 @@ from hf_specdec.errors import ConfigError, first_line
 
 __all__ = [
     "check_output",
+    "check_path",
     "check_room",
     "is_missing_folder",
     "is_utf8",
@@ -61,6 +62,19 @@ def read_text(path: Path, field: str) -> str:
     if "\0" in text:
         raise ConfigError(field, "must be UTF-8 text", shown, "It holds zero bytes, as binary files and UTF-16 do.")
     return text
+
+
+def check_path(field: str, path: object, what: str) -> None:
+    """Raise unless a value can be a path or a name on the hub.
+
+    Args:
+        what: what it should be.
+
+    Raises:
+        ConfigError: names `field`.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(field, f"must be {what}", path, "Give a path as text or a pathlib.Path.")
 
 
 def is_missing_folder(path: PathLike) -> bool:

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.compat.hub_files import cached_file
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import CheckpointError, ConfigError, first_line
+from hf_specdec.files import check_path
 from hf_specdec.generation import generate_once
 from hf_specdec.loading import AutoDraftHead
 from hf_specdec.methods.auto.method import give_memory
@@ -94,25 +96,33 @@ def export(
             `generate.py` that is somebody else's; or a README.md whose metadata cannot be read. Nothing is written.
         CheckpointError: the head cannot be read.
     """
+    check_path("folder", folder, "a folder")
+    _check_repo(repo_id)
     method = resolve(spec_method)
     defaults: dict[str, Any] = {"spec_method": method.name}
     if spec_config is not None:
         defaults["spec_config"] = dataclasses.asdict(method.config_class.parse(spec_config))
     root = Path(folder)
     script = root / FOLDER / "generate.py"
-    if script.exists() and "hf_specdec.hub.export" not in script.read_text("utf-8"):
+    if root.exists() and not root.is_dir():
+        raise ConfigError("folder", "must be a folder, or a name that is free", str(folder), "Choose another name.")
+    if script.exists() and b"hf_specdec.hub.export" not in script.read_bytes():
         remedy = "Choose another folder, or move the file away."
         raise ConfigError("folder", f"must have no {FOLDER}/generate.py of another author", str(folder), remedy)
     if memory is not None and method.name != "auto":
         rule = f"must be unset with spec_method={method.name!r}"
         raise ConfigError("memory", rule, type(memory).__name__, 'Use spec_method="auto".')
-    head = head if head is None or isinstance(head, DraftHead) else AutoDraftHead.from_pretrained(head)
+    if head is not None and not isinstance(head, DraftHead):
+        check_path("head", head, "a draft head, its folder or its hub name")
+        head = AutoDraftHead.from_pretrained(head)
     if head is not None and method.name not in head.methods:
         rule, remedy = f"must be unset with spec_method={method.name!r}", f"It drafts with {', '.join(head.methods)}."
         raise ConfigError("head", rule, type(head).__name__, remedy)
     if head is not None and not isinstance(head, Eagle3Head):
         raise ConfigError("head", "must be an EAGLE-3 head", type(head).__name__, "Train one: hf-specdec train.")
-    memory = memory if memory is None or isinstance(memory, SpecMemory) else SpecMemory.load(memory)
+    if memory is not None and not isinstance(memory, SpecMemory):
+        check_path("memory", memory, "a SpecMemory, or the file of one")
+        memory = SpecMemory.load(memory)
     card = _tagged(root / "README.md", method.name)
     script.parent.mkdir(parents=True, exist_ok=True)
     for name in (f"{HEAD}/config.json", f"{HEAD}/model.safetensors", MEMORY, CONTENTS):  # of an earlier export
@@ -123,6 +133,17 @@ def export(
     (script.parent / "requirements.txt").write_text(f"hf_specdec>={version('hf_specdec')}\n", "utf-8")
     card.save(root / "README.md")
     return root
+
+
+def _check_repo(repo_id: object) -> None:
+    """Raise unless a name can be one of the hub's, if it is given."""
+    if repo_id is None:
+        return
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        rule = "must be a name on the hub"
+        raise ConfigError("repo_id", rule, repo_id, 'Write "user/name", without an address before it.') from error
 
 
 def generate(model: Any, defaults: Mapping[str, Any], /, **kwargs: Any) -> Any:

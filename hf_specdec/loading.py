@@ -4,10 +4,9 @@ model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision="fp8")
 model.generate(**inputs, spec_method="prompt_lookup")
 """
 
-import importlib.util
 import json
 import os
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
@@ -15,11 +14,12 @@ import transformers
 from safetensors import SafetensorError
 
 from hf_specdec.api import SpecGenerationMixin, enable
+from hf_specdec.checkpoint_folder import check_folder
 from hf_specdec.compat import dropped_settings, generation_model, input_device
 from hf_specdec.compat.gemma_assistant import is_gemma_assistant, with_shared_layers
-from hf_specdec.distributed.placement import check_device_map, parallel_arguments, read_device
+from hf_specdec.distributed.placement import check_device_map, check_parts, parallel_arguments, read_device
 from hf_specdec.errors import CheckpointError, ConfigError, first_line, unknown_name
-from hf_specdec.files import is_missing_folder
+from hf_specdec.files import check_path
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
 from hf_specdec.methods.dflash.network import DFlashHead, is_dflash_config
@@ -35,6 +35,7 @@ from hf_specdec.quantization.precision import (
     checkpoint_config,
     dtype_after_widening,
     loading_arguments,
+    skeleton,
 )
 from hf_specdec.quantization.report import FIXED_TEXT, LoadedWeights, loaded_weights, logit_error, precision_of
 from hf_specdec.request import own_arguments
@@ -115,7 +116,8 @@ class _EnabledAutoModel:
         attention = kwargs.pop("attn_implementation") if asks_for_xformers(kwargs.get("attn_implementation")) else None
         if attention is not None:
             check_installed()
-        _check_folder(path)
+        check_folder(path, cls.auto_class.__name__, runs_code=bool(kwargs.get("trust_remote_code")))
+        _check_parts(cls.auto_class, path, kwargs)
         kwargs = parallel_arguments(loading_arguments(precision, path, kwargs, cls.auto_class))
         cast_to = dtype_after_widening(kwargs)
         wants_info = kwargs.pop("output_loading_info", False)
@@ -137,6 +139,18 @@ class _EnabledAutoModel:
         if attention is not None:
             model.set_attn_implementation(attention)
         return (model, info) if wants_info else model
+
+
+def _check_parts(auto_class: Any, path: str | os.PathLike[str], kwargs: dict[str, Any]) -> None:
+    """Raise where a `device_map` names parts that the model does not have, before its weights are read."""
+    device_map = kwargs.get("device_map")
+    if not isinstance(device_map, Mapping) or device_map.keys() <= {""}:
+        return
+    try:
+        model = skeleton(auto_class, path, {"trust_remote_code": False, **kwargs})
+    except Exception:  # noqa: BLE001 - what is wrong with the checkpoint is said where it is loaded
+        return
+    check_parts(device_map, model)
 
 
 def _restore_settings(model: Any, path: str | os.PathLike[str], kwargs: dict[str, Any]) -> None:
@@ -199,6 +213,7 @@ class AutoDraftHead:
             ConfigError: config.json describes no draft head, or the device is not here.
             UnsupportedModelError: transformers knows no MTP layers of `target`.
         """
+        check_path("path", path, "a folder or a name on the hub")
         if device is not None:
             device = read_device(device, "device")
         if dtype is not None and not isinstance(dtype, torch.dtype):
@@ -242,7 +257,9 @@ def load_draft(path: str | os.PathLike[str], *, precision: str | None = None, **
 
     Raises:
         CheckpointError: it is missing or damaged.
+        ConfigError: `path` is none.
     """
+    check_path("path", path, "a folder or a name on the hub")
     if is_draft_head(path):
         dtype = DTYPES.get(precision or "auto")
         return AutoDraftHead.from_pretrained(path, dtype=dtype if isinstance(dtype, torch.dtype) else None)
@@ -281,51 +298,3 @@ def _fixed_tokens(path: str, model: transformers.PreTrainedModel) -> torch.Tenso
     if ids.shape[1] < MIN_TOKENS or int(ids.max()) >= vocab_size:  # none, or an empty or foreign one
         ids = torch.arange(1, 129)[None] * 7919 % vocab_size
     return ids
-
-
-def _check_folder(path: str | os.PathLike[str]) -> None:
-    """Say what is wrong with a local folder before transformers looks for its name on the hub."""
-    if not isinstance(path, str | os.PathLike):
-        raise ConfigError("path", "must be a folder or a name on the hub", path, "Give text or a pathlib.Path.")
-    folder, text = Path(path), os.fspath(path)
-    if is_missing_folder(path):
-        raise CheckpointError(f"`path` must be an existing folder, but there is no {text!r}. Check the spelling.")
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise CheckpointError(f"`path` must be a folder, but {text!r} is a file. Give the folder that holds it.")
-    config = folder / "config.json"
-    if (adapter := folder / "adapter_config.json").is_file() and not config.is_file():
-        _check_adapter(adapter)
-        return
-    if not config.is_file():
-        raise CheckpointError(f"`path` must hold a config.json, but {text!r} does not. Is it a checkpoint?")
-    try:
-        content = json.loads(config.read_text("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{str(config)!r} must be JSON, but is not: {first_line(error)}") from error
-    model_type = content.get("model_type") if isinstance(content, dict) else None
-    if isinstance(content, dict) and "auto_map" in content:
-        return
-    if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
-        raise CheckpointError(
-            f"{str(config)!r} must name a model_type that transformers {transformers.__version__} knows, "
-            f"but has {model_type!r}. Is it a transformers checkpoint?"
-        )
-    try:
-        transformers.AutoConfig.from_pretrained(folder)
-    except Exception as error:
-        rule = f"must have values of a {model_type} model's fields"
-        raise CheckpointError(f"{str(config)!r} {rule}, but has not: {' '.join(str(error).split())}") from error
-
-
-def _check_adapter(config: Path) -> None:
-    """Say what is wrong with a folder of a PEFT adapter, and with the model that it is an adapter of."""
-    if importlib.util.find_spec("peft") is None:
-        raise CheckpointError(f"{str(config.parent)!r} holds an adapter, which needs `peft`: pip install peft")
-    try:
-        base = json.loads(config.read_text("utf-8"))["base_model_name_or_path"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{str(config)!r} must name its base_model_name_or_path.") from error
-    if isinstance(base, str) and base:
-        _check_folder(base)

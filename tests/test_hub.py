@@ -186,3 +186,31 @@ def test_what_the_method_has_no_use_for_is_refused(unenabled: Any, tmp_path: Pat
     value = random_head(unenabled) if given == "head" else hf_specdec.SpecMemory()
     with pytest.raises(hf_specdec.ConfigError, match=f"`{given}` must be unset"):
         hub.export(tmp_path / "new", spec_method="prompt_lookup", **{given: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "call"),
+    [
+        ("folder", lambda place: hub.export(3)),  # type: ignore[arg-type]
+        ("folder", lambda place: hub.export(__file__)),
+        ("head", lambda place: hub.export(place, spec_method="eagle3", head=3)),  # type: ignore[arg-type]
+        ("memory", lambda place: hub.export(place, memory=3)),  # type: ignore[arg-type]
+        ("repo_id", lambda place: hub.export(place, repo_id=3)),  # type: ignore[arg-type]
+        ("repo_id", lambda place: hub.export(place, repo_id="https://huggingface.co/user/name")),
+        ("path", lambda place: hf_specdec.AutoDraftHead.from_pretrained(3)),  # type: ignore[arg-type]
+    ],
+)
+def test_a_value_of_another_kind_is_named_and_nothing_is_written(tmp_path: Path, field: str, call: Any) -> None:
+    with pytest.raises(hf_specdec.ConfigError) as error:
+        call(tmp_path / "new")
+    assert error.value.field == field
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_script_of_another_author_is_left_alone_whatever_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "custom_generate").mkdir()
+    script = tmp_path / "custom_generate" / "generate.py"
+    script.write_bytes(b"\xff")
+    with pytest.raises(hf_specdec.ConfigError, match="of another author"):
+        hub.export(tmp_path)
+    assert script.read_bytes() == b"\xff"

@@ -3,6 +3,7 @@
 Knows nothing about methods. A device that is not there is an error, never a model that runs elsewhere.
 """
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = [
     "STRATEGIES",
     "available_devices",
     "check_device_map",
+    "check_parts",
     "default_device",
     "is_placed",
     "move",
@@ -93,6 +95,21 @@ def check_device_map(device_map: Any) -> None:
     for device in device_map.values() if isinstance(device_map, Mapping) else [device_map]:
         if device is not None and device not in (*STRATEGIES, *NO_DEVICES):
             read_device(device, "device_map")
+
+
+def check_parts(device_map: Mapping[Any, Any], model: PreTrainedModel) -> None:
+    """Raise where a `device_map` of `from_pretrained` names a part that the model does not have.
+
+    Raises:
+        ConfigError: names it, and the module that it may be meant for.
+    """
+    names = [name for name, _ in (*model.named_modules(), *model.named_parameters(), *model.named_buffers())]
+    for part in device_map:
+        if not isinstance(part, str) or not any(name.startswith(part) for name in names):
+            close = difflib.get_close_matches(str(part), names, n=1)
+            top = ", ".join(repr(name) for name, _ in model.named_children())
+            remedy = f"Did you mean {close[0]!r}?" if close else f"Its largest are {top}."
+            raise ConfigError("device_map", f"must name parts of {type(model).__name__}", part, remedy)
 
 
 def place(device_list: DeviceList | None, field: str = DEVICE_LIST) -> Placement:

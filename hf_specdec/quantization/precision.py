@@ -103,8 +103,8 @@ def loading_arguments(
         raise ConfigError(
             "precision", f"must be one of {_possible()} on this machine ({support.reason})", precision, ""
         )
-    skeleton = functools.partial(_skeleton, auto_class, path, given) if _is_for_cpu(given) else None
-    return {**kwargs, "dtype": torch.bfloat16, "quantization_config": bnb_config(precision, skeleton)}
+    make = functools.partial(skeleton, auto_class, path, given) if _is_for_cpu(given) else None
+    return {**kwargs, "dtype": torch.bfloat16, "quantization_config": bnb_config(precision, make)}
 
 
 def _is_for_cpu(given: Mapping[str, Any]) -> bool:
@@ -114,8 +114,12 @@ def _is_for_cpu(given: Mapping[str, Any]) -> bool:
     return default_device().type == "cpu" or any(str(place) in ("cpu", "disk") for place in named)
 
 
-def _skeleton(auto_class: Any, path: Any, given: Mapping[str, Any]) -> Any:
-    """The model without weights."""
+def skeleton(auto_class: Any, path: Any, given: Mapping[str, Any]) -> Any:
+    """The model without weights.
+
+    Args:
+        given: arguments of `from_pretrained`.
+    """
     config = given.get("config") or transformers.AutoConfig.from_pretrained(path, **_only(given, "trust_remote_code"))
     with torch.device("meta"):
         return auto_class.from_config(config, **{k: v for k, v in given.items() if k == "trust_remote_code"})
