@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
-from huggingface_hub.utils import HFValidationError, validate_repo_id
+from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.compat.hub_files import cached_file
+from hf_specdec.compat.hub_files import cached_file, validate_repo_id
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import CheckpointError, ConfigError, first_line
 from hf_specdec.files import check_path
@@ -135,7 +135,7 @@ def export(
     return root
 
 
-def _check_repo(repo_id: object) -> None:
+def _check_repo(repo_id: str | None) -> None:
     """Raise unless a name can be one of the hub's, if it is given."""
     if repo_id is None:
         return
