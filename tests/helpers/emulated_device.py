@@ -107,18 +107,21 @@ class _Constructors(TorchFunctionMode):
     """`torch.tensor` copies to its device below the dispatcher, where only devices that are there are known."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        device = kwargs.get("device")
-        if function in CONSTRUCTORS and device is not None and torch.device(device).type == NAME:
-            return function(*args, **kwargs | {"device": "cpu"}).to(device)
         if function is torch.Tensor.__getitem__ and isinstance(args[0], DeviceTensor):
             return function(args[0], _index(args[1], args[0].device))
+        if not kwargs and function is not torch.Tensor.new_tensor:
+            return function(*args)
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        if device is not None and function in CONSTRUCTORS and torch.device(device).type == NAME:
+            return function(*args, **kwargs | {"device": "cpu"}).to(device)
         if function is torch.Tensor.new_tensor and isinstance(args[0], DeviceTensor):
             return torch.tensor(*args[1:], **{"dtype": args[0].dtype} | kwargs).to(args[0].device)
         generator = kwargs.get("generator")  # the dispatcher hands on what it wraps, without its device
-        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        if generator is not None and any(tensor.device.type != generator.device.type for tensor in tensors):
-            raise RuntimeError(f"Expected the tensor's device for the generator of {function}: {generator.device}")
+        if generator is not None:
+            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+            if any(tensor.device.type != generator.device.type for tensor in tensors):
+                raise RuntimeError(f"Expected the tensor's device for the generator of {function}: {generator.device}")
         return function(*args, **kwargs)
 
 
@@ -138,6 +141,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.reads, self.uploads = reads, uploads
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would wrap each operation in a context that keeps its compiler out; nothing is compiled here."""
+        return False
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return run(function, args, kwargs or {}, self.reads, self.uploads)
 
@@ -148,9 +156,11 @@ def run(function: Any, args: Any, kwargs: dict[str, Any], reads: list[str], uplo
     if name == "_fused_sdp_choice":
         return 0  # attention by its definition: the fused functions are other devices' own
     tensors: list[torch.Tensor] = []
-    raw_args, raw_kwargs = unwrapped(args, tensors), {key: unwrapped(value, tensors) for key, value in kwargs.items()}
-    wrapped = {id(tensor.raw): tensor for tensor in tensors if isinstance(tensor, DeviceTensor)}
-    if wrapped:
+    raw_args, raw_kwargs = unwrapped(args, tensors), kwargs
+    if kwargs:
+        raw_kwargs = {key: unwrapped(value, tensors) for key, value in kwargs.items()}
+    wrapped = {id(tensor.raw): tensor for tensor in tensors if type(tensor) is DeviceTensor}
+    if len(tensors) > 1 and wrapped:
         refuse_mixed(name, args, tensors)
     there = bool(wrapped)
     if kwargs.get("device") is not None:
@@ -178,11 +188,14 @@ def run(function: Any, args: Any, kwargs: dict[str, Any], reads: list[str], uplo
 
 def unwrapped(argument: Any, tensors: list[torch.Tensor]) -> Any:
     """An argument with CPU tensors; `tensors` gets those that it had."""
+    kind = type(argument)
+    if kind is DeviceTensor:
+        tensors.append(argument)
+        return argument.raw
+    if kind is tuple or kind is list:
+        return kind([unwrapped(part, tensors) for part in argument])
     if isinstance(argument, torch.Tensor):
         tensors.append(argument)
-        return argument.raw if isinstance(argument, DeviceTensor) else argument
-    if isinstance(argument, tuple | list):
-        return type(argument)([unwrapped(part, tensors) for part in argument])
     return argument
 
 
@@ -192,8 +205,9 @@ def refuse_mixed(name: str, args: Any, tensors: list[torch.Tensor]) -> None:
         return
     if name in INDEXED and isinstance(args[0], DeviceTensor):
         tensors = [*args[2:3]]
-    if any(tensor.dim() and not isinstance(tensor, DeviceTensor) for tensor in tensors):
-        raise RuntimeError(f"Expected all tensors of {name} on the same device: {[t.device for t in tensors]}")
+    for tensor in tensors:
+        if type(tensor) is not DeviceTensor and tensor.dim():
+            raise RuntimeError(f"Expected all tensors of {name} on the same device: {[t.device for t in tensors]}")
 
 
 def wrap(raw: torch.Tensor, known: dict[int, "DeviceTensor"]) -> DeviceTensor:

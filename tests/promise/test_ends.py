@@ -78,6 +78,7 @@ def still_open(monkeypatch: pytest.MonkeyPatch) -> Open:
 @pytest.fixture
 def without_collector() -> Iterator[None]:
     gc.collect()
+    gc.freeze()  # what other tests have left is neither looked at nor collected
     gc.disable()
     try:
         yield

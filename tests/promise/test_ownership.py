@@ -29,6 +29,7 @@ def fresh() -> Any:
 @pytest.fixture
 def without_collector() -> Iterator[None]:
     gc.collect()
+    gc.freeze()  # what other tests have left is neither looked at nor collected
     gc.disable()
     try:
         yield
