@@ -115,3 +115,13 @@ def test_mistakes_are_named(arguments: dict[str, Any], field: str) -> None:
     with pytest.raises(hf_specdec.ConfigError) as raised:
         hf_specdec.pipeline(**arguments)
     assert raised.value.field == field
+
+
+def test_a_head_where_transformers_makes_a_pipeline_is_refused_with_two_ways_that_work(plain_texts: Any) -> None:
+    head = load_draft(hf_specdec.embedded.path("head"), precision="fp32")
+    model, tokenizer = hf_specdec.enable(unenabled()), transformers.AutoTokenizer.from_pretrained(PATH)
+    with pytest.raises(hf_specdec.ConfigError, match="`assistant_model` must be a transformers model") as error:
+        transformers.pipeline("text-generation", model=model, tokenizer=tokenizer, assistant_model=head)
+    assert "pipe(text, assistant_model=head, spec_method=...)" in error.value.remedy
+    pipe = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
+    assert pipe(PROMPT, assistant_model=head, spec_method="eagle3", **OPTIONS) == plain_texts["one"]

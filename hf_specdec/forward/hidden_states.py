@@ -1,7 +1,7 @@
 """The hidden states that a runner's last forward has computed."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -46,19 +46,20 @@ class HiddenStates:
 
     def _states(self) -> Sequence[torch.Tensor]:
         """`(..., batch, columns, hidden_size)` for each layer that was asked for."""
-        states: Sequence[torch.Tensor] = self.outputs.get("decoder_hidden_states") or self.outputs.hidden_states
+        states = self.outputs.get("decoder_hidden_states") or self.outputs.hidden_states or ()
         check_states(self.model, states, self.hidden_layers)
-        return states
+        return cast("Sequence[torch.Tensor]", states)
 
 
 def check_states(model: PreTrainedModel, states: Sequence[torch.Tensor], layers: Sequence[int]) -> None:
-    """Raise unless a forward gave the hidden states of `layers`; some models give fewer than they have layers.
+    """Raise unless a forward gave the hidden states of `layers`; some models give fewer than they have layers, or none.
 
     Raises:
         UnsupportedModelError: there are fewer.
     """
     if layers and max(layers) >= len(states):
-        raise UnsupportedModelError(
-            f"A draft head reads hidden state {max(layers)} of {type(model).__name__}, whose forward gives 0 to "
-            f"{len(states) - 1}. Use a head that reads these, or another spec_method."
-        )
+        reads = f"A draft head reads hidden state {max(layers)} of {type(model).__name__}, whose forward gives"
+        if not states:
+            raise UnsupportedModelError(f"{reads} none. Use a spec_method without a draft head.")
+        known = "0" if len(states) == 1 else f"0 to {len(states) - 1}"
+        raise UnsupportedModelError(f"{reads} {known}. Use a head that reads these, or another spec_method.")

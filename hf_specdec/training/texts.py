@@ -177,7 +177,7 @@ def _computed(
             use_cache=False,
         )
         if layer_ids:
-            check_states(target, outputs.hidden_states, layer_ids)
+            check_states(target, outputs.hidden_states or (), layer_ids)
         states = [outputs.hidden_states[i].cpu().bfloat16() for i in layer_ids]
         features.append(torch.cat(states, dim=-1) if states else torch.empty((*rows.shape, 0), dtype=torch.bfloat16))
         top = outputs.logits.float().softmax(-1).topk(min(TOP, outputs.logits.shape[-1]), dim=-1)

@@ -10,7 +10,7 @@ from typing import Any
 import accelerate
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 import hf_specdec
 from hf_specdec import embedded
@@ -85,6 +85,25 @@ def test_a_target_that_gives_fewer_hidden_states_than_it_has_layers_is_named() -
     head = random_head(model, layer_ids=(2, 6, 8))
     expected = plain(model, PROMPT, max_new_tokens=8, do_sample=False)
     assert torch.equal(model.generate(PROMPT, **how, assistant_model=head), expected)
+
+
+class Silent(LlamaForCausalLM):
+    """Gives no hidden states, or only the first."""
+
+    given: Any = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        outputs["hidden_states"] = None if self.given is None else (outputs.hidden_states or ())[: self.given]
+        return outputs
+
+
+@pytest.mark.parametrize(("given", "told"), [(None, "none. Use a spec"), (0, "none. Use a spec"), (1, "0. Use a head")])
+def test_a_target_that_gives_no_hidden_states_is_named(zoo: Any, given: int | None, told: str) -> None:
+    model = hf_specdec.enable(Silent(zoo("llama").config).eval())
+    model.given = given
+    with pytest.raises(UnsupportedModelError, match=f"hidden state 3 of Silent, whose forward gives {told}"):
+        model.generate(PROMPT, max_new_tokens=4, spec_method="eagle3", assistant_model=random_head(model))
 
 
 def test_hidden_states_that_a_caller_asks_for_are_those_of_plain_generation(model: Any) -> None:

@@ -59,6 +59,16 @@ class Eagle3HeadConfig:
             rule = "must be different numbers from 0 on"
             raise ConfigError("eagle_aux_hidden_state_layer_ids", rule, ids, "Correct the head's config.json.")
 
+    def get_text_config(self) -> PretrainedConfig:
+        """What transformers' pipelines ask the configuration of an `assistant_model` for; a head has none.
+
+        Raises:
+            ConfigError: always; the remedy is where a pipeline takes a head.
+        """
+        rule = "must be a transformers model where transformers.pipeline is made"
+        remedy = "Pass the head in each call, pipe(text, assistant_model=head, spec_method=...), or use"
+        raise ConfigError("assistant_model", rule, "a draft head", f"{remedy} hf_specdec.pipeline, which takes it.")
+
     @property
     def vocab_size(self) -> int:
         """Tokens of the target."""
