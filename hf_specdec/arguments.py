@@ -116,10 +116,15 @@ def with_whole_lengths(kwargs: dict[str, Any]) -> None:
 
 
 def with_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
-    """Keep a cache in this call where only the model's own configuration says not to, as MPT's checkpoints do."""
+    """Keep a cache in this call where only the model's own configuration says not to, as MPT's checkpoints do.
+
+    Under autocast it is a dynamic one: transformers' static layers do not take values of autocast's dtype.
+    """
     given = getattr(kwargs.get("generation_config"), "use_cache", None)
     if "use_cache" not in kwargs and given is not False and model.generation_config.use_cache is False:
         kwargs["use_cache"] = True
+        if torch.is_autocast_enabled(compat.input_device(model).type):
+            unset(model, kwargs, "cache_implementation")
 
 
 def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:

@@ -70,8 +70,8 @@ class StaticSpecLayer(SpecLayer):
             if self.is_initialized and (self.keys.dtype, self.keys.device) != (key_states.dtype, key_states.device):
                 self.lazy_initialization(key_states, value_states)  # the model has been moved since
             return super().update(key_states, value_states)
-        self.keys[index.rows, :, index.columns] = key_states.transpose(1, 2)
-        self.values[index.rows, :, index.columns] = value_states.transpose(1, 2)
+        self.keys[index.rows, :, index.columns] = key_states.transpose(1, 2).to(self.keys.dtype)  # of autocast's dtype
+        self.values[index.rows, :, index.columns] = value_states.transpose(1, 2).to(self.values.dtype)
         return self.keys, self.values
 
     def load(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:

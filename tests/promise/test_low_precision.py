@@ -83,6 +83,28 @@ def test_values_are_kept_as_plain_keeps_them_where_autocast_rounds_them_alone() 
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3"])  # rows of the second are decoded plainly
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_static_cache_under_autocast_where_plain_generation_keeps_none(family: str, rows: int) -> None:
+    """transformers' own static cache takes no values of autocast's dtype."""
+    model = hf_specdec.enable(build(FAMILIES[family]))
+    model.generation_config.use_cache = False
+    call: dict[str, Any] = {"attention_mask": MASK[:rows], "max_new_tokens": 8, "do_sample": False}
+    call["cache_implementation"] = "static"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = plain(model, PADDED[:rows], **call)
+        assert torch.equal(model.generate(PADDED[:rows], **call, spec_method="prompt_lookup"), expected)
+
+
+def test_a_static_layer_keeps_what_autocast_rounds() -> None:
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    call: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = plain(model, PROMPT, **call)
+        ours = model.generate(PROMPT, **call, cache_implementation="static", spec_method="prompt_lookup")
+    assert torch.equal(ours, expected)
+
+
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 def test_the_first_call_may_be_made_in_any_gradient_mode(mode: Any) -> None:
     model = hf_specdec.enable(build(FAMILIES["llama"]))
