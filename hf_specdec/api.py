@@ -62,7 +62,7 @@ def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: An
     state = state_of(inner)
     state.defaults.update(defaults)
     if spec_memory is not None:
-        give_memory(state.memory, spec_memory)
+        give_memory(state.method_state, spec_memory)
     checks_attention(inner)
     if compat.keep_own_settings(inner.generation_config):
         state.keeps_settings = True
@@ -124,7 +124,7 @@ def spec_memory(model: Any) -> SpecMemory:
         model (`PreTrainedModel`): a transformers model that generates, enabled or not.
     """
     state = state_of(_generating(model))
-    return memory_in_use(state.memory, AutoSpecConfig.parse(state.defaults.get("auto")))
+    return memory_in_use(state.method_state, AutoSpecConfig.parse(state.defaults.get("auto")))
 
 
 class SpecGenerationMixin(GenerationMixin):

@@ -183,10 +183,10 @@ def _write(folder: Path, head: Eagle3Head | None, memory: SpecMemory | None) -> 
 def _with_contents(model: PreTrainedModel, contents: Mapping[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The call with head and memory in it, each where the method takes it; they are read once for a model."""
     method = resolve(kwargs["spec_method"])
-    kept = state_of(model).memory
+    kept = state_of(model).method_state
     found = dict(kwargs)
     if contents["memory"] and method.name == "auto":
-        found["spec_method"] = method.remembering(
+        found["spec_method"] = method.with_state(
             kept.of(f"hub, memory {contents['id']}", lambda: _memory(_source(model, contents)))
         )
     if contents["head"] and method.takes_draft_head and kwargs.get("assistant_model") is None:

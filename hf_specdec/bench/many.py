@@ -11,7 +11,7 @@ from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.rows import Row, own_rows
-from hf_specdec.engine.model_state import remembering
+from hf_specdec.engine.model_state import using_method_state
 from hf_specdec.many_prompts import ManyResult
 from hf_specdec.methods.method import MethodState
 
@@ -51,7 +51,7 @@ def _measured(
         expected += loaded.model.generate(**inputs, **options)[:, inputs["input_ids"].shape[1] :].tolist()
     plain_seconds = time.perf_counter() - started
     started = time.perf_counter()
-    with remembering(loaded.model, MethodState()):
+    with using_method_state(loaded.model, MethodState()):
         results = hf_specdec.generate_many(loaded.model, prompts, max_batch_size=size, **options, **row.arguments(None))
         found = {result.index: result for result in results}
     seconds = time.perf_counter() - started

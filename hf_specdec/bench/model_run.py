@@ -19,7 +19,7 @@ from hf_specdec.bench.plan import WATCHED_ROUND, BenchSettings, Visit
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.rows import REFERENCE, Row
 from hf_specdec.bench.statistics import summarize
-from hf_specdec.engine.model_state import remembering
+from hf_specdec.engine.model_state import using_method_state
 from hf_specdec.methods.method import MethodState
 
 __all__ = ["ModelRun"]
@@ -35,7 +35,7 @@ class ModelRun:
         prompts: those that the model has no positions for are left out.
         entry: the model's entry in the document, perhaps from an earlier run.
         against: rows that all are compared with, beside the reference.
-        memory: what every row remembers when a round begins; nothing by default.
+        method_state: what every row remembers when a round begins; nothing by default.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ModelRun:
         settings: BenchSettings,
         entry: dict[str, Any],
         against: Sequence[str] = (),
-        memory: MethodState | None = None,
+        method_state: MethodState | None = None,
     ) -> None:
         known = {row["name"] for row in entry["rows"]}
         self.loaded, self.settings, self.entry, self.against = loaded, settings, entry, against
@@ -56,8 +56,8 @@ class ModelRun:
             what = f"{len(prompts) - len(self.prompts)} of {len(prompts)} prompts"
             entry["left_out"][what] = f"too long for the model's positions: {too_long}"
         self._records = {_key(record, record["row"]): record for record in entry["records"]}
-        self._memories: dict[str, MethodState] = {}
-        self._known = MethodState() if memory is None else copy.deepcopy(memory)
+        self._method_states: dict[str, MethodState] = {}
+        self._known = MethodState() if method_state is None else copy.deepcopy(method_state)
         self._round: tuple[str, int] | None = None
 
     def warm_up(self) -> None:
@@ -67,7 +67,7 @@ class ModelRun:
         for row in list(self.rows):
             options = {"max_new_tokens": WARM_UP_TOKENS, "do_sample": False}
             try:
-                with remembering(self.loaded.model, MethodState()):
+                with using_method_state(self.loaded.model, MethodState()):
                     measured_call(self.loaded, row, inputs, options, self.settings.seed)
             except ValueError as error:
                 if row.kind != "transformers":
@@ -86,7 +86,7 @@ class ModelRun:
             return False
         if self._round != (visit.mode, visit.round):
             self._round = (visit.mode, visit.round)
-            self._memories = {row.name: copy.deepcopy(self._known) for row in self.rows}
+            self._method_states = {row.name: copy.deepcopy(self._known) for row in self.rows}
         inputs = self._inputs(visit)
         start = first % len(self.rows)
         found = {row.name: self._call(visit, row, inputs) for row in self.rows[start:] + self.rows[:start]}
@@ -110,7 +110,7 @@ class ModelRun:
 
     def _call(self, visit: Visit, row: Row, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         seed, is_watched = self.settings.seed + max(visit.round, 0), visit.round == WATCHED_ROUND
-        with remembering(self.loaded.model, self._memories[row.name]):
+        with using_method_state(self.loaded.model, self._method_states[row.name]):
             options = self.settings.options(visit.mode)
             outcome = measured_call(self.loaded, row, inputs, options, seed, is_watched=is_watched)
         return {**visit.key, "row": row.name, **outcome.record()}

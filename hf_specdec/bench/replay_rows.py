@@ -69,9 +69,9 @@ def replay_rows(
 
 def _results(job: Job, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """With a memory of the answers before, and where it was used, without one."""
-    memory = MethodState()
-    found = {job.name: replay(lambda: job.make(memory), records, budget=job.num_nodes).to_dict()}
-    if memory.by_name:
+    method_state = MethodState()
+    found = {job.name: replay(lambda: job.make(method_state), records, budget=job.num_nodes).to_dict()}
+    if method_state.by_name:
         found[job.name + ALONE] = replay(lambda: job.make(MethodState()), records, budget=job.num_nodes).to_dict()
     return found
 
@@ -92,7 +92,7 @@ def _jobs(name: str) -> list[Job]:
         factory = imported(name)
         if not isinstance(factory(), Drafter):
             raise ConfigError("row", "must be a Drafter for --replay", name, "Subclass hf_specdec.Drafter.")
-        return [Job(name, budget, lambda memory: factory()) for budget in BUDGETS]
+        return [Job(name, budget, lambda method_state: factory()) for budget in BUDGETS]
     if not is_method(name):
         raise unknown_name("row", name, [*METHODS, *COMPARISONS])
     method_name, value = split_config(name)
@@ -106,4 +106,4 @@ def _method_job(name: str, method_name: str, config: Any) -> Job:
     method = method_called(method_name)
     if method.needs_model:
         raise ConfigError("row", "must draft from the text alone for --replay", name, "Measure it with a model.")
-    return Job(name, config.node_budget, lambda memory: method.make(config, DrafterContext(memory)))
+    return Job(name, config.node_budget, lambda method_state: method.make(config, DrafterContext(method_state)))

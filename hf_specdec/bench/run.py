@@ -42,7 +42,7 @@ class Bench:
             transformers' own rows.
         document (`dict`, *optional*): an earlier document to continue; it must come from the same settings on the same
             hardware.
-        memory (`MethodState`, *optional*): what every row remembers when a round begins; nothing by default.
+        method_state (`MethodState`, *optional*): what every row remembers when a round begins; nothing by default.
 
     Raises:
         ConfigError: `document` is from something else, a row is unknown, or a model lacks what a named row needs.
@@ -57,7 +57,7 @@ class Bench:
         rows: Iterable[str | Row] = (DEFAULT,),
         against: Sequence[str] = (),
         document: Document | None = None,
-        memory: MethodState | None = None,
+        method_state: MethodState | None = None,
     ) -> None:
         check_models(models)
         self.settings, self.prompts = settings, list(prompts)
@@ -88,7 +88,7 @@ class Bench:
             document.update({name: fresh[name] for name in ("settings", "against")})
         self.document = fresh if document is None else document
         self.runs = [
-            ModelRun(loaded, own, prompts, settings, entry, against, memory)
+            ModelRun(loaded, own, prompts, settings, entry, against, method_state)
             for loaded, (own, _), entry in zip(models, chosen, self.document["models"], strict=True)
         ]
 

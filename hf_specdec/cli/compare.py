@@ -82,7 +82,9 @@ def compare_methods(job: Job, texts: Sequence[str], how: Mapping[str, Any], roun
     settings = BenchSettings(modes=(mode,), rounds=rounds, seed=job.seed or 0, **options)
     prompts = [Prompt(str(number), "prompts", (text,)) for number, text in enumerate(texts)]
     loaded = LoadedModel(job.model, job.tokenizer, str(job.model.config.name_or_path))
-    bench = Bench([loaded], prompts, settings, rows=[_transformers_way(how), ours], memory=state_of(job.model).memory)
+    bench = Bench(
+        [loaded], prompts, settings, rows=[_transformers_way(how), ours], method_state=state_of(job.model).method_state
+    )
     document = bench.run()
     (entry,) = document["models"]
     rows = [_row(name, summary, entry, len(prompts), rounds) for name, summary in entry["summary"][mode].items()]

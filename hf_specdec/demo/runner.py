@@ -16,7 +16,7 @@ from hf_specdec.compat import input_device
 from hf_specdec.demo.record import PLAIN, Lane, Race
 from hf_specdec.demo.recorder import Recorder, Stop
 from hf_specdec.demo.settings import METHOD_LABELS, WITH_DRAFT, Limits, Settings
-from hf_specdec.engine.model_state import remembering
+from hf_specdec.engine.model_state import using_method_state
 from hf_specdec.errors import ConfigError, SpecError
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import MethodState
@@ -155,12 +155,12 @@ class Racer:
         for method in (PLAIN, *settings.methods):
             if stop.is_over and lanes:
                 break
-            memory = copy.deepcopy(known.get(method, MethodState()))
-            lane = self._lane(inputs, settings, method, memory, stop, running)
+            method_state = copy.deepcopy(known.get(method, MethodState()))
+            lane = self._lane(inputs, settings, method, method_state, stop, running)
             if lanes:
                 lane = replace(lane, num_equal=_num_equal(lanes[0].token_ids, lane.token_ids))
             lanes.append(lane)
-            known[method] = memory
+            known[method] = method_state
         if settings.remembers:
             memories.update(known)
         is_exact = precision_of(self.model) == "float32"
@@ -171,7 +171,7 @@ class Racer:
         inputs: Mapping[str, torch.Tensor],
         settings: Settings,
         method: str,
-        memory: MethodState,
+        method_state: MethodState,
         stop: Stop,
         running: Running | None,
     ) -> Lane:
@@ -193,7 +193,7 @@ class Racer:
             options["assistant_model"] = self.draft
             if self.draft_tokenizer is not None:
                 options |= {"tokenizer": self.tokenizer, "assistant_tokenizer": self.draft_tokenizer}
-        with remembering(self.model, memory), torch.inference_mode():
+        with using_method_state(self.model, method_state), torch.inference_mode():
             self.model.generate(**inputs, **options, **recorder.arguments(observes=method != PLAIN))
         is_cut = stop.is_over and len(recorder.token_ids) < settings.max_new_tokens
         lane = recorder.lane(method, label, is_cut=is_cut)

@@ -43,7 +43,7 @@ class Message:
 
 
 class Scores(Protocol):
-    """A draft model in the same processes."""
+    """The runner of a draft network in the same processes."""
 
     def score(self, trees: Sequence[DraftTree | None]) -> Any:
         """Compute the trees' new nodes."""
@@ -95,8 +95,8 @@ class RankSync:
         """Call what is not the first process's alone; an error in another process ends all at the next message."""
         function(*args)
 
-    def trees(self, propose: Callable[[], list[DraftTree]], draft_model: Scores | None) -> list[DraftTree]:
-        """The first process's trees; until they are there, the others compute what its draft model asks for."""
+    def trees(self, propose: Callable[[], list[DraftTree]], draft_runner: Scores | None) -> list[DraftTree]:
+        """The first process's trees; until they are there, the others compute what its draft runner asks for."""
         return propose()
 
     def score(self, trees: Sequence[DraftTree | None]) -> None:
@@ -185,7 +185,7 @@ class _Leader(_Together):
         self.flush()
         return value
 
-    def trees(self, propose: Callable[[], list[DraftTree]], draft_model: Scores | None) -> list[DraftTree]:
+    def trees(self, propose: Callable[[], list[DraftTree]], draft_runner: Scores | None) -> list[DraftTree]:
         trees = propose()
         self._send("trees", trees)
         return trees
@@ -246,14 +246,14 @@ class _Follower(_Together):
         except Exception as error:  # noqa: BLE001 raised in all processes with the next message
             self._pending_error = self._pending_error or error
 
-    def trees(self, propose: Callable[[], list[DraftTree]], draft_model: Scores | None) -> list[DraftTree]:
+    def trees(self, propose: Callable[[], list[DraftTree]], draft_runner: Scores | None) -> list[DraftTree]:
         while True:
             message = self._next()
             if message.kind == "trees":
                 return [tree for tree in message.trees if tree is not None]
-            if message.kind != "scores" or draft_model is None:
+            if message.kind != "scores" or draft_runner is None:
                 raise RankError(f"rank 0 is elsewhere in its work ({message.kind})")
-            draft_model.score(message.trees)
+            draft_runner.score(message.trees)
 
     def finish(self) -> None:
         if (message := self._next()).kind != "end":

@@ -234,7 +234,7 @@ def drafting(
         scorer = None if draft_runner is None else draft_runner.row(row)
         return request.make_drafter(
             DrafterContext(
-                state.memory,
+                state.method_state,
                 scorer=scorer,
                 logits_processor=logits_processor,
                 generator=generator,

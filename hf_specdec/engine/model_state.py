@@ -25,7 +25,7 @@ from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import MethodState
 
-__all__ = ["ATTRIBUTE", "ModelState", "compiled_beside", "drop_drafts", "remembering", "state_of"]
+__all__ = ["ATTRIBUTE", "ModelState", "compiled_beside", "drop_drafts", "state_of", "using_method_state"]
 
 ATTRIBUTE = "_hf_specdec"
 NOT_COPIED = ("lock", "compiled", "drafts", "targets", "facts")
@@ -38,7 +38,7 @@ class ModelState:
     """One model's state. Safe to share between threads; a copy is of one moment, with a lock of its own."""
 
     defaults: dict[str, SpecConfig] = field(default_factory=dict)
-    memory: MethodState = field(default_factory=MethodState)
+    method_state: MethodState = field(default_factory=MethodState)
     findings: Findings = field(default_factory=Findings)
     heads: dict[str, DraftHead] = field(default_factory=dict)  # those of the model's own checkpoint, by method
     costs: dict[tuple[Any, ...], StepCosts] = field(default_factory=dict)
@@ -138,11 +138,11 @@ def drop_drafts(target: PreTrainedModel) -> None:
 
 
 @contextlib.contextmanager
-def remembering(model: PreTrainedModel, memory: MethodState) -> Iterator[None]:
-    """Let the methods remember in `memory` for a while, and in the model's own again afterwards."""
+def using_method_state(model: PreTrainedModel, method_state: MethodState) -> Iterator[None]:
+    """Let the methods keep what they learn in `method_state` for a while, and on the model again afterwards."""
     state = state_of(model)
-    own, state.memory = state.memory, memory
+    own, state.method_state = state.method_state, method_state
     try:
         yield
     finally:
-        state.memory = own
+        state.method_state = own

@@ -19,14 +19,14 @@ __all__ = ["DraftForwards", "propose_together", "used_by"]
 SHORT = 16  # tokens of a text that a forward reads beside a request in about the time of the request alone
 
 
-def used_by(rank_sync: RankSync, draft_model: BaseDraftRunner | None) -> BaseDraftRunner | None:
-    """The draft model where this process computes with it: everywhere if it is shared, else where drafts are made."""
-    if draft_model is None:
+def used_by(rank_sync: RankSync, draft_runner: BaseDraftRunner | None) -> BaseDraftRunner | None:
+    """The draft network's runner where this process computes with it: everywhere if it is shared, else where drafts are made."""
+    if draft_runner is None:
         return None
-    if draft_model.is_shared:
-        draft_model.rank_sync = rank_sync
-        return draft_model
-    return draft_model if rank_sync.is_leader else None
+    if draft_runner.is_shared:
+        draft_runner.rank_sync = rank_sync
+        return draft_runner
+    return draft_runner if rank_sync.is_leader else None
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ def propose_together(
 
 
 def _timed(
-    draft_model: BaseDraftRunner,
+    draft_runner: BaseDraftRunner,
     requests: Sequence[DraftTree | None],
     scorers: Sequence[DraftScorer],
     forwards: DraftForwards | None,
@@ -97,7 +97,7 @@ def _timed(
     """The answers to `requests`; what they take counts, what an accelerator computes for them too."""
     relative_cost, num_unread = max(s.relative_cost for s in scorers), max(s.num_unread for s in scorers)
     start = time.perf_counter()
-    answers = draft_model.score(requests)
+    answers = draft_runner.score(requests)
     if forwards is not None:
         if any(answer.logits.is_cuda for answer in answers):
             torch.cuda.synchronize()  # drafters read the answers next in any case

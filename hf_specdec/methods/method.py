@@ -117,6 +117,6 @@ class Method:
         """Whether it drafts with a network: an `assistant_model`, or a part of the target's checkpoint."""
         return self.needs_assistant or self.own_head is not None
 
-    def remembering(self, memory: MethodState) -> "Method":
-        """The same method, keeping what it learns in `memory` instead of on the model."""
-        return replace(self, make=lambda config, context: self.make(config, replace(context, state=memory)))
+    def with_state(self, state: MethodState) -> "Method":
+        """The same method, keeping what it learns in `state` instead of on the model."""
+        return replace(self, make=lambda config, context: self.make(config, replace(context, state=state)))

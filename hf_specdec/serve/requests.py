@@ -61,7 +61,7 @@ class RequestReader:
     draft_model: Any = None
     draft_tokenizer: Any = None
     memory: Memory = "request"
-    _memories: dict[str, MethodState] = field(default_factory=dict)  # by API key
+    _method_states: dict[str, MethodState] = field(default_factory=dict)  # by API key
 
     def read(self, request: GenerationRequest, api_key: str | None = None) -> dict[str, Any]:
         """Inputs of `generate` for one sequence, `(1, length)` ids among them.
@@ -154,7 +154,7 @@ class RequestReader:
             raise RequestError(400, message, "invalid_value", "spec_method")
         found: dict[str, Any] = {"spec_method": method.name, "spec_config": config}
         if self.memory == "key" and api_key is not None:
-            found["spec_method"] = method.remembering(self._memories.setdefault(api_key, MethodState()))
+            found["spec_method"] = method.with_state(self._method_states.setdefault(api_key, MethodState()))
         if takes_draft:
             found["assistant_model"] = self.draft_model
             if self.draft_tokenizer is not None:

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec.compat import input_device, max_positions
-from hf_specdec.engine.model_state import remembering, state_of
+from hf_specdec.engine.model_state import state_of, using_method_state
 from hf_specdec.errors import ConfigError
 from hf_specdec.files import lone_surrogate
 from hf_specdec.prompt_inputs import chat_text
@@ -149,8 +149,8 @@ def summarize_all(
     the batch to warm up is forgotten.
     """
     batches = list(_batches(articles, summarizer.batch_size))
-    known = state_of(summarizer.model).memory
-    with remembering(summarizer.model, copy.deepcopy(known)):
+    known = state_of(summarizer.model).method_state
+    with using_method_state(summarizer.model, copy.deepcopy(known)):
         for how in ways.values():
             summarizer.write(batches[0], Summaries(), how)
     written = {name: Summaries() for name in ways}

@@ -127,7 +127,7 @@ def test_generate_many_begins_with_nothing_in_memory(loaded: LoadedModel, monkey
         seen.append(bool(memory.by_name))
         yield
 
-    monkeypatch.setattr("hf_specdec.bench.many.remembering", watched)
+    monkeypatch.setattr("hf_specdec.bench.many.using_method_state", watched)
     measure_many(loaded, PROMPTS[:2], ["auto", "prompt_lookup"], batch_sizes=(2,), max_new_tokens=4)
     assert seen == [False, False]
 

@@ -242,11 +242,11 @@ def test_no_call_drafts_from_an_answer_to_its_own_prompt(loaded: LoadedModel) ->
     shared = 'prompt_lookup={"pool": "shared"}'
     once = [Prompt("new", "fresh", PROMPTS[1].turns)]
     settings = BenchSettings(max_new_tokens=16, rounds=1, modes=("greedy",))
-    own = state_of(loaded.model).memory
+    own = state_of(loaded.model).method_state
     document = Bench([loaded], once, settings, rows=[shared, "prompt_lookup"]).run()
     drafted = {probe["row"]: probe["drafted"] for probe in calls(entry_of(document), is_watched=True)}
     assert drafted[shared] == drafted["prompt_lookup"]
-    assert state_of(loaded.model).memory is own
+    assert state_of(loaded.model).method_state is own
 
 
 def test_prompts_that_do_not_fit_are_named(loaded: LoadedModel) -> None:

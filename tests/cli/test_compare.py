@@ -127,7 +127,7 @@ def test_no_round_drafts_from_the_answers_of_another(run: Run, monkeypatch: pyte
     real = model_run.measured_call
 
     def watched(loaded: Any, row: Any, *args: Any, **kwargs: Any) -> Any:
-        memory = state_of(loaded.model).memory
+        memory = state_of(loaded.model).method_state
         if row.name == "auto":
             known.append(len(memory_in_use(memory, hf_specdec.AutoSpecConfig()).pool))
         return real(loaded, row, *args, **kwargs)

@@ -128,7 +128,7 @@ def test_nobody_drafts_from_another_s_text(racer: Racer, recorded: list[str], me
     run(racer, mine, **how)
     run(racer, {}, **how)
     assert recorded and "earlier_texts" not in recorded
-    assert not state_of(racer.model).memory.by_name
+    assert not state_of(racer.model).method_state.by_name
     run(racer, mine, remembers=True, **how)
     assert "earlier_texts" in recorded
 

@@ -58,7 +58,7 @@ def outcome(model: Any, rank: int, kwargs: dict[str, Any]) -> dict[str, Any]:
     hook = kwargs.pop("hook", None)
     handle = model.lm_head.register_forward_hook(hook) if hook is not None else None
     kwargs = {name: value.to(model.device) if torch.is_tensor(value) else value for name, value in kwargs.items()}
-    state_of(model).memory.by_name.clear()  # what earlier calls have taught
+    state_of(model).method_state.by_name.clear()  # what earlier calls have taught
     torch.manual_seed(seed_of(rank))
     try:
         output = model.generate(**kwargs, return_dict_in_generate=True)

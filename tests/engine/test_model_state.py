@@ -58,10 +58,10 @@ def test_a_model_that_has_drafted_with_its_first_layers_is_pickled() -> None:
 def test_what_changes_while_a_copy_is_made_is_not_in_it() -> None:
     state = ModelState()
     state.warn_once("one")
-    state.memory.of("pool", list)
-    taken = [shared.__reduce_ex__(pickle.HIGHEST_PROTOCOL) for shared in (state, state.memory)]
+    state.method_state.of("pool", list)
+    taken = [shared.__reduce_ex__(pickle.HIGHEST_PROTOCOL) for shared in (state, state.method_state)]
     before = [pickle.dumps(parts) for parts in taken]
     state.warn_once("two")
-    state.memory.of("counts", list)
+    state.method_state.of("counts", list)
     assert [pickle.dumps(parts) for parts in taken[1:]] == before[1:]
     assert taken[0][2]["warned"] == {"one": None}

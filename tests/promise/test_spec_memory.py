@@ -62,10 +62,10 @@ def test_another_bound_in_one_call_keeps_what_earlier_ones_taught(model: Any) ->
     assert all(new >= old for new, old in zip(after, before, strict=True))
     lookup = {"spec_method": "prompt_lookup", "spec_config": {"pool": "shared", "max_pool_tokens": 500}}
     generate(model, **lookup)
-    shared = state_of(model).memory.by_name["prompt_lookup"]
+    shared = state_of(model).method_state.by_name["prompt_lookup"]
     held = len(shared)
     generate(model, **lookup | {"spec_config": {"pool": "shared", "max_pool_tokens": 900}})
-    assert state_of(model).memory.by_name["prompt_lookup"] is shared
+    assert state_of(model).method_state.by_name["prompt_lookup"] is shared
     assert len(shared) > held
 
 
@@ -90,7 +90,7 @@ def test_a_request_of_its_own_pool_leaves_the_memory_alone(model: Any) -> None:
     assert len(memory.pool) == len(memory.recycled) == sum(memory.greedy.mixer.seen) == 0
     other = hf_specdec.enable(build(FAMILIES["llama"]))
     generate(other, spec_config={"num_nodes": 9, "pool": "request"})
-    assert not pickle.loads(pickle.dumps(other)).__dict__["_hf_specdec"].memory.by_name
+    assert not pickle.loads(pickle.dumps(other)).__dict__["_hf_specdec"].method_state.by_name
 
 
 def test_a_saved_memory_makes_another_model_s_first_call_draft_as_well(model: Any, tmp_path: Path) -> None:
