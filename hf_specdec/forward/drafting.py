@@ -20,7 +20,7 @@ SHORT = 16  # tokens of a text that a forward reads beside a request in about th
 
 
 def used_by(rank_sync: RankSync, draft_runner: BaseDraftRunner | None) -> BaseDraftRunner | None:
-    """The draft network's runner where this process computes with it: everywhere if it is shared, else where drafts are made."""
+    """The runner where this process computes with it: everywhere if it is shared, else where drafts are made."""
     if draft_runner is None:
         return None
     if draft_runner.is_shared:

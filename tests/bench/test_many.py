@@ -90,7 +90,7 @@ def test_no_batch_is_drafted_from_its_own_answers(loaded: LoadedModel, monkeypat
 
     def watched(self: Any, visit: Any, row: Any, inputs: Any) -> Any:
         def size() -> int:
-            memory = self._memories[row.name]
+            memory = self._method_states[row.name]
             return len(memory_in_use(memory, AutoSpecConfig()).pool) if "auto" in memory.by_name else 0
 
         before, found = size(), real(self, visit, row, inputs)

@@ -137,7 +137,7 @@ def test_a_run_gives_plain_s_tokens_greedy_and_sampled_with_80_nodes(loaded: Loa
 def test_the_matrix_is_the_bench_s_and_not_the_model_s(loaded: LoadedModel) -> None:
     """Rows have memories of their own, so a run leaves nothing behind on the model."""
     Bench([loaded], PROMPTS[:1], BenchSettings(max_new_tokens=4, rounds=1), rows=["token_recycling"]).run()
-    assert TOKEN_RECYCLING.name not in state_of(loaded.model).memory.by_name
+    assert TOKEN_RECYCLING.name not in state_of(loaded.model).method_state.by_name
 
 
 def test_generate_takes_the_method_itself(loaded: LoadedModel) -> None:
