@@ -28,6 +28,15 @@ def bench(run: Run, *words: str, exit_code: int = 0) -> dict[str, Any]:
     return document
 
 
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Two prompts of a line, for what any prompts show."""
+    file = tmp_path_factory.mktemp("prompts") / "short.jsonl"
+    prompts = [{"id": text, "task": "text", "turns": [text]} for text in ("import os\n", "def add(a, b):\n")]
+    file.write_text("\n".join(map(json.dumps, prompts)), encoding="utf-8")
+    return "--prompts", str(file)
+
+
 def entry_of(document: dict[str, Any]) -> dict[str, Any]:
     (entry,) = document["models"]
     return dict(entry)
@@ -81,16 +90,16 @@ def test_long_names_cut_no_figures(run: Run, tmp_path: Path) -> None:
     assert row in result.stdout and "…" not in result.stdout
 
 
-def test_a_wrong_row_is_flagged_and_ends_with_1(run: Run) -> None:
+def test_a_wrong_row_is_flagged_and_ends_with_1(run: Run, short: tuple[str, str]) -> None:
     wrong = "tests.bench.wrong_rows:WrongContext"
-    assert entry_of(bench(run, "--row", wrong, exit_code=1))["summary"]["greedy"][wrong]["share_equal"] < 1
-    result = run(*BENCH, "--row", wrong)
+    assert entry_of(bench(run, *short, "--row", wrong, exit_code=1))["summary"]["greedy"][wrong]["share_equal"] < 1
+    result = run(*BENCH, *short, "--row", wrong)
     assert result.exit_code == 1
     assert "NOT EQUAL" in result.stdout and "NOT EQUAL" in result.stderr
 
 
 def test_an_interrupt_keeps_what_was_measured_and_resume_goes_on(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Run, short: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "bench.json"
     calls = 0
@@ -105,10 +114,10 @@ def test_an_interrupt_keeps_what_was_measured_and_resume_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "measured_call", interrupted)
-        partial = bench(run, "--output", str(file), exit_code=130)
+        partial = bench(run, *short, "--output", str(file), exit_code=130)
     assert not partial["is_complete"] and len(entry_of(partial)["records"]) == 6
     assert json.loads(file.read_text()) == partial
-    whole = bench(run, "--resume", str(file))
+    whole = bench(run, *short, "--resume", str(file))
     assert whole["is_complete"] and len(entry_of(whole)["records"]) == 8
     assert entry_of(whole)["records"][:6] == entry_of(partial)["records"]
     assert json.loads(file.read_text()) == whole
@@ -116,16 +125,16 @@ def test_an_interrupt_keeps_what_was_measured_and_resume_goes_on(
 
 @pytest.mark.parametrize("name", ["bench.json", "bench.jsonl"])
 def test_a_run_that_measures_nothing_leaves_an_earlier_document_alone(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+    run: Run, short: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    bench(run, "--output", str(tmp_path / name))
+    bench(run, *short, "--output", str(tmp_path / name))
     before = (tmp_path / name).read_bytes()
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run_module, "measured_call", interrupted)
-    assert run(*BENCH, "--output", str(tmp_path / name)).exit_code != 0
+    assert run(*BENCH, *short, "--output", str(tmp_path / name)).exit_code != 0
     assert (tmp_path / name).read_bytes() == before
 
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_specdec import AutoDraftHead
 from tests.cli.conftest import Run
 
-QUICK = ("--num-texts", "128", "--prompt-tokens", "8", "--max-new-tokens", "6", "--epochs", "1", "--rollout-steps", "2")
+QUICK = ("--num-texts", "128", "--prompt-tokens", "4", "--max-new-tokens", "4", "--epochs", "1", "--rollout-steps", "2")
 
 
 def test_train_makes_a_head_from_a_file_of_prompts(run: Run, tmp_path: Path) -> None:

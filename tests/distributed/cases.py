@@ -134,7 +134,7 @@ def seed_of(rank: int) -> int:
 
 def arguments(case: Any, rank: int) -> dict[str, Any]:
     """Arguments of `generate` for one rank, but for the draft model."""
-    kwargs: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "input_ids": PROMPT}
+    kwargs: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "input_ids": PROMPT}
     if isinstance(case, str):
         return kwargs | {"spec_method": "prompt_lookup"} | ODD[case](rank)
     _, method, batch, sampled, _ = case

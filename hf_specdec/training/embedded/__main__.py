@@ -200,8 +200,8 @@ def _model(name: str, start: Path | None, vocab_size: int) -> PreTrainedModel:
 
 def _data(work: Path, start: Path | None) -> tuple[PreTrainedTokenizerFast, np.ndarray, np.ndarray]:
     """Tokenizer, training tokens and held-out tokens, made once and kept in `work`."""
-    train, held_out = corpus.split_files(corpus.stdlib_files())
     if not (work / "held_out.npy").exists():
+        train, held_out = corpus.split_files(corpus.stdlib_files())
         work.mkdir(parents=True, exist_ok=True)
         if start is None:
             tokenizer = corpus.train_tokenizer(train)
