@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from huggingface_hub.errors import HFValidationError
 
+from hf_specdec.compat.hub_files import validate_repo_id
 from hf_specdec.errors import CheckpointError, first_line, shown
 from hf_specdec.files import check_path, is_missing_folder
 
@@ -34,6 +36,7 @@ def check_folder(path: str | os.PathLike[str], auto_class: str, *, runs_code: bo
     if is_missing_folder(path):
         raise CheckpointError(f"`path` must be an existing folder, but there is no {text!r}. Check the spelling.")
     if not folder.exists():
+        _check_name(text)
         return
     if not folder.is_dir():
         raise CheckpointError(f"`path` must be a folder, but {text!r} is a file. Give the folder that holds it.")
@@ -62,6 +65,15 @@ def check_folder(path: str | os.PathLike[str], auto_class: str, *, runs_code: bo
     except Exception as error:
         rule = f"must have values of a {model_type} model's fields"
         raise CheckpointError(f"{str(config)!r} {rule}, but has not: {' '.join(str(error).split())}") from error
+
+
+def _check_name(text: str) -> None:
+    """Say that a text is no name on the hub."""
+    try:
+        validate_repo_id(text)
+    except HFValidationError as error:
+        rule = "`path` must be an existing folder or a name on the hub"
+        raise CheckpointError(f"{rule}, but {text!r} is neither. Check the spelling.") from error
 
 
 def _check_auto_map(config: Path, auto_map: Any, read: Sequence[str], runs_code: bool) -> None:

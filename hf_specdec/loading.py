@@ -18,7 +18,7 @@ from hf_specdec.checkpoint_folder import check_folder
 from hf_specdec.compat import dropped_settings, generation_model, input_device
 from hf_specdec.compat.gemma_assistant import is_gemma_assistant, with_shared_layers
 from hf_specdec.distributed.placement import check_device_map, check_parts, parallel_arguments, read_device
-from hf_specdec.errors import CheckpointError, ConfigError, first_line, unknown_name
+from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line, unknown_name
 from hf_specdec.files import check_path
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
@@ -118,11 +118,13 @@ class _EnabledAutoModel:
             check_installed()
         check_folder(path, cls.auto_class.__name__, runs_code=bool(kwargs.get("trust_remote_code")))
         _check_parts(cls.auto_class, path, kwargs)
-        kwargs = parallel_arguments(loading_arguments(precision, path, kwargs, cls.auto_class))
-        cast_to = dtype_after_widening(kwargs)
-        wants_info = kwargs.pop("output_loading_info", False)
         try:
+            kwargs = parallel_arguments(loading_arguments(precision, path, kwargs, cls.auto_class))
+            cast_to = dtype_after_widening(kwargs)
+            wants_info = kwargs.pop("output_loading_info", False)
             model, info = cls.auto_class.from_pretrained(path, output_loading_info=True, **kwargs)
+        except SpecError:
+            raise
         except (OSError, SafetensorError, json.JSONDecodeError) as error:
             raise CheckpointError(f"{os.fspath(path)!r} could not be loaded: {first_line(error)}") from error
         if missing := sorted(info["missing_keys"]):

@@ -98,4 +98,6 @@ def imported(name: str) -> Callable[..., Any]:
         found: Callable[..., Any] = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError("row", "must be module:Class that can be imported", name, f"{error}.") from error
+    if not callable(found):
+        raise ConfigError("row", "must name a class or a function", name, f"{attribute} is a {type(found).__name__}.")
     return found

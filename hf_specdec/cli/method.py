@@ -15,6 +15,7 @@ from hf_specdec.request import NONE
 __all__ = ["AUTO", "DEFAULT_METHOD", "check_draft_options", "describe_methods", "loads_draft", "read_method"]
 
 DRAFT_METHODS = [method.name for method in METHODS.values() if method.needs_assistant]
+EMBEDDED = ("draft_model", "eagle3")  # for which the embedded target has a draft
 WITH_DRAFT = [method.name for method in METHODS.values() if method.takes_draft_model or method.takes_draft_head]
 AUTO = DEFAULT_METHOD = "auto"
 
@@ -74,8 +75,8 @@ def check_draft_options(
 ) -> None:
     """Raise where an option of the draft model comes with a method that has none, or a draft is missing."""
     needs_draft = loads_draft(method, config, None)
-    if needs_draft and model is not None and draft_model is None:
-        rule = f"must be given with --model and --spec-method {method}"
+    if needs_draft and draft_model is None and (model is not None or method not in EMBEDDED):
+        rule = f"must be given with {'--model and ' if method in EMBEDDED else ''}--spec-method {method}"
         is_head = method is not None and resolve(method).needs_draft_head
         kind = "draft head for this model" if is_head else "smaller model of the same vocabulary"
         raise ConfigError("--draft-model", rule, None, f"Name a {kind}.")

@@ -20,6 +20,7 @@ from hf_specdec.methods.config import SpecConfig
 
 __all__ = ["Where", "placement", "read_where"]
 
+MEMORY_NAMES = ("cpu", "disk", "mps")
 LAUNCH = "Start it with: torchrun --nproc-per-node 2 -m hf_specdec ... --tensor-parallel"
 
 
@@ -96,7 +97,7 @@ def read_where(
     target: dict[str, Any] = {"device_map": _device_map(device_map)}
     if max_memory is not None:
         sizes = _json_of("--max-memory", max_memory).items()
-        target["max_memory"] = {int(name) if name.isdigit() else name: _size(size) for name, size in sizes}
+        target["max_memory"] = {_memory_device(name): _size(size) for name, size in sizes}
     if offload_folder is not None:
         target["offload_folder"] = str(offload_folder)
     return Where(target)
@@ -130,6 +131,14 @@ def _device_map(text: str) -> str | dict[str, Any]:
         raise ConfigError("--device-map", rule, text, 'For example auto, cpu, or \'{"model": "cpu"}\'.') from error
     read_device(text, "--device-map")
     return {"": text}
+
+
+def _memory_device(name: str) -> int | str:
+    """What accelerate calls the device of a size: the number of an accelerator, or a name."""
+    if not name.isdecimal() and name not in MEMORY_NAMES:
+        rule = f"must have sizes of {', '.join(MEMORY_NAMES)} or numbers of accelerators"
+        raise ConfigError("--max-memory", rule, name, 'For example \'{"0": "20GB", "cpu": "60GB"}\'.')
+    return int(name) if name.isdecimal() else name
 
 
 def _size(size: Any) -> int:

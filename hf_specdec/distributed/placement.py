@@ -87,11 +87,13 @@ def read_device(device: int | str | torch.device, field: str) -> torch.device:
 
 
 def check_device_map(device_map: Any) -> None:
-    """Raise where a `device_map` of `from_pretrained` names a device that is not here.
+    """Raise where a `device_map` of `from_pretrained` names a device that is not here, or nothing.
 
     Raises:
         ConfigError: names it.
     """
+    if isinstance(device_map, Mapping) and not device_map:
+        raise ConfigError("device_map", "must name a part at least", device_map, 'Write {"": "cpu"}, or leave it out.')
     for device in device_map.values() if isinstance(device_map, Mapping) else [device_map]:
         if device is not None and device not in (*STRATEGIES, *NO_DEVICES):
             read_device(device, "device_map")

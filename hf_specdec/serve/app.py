@@ -115,7 +115,10 @@ async def _body(request: Request, kind: type[Body]) -> Body:
 
 def _wrong_field(error: ValidationError) -> RequestError:
     """What a client is told of the first field that is wrong."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    found = error.errors(include_url=False, include_context=False)
+    first, place = found[0], found[0]["loc"][:-1]
+    if found[0]["loc"][-1:] == ("str",):  # one type of a union: the error of the type that was read furthest counts
+        first = max((one for one in found if one["loc"][: len(place)] == place), key=lambda one: len(one["loc"]))
     parts = [str(part) for part in first["loc"]]
     field = ".".join(part for part in parts if part != "str" and "[" not in part)  # of a union pydantic names the type
     message = first["msg"].removeprefix("Value error, ")

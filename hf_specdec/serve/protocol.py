@@ -83,6 +83,14 @@ class GenerationRequest(_Body):
     store: bool | None = None
     logprobs: Literal[False] | None = None
 
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _asks_for_none(cls, logprobs: Any) -> Any:
+        """Refuse 0, which asks for the drawn token's own in text completions."""
+        if logprobs is not None and logprobs is not False:
+            raise ValueError("the server gives none; leave it out")
+        return logprobs
+
     @field_validator("temperature")
     @classmethod
     def _divides(cls, temperature: float | None) -> float | None:

@@ -146,6 +146,7 @@ def test_a_class_of_the_user_s_own_is_a_row(loaded: LoadedModel) -> None:
         ('prompt_lookup={"max_draft": 1}', "max_draft_len"),
         ("no_such_module:Thing", "can be imported"),
         ("tests.bench.wrong_rows:NoSuchClass", "can be imported"),
+        ("tests.bench.wrong_rows:torch", "must name a class or a function"),
         ("tests.bench.wrong_rows:NeedsArguments", "datastore"),
         ("tests.bench.wrong_rows:Nothing", "must be a Drafter"),
         ("transformers:assistant", "--draft-model"),

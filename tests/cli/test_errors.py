@@ -77,6 +77,14 @@ CASES = [
     (["--model", "./no/such/folder"], "`--model` must be an existing folder, but there is no './no/such/folder'", ""),
     (["--device-map", "auto", "--max-memory", '{"cpu": "x"}'], "`--max-memory` must hold sizes, but is 'x'", "20GB"),
     (["--model", embedded.__file__], "is a file", ""),
+    (["--model", " "], "`--model` must be an existing folder or a name on the hub, but ' ' is neither.", ""),
+    (["--device-map", "{}"], "`--device-map` must name a part at least, but is {}.", "leave it out"),
+    (
+        ["--device-map", "auto", "--max-memory", '{"gpu": 9}'],
+        "`--max-memory` must have sizes of cpu, disk, mps",
+        "20GB",
+    ),
+    (["--spec-method", "dflash"], "`--draft-model` must be given with --spec-method dflash", "Name a draft head"),
 ]
 
 

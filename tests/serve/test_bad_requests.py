@@ -64,6 +64,9 @@ def test_a_wrong_body_is_refused_and_the_server_goes_on(
 @pytest.mark.parametrize(
     ("fields", "told", "param"),
     [
+        ({"prompt": [1, "x"]}, "prompt.1: Input should be a valid integer", "prompt.1"),
+        ({"stop": ["a", 3]}, "stop.1: Input should be a valid string", "stop.1"),
+        ({"logprobs": 0}, "logprobs: the server gives none; leave it out", "logprobs"),
         ({"tool_choice": "auto"}, "tool_choice: the server does not know this field", "tool_choice"),
         ({"prompt": 3}, "prompt: Input should be a valid string", "prompt"),
         ({"prompt": ["x", "y"]}, "prompt: must be one prompt; send a request for each", "prompt"),
@@ -73,6 +76,9 @@ def test_a_wrong_body_is_refused_and_the_server_goes_on(
         ({"model": "gpt-9"}, "the model 'gpt-9' does not exist; there is 'embedded'", "model"),
     ],
     ids=[
+        "no token",
+        "no stop string",
+        "own log probabilities",
         "unknown field",
         "no text",
         "two prompts",
