@@ -62,7 +62,11 @@ def chat(
         torch.manual_seed(seed)
     told = {"max_new_tokens": max_new_tokens, **drawn, **how}
     talk = _Chat(target.model, target.tokenizer, told, system, show_drafts)
-    talk.text_of("Hello")  # a template that refuses it is told before anything is typed
+    try:
+        talk.text_of("Hello")  # a template that refuses it is told before anything is typed
+    except ConfigError as error:
+        option, value = ("--chat-template", str(chat_template)) if chat_template else ("--model", model)
+        raise ConfigError(option, "must have a template that takes a message", value, error.remedy) from error
     with remembering(target.model, kept):
         _converse(talk)
 

@@ -1,11 +1,18 @@
 """What `train_head` and `train_draft` can be told."""
 
+import math
 from dataclasses import dataclass
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import check_at_least, check_positive
 
 __all__ = ["DraftTraining", "HeadTraining", "Training"]
+
+MAX_SEED = (1 << 62) - 1  # numbers of texts and epochs are added
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,16 +79,19 @@ class Training:
         if self.batch_size > self.texts_per_shard:
             rule = f"must be at most texts_per_shard, {self.texts_per_shard}, since a step reads one shard"
             raise ConfigError("batch_size", rule, self.batch_size, "Use fewer texts a step, or larger shards.")
+        check_at_least("seed", self.seed, 0, "Usual values are small.", most=MAX_SEED)
         check_at_least("patience", self.patience, 1, "Use a large number to never stop early.")
         remedy = f"A file holds {self.texts_per_shard} texts, and one file at least is held out."
         check_at_least("num_texts", self.num_texts, 2 * self.texts_per_shard, remedy)
-        if not self.temperatures or min(self.temperatures) < 0.0:
+        if not self.temperatures or not all(_is_number(t) and 0.0 <= t < math.inf for t in self.temperatures):
             raise ConfigError("temperatures", "must be numbers from 0.0 on", self.temperatures, "Use 0.0 for greedy.")
         for name in ("epochs", "minutes", "learning_rate"):
             value = getattr(self, name)
-            if value is not None and not value > 0.0:
+            if value is not None and not (_is_number(value) and value > 0.0):
                 raise ConfigError(name, "must be above 0", value, "Leave it out for the default.")
-        if not 0.0 < self.held_out <= 0.5:
+        if self.learning_rate == math.inf:
+            raise ConfigError("learning_rate", "must be finite", self.learning_rate, "Leave it out for the default.")
+        if not _is_number(self.held_out) or not 0.0 < self.held_out <= 0.5:
             remedy = "A twentieth is enough."
             raise ConfigError("held_out", "must be a share above 0.0 and up to 0.5", self.held_out, remedy)
         if self.mixed_precision not in ("no", "bf16", "fp16"):

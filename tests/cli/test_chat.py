@@ -190,6 +190,7 @@ def test_a_template_that_refuses_the_chat_is_told_at_once(
     path.write_text(template)
     result = run("chat", "--chat-template", str(path), *words, stdin="hello\n")
     assert result.exit_code == 2, (result.exit_code, result.exception)
+    assert "error: `--chat-template` must have a template that takes a message" in result.stderr
     assert told in result.stderr and result.stdout == ""
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,14 @@ def test_hidden_states_and_distributions_on_disk_are_the_targets(
         ("temperatures", ()),
         ("held_out", 0.9),
         ("minutes", 0.0),
+        ("epochs", "8"),
+        ("learning_rate", math.inf),
+        ("learning_rate", math.nan),
+        ("temperatures", (0.0, math.nan)),
+        ("temperatures", ("0.7",)),
+        ("held_out", "0.1"),
+        ("seed", -1),
+        ("seed", 1 << 64),
         ("mixed_precision", "fp8"),
         ("batch_size", 65),
     ],
