@@ -25,7 +25,6 @@ from hf_specdec.cli.bench_file import DocumentFile
 from hf_specdec.cli.bench_models import ModelsOptions
 from hf_specdec.cli.bench_options import KindOptions, OutputOptions, PromptOptions, RunOptions
 from hf_specdec.cli.bench_output import progress_bar, show
-from hf_specdec.cli.inputs import check_seed
 from hf_specdec.cli.report import note
 from hf_specdec.cli.spread import spread
 from hf_specdec.command_errors import reports_errors
@@ -65,7 +64,7 @@ def bench(
     """
     if any(is_import(name) for name in run.row or ()) and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # where `module:Class` is looked for as well
-    check_seed(run.seed)
+    run.check()
     output.check(kind.chosen)
     file = DocumentFile(output.resume, "resume") if output.output is None else DocumentFile(output.output, "output")
     document = MEASURED[kind.chosen](_Asked(models, prompts, run, output, kind, file))

@@ -11,8 +11,10 @@ from hf_specdec.bench.plan import BenchSettings
 from hf_specdec.bench.plots import check_matplotlib
 from hf_specdec.bench.prompts import Prompt, batched, load_prompts, random_prompts
 from hf_specdec.cli import options
+from hf_specdec.cli.inputs import check_seed
 from hf_specdec.errors import ConfigError
 from hf_specdec.files import check_room
+from hf_specdec.methods.config import check_temperature
 from hf_specdec.methods.registry import METHODS, config_arguments
 
 __all__ = ["KindOptions", "OutputOptions", "PromptOptions", "RunOptions"]
@@ -90,13 +92,23 @@ class RunOptions:
     temperature: Annotated[float, typer.Option(help="Of the sampled rows.")] = 0.7
     seed: Annotated[int, typer.Option(help="Of the sampled rows: round r draws from seed + r.")] = 0
 
+    def check(self) -> None:
+        """Raise, before a model is loaded, for what a row would say in its own words."""
+        check_seed(self.seed)
+        check_temperature("--temperature", self.temperature, "--no-do-sample measures greedy rows alone.")
+        for name, form in self._forms.items():
+            config_arguments()[name].config_class.parse(form, name)
+
     @property
     def rows(self) -> list[str]:
         """What `--row` names, and a row for each list form."""
         methods = config_arguments()
+        return [*(self.row or ()), *(f"{methods[name].name}={form}" for name, form in self._forms.items())]
+
+    @property
+    def _forms(self) -> dict[str, str]:
         names = ("prompt_lookup_config", "lookahead_config", "draft_model_config")
-        given = {name: form for name in names if (form := getattr(self, name)) is not None}
-        return [*(self.row or ()), *(f"{methods[name].name}={form}" for name, form in given.items())]
+        return {name: form for name in names if (form := getattr(self, name)) is not None}
 
     def settings(self) -> BenchSettings:
         """The same, checked."""

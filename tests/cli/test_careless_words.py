@@ -38,6 +38,8 @@ NO_GPU = pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a
         (["generate", "x", "--do-sample", "--seed", str(1 << 64)], "`--seed` must be 0 to"),
         (["generate", "x", "--do-sample", "--seed", "-1"], "`--seed` must be 0 to"),
         (["bench", "--seed", str(1 << 64)], "`--seed` must be 0 to"),
+        (["bench", "--temperature", "0"], "--no-do-sample measures greedy rows alone."),
+        (["bench", "--prompt-lookup-config", "x"], "`--prompt-lookup-config` must be a list or dict"),
         (["chat", "--seed", str(1 << 64)], "`--seed` must be 0 to"),
         (["generate", "x\udce9y"], "`PROMPT` must be Unicode text"),
         (["generate", "x", "--spec-memory", "/dev/null"], "`--spec-memory` must be a regular file"),

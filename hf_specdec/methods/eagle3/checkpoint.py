@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hf_specdec.compat.hub_files import cached_file
-from hf_specdec.errors import CheckpointError, SpecError, first_line
+from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line
 from hf_specdec.files import is_missing_folder, json_value, replacing, saving_tensors
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, is_head_config
 from hf_specdec.methods.eagle3.network import Eagle3Head
@@ -81,6 +81,8 @@ def _describing_a_head(file: Path) -> Iterator[None]:
     """Let errors that come from odd values in a configuration name its file."""
     try:
         yield
+    except ConfigError as error:
+        raise ConfigError(error.field, error.rule, error.value, f"{error.remedy} It is in {str(file)!r}.") from error
     except SpecError:
         raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

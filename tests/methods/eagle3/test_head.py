@@ -163,7 +163,7 @@ def test_published_configurations_load_and_draft(name: str, tmp_path: Path) -> N
 
 def test_a_config_that_is_no_head_names_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    with pytest.raises(ConfigError, match=r"LlamaForCausalLMEagle3.*\['LlamaForCausalLM'\]"):
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLMEagle3.*\['LlamaForCausalLM'\].*config\.json'"):
         load_head(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": "eagle"}))
     with pytest.raises(ConfigError, match="Did you mean 'eagle3'"):
