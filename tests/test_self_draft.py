@@ -176,7 +176,9 @@ def test_a_function_in_the_place_of_forward_runs_the_draft_not_the_model(replace
     assert text_of(self_draft(model, layers=2)) == expected
     assert text_of(model) == whole != expected
     hf_specdec.enable(model)
-    assert text_of(model, spec_method="draft_model", spec_config={"exit_layer": 2}) == whole
+    assert (
+        text_of(model, spec_method="draft_model", spec_config={"exit_layer": 2, "confidence_threshold": 0.0}) == whole
+    )
 
 
 def test_a_function_that_reaches_the_model_in_a_way_of_its_own_is_refused() -> None:
@@ -188,7 +190,7 @@ def test_a_function_that_reaches_the_model_in_a_way_of_its_own_is_refused() -> N
     with pytest.raises(UnsupportedModelError, match=f"{what}.*Set types.MethodType"):
         self_draft(model, layers=2)
     with pytest.raises(ConfigError, match=f"`exit_layer` must be unset where {what}, but is 2. Pass a smaller model"):
-        text_of(model, spec_method="draft_model", spec_config={"exit_layer": 2})
+        text_of(model, spec_method="draft_model", spec_config={"exit_layer": 2, "confidence_threshold": 0.0})
 
 
 def test_an_enabled_model_s_draft_is_not_enabled() -> None:

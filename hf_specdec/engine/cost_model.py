@@ -6,7 +6,6 @@ what they gain. Safe to share between threads: a lost correction is made up for 
 
 import itertools
 import json
-import math
 import os
 from bisect import bisect_left
 from collections import deque
@@ -225,10 +224,9 @@ class StepCosts:
         return self._curves[rows]
 
     def token_cost(self, num_rows: int, dtype: torch.dtype) -> float:
-        """What a drafted token of one row must gain, in forwards of one token a row: for drafts that no budget cuts.
+        """What a drafted token more a row adds to a forward of one token a row, before anything is measured.
 
-        All rows are as wide as the widest: the geometric mean of what a token costs where they draft alike, and where
-        one drafts alone. What steps teach is left out: it follows the clock, and the same call drafts the same.
+        What steps teach is left out: it follows the clock, and the same call drafts the same.
 
         Args:
             dtype: of the weights.
@@ -236,7 +234,7 @@ class StepCosts:
         slope = self._slope
         if dtype.itemsize < torch.float32.itemsize:
             slope = min(slope, HALF_SLOPE)
-        return math.sqrt(num_rows) * _for_rows(slope, num_rows)
+        return _for_rows(slope, num_rows)
 
     def save(self, path: str | os.PathLike[str], facts: dict[str, Any] | None = None) -> None:
         """Write the measured curves as JSON, beside `facts` about where they come from."""

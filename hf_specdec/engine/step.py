@@ -15,6 +15,7 @@ from hf_specdec.engine.sequence import OnToken
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.drafting import DraftForwards, propose_together
 from hf_specdec.forward.node_outputs import NodeOutputs
+from hf_specdec.methods.common_width import at_common_width
 from hf_specdec.observer import SpecStep
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree
@@ -132,7 +133,9 @@ class StepRunner:
             DraftTree.chain(sequence.text.tokens[-1]) if tree is None else _cut(tree, batch, depth)
             for sequence, tree, depth in zip(batch.sequences, proposed, depths, strict=True)
         ]
-        return trees if self.budget is None else self.budget.cut(trees, batch.num_live)
+        if self.budget is not None:
+            return self.budget.cut(trees, batch.num_live)
+        return at_common_width(trees, [0.0 if s.finished else s.drafter.min_probability for s in batch.sequences])
 
     def _forward(self, batch: Batch, trees: Sequence[DraftTree]) -> list[NodeOutputs]:
         """What the target computes for each tree's nodes."""

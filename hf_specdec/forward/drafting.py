@@ -10,7 +10,7 @@ import torch
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.runner_base import BaseDraftRunner
 from hf_specdec.methods.base import Drafter
-from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, RoundDrafter
+from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, NoForward, RoundDrafter, is_worth_a_forward
 from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.tree import DraftTree
 
@@ -73,18 +73,26 @@ def propose_together(
             drafter, budget = row
             assert isinstance(drafter, RoundDrafter)
             rounds[place] = drafter.grow(budget if budget <= room else 0)
+    drafters = [None if row is None else cast("RoundDrafter", row[0]) for row in wanted]
+    live = [drafter for drafter in drafters if drafter is not None]
     while any(rounds):
         requests: list[DraftTree | None] = [None] * len(wanted)
         for place, round_ in enumerate(rounds):
             if round_ is None:
                 continue
             try:
-                requests[place] = round_.send(answers[place])
+                answer = answers[place]
+                requests[place] = round_.throw(answer) if isinstance(answer, NoForward) else round_.send(answer)
             except StopIteration as finished:
                 trees[place], rounds[place] = finished.value, None
-        if any(requests):
-            scorers = [cast("RoundDrafter", row[0]).scorer for row in wanted if row is not None]
-            answers = list(_timed(draft_model, requests, [scorer for scorer in scorers if scorer], forwards))
+        asking = [drafter for drafter, asked in zip(drafters, requests, strict=True) if drafter and asked is not None]
+        if not asking:
+            continue
+        if is_worth_a_forward(asking, live):
+            scorers = [drafter.scorer for drafter in live if drafter.scorer is not None]
+            answers = list(_timed(draft_model, requests, scorers, forwards))
+        else:
+            answers = [NoForward()] * len(wanted)
     return trees
 
 

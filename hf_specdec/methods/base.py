@@ -76,6 +76,14 @@ class Drafter(CandidateGenerator, ABC):
     _assisted_ids: list[int] | None = None
     _assisted_tree: DraftTree | None = None
 
+    @property
+    def min_probability(self) -> float:
+        """Probability of acceptance that is worth what a drafted node adds to the target's forward.
+
+        Read after `propose`: trees that say how probable their nodes are are cut by it, unless a budget cuts them.
+        """
+        return 0.0
+
     @abstractmethod
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Start a new text.

@@ -10,10 +10,13 @@ generator that yields the trees it wants scored; so the requests of several rows
             tree = DraftTree.chain(root, rows.best())
             rows = yield tree                         # the new node's
             return tree
+
+A forward takes time of every row. Where drafters say what a request gains, the rows decide together whether it is made;
+if not, `NoForward` is raised at the `yield`, and the round ends with what it has.
 """
 
 from abc import abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 from hf_specdec.methods.base import Drafter
@@ -21,9 +24,21 @@ from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree
 
-__all__ = ["BlockDraftScorer", "DraftRound", "DraftScorer", "RoundDrafter", "cost_ratio", "run"]
+__all__ = [
+    "BlockDraftScorer",
+    "DraftRound",
+    "DraftScorer",
+    "NoForward",
+    "RoundDrafter",
+    "cost_ratio",
+    "is_worth_a_forward",
+]
 
 DraftRound = Generator[DraftTree, NodeLogits, DraftTree]
+
+
+class NoForward(Exception):
+    """The forward that a round asked for is not worth its time."""
 
 
 class DraftScorer(Protocol):
@@ -93,25 +108,21 @@ def cost_ratio(weights: float, layers: float) -> float:
     return (weights + layers) / 2.0
 
 
-def run(round_: DraftRound, scorer: DraftScorer | None) -> DraftTree:
-    """Answer one row's requests until its tree is grown."""
-    try:
-        wanted = next(round_)
-        while True:
-            assert scorer is not None
-            wanted = round_.send(scorer.score(wanted))
-    except StopIteration as finished:
-        tree: DraftTree = finished.value
-        return tree
-
-
 class RoundDrafter(Drafter):
     """A drafter that asks a draft model. Subclasses implement `grow`; `propose` follows from it.
+
+    Attributes:
+        forward_gain (`float | None`): expected tokens that the answer to the last request gains; `None` where it is
+            wanted in any case.
+        forward_cost (`float`): tokens that come about otherwise in the time of a forward of the draft.
 
     Args:
         scorer: the draft model, with the text of this drafter's row; `None` for one that does without, whose rounds
             then ask for nothing.
     """
+
+    forward_gain: float | None = None
+    forward_cost: float = 0.0
 
     def __init__(self, scorer: DraftScorer | None) -> None:
         self.scorer = scorer
@@ -125,4 +136,23 @@ class RoundDrafter(Drafter):
 
     def propose(self, budget: int) -> DraftTree:
         """A round of this row alone."""
-        return run(self.grow(budget), self.scorer)
+        round_ = self.grow(budget)
+        try:
+            wanted = next(round_)
+            while True:
+                assert self.scorer is not None
+                if is_worth_a_forward([self], [self]):
+                    wanted = round_.send(self.scorer.score(wanted))
+                else:
+                    wanted = round_.throw(NoForward())
+        except StopIteration as finished:
+            tree: DraftTree = finished.value
+            return tree
+
+
+def is_worth_a_forward(asking: Iterable[RoundDrafter], live: Iterable[RoundDrafter]) -> bool:
+    """Whether one forward gains the rows that ask for it more than all live rows lose by its time."""
+    gains = [drafter.forward_gain for drafter in asking]
+    if any(gain is None for gain in gains):
+        return True
+    return sum(gain for gain in gains if gain is not None) >= sum(drafter.forward_cost for drafter in live)

@@ -59,7 +59,7 @@ class DrafterContext:
         generator: the sequence's random generator; `None` is the global one.
         is_sampled: whether the call draws its tokens.
         takes_trees: whether the target verifies siblings.
-        token_cost: what a drafted token must gain where so many rows share a forward, in forwards of one token a row.
+        token_cost: what a drafted token more a row adds to a forward of so many rows, over that of one token a row.
         translation: the sequence's text in the draft model's vocabulary, where that is another one.
     """
 

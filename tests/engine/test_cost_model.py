@@ -220,9 +220,9 @@ def test_a_token_is_assumed_to_cost_the_same_whatever_the_clock_says() -> None:
 
 
 @pytest.mark.parametrize("num_rows", [2, 8])
-def test_a_token_of_a_row_in_a_batch_costs_more_than_if_all_rows_drafted_alike(num_rows: int) -> None:
-    """And less than if one drafted alone, whose token makes every row wider."""
-    slope = StepCosts.of_device(torch.device("cpu")).token_cost(1, torch.float32)
-    found = StepCosts.of_device(torch.device("cpu")).token_cost(num_rows, torch.float32)
-    of_all = slope * num_rows / (1.0 + slope * (num_rows - 1))
-    assert of_all < found < num_rows * of_all
+def test_a_token_more_a_row_costs_what_so_many_tokens_add_to_a_forward(num_rows: int) -> None:
+    costs = StepCosts.of_device(torch.device("cpu"))
+    slope = costs.token_cost(1, torch.float32)
+    forward_of_one_each, forward_of_two_each = (1.0 + slope * (tokens - 1) for tokens in (num_rows, 2 * num_rows))
+    found = costs.token_cost(num_rows, torch.float32)
+    assert found == pytest.approx(forward_of_two_each / forward_of_one_each - 1.0)

@@ -241,7 +241,7 @@ def test_use_logits_samples_the_targets_distribution(model: Any, shape: str) -> 
 def test_transformers_argument_sets_it(model: Any) -> None:
     """Adding `spec_method` is enough; in a generation configuration too."""
     expected = plain(model, PROMPT, **OPTIONS)
-    how = {"spec_method": "draft_model", "return_dict_in_generate": True}
+    how = {"spec_method": "draft_model", "return_dict_in_generate": True, "assistant_confidence_threshold": 0.0}
     output = model.generate(PROMPT, assistant_early_exit=2, **how, **OPTIONS)
     assert output.sequences.tolist() == expected.tolist()
     assert output.spec_stats.num_draft_tokens > 0

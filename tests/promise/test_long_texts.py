@@ -161,7 +161,10 @@ def test_a_draft_of_another_length_crosses_it_in_a_padded_batch(
     ids[0, :9] = mask[0, :9] = 0
     for target in (zoo("llama"), long_model):
         expected = plain(fresh(target), ids, attention_mask=mask, **NEW).tolist()
-        drafts = {"assistant_model": noisy_copy(long_model, noise=0.01), "spec_config": config}
+        drafts = {
+            "assistant_model": noisy_copy(long_model, noise=0.01),
+            "spec_config": {"confidence_threshold": 0.0, **config},
+        }
         ours = fresh(target).generate(ids, attention_mask=mask, **NEW, spec_method="draft_model", **drafts)
         assert ours.tolist() == expected
 

@@ -20,11 +20,16 @@ DRAFTS = ["draft", "other_draft", "head", "first_layers", "none"]
 
 def methods_of(model: Any) -> dict[str, dict[str, Any]]:
     """Arguments of a prompt by what drafts for it."""
+    always = {"confidence_threshold": 0.0}
     return {
-        "draft": {"spec_method": "draft_model", "assistant_model": noisy_copy(model)},
-        "other_draft": {"spec_method": "draft_model", "assistant_model": noisy_copy(model, seed=5)},
-        "head": {"spec_method": "eagle3", "assistant_model": random_head(model)},
-        "first_layers": {"spec_method": "draft_model", "spec_config": {"exit_layer": 2}},
+        "draft": {"spec_method": "draft_model", "assistant_model": noisy_copy(model), "spec_config": always},
+        "other_draft": {
+            "spec_method": "draft_model",
+            "assistant_model": noisy_copy(model, seed=5),
+            "spec_config": always,
+        },
+        "head": {"spec_method": "eagle3", "assistant_model": random_head(model), "spec_config": always},
+        "first_layers": {"spec_method": "draft_model", "spec_config": {"exit_layer": 2, **always}},
         "none": {"spec_method": "prompt_lookup"},
     }
 

@@ -167,9 +167,9 @@ def test_adapters_of_rows_are_no_setting_of_many_prompts(mixed: Any, name: str) 
 
 def test_a_draft_of_the_model_s_own_layers_has_the_rows_adapters(mixed: Any) -> None:
     names = ["first", "second", "__base__"]
-    draft = hf_specdec.self_draft(mixed, layers=1)
+    draft, always = hf_specdec.self_draft(mixed, layers=1), {"confidence_threshold": 0.0}
     expected = answer(mixed, PADDED, adapter_names=names)
-    for method in ({"assistant_model": draft}, {"spec_config": {"exit_layer": 1}}):
+    for method in ({"assistant_model": draft, "spec_config": always}, {"spec_config": {"exit_layer": 1, **always}}):
         assert answer(mixed, PADDED, adapter_names=names, spec_method="draft_model", **method) == expected
 
 

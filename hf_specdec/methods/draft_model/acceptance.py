@@ -28,16 +28,22 @@ class AcceptanceCounts(SharedState):
         # [rank][bin] -> [seen, accepted]
         self._bins = [[[0.0, 0.0] for _ in range(len(BIN_EDGES) + 1)] for _ in ranks]
         self._means = [[0.0, 0.0] for _ in ranks]
-        self._rounds = self._forwards = self._tokens = 0.0
+        self._rounds = self._forwards = self._nodes = self._tokens = 0.0
 
     def record(
-        self, observations: Iterable[tuple[int, float, bool]], *, num_forwards: int = 0, num_tokens: int = 1
+        self,
+        observations: Iterable[tuple[int, float, bool]],
+        *,
+        num_forwards: int = 0,
+        num_nodes: int = 0,
+        num_tokens: int = 1,
     ) -> None:
         """Add one round.
 
         Args:
             observations: rank, confidence and acceptance of each drafted token whose parent was accepted.
             num_forwards: forwards of the draft.
+            num_nodes: drafted tokens that the target verified.
             num_tokens: tokens the round added to the text.
         """
         with self._lock:
@@ -51,9 +57,11 @@ class AcceptanceCounts(SharedState):
                         count[:] = [count[0] / 2, count[1] / 2]
             self._rounds += 1
             self._forwards += num_forwards
+            self._nodes += num_nodes
             self._tokens += num_tokens
             if self._rounds >= MAX_COUNT:
-                self._rounds, self._forwards, self._tokens = self._rounds / 2, self._forwards / 2, self._tokens / 2
+                self._rounds, self._forwards = self._rounds / 2, self._forwards / 2
+                self._nodes, self._tokens = self._nodes / 2, self._tokens / 2
 
     def rate(self, rank: int, confidence: float, prior: float | None = None) -> float:
         """Probability that such a token is accepted if its parent is; `prior` (the confidence) while little is known.
@@ -75,9 +83,32 @@ class AcceptanceCounts(SharedState):
             seen, accepted = self._means[rank]
         return (accepted + PRIOR_WEIGHT * PRIOR_MEANS[rank]) / (seen + PRIOR_WEIGHT)
 
-    def tokens_per_cost(self, relative_cost: float) -> float:
-        """Tokens gained in the time of one forward of the target, if one of the draft costs `relative_cost` of it."""
+    def gain(self, rank: int, least: float) -> float:
+        """What a child of this rank is worth beyond `least` if its parent is accepted, on the mean of what was counted.
+
+        A child below `least` is not verified, so it is worth nothing; 0 gives `mean`. Before anything is counted, a
+        child is taken to be either surely accepted or surely not.
+
+        Args:
+            rank: place among its siblings, 0 for the first.
+            least: acceptance from which a child is worth verifying.
+        """
+        rank = min(rank, len(self._means) - 1)
+        with self._lock:
+            cells = [(seen, accepted) for seen, accepted in self._bins[rank] if seen]
+        gained = sum([seen * max(0.0, accepted / seen - least) for seen, accepted in cells])
+        seen = sum([seen for seen, _ in cells])
+        return (gained + PRIOR_WEIGHT * PRIOR_MEANS[rank] * max(0.0, 1.0 - least)) / (seen + PRIOR_WEIGHT)
+
+    def tokens_per_cost(self, relative_cost: float, token_cost: float = 0.0) -> float:
+        """Tokens gained in the time of one forward of the target for one token.
+
+        Args:
+            relative_cost: what a forward of the draft costs over that.
+            token_cost: what a drafted token adds to it.
+        """
         with self._lock:
             tokens = self._tokens + PRIOR_WEIGHT * PRIOR_TOKENS
             cost = self._rounds + PRIOR_WEIGHT + relative_cost * (self._forwards + PRIOR_WEIGHT * PRIOR_TOKENS)
+            cost += token_cost * (self._nodes + PRIOR_WEIGHT * PRIOR_TOKENS)
         return tokens / cost

@@ -27,7 +27,7 @@ class Candidate:
         confidence: the draft's probability of the token; of its being drawn, where the noise of the draw is known.
         value: estimated probability that the target accepts the whole path.
         scored_as: its node in the requests; `None` as long as the draft has not scored it.
-        children: those that were kept, by their tokens.
+        children: those that were drafted, by their tokens.
     """
 
     token: int
@@ -38,6 +38,11 @@ class Candidate:
     value: float = 1.0
     scored_as: int | None = None
     children: "dict[int, Candidate]" = field(default_factory=dict)
+
+    def add(self, token: int, rank: int, confidence: float, value: float) -> "Candidate":
+        """A new child."""
+        child = self.children[token] = Candidate(token, self, self.depth + 1, rank, confidence, value)
+        return child
 
     def path(self) -> list[int]:
         """Tokens below the root down to this one."""
@@ -67,7 +72,6 @@ class Growth:
                 assert candidate.parent.scored_as is not None
                 candidate.scored_as = self.scored.add(candidate.parent.scored_as, candidate.token)
         self.last_scored = chosen[-1]
-        self.num_forwards += 1
         return self.scored.build()
 
     def keep(self, candidates: Iterable[Candidate]) -> DraftTree:
@@ -77,7 +81,6 @@ class Growth:
         for candidate in candidates:
             assert candidate.parent is not None
             places[candidate] = builder.add(places[candidate.parent], candidate.token)
-            candidate.parent.children[candidate.token] = candidate
         return builder.build()
 
 
@@ -91,7 +94,7 @@ def likeliest_children(
         for rank, (confidence, token) in enumerate(zip(confidences, tokens, strict=True)):
             if confidence > 0.0:
                 value = parent.value * counts.rate(rank, confidence)
-                children.append(Candidate(token, parent, parent.depth + 1, rank, confidence, value))
+                children.append(parent.add(token, rank, confidence, value))
     return children
 
 
@@ -111,7 +114,7 @@ def draw_children(
             if confidence > 0.0:
                 # P(accept) = min(1, p / q): even an unlikely token is taken where the target agrees that it is one
                 value = parent.value * counts.rate(rank, confidence, prior=(1.0 + confidence) / (2.0 + rank))
-                children.append(Candidate(int(token), parent, parent.depth + 1, rank, confidence, value))
+                children.append(parent.add(int(token), rank, confidence, value))
     return children
 
 

@@ -6,14 +6,15 @@ Sources: https://arxiv.org/abs/2211.17192 (speculative decoding), https://arxiv.
 most probable nodes, then rerank), https://arxiv.org/abs/2406.17276 (OPT-Tree). Knows the draft as a `DraftScorer` only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from hf_specdec.methods.base import TOKEN_COST
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.candidates import Candidate, Growth, depth_first, draw_children, likeliest_children
 from hf_specdec.methods.draft_model.config import DraftModelConfig
-from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, RoundDrafter
+from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, NoForward, RoundDrafter
 from hf_specdec.methods.draw_noise import coupled
 from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.methods.processed_rows import LogitsProcessorFn, process_rows
@@ -42,6 +43,7 @@ class DraftModelDrafter(RoundDrafter):
         memory: acceptances counted in earlier greedy calls. Not used when sampling: acceptance depends on the
             logits processors, and where children are drawn the text depends on the drafts, so that the same seed has
             to give the same drafts.
+        token_cost: what a drafted token more a row adds to a forward of so many rows, over that of one token a row.
     """
 
     def __init__(
@@ -52,10 +54,12 @@ class DraftModelDrafter(RoundDrafter):
         logits_processor: LogitsProcessorFn | None = None,
         generator: torch.Generator | None = None,
         memory: AcceptanceCounts | None = None,
+        token_cost: Callable[[int], float] = lambda num_rows: TOKEN_COST,
     ) -> None:
         super().__init__(scorer)
         self.scorer: DraftScorer = scorer
         self.config, self.logits_processor, self.generator = config, logits_processor, generator
+        self.token_cost = token_cost
         self.draws = config.use_logits and logits_processor is not None
         self.is_deterministic = not self.draws
         self.counts = memory if memory is not None and logits_processor is None else AcceptanceCounts()
@@ -85,21 +89,25 @@ class DraftModelDrafter(RoundDrafter):
         if budget < 1:
             return growth.scored.build()
         self._round = self._described = growth
-        if not self._pays():
-            return growth.scored.build()
-        if self.draws:
-            return (yield from self._grow_by_drawing(growth, budget))
-        return (yield from self._grow_best_first(growth, budget))
+        self.forward_gain, self.forward_cost = self._first_gain(), self._min_gain
+        tree = yield from (self._grow_by_drawing if self.draws else self._grow_best_first)(growth, budget)
+        self._skipped += growth.num_forwards == 0
+        return tree
 
     def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
         """Count what was accepted, and let the draft follow the text."""
         if self._round is not None:
-            found = observations(tree, self._round, accepted)
-            self.counts.record(found, num_forwards=self._round.num_forwards, num_tokens=len(accepted))
+            self._count(tree, self._round, accepted, num_tokens=len(accepted))
             self._round = None
         self.scorer.keep(tree, accepted)
         self._text += accepted
         self._ids = None
+
+    def _count(self, tree: DraftTree, growth: Growth, accepted: Sequence[int], *, num_tokens: int) -> None:
+        """Learn from a verified round of the draft's tokens, which added `num_tokens` of the target's to the text."""
+        found = observations(growth, accepted)
+        num_nodes = tree.num_draft_tokens
+        self.counts.record(found, num_forwards=growth.num_forwards, num_nodes=num_nodes, num_tokens=num_tokens)
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
         """The draft model drafts everything; with the estimated probability of each node."""
@@ -113,9 +121,13 @@ class DraftModelDrafter(RoundDrafter):
     def _grow_best_first(self, growth: Growth, budget: int) -> DraftRound:
         """Score the most promising nodes, forward by forward; keep the best `budget` candidates."""
         kept: list[Candidate] = []
-        chosen = [growth.root]
+        chosen, least = [growth.root], self.min_probability
         while chosen:
-            rows = yield growth.request(chosen)
+            try:
+                rows = yield growth.request(chosen)
+            except NoForward:
+                break
+            growth.num_forwards += 1
             if self.logits_processor is not None:
                 scores = self._processed(chosen, rows.logits)
                 if self.noise is not None:
@@ -125,8 +137,10 @@ class DraftModelDrafter(RoundDrafter):
             kept.sort(key=lambda candidate: -candidate.value)  # stable: a parent stays in front of its children
             del kept[budget:]
             weakest = kept[-1].value if len(kept) == budget else 0.0
-            chosen = self._worth_scoring(growth, kept, weakest)
-        return growth.keep(depth_first(growth.root, kept))
+            chosen = self._worth_scoring(growth, kept, max(weakest, least))
+        if not self.chooses_size:
+            return growth.keep(depth_first(growth.root, kept))
+        return growth.keep(kept).with_probabilities((1.0, *[min(1.0, candidate.value) for candidate in kept]))
 
     def _grow_by_drawing(self, growth: Growth, budget: int) -> DraftRound:
         """Say how many children each node gets, score those nodes, draw; nothing that was drawn is dropped.
@@ -137,12 +151,18 @@ class DraftModelDrafter(RoundDrafter):
         places = {growth.root: 0}
         drafted_from: dict[int, torch.Tensor] = {}
         drawn: list[Candidate] = []
-        chosen = [growth.root]
+        chosen, least = [growth.root], self.min_probability
         while chosen:
             room, rounds = budget - len(drawn), self.config.draft_len - growth.num_forwards
-            shares = self._shares(chosen, -(-room // rounds))
+            shares = self._shares(chosen, -(-room // rounds), least)
+            if not shares:
+                break
             chosen = list(shares)
-            rows = yield growth.request(chosen)
+            try:
+                rows = yield growth.request(chosen)
+            except NoForward:
+                break
+            growth.num_forwards += 1
             probabilities = self._processed(chosen, rows.logits).softmax(dim=-1)
             fresh = draw_children(chosen, probabilities, list(shares.values()), self.counts, self.generator)
             for parent, row in zip(chosen, probabilities, strict=True):
@@ -152,15 +172,15 @@ class DraftModelDrafter(RoundDrafter):
                 places[child] = builder.add(places[child.parent], child.token)
             drawn += fresh
             room = budget - len(drawn)
-            chosen = self._worth_scoring(growth, drawn, 0.0) if room else []
+            chosen = self._worth_scoring(growth, drawn, least) if room else []
         growth.keep(drawn)
         return builder.build().with_distributions(drafted_from)
 
     def _worth_scoring(self, growth: Growth, candidates: list[Candidate], weakest: float) -> list[Candidate]:
-        """The nodes for the next forward, likeliest first; none where it saves no time or the depth is reached.
+        """The nodes for the next forward, likeliest first; none where it gains nothing or the depth is reached.
 
-        A forward saves time if it adds more expected accepted tokens, less those that they displace, than other
-        forwards add in its time.
+        What a forward gains are the expected accepted tokens that it adds, less those that they displace and what the
+        nodes beside the first add to its time.
 
         Args:
             weakest: the value that a new node has to exceed.
@@ -173,16 +193,24 @@ class DraftModelDrafter(RoundDrafter):
             unscored = [c for c in unscored if c.parent is growth.last_scored][:1]
         threshold = self.config.confidence_threshold
         if threshold is not None:
+            self.forward_gain = None
             return [c for c in unscored if c.confidence >= threshold and c.value > weakest][:WIDTH]
-        means = [self.counts.mean(rank) for rank in range(self.config.num_branches)]
-        gains = {c: sum([max(0.0, c.value * mean - weakest) for mean in means]) for c in unscored}
-        best = [c for c in unscored if gains[c] > 0.0][:WIDTH]
-        return best if sum([gains[c] for c in best]) >= self._min_gain else []
+        ranks = range(self.config.num_branches)
+        gains = {c: sum([c.value * self.counts.gain(rank, weakest / c.value) for rank in ranks]) for c in unscored}
+        cost = self._min_gain * self._cost_of_node  # of a node more in a forward of the draft
+        best = [c for c in unscored if gains[c] > cost][:WIDTH]
+        self.forward_gain = sum([gains[c] for c in best]) - cost * (len(best) - 1)
+        return best
 
-    def _shares(self, chosen: list[Candidate], room: int) -> dict[Candidate, int]:
-        """How many children each node draws, `room` in all: the likeliest to be accepted, by counted means alone."""
+    def _shares(self, chosen: list[Candidate], room: int, least: float) -> dict[Candidate, int]:
+        """How many children each node draws, `room` in all: the likeliest to be accepted, by counted means alone.
+
+        Args:
+            least: probability of acceptance that each has to have.
+        """
         means = [self.counts.mean(rank) for rank in range(min(self.config.num_branches, self.scorer.vocab_size))]
         slots = [(-c.value * mean, place, c) for place, c in enumerate(chosen) for mean in means]
+        slots = [slot for slot in slots if -slot[0] >= least]
         slots.sort(key=lambda slot: slot[:2])
         shares: dict[Candidate, int] = {}
         for _, _, candidate in slots[:room]:
@@ -190,17 +218,37 @@ class DraftModelDrafter(RoundDrafter):
         return shares
 
     @property
+    def chooses_size(self) -> bool:
+        """Whether as many tokens are verified as are worth it: the configuration does not say how many."""
+        return self.config.max_nodes is None and self.config.confidence_threshold is None
+
+    @property
+    def _cost_of_node(self) -> float:
+        """What a drafted token adds to the target's forward; 0 where the configuration says how many there are."""
+        return self.token_cost(self.num_rows) if self.chooses_size else 0.0
+
+    @property
+    def _tokens_per_cost(self) -> float:
+        return max(1.0, self.counts.tokens_per_cost(self.scorer.relative_cost, self._cost_of_node))
+
+    @property
     def _min_gain(self) -> float:
         """Tokens that a forward of the draft has to gain."""
-        cost = self.scorer.relative_cost
-        return cost * self.counts.tokens_per_cost(cost)
+        return self.scorer.relative_cost * self._tokens_per_cost
 
-    def _pays(self) -> bool:
-        """Whether this step drafts at all."""
-        if self.config.confidence_threshold is not None or self.counts.mean(0) >= self._min_gain:
-            return True
-        self._skipped += 1
-        return self._skipped % RETRY == 0
+    @property
+    def min_probability(self) -> float:
+        """Probability of acceptance that is worth what a drafted node adds to the target's forward."""
+        return self._cost_of_node * self._tokens_per_cost
+
+    def _first_gain(self) -> float | None:
+        """What the round's first forward gains; `None` where it is configured, or made to notice a change."""
+        if self.config.confidence_threshold is not None:
+            return None
+        if (self._skipped + 1) % RETRY == 0:
+            self._skipped += 1
+            return None
+        return sum([self.counts.gain(rank, self.min_probability) for rank in range(self.config.num_branches)])
 
     def _processed(self, chosen: list[Candidate], rows: torch.Tensor) -> torch.Tensor:
         """The rows as the draft's processors leave them, each shown the text up to its node."""
@@ -215,21 +263,17 @@ class DraftModelDrafter(RoundDrafter):
         return process_rows(self.logits_processor, rows, depths, text, lambda place: chosen[place].path())
 
 
-def observations(tree: DraftTree, growth: Growth, accepted: Sequence[int]) -> list[tuple[int, float, bool]]:
-    """Rank, confidence and acceptance of the verified nodes whose parents were accepted.
+def observations(growth: Growth, accepted: Sequence[int]) -> list[tuple[int, float, bool]]:
+    """Rank, confidence and acceptance of the drafted tokens whose parents were accepted.
 
-    `tree` may be a part of what was grown; nodes are found by their tokens.
+    Whether they were verified or not: which token follows their parent is known.
     """
     found: list[tuple[int, float, bool]] = []
-    node, candidate = 0, growth.root
+    candidate = growth.root
     for token in accepted:
-        for child in tree.children(node):
-            grown = candidate.children.get(tree.tokens[child])
-            if grown is None:
-                return found
-            found.append((grown.rank, grown.confidence, grown.token == token))
-        following = tree.child(node, token)
+        found += [(child.rank, child.confidence, child.token == token) for child in candidate.children.values()]
+        following = candidate.children.get(token)
         if following is None:
-            return found
-        node, candidate = following, candidate.children[token]
+            break
+        candidate = following
     return found

@@ -24,13 +24,14 @@ def drafter_of(name: str, config: DraftModelConfig, context: DrafterContext) -> 
     name = f"{name}, {config.num_branches} branches, {scorer.relative_cost:.6f}"
     if context.translation is not None:
         memory = None if context.is_sampled else context.state.of(f"{name}, translated", AcceptanceCounts)
-        return TranslatedDrafter(config, scorer, context.translation, memory=memory)
+        return TranslatedDrafter(config, scorer, context.translation, memory=memory, token_cost=context.token_cost)
     return DraftModelDrafter(
         config,
         scorer,
         logits_processor=context.logits_processor,
         generator=context.generator,
         memory=context.state.of(name, AcceptanceCounts),
+        token_cost=context.token_cost,
     )
 
 

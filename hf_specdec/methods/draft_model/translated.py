@@ -3,14 +3,16 @@
 drafter = TranslatedDrafter(DraftModelConfig(draft_len=4), scorer, Translation(tokenizer, assistant_tokenizer))
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from hf_specdec.methods.base import TOKEN_COST
+from hf_specdec.methods.common_width import at_common_width
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
-from hf_specdec.methods.draft_model.drafter import DraftModelDrafter, observations
-from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer
+from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
+from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, NoForward
 from hf_specdec.methods.translation import Translation
 from hf_specdec.observer import DraftedNode
 from hf_specdec.tree import DraftTree, TreeBuilder
@@ -27,7 +29,7 @@ class TranslatedDrafter(DraftModelDrafter):
     Args:
         scorer: the draft, with the fixed tokens of `translation` as its text.
         translation: this row's text in both vocabularies; it has begun.
-        memory: see `DraftModelDrafter`.
+        memory, token_cost: see `DraftModelDrafter`.
     """
 
     def __init__(
@@ -37,8 +39,9 @@ class TranslatedDrafter(DraftModelDrafter):
         translation: Translation,
         *,
         memory: AcceptanceCounts | None = None,
+        token_cost: Callable[[int], float] = lambda num_rows: TOKEN_COST,
     ) -> None:
-        super().__init__(config, scorer, memory=memory)
+        super().__init__(config, scorer, memory=memory, token_cost=token_cost)
         self.translation = translation
         self._root = 0  # the target's
         self._in_draft: DraftTree | None = None  # of the last round, in the draft's vocabulary
@@ -58,10 +61,15 @@ class TranslatedDrafter(DraftModelDrafter):
         try:
             wanted = next(round_)
             while True:
-                rows = yield _after(known.fixed[-1], known.tail, wanted)
+                try:
+                    rows = yield _after(known.fixed[-1], known.tail, wanted)
+                except NoForward as refused:
+                    wanted = round_.throw(refused)
+                    continue
                 wanted, num_known = round_.send(rows.part(slice(-(len(wanted) - num_known), None))), len(wanted)
         except StopIteration as finished:
             tree: DraftTree = finished.value
+        [tree] = at_common_width([tree], [self.min_probability])
         self._in_draft = tree
         return self._translated(tree)
 
@@ -72,8 +80,7 @@ class TranslatedDrafter(DraftModelDrafter):
         fixed = self.translation.extend(list(accepted))
         now = [*self.translation.fixed, *self.translation.tail]
         if self._round is not None and self._in_draft is not None and now[: len(before)] == before:
-            found = observations(self._in_draft, self._round, now[len(before) :])
-            self.counts.record(found, num_forwards=self._round.num_forwards, num_tokens=len(accepted))
+            self._count(self._in_draft, self._round, now[len(before) :], num_tokens=len(accepted))
         self._round = None
         self.scorer.keep(tree, fixed)
 

@@ -30,8 +30,9 @@ class Eagle3Config(HeadConfig):
         num_branches (`int`, *optional*, defaults to `4`):
             Most children of a node of the draft tree; 1 drafts a chain.
         max_nodes (`int`, *optional*):
-            Most drafted tokens a step, all branches together. Defaults to `draft_len` for a chain and to
-            `min(draft_len * num_branches, 16)` for a tree.
+            Drafted tokens that are verified a step at most, all branches together. `None` verifies as many as are worth
+            what they add to the target's forward, at most `draft_len` of a chain and
+            `min(draft_len * num_branches, 16)` of a tree.
         confidence_threshold (`float`, *optional*):
             The head goes on after a token only if it gave that token at least this probability; `0.0` always drafts
             `draft_len` tokens. `None` or `"auto"` learns how far drafting saves time. Alias:

@@ -8,6 +8,7 @@ Source: https://github.com/apoorvumang/prompt-lookup-decoding; names and default
 """
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -36,7 +37,7 @@ class PromptLookupDrafter(Drafter):
     Args:
         config: see `PromptLookupConfig`.
         pool: texts of earlier calls; the finished text is added to it.
-        token_cost: what a drafted token must gain where so many rows share a forward, in forwards of one token a row.
+        token_cost: what a drafted token more a row adds to a forward of so many rows, over that of one token a row.
     """
 
     def __init__(
@@ -129,12 +130,15 @@ class PromptLookupDrafter(Drafter):
     def _chances_above_cost(self, matching: int) -> list[float]:
         """The chances of the tokens after a match, as far as they exceed what each costs; a match that holds grows.
 
+        All rows of a forward are as wide as the widest. The bound is the geometric mean of what a token costs where
+        they draft alike, and where one drafts alone.
+
         Args:
             matching: tokens of the match.
         """
         chances: list[float] = []
         probability = 1.0
-        least = self.token_cost(self.num_rows)
+        least = math.sqrt(self.num_rows) * self.token_cost(self.num_rows)
         trust = min(1.0, (self._accepted + PRIOR_COUNT) / (self._expected + PRIOR_COUNT))
         while len(chances) < self.config.max_draft_len:
             size = matching + len(chances)

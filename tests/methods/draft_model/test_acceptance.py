@@ -34,6 +34,18 @@ def test_rates_approach_what_is_counted() -> None:
     assert abs(counts.mean(0) - 0.7) < 0.1
 
 
+def test_what_a_token_gains_beyond_a_bound_is_the_mean_of_what_was_counted() -> None:
+    counts = fed({0.95: 1.0, 0.25: 0.2})
+    for least, expected in ((0.0, 0.6), (0.5, 0.25), (0.9, 0.05), (1.0, 0.0)):
+        assert abs(counts.gain(0, least) - expected) < 0.03
+    assert abs(counts.gain(0, 0.0) - counts.mean(0)) < 0.01
+    untaught = AcceptanceCounts()
+    gains = [untaught.gain(1, least) for least in (0.0, 0.3, 0.9, 1.0)]
+    assert gains[0] == untaught.mean(1)
+    assert gains == sorted(gains, reverse=True)
+    assert gains[-1] == 0.0 < gains[-2]
+
+
 def test_old_counts_fade() -> None:
     counts = AcceptanceCounts()
     for accepted in [True] * 5_000 + [False] * 1_000:
@@ -54,6 +66,13 @@ def test_estimates_stay_probabilities() -> None:
 def test_memory_is_bounded() -> None:
     few, many = fed({0.9: 0.5}, 10), fed({0.9: 0.5}, 5_000)
     assert len(pickle.dumps(many)) <= len(pickle.dumps(few)) + 100
+
+
+def test_speed_counts_what_verified_tokens_cost() -> None:
+    counts = AcceptanceCounts()
+    for _ in range(200):
+        counts.record([], num_forwards=2, num_nodes=10, num_tokens=3)
+    assert abs(counts.tokens_per_cost(0.1, 0.05) - 3.0 / (1.0 + 0.2 + 0.5)) < 0.05
 
 
 def test_speed_is_tokens_over_the_cost_of_both_models() -> None:

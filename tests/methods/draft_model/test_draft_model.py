@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from hf_specdec.methods.common_width import at_common_width
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
@@ -20,7 +21,8 @@ ALWAYS = {"confidence_threshold": 0.0}
 def drafter_of(
     table: Table, text: Sequence[int] = (0,), scorer: dict[str, Any] | None = None, **fields: Any
 ) -> DraftModelDrafter:
-    extra = {name: fields.pop(name) for name in ("logits_processor", "generator", "memory") if name in fields}
+    names = ("logits_processor", "generator", "memory", "token_cost")
+    extra = {name: fields.pop(name) for name in names if name in fields}
     drafter = DraftModelDrafter(DraftModelConfig(**fields), TableScorer(table, **(scorer or {})), **extra)
     drafter.begin(text)
     return drafter
@@ -218,7 +220,9 @@ def test_drafts_go_on_where_tokens_of_that_confidence_were_accepted() -> None:
 
 def test_a_dear_draft_stops_sooner_than_a_cheap_one() -> None:
     lengths = [
-        drafter_of(sure_of(dict.fromkeys(range(6), 0.7)), scorer={"relative_cost": cost}, draft_len=8)
+        drafter_of(
+            sure_of(dict.fromkeys(range(6), 0.7)), scorer={"relative_cost": cost}, draft_len=8, token_cost=lambda _: 0.0
+        )
         .propose(100)
         .num_draft_tokens
         for cost in (0.0, 0.05, 0.2, 0.3)
@@ -226,6 +230,50 @@ def test_a_dear_draft_stops_sooner_than_a_cheap_one() -> None:
     assert lengths[0] == 8
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[-1] < lengths[1]
+
+
+def verified(drafter: DraftModelDrafter) -> DraftTree:
+    """What the engine leaves of the drafter's tree, in a batch of rows alike."""
+    [tree] = at_common_width([drafter.propose(100)], [drafter.min_probability])
+    return tree
+
+
+@pytest.mark.parametrize("fields", [{"draft_len": 6}, {"draft_len": 6, "num_branches": 3}], ids=["chain", "tree"])
+def test_tokens_are_verified_that_are_worth_what_they_add_to_a_forward(fields: dict[str, int]) -> None:
+    """The more rows, the fewer; all, where the configuration says how many or to draft in any case."""
+
+    def num_verified(num_rows: int, **more: Any) -> int:
+        cost = {"token_cost": lambda rows: 0.1 * rows}
+        drafter = drafter_of(sure_of(dict.fromkeys(range(6), 0.7)), **cost, **fields, **more)
+        drafter.num_rows = num_rows
+        return verified(drafter).num_draft_tokens
+
+    numbers = [num_verified(num_rows) for num_rows in (1, 2, 4, 20)]
+    assert numbers == sorted(set(numbers), reverse=True)
+    assert numbers[-1] == 0
+    budget = DraftModelConfig(**fields).node_budget
+    assert numbers[0] < budget
+    assert num_verified(20, max_nodes=budget) == num_verified(20, **ALWAYS) == budget
+
+
+def test_a_tree_says_how_probable_its_nodes_are() -> None:
+    """In the order of their probabilities, unless the configuration says how many there are."""
+    tree = drafter_of(random_table(1, SIZE), num_branches=3, draft_len=3).propose(100)
+    assert tree.probabilities is not None
+    assert list(tree.probabilities) == sorted(tree.probabilities, reverse=True)
+    assert (
+        drafter_of(random_table(1, SIZE), num_branches=3, draft_len=3, max_nodes=8).propose(100).probabilities is None
+    )
+
+
+def test_a_token_that_was_not_verified_is_counted_where_the_next_one_is_known() -> None:
+    memory = AcceptanceCounts()
+    drafter = drafter_of(sure_of(dict.fromkeys(range(6), 0.95)), draft_len=2, memory=memory, **ALWAYS)
+    tree = drafter.propose(100)
+    drafter.observe(tree.truncated(max_nodes=0), None, [1])
+    expected = AcceptanceCounts()
+    expected.record([(0, 0.95, True)])
+    assert memory.mean(0) == expected.mean(0)
 
 
 def test_a_draft_that_is_never_right_is_asked_now_and_then_only() -> None:

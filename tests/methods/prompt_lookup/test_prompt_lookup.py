@@ -91,7 +91,7 @@ def test_a_match_is_followed_as_far_as_its_tokens_pay(token_cost: float, expecte
 
 def test_a_match_is_followed_less_far_the_more_rows_share_a_forward() -> None:
     """By the rows of the next forward: rows leave a batch."""
-    drafter = PromptLookupDrafter(PromptLookupConfig(), token_cost=lambda num_rows: 0.045 * num_rows)
+    drafter = PromptLookupDrafter(PromptLookupConfig(), token_cost=lambda num_rows: 0.045 * num_rows**0.5)
     drafter.begin([50, 100, 101, *range(20), 51, 100, 101])
     lengths = []
     for num_rows in (8, 2, 1):
