@@ -53,7 +53,7 @@ class DraftForwards:
 
 def propose_together(
     wanted: Sequence[tuple[Drafter, int] | None],
-    draft_model: BaseDraftRunner | None,
+    draft_runner: BaseDraftRunner | None,
     forwards: DraftForwards | None = None,
 ) -> list[DraftTree | None]:
     """Every drafter's tree. Those that ask a draft model are asked in turns, so that one forward answers all.
@@ -62,9 +62,9 @@ def propose_together(
         wanted: for each row left its drafter and budget, `None` where its text has ended.
         forwards: counts those of the draft model.
     """
-    if draft_model is None:
+    if draft_runner is None:
         return [None if row is None else row[0].propose(row[1]) for row in wanted]
-    room = draft_model.room()
+    room = draft_runner.room()
     trees: list[DraftTree | None] = [None] * len(wanted)
     rounds: list[DraftRound | None] = [None] * len(wanted)
     answers: list[Any] = [None] * len(wanted)  # the first thing sent to a generator is nothing
@@ -85,12 +85,12 @@ def propose_together(
                 requests[place] = round_.throw(answer) if isinstance(answer, NoForward) else round_.send(answer)
             except StopIteration as finished:
                 trees[place], rounds[place] = finished.value, None
-        asking = [drafter for drafter, asked in zip(drafters, requests, strict=True) if drafter and asked is not None]
+        asking = [drafter for drafter, asked in zip(drafters, requests, strict=True) if drafter and asked]
         if not asking:
             continue
         if is_worth_a_forward(asking, live):
             scorers = [drafter.scorer for drafter in live if drafter.scorer is not None]
-            answers = list(_timed(draft_model, requests, scorers, forwards))
+            answers = list(_timed(draft_runner, requests, scorers, forwards))
         else:
             answers = [NoForward()] * len(wanted)
     return trees
