@@ -109,20 +109,7 @@ def export(
     if script.exists() and b"hf_specdec.hub.export" not in script.read_bytes():
         remedy = "Choose another folder, or move the file away."
         raise ConfigError("folder", f"must have no {FOLDER}/generate.py of another author", str(folder), remedy)
-    if memory is not None and method.name != "auto":
-        rule = f"must be unset with spec_method={method.name!r}"
-        raise ConfigError("memory", rule, type(memory).__name__, 'Use spec_method="auto".')
-    if head is not None and not isinstance(head, DraftHead):
-        check_path("head", head, "a draft head, its folder or its hub name")
-        head = AutoDraftHead.from_pretrained(head)
-    if head is not None and method.name not in head.methods:
-        rule, remedy = f"must be unset with spec_method={method.name!r}", f"It drafts with {', '.join(head.methods)}."
-        raise ConfigError("head", rule, type(head).__name__, remedy)
-    if head is not None and not isinstance(head, Eagle3Head):
-        raise ConfigError("head", "must be an EAGLE-3 head", type(head).__name__, "Train one: hf-specdec train.")
-    if memory is not None and not isinstance(memory, SpecMemory):
-        check_path("memory", memory, "a SpecMemory, or the file of one")
-        memory = SpecMemory.load(memory)
+    head, memory = _head_of(head, method.name), _memory_of(memory, method.name)
     card = _tagged(root / "README.md", method.name)
     script.parent.mkdir(parents=True, exist_ok=True)
     for name in (f"{HEAD}/config.json", f"{HEAD}/model.safetensors", MEMORY, CONTENTS):  # of an earlier export
@@ -133,6 +120,42 @@ def export(
     (script.parent / "requirements.txt").write_text(f"hf_specdec>={version('hf_specdec')}\n", "utf-8")
     card.save(root / "README.md")
     return root
+
+
+def _head_of(head: DraftHead | str | os.PathLike[str] | None, method: str) -> Eagle3Head | None:
+    """The head, loaded.
+
+    Raises:
+        ConfigError: the method has no use for it, or it is none that is written.
+    """
+    if head is None:
+        return None
+    if not isinstance(head, DraftHead):
+        check_path("head", head, "a draft head, its folder or its hub name")
+        head = AutoDraftHead.from_pretrained(head)
+    if method not in head.methods:
+        rule, remedy = f"must be unset with spec_method={method!r}", f"It drafts with {', '.join(head.methods)}."
+        raise ConfigError("head", rule, type(head).__name__, remedy)
+    if not isinstance(head, Eagle3Head):
+        raise ConfigError("head", "must be an EAGLE-3 head", type(head).__name__, "Train one: hf-specdec train.")
+    return head
+
+
+def _memory_of(memory: SpecMemory | str | os.PathLike[str] | None, method: str) -> SpecMemory | None:
+    """The memory, loaded.
+
+    Raises:
+        ConfigError: the method has no use for it, or it cannot be read.
+    """
+    if memory is None:
+        return None
+    if method != "auto":
+        rule = f"must be unset with spec_method={method!r}"
+        raise ConfigError("memory", rule, type(memory).__name__, 'Use spec_method="auto".')
+    if isinstance(memory, SpecMemory):
+        return memory
+    check_path("memory", memory, "a SpecMemory, or the file of one")
+    return SpecMemory.load(memory)
 
 
 def _check_repo(repo_id: str | None) -> None:

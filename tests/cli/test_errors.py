@@ -159,7 +159,7 @@ REMEDIES = [
     ("Pass it as spec_config.", "Pass it as --spec-config."),
     ("Pass use_cache=True.", "Pass use_cache=True."),
     ("Pass assistant_model=hf_specdec.self_draft(model, layers=...).",) * 2,
-    ("See /tmp/dtype=fp32/spec_config/x.",) * 2,
+    ("See folder/dtype=fp32/spec_config/x.",) * 2,
 ]
 
 
