@@ -229,6 +229,7 @@ class DraftModelDrafter(RoundDrafter):
 
     @property
     def _tokens_per_cost(self) -> float:
+        """Tokens that come about in the time of a step of one token; plain decoding's is 1."""
         return max(1.0, self.counts.tokens_per_cost(self.scorer.relative_cost, self._cost_of_node))
 
     @property
