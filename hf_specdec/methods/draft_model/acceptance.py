@@ -6,17 +6,39 @@ kind of text is noticed. Knows no clocks: the same counts give the same estimate
 """
 
 import bisect
+import itertools
 from collections.abc import Iterable
 
 from hf_specdec.methods.shared_state import SharedState
 
-__all__ = ["AcceptanceCounts"]
+__all__ = ["AcceptanceCounts", "GainCurve"]
 
 BIN_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 PRIOR_MEANS = (0.6, 0.15, 0.08, 0.04)  # acceptance of a first, second, third, later child before anything is counted
 PRIOR_WEIGHT = 8.0  # observations that a prior counts as
 PRIOR_TOKENS = 2.0  # tokens a step before anything is counted
 MAX_COUNT = 256.0  # a count that reaches this is halved
+
+
+class GainCurve:
+    """What children of an accepted parent are worth beyond a bound: those below it are not verified, and worth nothing.
+
+    Args:
+        children: acceptance of each kind of child, and how many of it there are on the mean.
+    """
+
+    def __init__(self, children: Iterable[tuple[float, float]]) -> None:
+        ordered = sorted(children, reverse=True)
+        self._below = [-acceptance for acceptance, _ in ordered]
+        self._numbers = list(itertools.accumulate([number for _, number in ordered], initial=0.0))
+        self._accepted = list(
+            itertools.accumulate([number * acceptance for acceptance, number in ordered], initial=0.0)
+        )
+
+    def __call__(self, least: float) -> float:
+        """Expected accepted children beyond what as many of acceptance `least` would bring."""
+        place = bisect.bisect_left(self._below, -least)
+        return self._accepted[place] - least * self._numbers[place]
 
 
 class AcceptanceCounts(SharedState):
@@ -83,22 +105,23 @@ class AcceptanceCounts(SharedState):
             seen, accepted = self._means[rank]
         return (accepted + PRIOR_WEIGHT * PRIOR_MEANS[rank]) / (seen + PRIOR_WEIGHT)
 
-    def gain(self, rank: int, least: float) -> float:
-        """What a child of this rank is worth beyond `least` if its parent is accepted, on the mean of what was counted.
+    def gain_curve(self, num_ranks: int) -> GainCurve:
+        """What the children of an accepted parent are worth, by what is counted now.
 
-        A child below `least` is not verified, so it is worth nothing; 0 gives `mean`. Before anything is counted, a
-        child is taken to be either surely accepted or surely not.
+        Before anything is counted, a child is taken to be either surely accepted or surely not.
 
         Args:
-            rank: place among its siblings, 0 for the first.
-            least: acceptance from which a child is worth verifying.
+            num_ranks: how many children it has.
         """
-        rank = min(rank, len(self._means) - 1)
+        children: list[tuple[float, float]] = []
         with self._lock:
-            cells = [(seen, accepted) for seen, accepted in self._bins[rank] if seen]
-        gained = sum([seen * max(0.0, accepted / seen - least) for seen, accepted in cells])
-        seen = sum([seen for seen, _ in cells])
-        return (gained + PRIOR_WEIGHT * PRIOR_MEANS[rank] * max(0.0, 1.0 - least)) / (seen + PRIOR_WEIGHT)
+            for rank in range(num_ranks):
+                known = min(rank, len(self._means) - 1)
+                cells = [(seen, accepted) for seen, accepted in self._bins[known] if seen]
+                total = sum([seen for seen, _ in cells]) + PRIOR_WEIGHT
+                children += [(accepted / seen, seen / total) for seen, accepted in cells]
+                children.append((1.0, PRIOR_WEIGHT * PRIOR_MEANS[known] / total))
+        return GainCurve(children)
 
     def tokens_per_cost(self, relative_cost: float, token_cost: float = 0.0) -> float:
         """Tokens gained in the time of one forward of the target for one token.

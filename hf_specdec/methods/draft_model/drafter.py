@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hf_specdec.methods.base import TOKEN_COST
-from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
+from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts, GainCurve
 from hf_specdec.methods.draft_model.candidates import Candidate, Growth, depth_first, draw_children, likeliest_children
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, NoForward, RoundDrafter
@@ -67,6 +67,7 @@ class DraftModelDrafter(RoundDrafter):
         self._ids: torch.Tensor | None = None  # (1, L) of the text, once a round asks for it
         self._round: Growth | None = None
         self._described: Growth | None = None  # the last round, for observers
+        self._gain = GainCurve(())  # of a scored node's children, in this round
         self._skipped = 0
 
     @property
@@ -89,6 +90,7 @@ class DraftModelDrafter(RoundDrafter):
         if budget < 1:
             return growth.scored.build()
         self._round = self._described = growth
+        self._gain = self.counts.gain_curve(self.config.num_branches)
         self.forward_gain, self.forward_cost = self._first_gain(), self._min_gain
         tree = yield from (self._grow_by_drawing if self.draws else self._grow_best_first)(growth, budget)
         self._skipped += growth.num_forwards == 0
@@ -195,11 +197,10 @@ class DraftModelDrafter(RoundDrafter):
         if threshold is not None:
             self.forward_gain = None
             return [c for c in unscored if c.confidence >= threshold and c.value > weakest][:WIDTH]
-        ranks = range(self.config.num_branches)
-        gains = {c: sum([c.value * self.counts.gain(rank, weakest / c.value) for rank in ranks]) for c in unscored}
         cost = self._min_gain * self._cost_of_node  # of a node more in a forward of the draft
-        best = [c for c in unscored if gains[c] > cost][:WIDTH]
-        self.forward_gain = sum([gains[c] for c in best]) - cost * (len(best) - 1)
+        gains = [c.value * self._gain(weakest / c.value) for c in unscored[:WIDTH]]  # the likelier, the more
+        best = [c for c, gain in zip(unscored, gains, strict=False) if gain > cost]
+        self.forward_gain = sum(gains[: len(best)]) - cost * (len(best) - 1)
         return best
 
     def _shares(self, chosen: list[Candidate], room: int, least: float) -> dict[Candidate, int]:
@@ -249,7 +250,7 @@ class DraftModelDrafter(RoundDrafter):
         if (self._skipped + 1) % RETRY == 0:
             self._skipped += 1
             return None
-        return sum([self.counts.gain(rank, self.min_probability) for rank in range(self.config.num_branches)])
+        return self._gain(self.min_probability)
 
     def _processed(self, chosen: list[Candidate], rows: torch.Tensor) -> torch.Tensor:
         """The rows as the draft's processors leave them, each shown the text up to its node."""

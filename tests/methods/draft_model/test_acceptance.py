@@ -36,12 +36,18 @@ def test_rates_approach_what_is_counted() -> None:
 
 def test_what_a_token_gains_beyond_a_bound_is_the_mean_of_what_was_counted() -> None:
     counts = fed({0.95: 1.0, 0.25: 0.2})
+    gain = counts.gain_curve(1)
     for least, expected in ((0.0, 0.6), (0.5, 0.25), (0.9, 0.05), (1.0, 0.0)):
-        assert abs(counts.gain(0, least) - expected) < 0.03
-    assert abs(counts.gain(0, 0.0) - counts.mean(0)) < 0.01
-    untaught = AcceptanceCounts()
-    gains = [untaught.gain(1, least) for least in (0.0, 0.3, 0.9, 1.0)]
-    assert gains[0] == untaught.mean(1)
+        assert abs(gain(least) - expected) < 0.03
+    assert abs(gain(0.0) - counts.mean(0)) < 0.01
+
+
+def test_what_children_gain_is_the_sum_of_what_each_does() -> None:
+    counts = AcceptanceCounts()
+    counts.record([(0, 0.9, True), (1, 0.05, False), (1, 0.3, True)])
+    gain = counts.gain_curve(3)
+    gains = [gain(least) for least in (0.0, 0.3, 0.9, 1.0)]
+    assert abs(gains[0] - sum(counts.mean(rank) for rank in range(3))) < 1e-9
     assert gains == sorted(gains, reverse=True)
     assert gains[-1] == 0.0 < gains[-2]
 
