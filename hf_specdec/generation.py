@@ -36,6 +36,8 @@ from hf_specdec.stats import SpecStats
 
 __all__ = ["EnabledGenerate", "decode", "generate_once", "generate_with", "prepared_call", "with_own_arguments"]
 
+STARTING = {"prompt_lookup_num_tokens", "assistant_early_exit"}  # transformers' own speculation, where they are left
+
 
 def with_own_arguments(signature: inspect.Signature, *others: str) -> inspect.Signature:
     """The signature with our arguments, and `others`, in front of its `**kwargs`."""
@@ -241,7 +243,7 @@ def generate_with(
         if bound_class is None:
             return _plainly(model, plain, request, kwargs, str(error))
         _say_plain(model, str(error))
-        for name in ASSISTED_ARGUMENTS:
+        for name in (*ASSISTED_ARGUMENTS, "assistant_model", "assistant_tokenizer"):
             unset(model, kwargs, name)
         kwargs |= {"spec_method": "plain", "spec_observer": request.observer}
         return generate_with(model, plain, (), kwargs, bound_class)
@@ -256,7 +258,7 @@ def generate_with(
     ):
         return _by_transformers(model, plain, request, kwargs, reason)
     bind_stop_strings(model, kwargs)
-    for name in ("prompt_lookup_num_tokens", "assistant_early_exit"):
+    for name in STARTING:
         unset(model, kwargs, name)
     bound = kwargs["custom_generate"] = (bound_class or _BoundDecode)(request, kwargs.get("streamer"))
     if model.config.is_encoder_decoder:
@@ -312,14 +314,16 @@ def _check(model: PreTrainedModel, request: Request, configs: list[GenerationCon
 def _plainly(
     model: PreTrainedModel, plain: Callable[..., Any], request: Request, kwargs: dict[str, Any], reason: str
 ) -> Any:
-    """`plain(**kwargs)` where a default method cannot be honoured; says once why."""
+    """`plain(**kwargs)` where a default method cannot be honoured; says once why.
+
+    What the method took over is left out with it: transformers would begin its assisted generation for that, which
+    refuses most of what the method refuses.
+    """
     _say_plain(model, reason)
-    if request.assistant_model is not None:
-        kwargs["assistant_model"] = request.assistant_model
+    for name in STARTING & request.config.transformers_arguments.keys():
+        unset(model, kwargs, name)
     if as_head(kwargs.get("assistant_model")) is not None:  # transformers drafts with none
         del kwargs["assistant_model"]
-    if request.tokenizers is not None:
-        kwargs["assistant_tokenizer"] = request.tokenizers[1]
     if kwargs.get("custom_generate") is decode:
         del kwargs["custom_generate"]
     return plain(**kwargs)

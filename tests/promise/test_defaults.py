@@ -52,6 +52,30 @@ def test_a_default_beside_transformers_own_speculation_leaves_it_to_transformers
     )
 
 
+@pytest.mark.parametrize("mode", HONOURED_BY_PLAIN)
+@pytest.mark.parametrize("method", ["draft_model", "auto", "prompt_lookup"])
+def test_a_default_that_steps_aside_takes_what_it_drafts_with_along(model: Any, method: str, mode: str) -> None:
+    """transformers' assisted generation, which nobody asked for, refuses these modes too."""
+    settings: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, **MODES[mode]}
+    expected = ids_of(plain(model, PROMPT, **settings))
+    if method == "prompt_lookup":
+        calls = ({"prompt_lookup_num_tokens": 3}, {})
+        config = GenerationConfig(spec_method=method, pad_token_id=0, prompt_lookup_num_tokens=3)
+    else:
+        calls = ({"assistant_model": build(FAMILIES["llama"])},)
+        config = GenerationConfig(spec_method=method, pad_token_id=0)
+    for call in calls:
+        assert ids_of(model.generate(PROMPT, generation_config=config, **settings, **call)) == expected
+
+
+def test_a_default_that_takes_no_draft_model_leaves_it_aside_among_many_prompts(by_default: Any) -> None:
+    """No other loop shares a batch."""
+    expected = plain(by_default, PROMPT, max_new_tokens=8, do_sample=False)[0, PROMPT.shape[1] :].tolist()
+    draft = build(FAMILIES["llama"])
+    (result,) = hf_specdec.generate_many(by_default, [PROMPT], max_new_tokens=8, do_sample=False, assistant_model=draft)
+    assert result.token_ids == expected
+
+
 @pytest.mark.parametrize("method", ["draft_model", "lookahead"])
 def test_a_default_whose_needs_are_not_met_decodes_plainly(
     method: str, zoo: Any, caplog: pytest.LogCaptureFixture
