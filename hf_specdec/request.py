@@ -193,6 +193,9 @@ def read_request(
             name = "spec_config" if config is not None else next(iter(given))
             value = given[name] if config is None else config
             raise ConfigError(name, "must come with a spec_method", value, 'Add spec_method="prompt_lookup".')
+        if observer is not None:
+            remedy = 'Add spec_method="plain" to see steps without drafts.'
+            raise ConfigError("spec_observer", "must come with a spec_method", observer, remedy)
         if isinstance(head := kwargs.get("assistant_model"), DraftHead):
             remedy = f'Add spec_method="{head.methods[0]}", or leave the head out.'
             raise ConfigError("spec_method", "must be given with a draft head as assistant_model", None, remedy)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hf_specdec import SpecStep
+import hf_specdec
+from hf_specdec import ConfigError, SpecStep
 from tests.helpers.support import DRAFTS, PROMPT, plain, run, speculative
 from tests.promise.conftest import Draft
 
@@ -81,7 +82,6 @@ def test_plain_decoding_for_want_of_a_better_way_says_why_once(
     zoo: Callable[[str], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The reason is in each call's statistics and once in the log."""
-    import hf_specdec
     from tests.helpers.zoo import FALLBACK, build
 
     model = hf_specdec.enable(build(FALLBACK["mamba"]))
@@ -95,10 +95,18 @@ def test_plain_decoding_for_want_of_a_better_way_says_why_once(
     assert "MambaForCausalLM" in messages[0]
 
 
-def test_an_observer_without_a_method_sees_nothing(model: Any) -> None:
+@pytest.mark.parametrize("how", [{}, {"spec_method": None}, {"spec_method": "none"}])
+@pytest.mark.parametrize("custom", [{}, {"custom_generate": hf_specdec.decode}])
+def test_an_observer_without_a_method_would_see_nothing(
+    model: Any, how: dict[str, Any], custom: dict[str, Any]
+) -> None:
+    """transformers' own loop has no steps; with `"plain"` each token is one."""
     steps: list[SpecStep] = []
-    model.generate(PROMPT, max_new_tokens=4, do_sample=False, spec_observer=steps.append)
-    assert steps == []
+    call: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "spec_observer": steps.append, **custom}
+    with pytest.raises(ConfigError, match='`spec_observer` must come with a spec_method.*spec_method="plain"'):
+        model.generate(PROMPT, **call, **how)
+    model.generate(PROMPT, **call, spec_method="plain")
+    assert len(steps) == 3
 
 
 @pytest.mark.parametrize("family", ["bloom", "t5", "mamba"])
