@@ -215,7 +215,7 @@ def _device(item: int | str, device_list: DeviceList, known: Sequence[torch.devi
     except (RuntimeError, ValueError, TypeError, OverflowError) as error:
         remedy = 'Write [0], [4, 5] or ["cpu"].'
         raise ConfigError(field, "must name devices that torch knows", device_list, remedy) from error
-    if device.type == "cpu":
+    if device.type == "cpu" and not device.index:  # torch takes any number of it
         return torch.device("cpu")
     if device.index is None and device.type == accelerator and len(known) > 1:
         return torch.device(device.type, torch.accelerator.current_device_index())

@@ -31,6 +31,7 @@ except ImportError as error:
 __all__ = ["build_app"]
 
 ROUTES = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models and GET /health"
+READING = ["GET", "HEAD"]  # load balancers ask for the health by HEAD
 SECONDS_BETWEEN_LOOKS = 0.2  # for a client that has hung up
 logger = logging.getLogger("hf_specdec")
 Body = TypeVar("Body", bound=GenerationRequest)
@@ -61,7 +62,9 @@ def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequenc
     @app.exception_handler(405)
     async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
         message = f"{request.method} {request.url.path} is not served; there are {ROUTES}"
-        return await refuse(request, RequestError(error.status_code, message, "unknown_url"))
+        response = await refuse(request, RequestError(error.status_code, message, "unknown_url"))
+        response.headers.update(error.headers or {})  # a 405's `Allow`
+        return response
 
     @app.middleware("http")
     async def check(request: Request, call_next: Any) -> Any:
@@ -75,15 +78,15 @@ def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequenc
             logger.error("a request failed before it was decoded", exc_info=error)
             return await refuse(request, RequestError(500, f"{type(error).__name__} in the server", "server_error"))
 
-    @app.get("/health")
+    @app.api_route("/health", methods=READING)
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=READING)
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [model]}
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=READING)
     async def model_called(name: str) -> dict[str, Any]:
         reader.check_name(name)
         return model

@@ -18,6 +18,7 @@ from hf_specdec.distributed.placement import (
     move,
     move_pair,
     place,
+    read_device,
     read_devices,
 )
 from hf_specdec.errors import ConfigError
@@ -46,7 +47,7 @@ def test_the_cpu_is_always_there() -> None:
     assert read_devices(["cpu"]) == read_devices(["cpu", "cpu:0"]) == [CPU]
 
 
-@pytest.mark.parametrize("devices", [[99], ["cuda:99"], ["cpu", 99], ["meta"]])
+@pytest.mark.parametrize("devices", [[99], ["cuda:99"], ["cpu", 99], ["meta"], ["cpu:7"]])
 def test_a_device_that_is_not_there_is_an_error_that_lists_what_there_is(devices: list[int | str]) -> None:
     with pytest.raises(ConfigError) as caught:
         read_devices(devices, "target_model_device_list")
@@ -62,6 +63,15 @@ def test_a_name_that_is_no_device_is_an_error(devices: list[int | str]) -> None:
 
 
 PATH = hf_specdec.embedded.path("target")
+
+
+@pytest.mark.parametrize("device", ["cpu:7", torch.device("cpu", 7)])
+def test_a_cpu_has_no_number_but_0(device: str | torch.device) -> None:
+    """torch takes any."""
+    with pytest.raises(ConfigError, match=r"`device` must be a device that is here \(cpu"):
+        read_device(device, "device")
+
+
 LOADERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "model": ("device_map", lambda device: hf_specdec.AutoModelForCausalLM.from_pretrained(PATH, device_map=device)),
     "parts": (

@@ -1,5 +1,6 @@
 """Requests that cannot be answered: refused in OpenAI's form, in words that name the field, and the server goes on."""
 
+import http.client
 import json
 import re
 import socket
@@ -168,6 +169,27 @@ def test_models_and_routes_are_named(client: openai.OpenAI) -> None:
         client.models.retrieve("org/other")
     with pytest.raises(openai.NotFoundError, match=r"POST /v1/embeddings is not served; there are POST /v1/chat"):
         client.embeddings.create(model=NAME, input="x")
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", f"/v1/models/{NAME}", "/v1/models/other"])
+def test_what_can_be_read_can_be_asked_for_by_head(url: str, path: str) -> None:
+    """As load balancers do: status and headers of GET, and no body."""
+    answers = []
+    for method in ("GET", "HEAD"):
+        connection = http.client.HTTPConnection(url.removeprefix("http://").removesuffix("/v1"))
+        connection.request(method, path)
+        answer = connection.getresponse()
+        answers.append((answer.status, answer.headers["content-type"], answer.headers["content-length"]))
+        assert bool(answer.read()) == (method == "GET")
+        connection.close()
+    assert answers[0] == answers[1]
+
+
+def test_a_wrong_method_is_told_the_right_one(url: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(f"{url}/completions")
+    with raised.value as error:
+        assert (error.code, error.headers["allow"]) == (405, "POST")
 
 
 def test_a_chat_that_the_template_refuses_is_the_client_s_error(target: Any) -> None:
