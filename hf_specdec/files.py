@@ -73,7 +73,8 @@ def check_path(field: str, path: object, what: str) -> None:
     Raises:
         ConfigError: names `field`.
     """
-    if not isinstance(path, str | os.PathLike):
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
         raise ConfigError(field, f"must be {what}", path, "Give a path as text or a pathlib.Path.")
 
 

@@ -27,7 +27,7 @@ from hf_specdec.bench.journal import Journal, is_journal, line_of, read_lines
 from hf_specdec.bench.shapes import Misshapen, check_document
 from hf_specdec.bench.statistics import summarize
 from hf_specdec.errors import ConfigError, shown, unknown_name
-from hf_specdec.files import check_output, replacing
+from hf_specdec.files import check_output, check_path, replacing
 
 __all__ = [
     "COST",
@@ -192,6 +192,7 @@ def check_form(path: str | os.PathLike[str], kind: str) -> None:
 
 def _parsed(path: str | os.PathLike[str], field: str) -> Document:
     """A document of any format, as it stands in the file."""
+    check_path(field, path, "a document of hf-specdec bench")
     try:
         text = Path(path).read_text(encoding="utf-8")
         document = read_lines(text) if is_journal(path) else json.loads(text)
@@ -208,8 +209,9 @@ def write_document(document: Document, path: str | os.PathLike[str]) -> None:
     JSON lines are written where the name ends in `.jsonl`.
 
     Raises:
-        ConfigError: JSON lines of a document that is not one of speeds.
+        ConfigError: `path` is none, or is to hold JSON lines of a document that is not one of speeds.
     """
+    check_path("path", path, "a file to write")
     check_form(path, document["kind"])
     target = Path(path)
     if is_journal(target):

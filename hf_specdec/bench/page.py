@@ -7,7 +7,7 @@ from typing import Any
 from hf_specdec.bench.captions import facts
 from hf_specdec.bench.plots import has_figures, plot_document
 from hf_specdec.bench.tables import markdown
-from hf_specdec.files import replacing
+from hf_specdec.files import check_path, replacing
 
 __all__ = ["page_text", "write_page"]
 
@@ -25,7 +25,9 @@ def write_page(document: Document, path: str | os.PathLike[str]) -> list[Path]:
 
     Raises:
         MissingExtraError: matplotlib is not installed.
+        ConfigError: `path` is none.
     """
+    check_path("path", path, "a file to write")
     page = Path(path)
     page.parent.mkdir(parents=True, exist_ok=True)
     figures = plot_document(document, page.with_suffix(""), formats=("svg",)) if has_figures(document) else []

@@ -18,6 +18,7 @@ from hf_specdec.bench.document import COST, REPLAY, SPEEDS
 from hf_specdec.bench.rows import REFERENCE
 from hf_specdec.bench.statistics import OVERALL
 from hf_specdec.errors import ConfigError, import_extra
+from hf_specdec.files import check_path
 
 __all__ = ["check_matplotlib", "has_figures", "plot_document"]
 
@@ -48,8 +49,9 @@ def plot_document(
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ConfigError: a document of another kind.
+        ConfigError: a document of another kind, or `folder` is no path.
     """
+    check_path("folder", folder, "a folder")
     check_matplotlib()
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)

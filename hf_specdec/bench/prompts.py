@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import json_value, lines_of, lone_surrogate, read_text
+from hf_specdec.files import check_path, json_value, lines_of, lone_surrogate, read_text
 from hf_specdec.methods.config import check_positive
 
 __all__ = ["RANDOM_TOKENS", "Prompt", "batched", "default_prompts", "load_prompts", "random_prompts", "spread"]
@@ -80,8 +80,9 @@ def load_prompts(
         limit_per_task (`int`, *optional*): most prompts of a task, its first ones.
 
     Raises:
-        ConfigError: a path does not exist, a line has none of the known forms, two prompts share an id.
+        ConfigError: a path is none or does not exist, a line has none of the known forms, two prompts share an id.
     """
+    paths = _listed(paths)
     files = [Path(path) for path in paths]
     prompts = [prompt for file in files for prompt in _from_path(file)] if files else default_prompts()
     if not prompts:
@@ -94,6 +95,16 @@ def load_prompts(
     if limit_per_task is not None:
         prompts = _first_of_each_task(prompts, limit_per_task)
     return prompts if limit is None else spread(prompts, limit)
+
+
+def _listed(paths: Iterable[str | PathLike[str]]) -> list[str | PathLike[str]]:
+    """The paths, each checked."""
+    if isinstance(paths, str | bytes | PathLike) or not isinstance(paths, Iterable):
+        raise ConfigError("paths", "must be a list of files and folders", paths, "Write [path], also for one.")
+    listed = list(paths)
+    for path in listed:
+        check_path("paths", path, "a list of files and folders")
+    return listed
 
 
 def batched(prompts: Sequence[Prompt], sizes: Iterable[int]) -> list[Prompt]:

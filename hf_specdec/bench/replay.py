@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import json_value, lines_of, read_text
+from hf_specdec.files import check_path, json_value, lines_of, read_text
 from hf_specdec.methods.base import Drafter
 from hf_specdec.tree import DraftTree
 
@@ -68,7 +68,12 @@ class ReplayResult:
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """The answers of a JSONL file."""
+    """The answers of a JSONL file.
+
+    Raises:
+        ConfigError: `path` is none, or the file cannot be read.
+    """
+    check_path("replay", path, "a file of JSON lines")
     file = Path(path)
     return [_record(line, f"{file.name}:{number}") for number, line in lines_of(read_text(file, "replay"))]
 

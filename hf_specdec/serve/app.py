@@ -61,10 +61,8 @@ def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequenc
     @app.exception_handler(404)
     @app.exception_handler(405)
     async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
-        message = f"{request.method} {request.url.path} is not served; there are {ROUTES}"
-        response = await refuse(request, RequestError(error.status_code, message, "unknown_url"))
-        response.headers.update(error.headers or {})  # a 405's `Allow`
-        return response
+        described = _described(_not_served(request, error.status_code))
+        return JSONResponse({"error": described}, status_code=error.status_code, headers=error.headers)
 
     @app.middleware("http")
     async def check(request: Request, call_next: Any) -> Any:
@@ -100,6 +98,12 @@ def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequenc
         return await server.answer(request, await _body(request, CompletionRequest))
 
     return app
+
+
+def _not_served(request: Request, status: int) -> RequestError:
+    """What a client is told of a path, or of a method of it, that there is none of."""
+    message = f"{request.method} {request.url.path} is not served; there are {ROUTES}"
+    return RequestError(status, message, "unknown_url")
 
 
 async def _body(request: Request, kind: type[Body]) -> Body:

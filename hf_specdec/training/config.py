@@ -83,8 +83,10 @@ class Training:
         check_at_least("patience", self.patience, 1, "Use a large number to never stop early.")
         remedy = f"A file holds {self.texts_per_shard} texts, and one file at least is held out."
         check_at_least("num_texts", self.num_texts, 2 * self.texts_per_shard, remedy)
-        if not self.temperatures or not all(_is_number(t) and 0.0 <= t < math.inf for t in self.temperatures):
-            raise ConfigError("temperatures", "must be numbers from 0.0 on", self.temperatures, "Use 0.0 for greedy.")
+        drawn = self.temperatures if isinstance(self.temperatures, list | tuple) else ()
+        if not drawn or not all(_is_number(t) and 0.0 <= t < math.inf for t in drawn):
+            remedy = "Write (0.0, 0.7), for example; 0.0 is greedy."
+            raise ConfigError("temperatures", "must be a tuple of numbers from 0.0 on", self.temperatures, remedy)
         for name in ("epochs", "minutes", "learning_rate"):
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and value > 0.0):
@@ -150,6 +152,19 @@ class HeadTraining(Training):
     layer_ids: tuple[int, ...] | None = None
     draft_vocab_size: int | None = None
     step_decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        Training.__post_init__(self)
+        if self.layer_ids is not None:
+            if not isinstance(self.layer_ids, list | tuple):
+                rule, remedy = "must be a tuple of layers", "Write (2, 9, 16), for example."
+                raise ConfigError("layer_ids", rule, self.layer_ids, remedy)
+            for layer in self.layer_ids:
+                check_at_least("layer_ids", layer, 0, "Leave it out for a low, a middle and a high layer.")
+        if self.draft_vocab_size is not None:
+            check_positive("draft_vocab_size", self.draft_vocab_size, "Leave it out for all tokens.")
+        if not _is_number(self.step_decay) or not 0.0 <= self.step_decay < math.inf:
+            raise ConfigError("step_decay", "must be a number from 0.0 on", self.step_decay, "The default is 0.8.")
 
     @property
     def of_texts(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from hf_specdec.self_drafting import self_draft
 from hf_specdec.training.batch import Batch, Outcome, ahead
 from hf_specdec.training.card import write_draft_card
 from hf_specdec.training.config import DraftTraining
+from hf_specdec.training.inputs import checked_config
 from hf_specdec.training.loop import TrainingLoop, accelerator_for, drawn_where_unprompted, write_texts
 from hf_specdec.training.report import HeadReport
 from hf_specdec.training.work import held
@@ -49,13 +50,14 @@ def train_draft(
         show_progress (`bool`, *optional*, defaults to `True`): whether bars are shown where stderr is a terminal.
 
     Raises:
-        ConfigError: a setting does not fit, `out` holds work of other settings, cannot be written, or another training
-            writes there.
+        ConfigError: an argument is of another type, a setting does not fit, `out` holds work of other settings, cannot
+            be written, or another training writes there.
         CheckpointError: a file in `out`/work is damaged.
         OSError: a file cannot be written, as on a full disk.
         UnsupportedModelError: the target's layers cannot be told from its other parts.
     """
-    config = drawn_where_unprompted(config or DraftTraining(), prompts)
+    config = checked_config(DraftTraining, target, tokenizer, prompts, out, config)
+    config = drawn_where_unprompted(config, prompts)
     draft = _first_layers(target, config.draft_layers)
     accelerator, work = accelerator_for(target, config), Path(out) / "work"
     is_shown = show_progress and accelerator.is_main_process

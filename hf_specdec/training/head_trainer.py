@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -16,6 +17,7 @@ from hf_specdec.methods.eagle3.checkpoint import save_head
 from hf_specdec.methods.eagle3.network import Eagle3Head
 from hf_specdec.training.card import write_head_card
 from hf_specdec.training.config import HeadTraining
+from hf_specdec.training.inputs import checked_config
 from hf_specdec.training.loop import TrainingLoop, accelerator_for, drawn_where_unprompted, write_texts
 from hf_specdec.training.new_head import chosen_layers, new_head
 from hf_specdec.training.report import HeadReport
@@ -51,12 +53,14 @@ def train_head(
         show_progress (`bool`, *optional*, defaults to `True`): whether bars are shown where stderr is a terminal.
 
     Raises:
-        ConfigError: a setting does not fit, `head` is for another target, `out` holds work of other settings, cannot be
-            written, or another training writes there.
+        ConfigError: an argument is of another type, a setting does not fit, `head` is for another target, `out` holds
+            work of other settings, cannot be written, or another training writes there.
         CheckpointError: a file in `out`/work is damaged.
         OSError: a file cannot be written, as on a full disk.
     """
-    config = drawn_where_unprompted(config or HeadTraining(), prompts)
+    config = checked_config(HeadTraining, target, tokenizer, prompts, out, config)
+    config = drawn_where_unprompted(config, prompts)
+    _check_kind(head)
     accelerator, work = accelerator_for(target, config), Path(out) / "work"
     is_shown = show_progress and accelerator.is_main_process
     layer_ids = chosen_layers(target, config.layer_ids) if head is None else _layers_of(head, target, config)
@@ -78,6 +82,13 @@ def train_head(
             write_head_card(Path(out), report, config, head, num_prompts=None if prompts is None else len(prompts))
         accelerator.wait_for_everyone()
     return report
+
+
+def _check_kind(head: Any) -> None:
+    """Raise unless what is trained on is a head, if it is given."""
+    if head is not None and not isinstance(head, Eagle3Head):
+        remedy = "Load it with hf_specdec.AutoDraftHead, or leave it out for a new one."
+        raise ConfigError("head", "must be an EAGLE-3 head", type(head).__name__, remedy)
 
 
 def _layers_of(head: Eagle3Head, target: PreTrainedModel, config: HeadTraining) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import replacing
+from hf_specdec.files import check_path, replacing
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.recycled_logits import NOTHING, NUM_KEPT, RecycledLogits
 from hf_specdec.methods.ngram.pool import BOUNDARY, NgramPool
@@ -47,8 +47,9 @@ class MemoryFile:
         """What `write` wrote.
 
         Raises:
-            ConfigError: there is no such file, or it is of another format.
+            ConfigError: `path` is none, there is no such file, or it is of another format.
         """
+        check_path("path", path, "a file that SpecMemory.save wrote")
         shown = os.fspath(path)
         try:
             with safe_open(shown, framework="pt") as opened:
@@ -63,7 +64,12 @@ class MemoryFile:
         return cls(tensors, metadata, shown)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write all tensors beside `path`, then put the file in its place."""
+        """Write all tensors beside `path`, then put the file in its place.
+
+        Raises:
+            ConfigError: `path` is none.
+        """
+        check_path("path", path, "a file to write")
         content = save({name: tensor.contiguous() for name, tensor in self.tensors.items()}, self.metadata)
         with replacing(path) as beside:
             beside.write_bytes(content)

@@ -1,0 +1,48 @@
+"""What a training is given, beside its settings: checked before the target writes anything."""
+
+import os
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from transformers import PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.errors import ConfigError
+from hf_specdec.files import check_path
+from hf_specdec.training.config import Training
+
+__all__ = ["checked_config"]
+
+AnyTraining = TypeVar("AnyTraining", bound=Training)
+
+
+def checked_config(
+    config_class: type[AnyTraining],
+    target: PreTrainedModel,
+    tokenizer: Any,
+    prompts: Sequence[str] | None,
+    out: str | os.PathLike[str],
+    config: AnyTraining | None,
+) -> AnyTraining:
+    """The settings, by default those of `config_class`, beside arguments of the right types.
+
+    Raises:
+        ConfigError: names the argument that is not.
+    """
+    if not isinstance(compat.generation_model(target), PreTrainedModel):
+        remedy = "Load it with hf_specdec.AutoModelForCausalLM."
+        raise ConfigError("target", "must be a transformers model", type(target).__name__, remedy)
+    if prompts is not None and not callable(tokenizer):
+        remedy = "Load it with transformers.AutoTokenizer."
+        raise ConfigError("tokenizer", "must be a tokenizer, which encodes the prompts", tokenizer, remedy)
+    is_listed = prompts is None or (isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes))
+    if not is_listed or not all(isinstance(prompt, str) for prompt in prompts or ()):
+        remedy = "Write [text], also for one; None lets the target write from its first token."
+        raise ConfigError("prompts", "must be a list of texts", prompts, remedy)
+    check_path("out", out, "a folder to write")
+    if config is None:
+        return config_class()
+    if not isinstance(config, config_class):
+        remedy = f"Write {config_class.__name__}(...) of hf_specdec.training, or leave it out."
+        raise ConfigError("config", f"must be a {config_class.__name__}", config, remedy)
+    return config

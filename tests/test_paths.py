@@ -1,0 +1,47 @@
+"""What is no path is named by every function that takes one, and nothing is read or written."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hf_specdec
+from hf_specdec import ConfigError, SpecMemory, bench, hub
+from hf_specdec.bench.replay import read_records
+from hf_specdec.training import train_draft, train_head
+from tests.helpers.zoo import FAMILIES, build
+
+FUNCTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "SpecMemory.load": ("path", SpecMemory.load),
+    "SpecMemory.save": ("path", SpecMemory().save),
+    "hub.export": ("folder", hub.export),
+    "AutoModelForCausalLM.from_pretrained": ("path", hf_specdec.AutoModelForCausalLM.from_pretrained),
+    "AutoDraftHead.from_pretrained": ("path", hf_specdec.AutoDraftHead.from_pretrained),
+    "train_head": ("out", lambda path: train_head(build(FAMILIES["llama"]), None, None, path)),
+    "train_draft": ("out", lambda path: train_draft(build(FAMILIES["llama"]), None, None, path)),
+    "load_prompts": ("paths", lambda path: bench.load_prompts([path])),
+    "read_document": ("file", bench.read_document),
+    "read_records": ("replay", read_records),
+    "write_document": ("path", lambda path: bench.write_document({"kind": "cost"}, path)),
+    "write_page": ("path", lambda path: bench.write_page({"kind": "cost"}, path)),
+    "plot_document": ("folder", lambda path: bench.plot_document({"kind": "cost"}, path)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_is_no_path_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    field, call = FUNCTIONS[name]
+    for value in (None, 3, True, b"file", ["file"], "", "a\0b"):
+        with pytest.raises(ConfigError, match=f"`{field}` must be .*, but is ") as error:
+            call(value)
+        assert error.value.value == value
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("paths", ["prompts.txt", b"prompts.txt", Path("prompts.txt"), 3, None])
+def test_one_path_is_no_list_of_paths(paths: Any) -> None:
+    """The characters of a text would be paths, a slash among them."""
+    with pytest.raises(ConfigError, match=r"`paths` must be a list of files and folders, .* Write \[path\]"):
+        bench.load_prompts(paths)
