@@ -79,6 +79,7 @@ from hf_specdec.compat.models import (
     is_compiled,
     max_positions,
     num_decoder_layers,
+    num_weights,
     private_config,
     rounds_tokens_together,
     takes_cache,

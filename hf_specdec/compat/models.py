@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.compat.modules import modules_of
+from hf_specdec.compat.modules import modules_of, own_weights
 
 __all__ = [
     "adds_virtual_tokens",
@@ -31,6 +31,7 @@ __all__ = [
     "is_compiled",
     "max_positions",
     "num_decoder_layers",
+    "num_weights",
     "private_config",
     "rounds_tokens_together",
     "takes_cache",
@@ -74,6 +75,18 @@ def input_embeddings(model: PreTrainedModel) -> Any:
         return model.get_input_embeddings()
     except NotImplementedError:
         return None
+
+
+def num_weights(model: PreTrainedModel) -> int:
+    """Weights that a forward multiplies with, each counted once, packed ones as they are held.
+
+    Token embeddings are only looked up, unless the output head shares them.
+    """
+    weights = {weight for module in modules_of(model) for weight in own_weights(module)}
+    looked_up = getattr(input_embeddings(model), "weight", None)
+    if getattr(model.get_output_embeddings(), "weight", None) is not looked_up:
+        weights.discard(looked_up)
+    return sum(weight.numel() for weight in weights)
 
 
 def bare_embeddings(embeddings: Any) -> Any:

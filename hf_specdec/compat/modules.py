@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["as_read_by", "modules_of", "num_weights", "own_weights"]
+__all__ = ["as_read_by", "modules_of", "own_weights"]
 
 
 def as_read_by(layer: torch.nn.Module, states: torch.Tensor) -> torch.Tensor:
@@ -38,9 +38,3 @@ def modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 def own_weights(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
     """The weights that a module itself holds."""
     return (weight for weight in module._parameters.values() if weight is not None)
-
-
-def num_weights(model: torch.nn.Module) -> int:
-    """Numbers in a model's weights, each counted once; packed ones as they are held."""
-    weights = {weight for module in modules_of(model) for weight in own_weights(module)}
-    return sum(weight.numel() for weight in weights)

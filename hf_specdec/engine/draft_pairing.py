@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
@@ -10,7 +10,6 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.capabilities.probe import Capability
 from hf_specdec.compat.fingerprint import Fingerprint
-from hf_specdec.compat.modules import num_weights
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.engine.batch_rules import is_pure, keeps_rows_apart, processors_of_row
 from hf_specdec.engine.call import Call
@@ -159,14 +158,14 @@ def draft_runner_of(
     shapes = draft_shapes(call, draft, tier=tier, num_columns=ids.shape[1] + call.room, budget=budget)
     if shapes is not None:
         kwargs[compat.cache_name(kwargs)] = shapes.cache
-    sizes = facts.of(num_weights, draft), call.facts.of(num_weights, call.model)
+    sizes = facts.of(compat.num_weights, draft), call.facts.of(compat.num_weights, call.model)
     runner = DraftRunner(
         draft,
         ids,
         kwargs,
         tier=tier,
         vocab_size=vocab_sizes(call.model if translations is None else draft)[0],
-        relative_cost=cost_ratio(sizes[0] / max(sizes[1], 1), _num_layers(draft) / _num_layers(call.model)),
+        relative_cost=cost_ratio(sizes, (_num_layers(draft), _num_layers(call.model))),
         device=call.input_ids.device,
         room=call.room,
         fixed=None if shapes is None else shapes.fixed,
@@ -196,11 +195,16 @@ def logits_processor_of(call: Call) -> LogitsProcessorFn | None:
     takes_all, no_ids = all(map(takes_all_nodes, processors)), torch.empty((1, 0), dtype=torch.long, device=HOST)
     reads_text = not takes_all or any(map(reads_ids, processors))
 
+    def called(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        for processor in processors:  # a `LogitsProcessorList` looks at the signature of each in every call
+            rows = processor(ids, rows)
+        return rows
+
     def process(texts: Callable[[], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
         ids = texts() if reads_text else no_ids
         if takes_all or len(rows) == 1:
-            return cast("torch.Tensor", processors(ids, rows))
-        return torch.cat([processors(ids[node : node + 1], rows[node : node + 1]) for node in range(len(rows))])
+            return called(ids, rows)
+        return torch.cat([called(ids[node : node + 1], rows[node : node + 1]) for node in range(len(rows))])
 
     return process
 

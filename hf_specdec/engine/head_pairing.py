@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.compat.gemma_assistant import heads_of_layers, last_own_layers
-from hf_specdec.compat.modules import as_read_by, num_weights
+from hf_specdec.compat.modules import as_read_by
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.placement import read_devices
 from hf_specdec.distributed.rank_sync import rank_sync_of
@@ -168,5 +168,5 @@ def place_head(head: DraftHead, target: PreTrainedModel, config: SpecConfig) -> 
 
 def _relative_cost(call: Call, head: DraftHead) -> float:
     """What a forward of the head costs over one of the target, roughly."""
-    size, num_layers = call.facts.of(num_weights, call.model), compat.text_config(call.model.config).num_hidden_layers
-    return cost_ratio(head.num_weights / max(size, 1), head.num_layers / max(num_layers, 1))
+    num_layers = compat.text_config(call.model.config).num_hidden_layers
+    return cost_ratio((head.num_weights, call.facts.of(compat.num_weights, call.model)), (head.num_layers, num_layers))

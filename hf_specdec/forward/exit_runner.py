@@ -228,13 +228,5 @@ def _grown(known: DraftTree | None, tree: DraftTree) -> tuple[DraftTree, list[in
 
 def _relative_cost(model: PreTrainedModel, layers: int) -> float:
     """What a forward of the first layers costs over one of the model, roughly."""
-    sizes = [_num_computed(part) for part in (EarlyExit(model, layers).draft, model)]
-    return cost_ratio(sizes[0] / max(sizes[1], 1), layers / compat.text_config(model.config).num_hidden_layers)
-
-
-def _num_computed(model: PreTrainedModel) -> int:
-    """Parameters that a forward multiplies with: all but embeddings that are looked up."""
-    looked_up = getattr(compat.input_embeddings(model), "weight", None)
-    head = model.get_output_embeddings()
-    is_tied = head is not None and getattr(head, "weight", None) is looked_up
-    return sum(weight.numel() for weight in model.parameters() if weight is not looked_up or is_tied)
+    sizes = compat.num_weights(EarlyExit(model, layers).draft), compat.num_weights(model)
+    return cost_ratio(sizes, (layers, compat.text_config(model.config).num_hidden_layers))

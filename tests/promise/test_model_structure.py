@@ -3,6 +3,7 @@ configuration.
 """
 
 import copy
+import dataclasses
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from transformers import PreTrainedModel
 
 import hf_specdec
+from hf_specdec import compat
 from hf_specdec.compat.fingerprint import fingerprint
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.forward.rotary import rotary_of
@@ -227,3 +229,11 @@ def test_a_configuration_with_empty_layer_types_verifies_trees() -> None:
     output = model.generate(PROMPT, **CALL, spec_method="lookahead", return_dict_in_generate=True)
     assert output.sequences.equal(expected)
     assert output.spec_stats.tier == hf_specdec.capability(model).tier == "tree"
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_embeddings_that_are_only_looked_up_make_no_forward_dearer(is_tied: bool) -> None:
+    llama = FAMILIES["llama"]
+    model = build(dataclasses.replace(llama, options={**llama.options, "tie_word_embeddings": is_tied}))
+    looked_up = model.get_input_embeddings().weight.numel()
+    assert compat.num_weights(model) == model.num_parameters() - (0 if is_tied else looked_up)

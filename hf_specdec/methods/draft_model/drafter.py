@@ -40,9 +40,8 @@ class DraftModelDrafter(RoundDrafter):
         logits_processor: the draft's own logits processors, for n nodes of one depth: of a function that gives their
             texts, `(n, L)` ids, and of `(n, vocab_size)` logits.
         generator: for the draws; `None` is the global one.
-        memory: acceptances counted in earlier greedy calls. Not used when sampling: acceptance depends on the
-            logits processors, and where children are drawn the text depends on the drafts, so that the same seed has
-            to give the same drafts.
+        memory: acceptances counted in earlier calls. Not used where children are drawn: the text depends on the drafts
+            then, so that the same seed has to give the same drafts.
         token_cost: what a drafted token more a row adds to a forward of so many rows, over that of one token a row.
     """
 
@@ -62,7 +61,7 @@ class DraftModelDrafter(RoundDrafter):
         self.token_cost = token_cost
         self.draws = config.use_logits and logits_processor is not None
         self.is_deterministic = not self.draws
-        self.counts = memory if memory is not None and logits_processor is None else AcceptanceCounts()
+        self.counts = memory if memory is not None and not self.draws else AcceptanceCounts()
         self._text: list[int] = []
         self._ids: torch.Tensor | None = None  # (1, L) of the text, once a round asks for it
         self._round: Growth | None = None
@@ -79,7 +78,7 @@ class DraftModelDrafter(RoundDrafter):
         """Start a text."""
         self.scorer.begin(prompt_ids)
         self._text, self._ids, self._round, self._skipped = list(prompt_ids), None, None, 0
-        if self.logits_processor is not None:
+        if self.draws:
             self.counts = AcceptanceCounts()
 
     def grow(self, budget: int) -> DraftRound:

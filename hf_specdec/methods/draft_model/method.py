@@ -16,14 +16,16 @@ def drafter_of(name: str, config: DraftModelConfig, context: DrafterContext) -> 
     """A drafter that asks the call's draft model or head.
 
     Args:
-        name: of the method. Acceptances are counted apart by it, by branches and by the size of the draft: drafts of
-            another shape, or of another size, are accepted more or less often.
+        name: of the method. Acceptances are counted apart by it, by branches, by the size of the draft and by whether
+            tokens are sampled: other drafts are accepted more or less often.
     """
     scorer = context.scorer
     assert scorer is not None
     name = f"{name}, {config.num_branches} branches, {scorer.relative_cost:.6f}"
+    if context.is_sampled:
+        name += ", sampled"
     if context.translation is not None:
-        memory = None if context.is_sampled else context.state.of(f"{name}, translated", AcceptanceCounts)
+        memory = context.state.of(f"{name}, translated", AcceptanceCounts)
         return TranslatedDrafter(config, scorer, context.translation, memory=memory, token_cost=context.token_cost)
     return DraftModelDrafter(
         config,

@@ -4,8 +4,16 @@ import copy
 import pickle
 import random
 import threading
+from typing import Any
+
+import torch
 
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
+from hf_specdec.methods.draft_model.config import DraftModelConfig
+from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
+from hf_specdec.methods.draft_model.method import DRAFT_MODEL
+from hf_specdec.methods.method import DrafterContext, MethodState
+from tests.helpers.draft_tables import TableScorer
 
 
 def fed(rates: dict[float, float], count: int = 300, rank: int = 0) -> AcceptanceCounts:
@@ -118,3 +126,21 @@ def test_threads_may_share_it() -> None:
         alone.record([(0, 0.9, True)])
     assert counts.rate(0, 0.9) == alone.rate(0, 0.9)
     assert not wrong
+
+
+def test_sampled_and_greedy_calls_learn_apart() -> None:
+    """Which drafts are accepted depends on temperature and top-p."""
+    state = MethodState()
+
+    def counts_of(**fields: Any) -> AcceptanceCounts:
+        scorer = TableScorer(lambda text: torch.zeros(6), vocab_size=6)
+        drafter = DRAFT_MODEL.make(DraftModelConfig(), DrafterContext(state, scorer=scorer, **fields))
+        assert isinstance(drafter, DraftModelDrafter)
+        return drafter.counts
+
+    def process(ids: object, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+    sampled = counts_of(is_sampled=True, logits_processor=process)
+    assert sampled is counts_of(is_sampled=True, logits_processor=process)
+    assert sampled is not counts_of()

@@ -300,13 +300,15 @@ def test_what_was_learned_serves_the_next_call() -> None:
 
 
 @pytest.mark.parametrize("use_logits", [False, True])
-def test_sampled_calls_neither_read_nor_write_what_greedy_calls_learned(use_logits: bool) -> None:
-    """Their acceptances depend on temperature and top-p."""
+def test_drawn_drafts_neither_read_nor_write_what_earlier_calls_learned(use_logits: bool) -> None:
+    """They have a part in the text, which has to follow from the seed."""
     memory = AcceptanceCounts()
     drafter = drafter_of(UNSURE_AT_TWO, memory=memory, use_logits=use_logits, logits_processor=lambda ids, row: row)
     with torch.random.fork_rng(devices=[]):
         settle(drafter, dict.fromkeys(range(6), False), 40)
-    assert memory.mean(0) == AcceptanceCounts().mean(0)
+    assert (memory.mean(0) == AcceptanceCounts().mean(0)) is use_logits
+    drafter.begin([1, 2, 3])
+    assert (drafter.counts.mean(0) == AcceptanceCounts().mean(0)) is use_logits
 
 
 def test_a_part_of_the_tree_that_was_verified_is_counted() -> None:
