@@ -252,6 +252,7 @@ def generate_with(
     reason = transformers_reason(request) if bound_class is None else None
     if reason is not None and not (
         compat.has_virtual_tokens(model)
+        or compat.is_recurrent(model)
         or compat.places_adapters(model)
         or compat.cached_length(kwargs.get("past_key_values"))
         or may_keep_state(settings_of(kwargs, configs), kwargs.get("logits_processor") or ())

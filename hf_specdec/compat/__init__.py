@@ -77,6 +77,7 @@ from hf_specdec.compat.models import (
     innermost_decoder,
     input_embeddings,
     is_compiled,
+    is_recurrent,
     max_positions,
     num_decoder_layers,
     num_weights,

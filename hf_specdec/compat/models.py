@@ -3,6 +3,7 @@
 Names                              Why
 `_orig_mod`, `peft_config`         the model inside `torch.compile`'s wrapper and PEFT's
 `active_peft_config`               whether PEFT's wrapper changes or reads prompts, unknown to the model inside
+`_is_stateful`                     models whose recurrent state would keep tokens that assisted decoding rejects
 `embed_norm`                       a norm inside some models' embedding modules, which their drafters go without
 `_compiled_call_impl`, `_torchdynamo_orig_callable`
                                    of torch: a compiled module does not call hooks set on its parts, and a compiled
@@ -29,6 +30,7 @@ __all__ = [
     "innermost_decoder",
     "input_embeddings",
     "is_compiled",
+    "is_recurrent",
     "max_positions",
     "num_decoder_layers",
     "num_weights",
@@ -96,6 +98,11 @@ def bare_embeddings(embeddings: Any) -> Any:
     bare = copy.copy(embeddings)
     bare._modules = {**embeddings._modules, "embed_norm": torch.nn.Identity()}
     return bare
+
+
+def is_recurrent(model: PreTrainedModel) -> bool:
+    """Whether the model has a recurrent state, so that transformers' assisted generation refuses it."""
+    return bool(getattr(model, "_is_stateful", False))
 
 
 def text_config(config: Any) -> Any:

@@ -96,3 +96,14 @@ def test_a_processor_that_keeps_state_leaves_it_to_plain_decoding(
     output = model.generate(PROMPT, **options, **own, return_dict_in_generate=True, **how)
     assert output.sequences.tolist() == expected.tolist()
     assert "keeps state, in which transformers' assisted" in output.spec_stats.plain_reason
+
+
+def test_a_recurrent_state_leaves_it_to_plain_decoding(zoo: Callable[[str], Any]) -> None:
+    """Rejected tokens would stay in it."""
+    model, ids, options = zoo("qwen3_next"), PROMPT[:, :10], {"max_new_tokens": 20, "do_sample": False}
+    expected = plain(model, ids, **options)
+    by_draft = {"spec_method": "draft_model", "assistant_model": model, "spec_config": {"engine": "assisted"}}
+    for how in (ASSISTED, by_draft):
+        output = model.generate(ids, **options, return_dict_in_generate=True, **how)
+        assert output.sequences.tolist() == expected.tolist()
+        assert "leaves rejected tokens in a recurrent state" in output.spec_stats.plain_reason
