@@ -30,6 +30,8 @@ OTHER_NAMES = {
     "widen": "widen_to",
 }  # of options, for arguments of Python
 FOLDERS = ("model", "draft_model", "head")  # what `path` may be
+CONTEXT = "context"  # of typer: how a command is told of the words that were typed
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 FIELD = re.compile(r"`([A-Za-z_]+)((?: key)?)`")
 TEXT = r"\"[^\"]*\"|'[^']*'"
 PYTHON = re.compile(
@@ -51,10 +53,15 @@ def run_program(main: Callable[..., None], arguments: Sequence[str] | None = Non
 
 
 def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn what a user got wrong into `error: ...` and `hint: ...` on stderr and exit code 2."""
+    """Turn what a user got wrong into `error: ...` and `hint: ...` on stderr and exit code 2.
+
+    Of an option with several names it is told by the one that was typed, where the context's `obj` has the words.
+    """
+    signature = inspect.signature(command, eval_str=True)
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        context: Any = kwargs.pop(CONTEXT, None)
         if sys.stdout is None:  # closed: what is opened next would take its number
             if sys.stderr is not None:
                 to_stderr("error: `stdout` must be open, but is closed.", "red")
@@ -67,13 +74,17 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
         except BrokenPipeError:
             raise
         except (SpecError, ValueError, OSError) as error:
-            message, hint = _message_and_hint(error, _Options(command, kwargs))
+            message, hint = _message_and_hint(error, _Options(signature, kwargs, getattr(context, "obj", None)))
             where = f"rank {rank}: " if (rank := process_rank()) else ""
             to_stderr(f"{where}error: {message}", "red")
             if hint:
                 to_stderr(f"hint: {hint}", "cyan")
             raise typer.Exit(2) from error
 
+    asked = inspect.Parameter(CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined]  # read by typer
+        parameters=[*signature.parameters.values(), asked]
+    )
     return run
 
 
@@ -92,11 +103,22 @@ class _Options:
     """The options of a command, for the arguments of Python that errors speak of.
 
     Args:
+        signature: the command's.
         given: the command's parameters; those without a value cannot be what is wrong.
+        words: what was typed after the command's name, if that is known.
     """
 
-    def __init__(self, command: Callable[..., Any], given: Mapping[str, Any]) -> None:
-        self.parameters, self.given = inspect.signature(command, eval_str=True).parameters, given
+    def __init__(self, signature: inspect.Signature, given: Mapping[str, Any], words: Sequence[str] | None) -> None:
+        self.parameters, self.given = signature.parameters, given
+        typed = [word.partition("=")[0] for word in words or ()]
+        self._typed: dict[str, str] = {}  # the first of an option's names -> the one that was typed last
+        for first, *others in map(_option_names, self.parameters.values()):
+            if used := [word for word in typed if word in (first, *others)]:
+                self._typed[first] = used[-1]
+
+    def as_typed(self, text: str) -> str:
+        """The text with each option under the name that was typed."""
+        return OPTION.sub(lambda found: self._typed.get(found[0], found[0]), text)
 
     def for_fields(self, message: str) -> str:
         """The message with options for the names in backticks."""
@@ -133,6 +155,12 @@ class _Options:
 
 
 def _message_and_hint(error: Exception, options: _Options) -> tuple[str, str | None]:
+    """The two, in the words that were typed."""
+    message, hint = _in_options(error, options)
+    return options.as_typed(message), hint and options.as_typed(hint)
+
+
+def _in_options(error: Exception, options: _Options) -> tuple[str, str | None]:
     match error:
         case ConfigError():
             message = f"`{error.field}` {options.for_python(error.rule)}, but is {shown(error.value)}."
@@ -150,11 +178,16 @@ def _typed_value(value: str) -> str:
     return f"'{value}'" if value.startswith("{") else re.sub("[\"']", "", value)
 
 
-def _typed_name(parameter: inspect.Parameter) -> str:
-    """What a parameter of a command is called on the command line."""
+def _option_names(parameter: inspect.Parameter) -> list[str]:
+    """What a parameter of a command is called on the command line, the usual name first."""
     for info in getattr(parameter.annotation, "__metadata__", ()):
         if isinstance(info, ArgumentInfo):
-            return parameter.name.upper()
-        if isinstance(info, OptionInfo) and isinstance(info.default, str):  # the first of its names
-            return info.default.partition("/")[0]
-    return f"--{parameter.name.replace('_', '-')}"
+            return [parameter.name.upper()]
+        if isinstance(info, OptionInfo) and isinstance(info.default, str):
+            return [name.partition("/")[0] for name in (info.default, *(info.param_decls or ()))]
+    return [f"--{parameter.name.replace('_', '-')}"]
+
+
+def _typed_name(parameter: inspect.Parameter) -> str:
+    """The usual name of a parameter of a command."""
+    return _option_names(parameter)[0]

@@ -45,10 +45,13 @@ class _Imported(TyperCommand):
     """A command that is imported when it is called."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Called with the words after the command's name: the context is the imported command's."""
+        """Called with the words after the command's name: the context is the imported command's, with them as `obj`."""
+        words = list(kwargs["args"] if "args" in kwargs else args[1])
         alone = typer.Typer(**OPTIONS)
         alone.command(self.name)(getattr(importlib.import_module(f"{__name__}.{self.name}"), str(self.name)))
-        return typer.main.get_command(alone).make_context(*args, **kwargs)
+        context = typer.main.get_command(alone).make_context(*args, **kwargs)
+        context.obj = [_with_hyphens(word) for word in words]
+        return context
 
 
 def _nothing() -> None:
