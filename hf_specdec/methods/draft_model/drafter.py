@@ -40,7 +40,7 @@ class DraftModelDrafter(RoundDrafter):
         logits_processor: the draft's own logits processors, for n nodes of one depth: of a function that gives their
             texts, `(n, L)` ids, and of `(n, vocab_size)` logits.
         generator: for the draws; `None` is the global one.
-        memory: acceptances counted in earlier calls. Not used where children are drawn: the text depends on the drafts
+        counts: acceptances counted in earlier calls. Not used where children are drawn: the text depends on the drafts
             then, so that the same seed has to give the same drafts.
         token_cost: what a drafted token more a row adds to a forward of so many rows, over that of one token a row.
     """
@@ -52,7 +52,7 @@ class DraftModelDrafter(RoundDrafter):
         *,
         logits_processor: LogitsProcessorFn | None = None,
         generator: torch.Generator | None = None,
-        memory: AcceptanceCounts | None = None,
+        counts: AcceptanceCounts | None = None,
         token_cost: Callable[[int], float] = lambda num_rows: TOKEN_COST,
     ) -> None:
         super().__init__(scorer)
@@ -61,7 +61,7 @@ class DraftModelDrafter(RoundDrafter):
         self.token_cost = token_cost
         self.draws = config.use_logits and logits_processor is not None
         self.is_deterministic = not self.draws
-        self.counts = memory if memory is not None and not self.draws else AcceptanceCounts()
+        self.counts = counts if counts is not None and not self.draws else AcceptanceCounts()
         self._text: list[int] = []
         self._ids: torch.Tensor | None = None  # (1, L) of the text, once a round asks for it
         self._round: Growth | None = None

@@ -25,14 +25,14 @@ def drafter_of(name: str, config: DraftModelConfig, context: DrafterContext) -> 
     if context.is_sampled:
         name += ", sampled"
     if context.translation is not None:
-        memory = context.state.of(f"{name}, translated", AcceptanceCounts)
-        return TranslatedDrafter(config, scorer, context.translation, memory=memory, token_cost=context.token_cost)
+        counts = context.state.of(f"{name}, translated", AcceptanceCounts)
+        return TranslatedDrafter(config, scorer, context.translation, counts=counts, token_cost=context.token_cost)
     return DraftModelDrafter(
         config,
         scorer,
         logits_processor=context.logits_processor,
         generator=context.generator,
-        memory=context.state.of(name, AcceptanceCounts),
+        counts=context.state.of(name, AcceptanceCounts),
         token_cost=context.token_cost,
     )
 

@@ -29,7 +29,7 @@ class TranslatedDrafter(DraftModelDrafter):
     Args:
         scorer: the draft, with the fixed tokens of `translation` as its text.
         translation: this row's text in both vocabularies; it has begun.
-        memory, token_cost: see `DraftModelDrafter`.
+        counts, token_cost: see `DraftModelDrafter`.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class TranslatedDrafter(DraftModelDrafter):
         scorer: DraftScorer,
         translation: Translation,
         *,
-        memory: AcceptanceCounts | None = None,
+        counts: AcceptanceCounts | None = None,
         token_cost: Callable[[int], float] = lambda num_rows: TOKEN_COST,
     ) -> None:
-        super().__init__(config, scorer, memory=memory, token_cost=token_cost)
+        super().__init__(config, scorer, counts=counts, token_cost=token_cost)
         self.translation = translation
         self._root = 0  # the target's
         self._in_draft: DraftTree | None = None  # of the last round, in the draft's vocabulary

@@ -21,7 +21,7 @@ ALWAYS = {"confidence_threshold": 0.0}
 def drafter_of(
     table: Table, text: Sequence[int] = (0,), scorer: dict[str, Any] | None = None, **fields: Any
 ) -> DraftModelDrafter:
-    names = ("logits_processor", "generator", "memory", "token_cost")
+    names = ("logits_processor", "generator", "counts", "token_cost")
     extra = {name: fields.pop(name) for name in names if name in fields}
     drafter = DraftModelDrafter(DraftModelConfig(**fields), TableScorer(table, **(scorer or {})), **extra)
     drafter.begin(text)
@@ -267,13 +267,13 @@ def test_a_tree_says_how_probable_its_nodes_are() -> None:
 
 
 def test_a_token_that_was_not_verified_is_counted_where_the_next_one_is_known() -> None:
-    memory = AcceptanceCounts()
-    drafter = drafter_of(sure_of(dict.fromkeys(range(6), 0.95)), draft_len=2, memory=memory, **ALWAYS)
+    counts = AcceptanceCounts()
+    drafter = drafter_of(sure_of(dict.fromkeys(range(6), 0.95)), draft_len=2, counts=counts, **ALWAYS)
     tree = drafter.propose(100)
     drafter.observe(tree.truncated(max_nodes=0), None, [1])
     expected = AcceptanceCounts()
     expected.record([(0, 0.95, True)])
-    assert memory.mean(0) == expected.mean(0)
+    assert counts.mean(0) == expected.mean(0)
 
 
 def test_a_draft_that_is_never_right_is_asked_now_and_then_only() -> None:
@@ -292,34 +292,34 @@ def drafter_round(drafter: DraftModelDrafter) -> int:
 
 def test_what_was_learned_serves_the_next_call() -> None:
     accepts = dict.fromkeys(range(6), True) | {2: False}
-    memory = AcceptanceCounts()
+    counts = AcceptanceCounts()
     cost = {"relative_cost": 0.1}
-    settle(drafter_of(UNSURE_AT_TWO, scorer=cost, draft_len=5, memory=memory), accepts, 40)
-    assert drafter_of(UNSURE_AT_TWO, scorer=cost, draft_len=5, memory=memory).propose(100).first_branch() == [1, 2]
+    settle(drafter_of(UNSURE_AT_TWO, scorer=cost, draft_len=5, counts=counts), accepts, 40)
+    assert drafter_of(UNSURE_AT_TWO, scorer=cost, draft_len=5, counts=counts).propose(100).first_branch() == [1, 2]
     assert drafter_of(UNSURE_AT_TWO, scorer=cost, draft_len=5).propose(100).num_draft_tokens == 5
 
 
 @pytest.mark.parametrize("use_logits", [False, True])
 def test_drawn_drafts_neither_read_nor_write_what_earlier_calls_learned(use_logits: bool) -> None:
     """They have a part in the text, which has to follow from the seed."""
-    memory = AcceptanceCounts()
-    drafter = drafter_of(UNSURE_AT_TWO, memory=memory, use_logits=use_logits, logits_processor=lambda ids, row: row)
+    counts = AcceptanceCounts()
+    drafter = drafter_of(UNSURE_AT_TWO, counts=counts, use_logits=use_logits, logits_processor=lambda ids, row: row)
     with torch.random.fork_rng(devices=[]):
         settle(drafter, dict.fromkeys(range(6), False), 40)
-    assert (memory.mean(0) == AcceptanceCounts().mean(0)) is use_logits
+    assert (counts.mean(0) == AcceptanceCounts().mean(0)) is use_logits
     drafter.begin([1, 2, 3])
     assert (drafter.counts.mean(0) == AcceptanceCounts().mean(0)) is use_logits
 
 
 def test_a_part_of_the_tree_that_was_verified_is_counted() -> None:
-    memory = AcceptanceCounts()
-    drafter = drafter_of(sure_of(dict.fromkeys(range(6), 0.95)), draft_len=4, memory=memory, **ALWAYS)
+    counts = AcceptanceCounts()
+    drafter = drafter_of(sure_of(dict.fromkeys(range(6), 0.95)), draft_len=4, counts=counts, **ALWAYS)
     tree = drafter.propose(100).truncated(max_nodes=2)
     drafter.observe(tree, None, [1, 5])
     expected = AcceptanceCounts()
     expected.record([(0, 0.95, True), (0, 0.95, False)], num_forwards=4, num_tokens=2)
-    assert memory.rate(0, 0.95) == expected.rate(0, 0.95)
-    assert memory.tokens_per_cost(0.1) == expected.tokens_per_cost(0.1)
+    assert counts.rate(0, 0.95) == expected.rate(0, 0.95)
+    assert counts.tokens_per_cost(0.1) == expected.tokens_per_cost(0.1)
 
 
 def test_a_tree_of_someone_else_is_no_error() -> None:

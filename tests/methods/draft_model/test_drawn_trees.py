@@ -51,11 +51,11 @@ def test_drawn_trees_keep_their_budgets_and_score_once_a_depth(seed: int) -> Non
 
 def test_the_same_seed_draws_the_same_drafts_whatever_was_counted_before() -> None:
     """A text depends on its drafts here, so it must not depend on earlier calls."""
-    memory = AcceptanceCounts()
-    first = drawing(3, **TREE, memory=memory).propose(100)
+    counts = AcceptanceCounts()
+    first = drawing(3, **TREE, counts=counts).propose(100)
     for _ in range(200):
-        memory.record([(0, 0.5, False), (1, 0.2, True)], num_forwards=3, num_tokens=1)
-    assert drawing(3, **TREE, memory=memory).propose(100) == first
+        counts.record([(0, 0.5, False), (1, 0.2, True)], num_forwards=3, num_tokens=1)
+    assert drawing(3, **TREE, counts=counts).propose(100) == first
     assert not drawing(3).is_deterministic
     assert drafter_of(random_table(7, SIZE), use_logits=True).is_deterministic, "greedy decoding draws nothing"
 
