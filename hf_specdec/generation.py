@@ -60,10 +60,10 @@ def decode(
 ) -> Any:
     """A decoding method for `generate(custom_generate=hf_specdec.decode, spec_method=...)`: nothing is patched.
 
-    Takes the arguments that an enabled model's `generate` takes; those of assisted generation that a configuration of the
-    call sets to transformers' own defaults, as `num_assistant_tokens=20`, count as unset. transformers drops `streamer`, `assistant_model`,
+    Takes the arguments that an enabled model's `generate` takes. transformers drops `streamer`, `assistant_model`,
     `tokenizer` and `assistant_tokenizer` before it calls a function; give the first two under the names below, and
-    enable the model for `stop_strings` or a draft with a tokenizer of its own.
+    enable the model for `stop_strings` or a draft with a tokenizer of its own. Settings of assisted generation that a
+    configuration of the call has at transformers' own defaults, as `num_assistant_tokens=20`, count as unset.
 
     Args:
         model, input_ids, logits_processor, stopping_criteria, generation_config: from transformers.
