@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from hf_specdec import embedded
 from hf_specdec.bench.conversation import encode
 from hf_specdec.bench.document import GPU, check_document_file, check_form, write_document
 from hf_specdec.bench.header import model_facts, new_document
@@ -34,6 +35,7 @@ __all__ = ["SHAPES", "Shape", "measure_gpu"]
 
 COPIED_BYTES, NUM_COPIES = 1 << 30, 20
 STATIC = {"cache_implementation": "static"}
+SAMPLED = {"do_sample": True, "temperature": 0.7}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def _measure_shape(
     """Fill in the entry of one shape and add the model's facts; what has no room in memory is among `left_out`."""
     shape, stage = SHAPES[entry["shape"]], "loading the model"
     try:
-        loaded = load_model(dtype=shape.dtype, widen_to=shape.size, device=where)
+        loaded = load_model(dtype=shape.dtype, head=embedded.path("head"), widen_to=shape.size, device=where)
         longest = max(shape.contexts) + shape.max_new_tokens + 256
         for model in (loaded.model, loaded.assistant):
             if model is not None:  # the text beyond is worse, its cost the same
@@ -133,6 +135,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _methods(loaded: LoadedModel, batch: int) -> dict[str, dict[str, Any]]:
     """Arguments of `generate` by the row's name; transformers' assisted generation takes one sequence."""
+    anew = {"spec_config": {"pool": "request"}}  # the call is made twice: it must not be remembered
     rows: dict[str, dict[str, Any]] = {
         "plain, eager": {"spec_method": None},
         "plain, static cache": {"spec_method": None} | STATIC,
@@ -141,39 +144,65 @@ def _methods(loaded: LoadedModel, batch: int) -> dict[str, dict[str, Any]]:
         rows["transformers' prompt lookup"] = {"spec_method": None, "prompt_lookup_num_tokens": 10}
         if loaded.assistant is not None:
             rows["transformers' assistant"] = {"spec_method": None} | loaded.assisted
-    ours: dict[str, dict[str, Any]] = {name: {"spec_method": name} for name in ("prompt_lookup", "lookahead", "auto")}
-    ours["auto"]["spec_config"] = {"pool": "request"}  # the call is made twice: it must not be remembered
+    ours: dict[str, dict[str, Any]] = {name: {"spec_method": name} for name in ("prompt_lookup", "lookahead")}
+    ours["auto"] = {"spec_method": "auto"} | anew
     if loaded.assistant is not None:
         ours["draft_model"] = {"spec_method": "draft_model"} | loaded.assisted
+    if loaded.head is not None:
+        ours["eagle3"] = {"spec_method": "eagle3", "assistant_model": loaded.head}
+        ours["auto+head"] = {"spec_method": "auto", "assistant_model": loaded.head} | anew
     return rows | ours | {f"{name}, static cache": arguments | STATIC for name, arguments in ours.items()}
 
 
 def _rows(
     loaded: LoadedModel, shape: Shape, prompts: Sequence[Prompt]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Tokens a second of each way to generate, at each batch size and context; and those without room in memory."""
-    rows, left_out = [], []
+    """Tokens a second of each way to generate, at each batch size and context; and those without room in memory.
+
+    Sampled too where there is one sequence, which then has plain generate's tokens, of the shortest context.
+    """
+    rows: list[dict[str, Any]] = []
+    left_out: list[dict[str, Any]] = []
     text = [token for prompt in prompts for token in encode(loaded, prompt)["input_ids"][0].tolist()]
     for batch in shape.batches:
         for context in shape.contexts:
             inputs = _inputs(text, batch, context, loaded.model.device)
-            plain: tuple[float, list[list[int]]] | None = None  # of the first row
-            for name, arguments in _methods(loaded, batch).items():
-                cell = {"batch": batch, "context": context, "name": name}
-                try:
-                    row, tokens = _row(loaded, inputs, shape.max_new_tokens, arguments)
-                except (MemoryError, RuntimeError) as error:
-                    if not _is_out_of_memory(error):
-                        raise
-                    left_out.append({**cell, "reason": first_line(error)})
-                    _free_memory(loaded.model.device)
-                    continue
-                if plain is None and not name.startswith("plain"):
-                    left_out.append({**cell, "reason": "no room for plain generate, which it is compared with"})
-                    continue
-                speed, expected = plain = plain or (row["tokens_per_second"], tokens)
-                equality = {"equal": tokens == expected, "over_plain": row["tokens_per_second"] / speed}
-                rows.append({**cell, **row, **equality})
+            methods = _methods(loaded, batch)
+            ways = [methods]
+            if batch == 1 and context == min(shape.contexts):
+                ways.append({f"{name}, sampled": arguments | SAMPLED for name, arguments in methods.items()})
+            for way in ways:
+                found, without_room = _compared(loaded, inputs, shape.max_new_tokens, way)
+                cell = {"batch": batch, "context": context}
+                rows += [cell | row for row in found]
+                left_out += [cell | row for row in without_room]
+    return rows, left_out
+
+
+def _compared(
+    loaded: LoadedModel,
+    inputs: Mapping[str, torch.Tensor],
+    max_new_tokens: int,
+    methods: Mapping[str, Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of one batch and context, beside the first of them, plain generate; and those without room in memory."""
+    rows, left_out = [], []
+    plain: tuple[float, list[list[int]]] | None = None
+    for name, arguments in methods.items():
+        try:
+            row, tokens = _row(loaded, inputs, max_new_tokens, arguments)
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            left_out.append({"name": name, "reason": first_line(error)})
+            _free_memory(loaded.model.device)
+            continue
+        if plain is None and not name.startswith("plain"):
+            left_out.append({"name": name, "reason": "no room for plain generate, which it is compared with"})
+            continue
+        speed, expected = plain = plain or (row["tokens_per_second"], tokens)
+        equality = {"equal": tokens == expected, "over_plain": row["tokens_per_second"] / speed}
+        rows.append({"name": name, **row, **equality})
     return rows, left_out
 
 
@@ -198,24 +227,27 @@ def _row(
     model: Any = loaded.model
     options = {**inputs, "max_new_tokens": max_new_tokens, "do_sample": False, "eos_token_id": None}
     options |= {"pad_token_id": 0, "return_dict_in_generate": True, **arguments}
-    start = time.perf_counter()
-    model.generate(**options)
-    synchronize(model.device)
-    first = time.perf_counter()
-    output = model.generate(**options)
-    synchronize(model.device)
-    seconds = time.perf_counter() - first
+    (_, first), (output, seconds) = (_timed(model, options) for _ in range(2))
     stats = getattr(output, "spec_stats", None)
     tokens: list[list[int]] = output.sequences[:, inputs["input_ids"].shape[1] :].tolist()
     row = {
         "tokens_per_second": sum(map(len, tokens)) / seconds,
-        "first_call_seconds": first - start,
+        "first_call_seconds": first,
         "mean_acceptance_length": None if stats is None else stats.mean_acceptance_length,
         "num_graphs": None if stats is None else stats.num_graphs,
         "compile_seconds": None if stats is None else stats.compile_seconds,
         "plain_reason": None if stats is None else stats.plain_reason,
     }
     return row, tokens
+
+
+def _timed(model: Any, options: Mapping[str, Any]) -> tuple[Any, float]:
+    """The output of a call and its seconds; calls that sample draw alike."""
+    torch.manual_seed(0)
+    start = time.perf_counter()
+    output = model.generate(**options)
+    synchronize(model.device)
+    return output, time.perf_counter() - start
 
 
 def _bandwidth_share(loaded: LoadedModel, rows: Sequence[Mapping[str, Any]], bandwidth: float) -> float | None:

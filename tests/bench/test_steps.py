@@ -54,10 +54,12 @@ def test_the_tiny_shape_goes_the_way_of_the_large_ones(tmp_path: Path, monkeypat
     write_document(document, tmp_path / "gpu.json")
     again = read_document(tmp_path / "gpu.json")
     (entry,) = again["shapes"]
-    assert all(row["equal"] for row in entry["rows"]), "in fp32 every way gives plain generate's tokens"
+    different = {row["name"] for row in entry["rows"] if not row["equal"]}
+    assert different <= {"transformers' assistant, sampled"}, "in fp32 every other way gives plain generate's tokens"
     assert all(row["tokens_per_second"] > 0.0 for row in entry["rows"])
     ours = [row for row in entry["rows"] if row["plain_reason"] is None and row["mean_acceptance_length"] is not None]
-    assert {(row["name"], row["batch"]) for row in ours} >= {("auto, static cache", 2), ("draft_model", 1)}
+    expected = {("auto, static cache", 2), ("draft_model", 1), ("eagle3", 2), ("auto+head, static cache, sampled", 1)}
+    assert {(row["name"], row["batch"]) for row in ours} >= expected
     assert 0.0 < entry["bandwidth_share"] < 1.0
     assert "transformers' assistant" in markdown(again)
     (page,) = write_page(again, tmp_path / "gpu.md")
