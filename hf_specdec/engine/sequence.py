@@ -1,8 +1,10 @@
 """One sequence of a call while it is decoded: its text, and those who draft, choose and stop for it."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.sampling.sampler import Sampler
@@ -95,6 +97,8 @@ class SequenceState:
             if not isinstance(tree, DraftTree):
                 remedy = "Return DraftTree.chain(last_token, draft); an empty draft is [], not None."
                 raise ConfigError("propose", "must return a DraftTree", tree, remedy)
+            if set(map(type, tree.tokens)) != {int}:
+                _check_whole(tree.tokens)
             if tree.tokens[0] != root:
                 rule = "must be the last token of the text"
                 raise ConfigError("tree.tokens[0]", rule, tree.tokens[0], "Build the tree on that root.")
@@ -168,3 +172,10 @@ class SequenceState:
             if not (isolates and self.rank_sync.intact):
                 raise
             self.fail(error)
+
+
+def _check_whole(tokens: Sequence[object]) -> None:
+    """Raise unless all are integers of Python or NumPy; a tensor's elements are found in no tree by their value."""
+    for token in tokens:
+        if not isinstance(token, int | np.integer):
+            raise ConfigError("tree.tokens", "must be whole numbers", token, "Write tokens.tolist() for a tensor's.")

@@ -88,6 +88,32 @@ def test_a_drafters_negative_token_is_named(model: Any) -> None:
         model.generate(PROMPT, max_new_tokens=4, spec_method=Negative)
 
 
+@pytest.mark.parametrize("token", [torch.tensor(3), 3.0, "3", None])
+def test_a_drafters_token_that_is_no_number_is_named(model: Any, token: Any) -> None:
+    """An element of a tensor would be accepted never."""
+
+    class Drawn(Negative):
+        def propose(self, budget: int) -> DraftTree:
+            return DraftTree.chain(self.last, [token])
+
+    with pytest.raises(ValueError, match="`tree.tokens` must be whole numbers, but is .*tolist"):
+        model.generate(PROMPT, max_new_tokens=4, spec_method=Drawn)
+
+
+def test_a_drafter_may_draft_numpys_integers(model: Any) -> None:
+    expected = model.generate(PROMPT, max_new_tokens=8, do_sample=False)
+    following = {int(token): expected[0, place + 1 : place + 2].numpy() for place, token in enumerate(expected[0])}
+
+    class Knowing(Negative):
+        def propose(self, budget: int) -> DraftTree:
+            return DraftTree.chain(self.last, following[self.last])
+
+    call: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
+    output = model.generate(PROMPT, **call, spec_method=Knowing)
+    assert output.sequences.tolist() == expected.tolist()
+    assert output.spec_stats.num_accepted_tokens > 0
+
+
 class Nothing(Negative):
     """Returns nothing where it has nothing to draft."""
 
