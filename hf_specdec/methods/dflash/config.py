@@ -30,7 +30,7 @@ class DFlashConfig(HeadConfig):
         max_nodes (`int`, *optional*):
             Drafted tokens that are verified a step at most, all branches together. `None` verifies as many as are worth
             what they add to the target's forward, at most `draft_len` of a chain and
-            `min(draft_len * num_branches, 16)` of a tree.
+            `min(draft_len * num_branches, 16)` of a tree; with a `confidence_threshold` all that are drafted.
         confidence_threshold (`float`, *optional*):
             Drafting goes on after a token only if it was given at least this probability; `0.0` always drafts
             `draft_len` tokens. `None` or `"auto"` learns how far drafting saves time. Alias:

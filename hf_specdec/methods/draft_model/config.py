@@ -40,7 +40,7 @@ class DraftModelConfig(SpecConfig):
         max_nodes (`int`, *optional*):
             Drafted tokens that are verified a step at most, all branches together. `None` verifies as many as are worth
             what they add to the target's forward, at most `draft_len` of a chain and
-            `min(draft_len * num_branches, 32)` of a tree.
+            `min(draft_len * num_branches, 32)` of a tree; with a `confidence_threshold` all that are drafted.
         confidence_threshold (`float`, *optional*):
             The draft goes on after a token only if it gave that token at least this probability, in sampled calls of
             being drawn; `0.0` always drafts `draft_len` tokens. `None` or `"auto"` learns how far drafting saves time,
