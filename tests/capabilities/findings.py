@@ -28,10 +28,10 @@ SETTINGS: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "r
 SECONDS = 120  # for one model
 HEAD = """# Architectures
 
-What the engine does with every model class of transformers that generates, tried on tiny random models in fp32: greedy
-text of one prompt and of three prompts padded on the left, drafted by prompt lookup, by random trees, and by trees
-that hold the right tokens amid wrong ones, is compared with plain `generate`. The table is written by
-`python -m tests.capabilities.findings`; a test compares it with what the models do.
+What the engine does with every model class of transformers that generates. Each was tried on tiny random models in
+fp32: greedy text of one prompt and of three prompts padded on the left is compared with plain `generate`. Drafts come
+from prompt lookup, from random trees, and from trees that hold the right tokens amid wrong ones. The table is written
+by `python -m tests.capabilities.findings`; a test compares it with what the models do.
 
 - **tree**: any tree of tokens is verified in one forward. **chain**: several tokens in sequence are. **plain**: one
   token a forward, as without this package, for the reason given.

@@ -49,10 +49,11 @@ HEAD = """# Attention
 
 <!-- Written by `python -m tests.kernels.findings`; a test compares it with what the models do. -->
 
-What values of `attn_implementation` do with the model classes that people use most and one for each kind of attention,
-tried on tiny random models in fp32: greedy text of one prompt and of three prompts padded on the left, drafted by
-random trees and by trees that hold the right tokens amid wrong ones, is compared with plain `generate`, and that with
-plain `generate` under the attention that the class is loaded with.
+What values of `attn_implementation` do with the model classes that people use most and one for each kind of attention
+([guide](../guides/attention.md)). Each was tried on tiny random models in fp32, with greedy text of one prompt and of
+three prompts padded on the left. Drafts are random trees, and trees that hold the right tokens amid wrong ones. The
+text is compared with plain `generate`, and that with plain `generate` under the attention that the class is loaded
+with.
 
 - **xformers**: on a CPU, with a kernel in plain torch in the place of xformers', which has none there; it refuses what
   xformers' operators refuse. *kernel*: layers computed by it. *own*: everything by the model's own function, because of
