@@ -66,7 +66,7 @@ def check_all(settings: Callable[[str], Any], seed: Any, tokenizer: Any) -> None
         settings: gives the value that a setting has, `None` where it is unset.
     """
     _check_seed(seed)
-    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+    if tokenizer is not None and (isinstance(tokenizer, bytes) or not callable(getattr(tokenizer, "decode", None))):
         raise ConfigError("tokenizer", "must be a tokenizer", tokenizer, "Load it with AutoTokenizer.from_pretrained.")
     for name in (*NOT_FOR_MANY, *OF_ONE):
         value = settings(name)

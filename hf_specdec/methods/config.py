@@ -8,6 +8,7 @@ PromptLookupConfig.parse([10, 2, [0]])
 import ast
 import dataclasses
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -113,7 +114,7 @@ class SpecConfig:
             ConfigError: a limit is exceeded; the error names it under `field`.
         """
 
-    def to_vllm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+    def to_vllm(self, *, draft_model: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         """The equivalent `speculative_config` of vLLM: `vllm.LLM(model, speculative_config=config.to_vllm())`.
 
         Args:
@@ -125,7 +126,7 @@ class SpecConfig:
         rule = "must be of a method that vLLM has"
         raise ConfigError("spec_config", rule, type(self).__name__, "It has ngram, draft_model and heads.")
 
-    def to_tensorrt_llm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+    def to_tensorrt_llm(self, *, draft_model: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         """The equivalent `speculative_config` of TensorRT-LLM's LLM API, as its YAML files have it.
 
         `decoding_type` names the class, `NGram` for `NGramDecodingConfig`; the rest are that class's arguments.
@@ -255,7 +256,7 @@ def check_devices(field: str, value: object) -> None:
     rule, remedy = "must be a non-empty list of device indices or names", 'Write [0], [4, 5] or ["cpu"].'
     if value is None:
         return
-    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not value:
         raise ConfigError(field, rule, value, remedy)
     for item in value:
         is_index = isinstance(item, int) and not isinstance(item, bool) and item >= 0

@@ -1,5 +1,6 @@
 """Configurations of vLLM and TensorRT-LLM: their field names, and an error for what they cannot be told."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,6 +109,12 @@ def test_a_head_goes_by_its_folder(config: SpecConfig, method: str, decoding_typ
     }
 
 
+@pytest.mark.parametrize("config", [Eagle3Config(num_branches=1), DraftModelConfig()])
+def test_a_folder_may_be_a_path(config: SpecConfig) -> None:
+    assert config.to_vllm(draft_model=Path("head"))["model"] == "head"
+    assert config.to_tensorrt_llm(draft_model=Path("head"))["speculative_model"] == "head"
+
+
 def test_mtp_layers_need_no_second_folder() -> None:
     assert MtpConfig(draft_len=1).to_vllm() == {"method": "mtp", "num_speculative_tokens": 1}
     assert MtpConfig(draft_len=1).to_tensorrt_llm() == {"decoding_type": "MTP", "max_draft_len": 1}
@@ -123,6 +130,8 @@ def test_mtp_layers_need_no_second_folder() -> None:
         (DraftModelConfig(confidence_threshold=0.4), "to_vllm", {"draft_model": "d"}, "confidence_threshold"),
         (DraftModelConfig(), "to_vllm", {}, "draft_model"),
         (DraftModelConfig(), "to_tensorrt_llm", {}, "draft_model"),
+        (DraftModelConfig(), "to_vllm", {"draft_model": 3}, "draft_model"),
+        (MtpConfig(), "to_tensorrt_llm", {"draft_model": b"d"}, "draft_model"),
         (LookaheadConfig(), "to_vllm", {}, "spec_config"),
         (LookaheadConfig(fill_from_prompt=False), "to_tensorrt_llm", {}, "fill_from_prompt"),
         (AutoSpecConfig(), "to_vllm", {}, "spec_config"),

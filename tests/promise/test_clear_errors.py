@@ -146,6 +146,11 @@ def test_a_device_number_that_torch_would_wrap_is_no_device(name: int | str) -> 
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "numbers that are none": (lambda m: many(m, indices=["a"]), "`indices` must be whole numbers, but is 'a'"),
     "one number": (lambda m: many(m, indices=3), "`indices` must be an iterable of numbers"),
+    "a tokenizer's name as bytes": (lambda m: many(m, tokenizer=b"gpt2"), "`tokenizer` must be a tokenizer, but is b'"),
+    "devices as bytes": (
+        lambda m: hf_specdec.DraftModelConfig(draft_model_device_list=b"0"),
+        "`draft_model_device_list` must be a non-empty list",
+    ),
     "a tokenizer's name": (lambda m: many(m, tokenizer="gpt2"), "`tokenizer` must be a tokenizer, but is 'gpt2'"),
     "a streamer": (
         lambda m: m.generate(PROMPT, max_new_tokens=2, spec_method="auto", streamer=print),

@@ -1,10 +1,12 @@
 """Draft-model speculation's parameters."""
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from hf_specdec.errors import ConfigError
+from hf_specdec.files import check_path
 from hf_specdec.methods.config import MAX_STEP_TOKENS, SpecConfig, check_devices, check_positive
 
 __all__ = ["DraftModelConfig"]
@@ -157,21 +159,24 @@ class DraftModelConfig(SpecConfig):
         """The same in the target's tokens, where the draft has a tokenizer of its own."""
         return TRANSLATED * self.node_budget
 
-    def to_vllm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+    def to_vllm(self, *, draft_model: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         """`method="draft_model"`; vLLM drafts chains of a fixed length."""
-        self._check_chain("vLLM", draft_model)
+        draft_model = self._named_chain("vLLM", draft_model)
         devices = self.draft_model_device_list
         parallel = {} if devices is None else {"draft_tensor_parallel_size": len(devices)}
         found = {"method": "draft_model", "model": draft_model, "num_speculative_tokens": self.draft_len}
         return {**found, **parallel}
 
-    def to_tensorrt_llm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+    def to_tensorrt_llm(self, *, draft_model: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         """`DraftTargetDecodingConfig`."""
-        self._check_chain("TensorRT-LLM", draft_model)
+        draft_model = self._named_chain("TensorRT-LLM", draft_model)
         return {"decoding_type": "Draft_Target", "max_draft_len": self.draft_len, "speculative_model": draft_model}
 
-    def _check_chain(self, project: str, draft_model: str | None) -> None:
+    def _named_chain(self, project: str, draft_model: str | os.PathLike[str] | None) -> str:
+        """The draft model as text, of a chain that `project` can be told of."""
         if draft_model is None:
             raise ConfigError("draft_model", f"must be given for {project}", None, "Name its folder or its hub name.")
+        check_path("draft_model", draft_model, "a folder or a name on the hub")
         fixed_length = "confidence_threshold" if self.confidence_threshold == 0.0 else "draft_len"
         self.check_carried(project, "draft_len", "draft_model_device_list", "target_model_device_list", fixed_length)
+        return os.fspath(draft_model)

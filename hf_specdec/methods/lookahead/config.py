@@ -6,6 +6,7 @@ LookaheadConfig.parse([5, 5, 5]).check_within(LookaheadConfig.parse([7, 5, 7]))
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -120,7 +121,7 @@ class LookaheadConfig(SpecConfig):
         """Most tokens a step computes beside the current one, the window's counted."""
         return self.max_draft_len
 
-    def to_tensorrt_llm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+    def to_tensorrt_llm(self, *, draft_model: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         """`LookaheadDecodingConfig`, which fills its pool from the prompt as well."""
         self.check_carried("TensorRT-LLM", *self.list_form)
         return {

@@ -1,6 +1,7 @@
 """Prompt lookup's parameters."""
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
@@ -92,7 +93,7 @@ class PromptLookupConfig(SpecConfig):
             return self.max_nodes
         return self.max_draft_len if self.num_branches == 1 else min(self.max_draft_len * self.num_branches, 32)
 
-    def to_vllm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+    def to_vllm(self, *, draft_model: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         """`method="ngram"`; vLLM drafts chains from the longest match and keeps no pool."""
         self.check_carried("vLLM", "max_draft_len", "max_matching_ngram_size", "device_list", "draft_len_per_match")
         return {
@@ -102,7 +103,7 @@ class PromptLookupConfig(SpecConfig):
             "prompt_lookup_min": 1,
         }
 
-    def to_tensorrt_llm(self, *, draft_model: str | None = None) -> dict[str, Any]:
+    def to_tensorrt_llm(self, *, draft_model: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         """`NGramDecodingConfig`, its pool private or common as here."""
         carried = ("max_draft_len", "max_matching_ngram_size", "device_list", "draft_len_per_match", "pool")
         self.check_carried("TensorRT-LLM", *carried)
