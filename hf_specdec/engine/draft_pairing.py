@@ -11,6 +11,7 @@ from hf_specdec import compat
 from hf_specdec.capabilities.probe import Capability
 from hf_specdec.compat.fingerprint import Fingerprint
 from hf_specdec.compat.placement import device_mesh
+from hf_specdec.compat.processors import in_order
 from hf_specdec.engine.batch_rules import is_pure, keeps_rows_apart, processors_of_row
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
@@ -193,12 +194,7 @@ def logits_processor_of(call: Call) -> LogitsProcessorFn | None:
         own = [p for p in own if not keeps_rows_apart(p)]
     processors = processors_of_row(LogitsProcessorList(copy.deepcopy(own)), None)
     takes_all, no_ids = all(map(takes_all_nodes, processors)), torch.empty((1, 0), dtype=torch.long, device=HOST)
-    reads_text = not takes_all or any(map(reads_ids, processors))
-
-    def called(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        for processor in processors:  # a `LogitsProcessorList` looks at the signature of each in every call
-            rows = processor(ids, rows)
-        return rows
+    reads_text, called = not takes_all or any(map(reads_ids, processors)), in_order(processors)
 
     def process(texts: Callable[[], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
         ids = texts() if reads_text else no_ids

@@ -7,6 +7,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
 from hf_specdec import compat
+from hf_specdec.compat.processors import in_order
 from hf_specdec.engine.sampling.node_processors import NodeProcessors
 from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
 from hf_specdec.engine.sampling.random_streams import RandomStream
@@ -43,7 +44,7 @@ class Sampler:
         device: torch.device,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.processors, self.device, self.generator = processors, device, generator
+        self.processors, self.device, self.generator = in_order(processors), device, generator
         self.do_sample = bool(config.do_sample)
         wants = bool(config.return_dict_in_generate)
         self.scores: list[torch.Tensor] | None = [] if wants and config.output_scores else None
