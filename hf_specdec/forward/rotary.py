@@ -34,6 +34,7 @@ class RotaryFrequencies:
 
     def __init__(self, modules: Sequence[Any]) -> None:
         self.modules = list(modules)
+        self._arguments = [_argument_names(module) for module in self.modules]
         self.switch = min(length for module in modules for length in rotary_switches(module).values())
 
     @contextlib.contextmanager
@@ -50,8 +51,8 @@ class RotaryFrequencies:
         token = _lengths.set(lengths)
         try:
             with _register_lock:
-                for module, state in zip(self.modules, states, strict=True):
-                    handles.append(module.register_forward_hook(_Hook(lengths, state), with_kwargs=True))
+                for module, state, names in zip(self.modules, states, self._arguments, strict=True):
+                    handles.append(module.register_forward_hook(_Hook(lengths, state, names), with_kwargs=True))
             yield
         finally:
             _lengths.reset(token)
@@ -73,17 +74,22 @@ class RotaryFrequencies:
 
 
 class _Hook:
-    """Replaces what one module computes for a forward of several tokens."""
+    """Replaces what one module computes for a forward of several tokens.
 
-    def __init__(self, lengths: torch.Tensor, state: dict[str, Any]) -> None:
-        self.lengths, self.state = lengths, state
+    Args:
+        lengths: `(batch, T)`: of the text at each token's step.
+        state: what the module remembers of earlier texts.
+        names: of the module's arguments, in order.
+    """
+
+    def __init__(self, lengths: torch.Tensor, state: dict[str, Any], names: Sequence[str]) -> None:
+        self.lengths, self.state, self.names = lengths, state, names
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """The module's output, `(batch, T, ...)` or a tuple of such, each token by the length at its step."""
         if _lengths.get() is not self.lengths:
             return output  # a forward of another thread
-        names = [name for name in inspect.signature(module.forward).parameters if name != "self"]
-        named = dict(zip(names, args, strict=False)) | kwargs
+        named = dict(zip(self.names, args, strict=False)) | kwargs
         switch = rotary_switches(module).get(named.get("layer_type"))
         if switch is None:
             return output
@@ -118,6 +124,11 @@ def rotary_of(model: torch.nn.Module, facts: ModelFacts | None = None) -> Rotary
 
 def _rotary_modules(model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
     return tuple(module for module in modules_of(model) if "rope_type" in vars(module))
+
+
+def _argument_names(module: torch.nn.Module) -> list[str]:
+    """Of the module's forward, in order."""
+    return [name for name in inspect.signature(module.forward).parameters if name != "self"]
 
 
 def _restore(module: Any, state: dict[str, Any]) -> None:
