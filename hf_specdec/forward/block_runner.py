@@ -8,6 +8,8 @@ follows a node of a tree depends on its depth alone.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from hf_specdec.cache.static_cache import StaticSpecCache
@@ -15,10 +17,12 @@ from hf_specdec.forward.compiled_forward import Step
 from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall, head_cache, static_head_cache
 from hf_specdec.forward.runner_base import RowScorer
 from hf_specdec.methods.draft_head import BlockHead
-from hf_specdec.transfer import HOST
+from hf_specdec.transfer import to_device
 from hf_specdec.tree import DraftTree
 
 __all__ = ["BlockRunner", "BlockScorer", "block_step"]
+
+Array = npt.NDArray[Any]
 
 
 class BlockScorer(RowScorer):
@@ -99,24 +103,25 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         counts = [0 if context is None else len(context) for context in contexts]
         width, num_keys, is_fixed = self._place(max(max(counts), 1))
         num_features = next(context.shape[1] for context in contexts if context is not None)
-        features = torch.zeros((len(wanted), width, num_features), dtype=head.dtype, device=head.device)
-        tokens = torch.full((len(wanted), size), head.mask_token_id, device=HOST)
-        starts = torch.tensor(self._cache.lengths, device=HOST)
-        positions = torch.zeros((len(wanted), width + size), dtype=torch.long, device=HOST)
+        features = torch.zeros((len(wanted), width, num_features), dtype=self.head_dtype, device=self.head_device)
+        tokens, starts = np.full((len(wanted), size), head.mask_token_id), np.array(self._cache.lengths)
+        positions = np.empty((len(wanted), width + size), dtype=np.int64)
         for place, (context, count) in enumerate(zip(contexts, counts, strict=True)):
             if context is not None:
                 features[place, :count] = context
             first, last = self._firsts[place] + int(starts[place]), len(self.texts[place]) - 1
             tokens[place, 0] = self.texts[place][-1]
-            positions[place, :width] = torch.arange(first, first + width, device=HOST)
-            positions[place, width:] = torch.arange(last, last + size, device=HOST)
-        mask = self._mask(starts, torch.tensor(counts, device=HOST), width, num_keys)
+            positions[place, :width] = np.arange(first, first + width)
+            positions[place, width:] = np.arange(last, last + size)
+        mask = self._mask(starts, np.array(counts), width, num_keys)
+        sliding = [] if head.window is None else [self._in_window(mask, head.window, starts, positions, width)]
+        ids, places, *masks = to_device([tokens, positions, mask, *sliding], self.head_device)
         inputs = {
-            "embeddings": self._embeddings(tokens),
+            "embeddings": self._embeddings(ids),
             "features": features,
-            "positions": positions.to(head.device),
-            "mask": mask.to(head.device),
-            "sliding_mask": self._in_window(mask, starts, positions, width).to(head.device),
+            "positions": places,
+            "mask": masks[0],
+            "sliding_mask": masks[-1],
             "cache": self._cache,
         }
         if self.compiled is None or not is_fixed:
@@ -143,26 +148,22 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
             cache.unplace()
         return num_new, max(cache.lengths) + num_new + size, False
 
-    def _mask(self, starts: torch.Tensor, counts: torch.Tensor, width: int, num_keys: int) -> torch.Tensor:
+    def _mask(self, starts: Array, counts: Array, width: int, num_keys: int) -> Array:
         """`(rows, 1, N, K)`: a block sees the text, its own new states and itself."""
         size = self.head.block_size
-        keys = torch.arange(num_keys, device=HOST).expand(len(starts), num_keys)
-        new = keys - starts[:, None]
+        new = np.arange(num_keys) - starts[:, None]
         seen = (new < counts[:, None]) | ((new >= width) & (new < width + size))
-        return seen[:, None, None].expand(-1, 1, size, -1)
+        return seen[:, None, None].repeat(size, axis=2)
 
-    def _in_window(self, mask: torch.Tensor, starts: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
+    def _in_window(self, mask: Array, window: int, starts: Array, positions: Array, width: int) -> Array:
         """The part of `mask` that layers with a window see."""
-        if self.head.window is None:
-            return mask
         total = mask.shape[-1]
-        places = torch.tensor(self._firsts, device=HOST)[:, None] + torch.arange(total, device=HOST).expand(
-            len(starts), total
-        )
-        new = starts[:, None] + torch.arange(positions.shape[1], device=HOST)
-        places = places.scatter(1, new.clamp(max=total - 1), positions)
-        blocks = positions[:, width:]
-        return mask & ((blocks[:, None, :, None] - places[:, None, None, :]).abs() <= self.head.window)
+        places = np.array(self._firsts)[:, None] + np.arange(total)  # (rows, K)
+        new = starts[:, None] + np.arange(positions.shape[1])
+        np.put_along_axis(places, new.clip(max=total - 1), positions, axis=1)
+        distances = positions[:, None, width:, None] - places[:, None, None, :]
+        seen: Array = mask & (np.abs(distances) <= window)
+        return seen
 
     def close(self) -> None:
         """The call has ended; buffers of compiled forwards are kept for the next one."""

@@ -100,16 +100,18 @@ def _allocate(cache: SpecCache, head: DraftHead, shapes: Mapping[int, tuple[int,
 
 
 def _embeddings_of(
-    head: DraftHead, embed: Callable[[torch.Tensor], torch.Tensor], device: torch.device, tokens: torch.Tensor
+    embed: Callable[[torch.Tensor], torch.Tensor],
+    reads_on: torch.device,
+    device: torch.device,
+    dtype: torch.dtype,
+    tokens: torch.Tensor,
 ) -> torch.Tensor:
-    """`(..., hidden_size)` of token ids, as the head reads them.
+    """`(..., hidden_size)` of token ids, on the `device` and in the `dtype` of a head.
 
     Args:
-        embed: the target's embeddings, for a head that has none of its own; it reads ids on `device`.
+        embed: the head's own embeddings, or the target's; they read ids on `reads_on`.
     """
-    own = head.embed_tokens
-    found = embed(tokens.to(device)) if own is None else own(tokens.to(head.device))
-    return cast("torch.Tensor", found).to(head.device, head.dtype)
+    return embed(tokens.to(reads_on)).to(device, dtype)
 
 
 class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
@@ -117,6 +119,7 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
 
     Attributes:
         texts (`list[list[int]]`): the rows' tokens, without padding.
+        head_device, head_dtype: of the head's weights; asking the head takes a walk over its modules.
         per_row (`tuple[str, ...]`): a subclass's attributes that have an item for each row.
     """
 
@@ -126,13 +129,17 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
         super().__init__(len(call.prompts), is_shared=call.is_shared)
         self.head, self.hidden_layers, self.network = head, call.hidden_layers, id(head)
         self.compiled = None if call.shapes is None else call.shapes.compiled
-        self._embeddings = partial(_embeddings_of, head, call.embed, call.device)
+        self.head_device, self.head_dtype = head.device, head.dtype
+        own = head.embed_tokens
+        embed, reads_on = (call.embed, call.device) if own is None else (own, self.head_device)
+        self._embeddings = partial(_embeddings_of, embed, reads_on, self.head_device, self.head_dtype)
         self.vocab_size, self.relative_cost, self.device = call.vocab_size, call.relative_cost, call.device
         self.source = cast("Source", head.methods[0])
         self.texts = [list(prompt) for prompt in call.prompts]
-        self._target_ids = None if head.target_ids is None else head.target_ids.to(call.device)
+        target_ids = head.target_ids
+        self._target_ids = None if target_ids is None else target_ids.to(call.device)
         self._num_scored = [0] * len(self.texts)  # nodes of each row's tree in this round
-        self._has_ended, self._grouped = False, GroupedHeads(device=head.device)
+        self._has_ended, self._grouped = False, GroupedHeads(device=self.head_device)
 
     def room(self) -> int:
         """How many tokens may be drafted below the root: rotary positions have no end."""
@@ -200,7 +207,7 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
 
     def _features(self, place: int, states: Sequence[torch.Tensor]) -> torch.Tensor:
         """`(n, num_features * target_hidden_size)` of the text's next tokens, as the head reads them."""
-        joined = torch.cat([layer.to(self.head.device, self.head.dtype) for layer in states], dim=-1)
+        joined = torch.cat([layer.to(self.head_device, self.head_dtype) for layer in states], dim=-1)
         return joined[-len(self.texts[place]) :]
 
     @staticmethod

@@ -48,6 +48,7 @@ class HeadStage:
         shapes: CompiledShapes | None = None,
     ) -> None:
         self.head, self.index, self.embed, self.following = head, index, embed, following
+        self._device, self._dtype = head.device, head.dtype
         self.rows = [StageRow(text) for text in texts]
         self._shapes, self._cache = shapes, _cache_of(head, index, len(texts), reserve, shapes)
         self._width = 0  # columns that this round has written
@@ -170,9 +171,7 @@ class HeadStage:
         return Columns(
             tokens=np.zeros((num_rows, width), dtype=np.int64),
             positions=np.zeros((num_rows, width), dtype=np.int64),
-            states=torch.zeros(
-                (num_rows, width, self.head.hidden_size), dtype=self.head.dtype, device=self.head.device
-            ),
+            states=torch.zeros((num_rows, width, self.head.hidden_size), dtype=self._dtype, device=self._device),
             mask=(keys < starts) | (keys == own),
             num_new=num_new,
             is_fixed=is_fixed,
@@ -208,7 +207,7 @@ class HeadStage:
         head = self.head
         keys = [self._key_positions(columns.num_keys)] if head.has_window else []
         arrays = (columns.tokens, columns.positions, columns.mask, *keys)
-        ids, positions, visible, *key_positions = to_device(arrays, head.device)
+        ids, positions, visible, *key_positions = to_device(arrays, self._device)
         inputs = {
             "embeddings": self.embed(ids),
             "states": columns.states,

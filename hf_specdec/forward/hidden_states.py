@@ -37,12 +37,15 @@ class HiddenStates:
 
     def node_states(self, row: int) -> tuple[torch.Tensor, ...]:
         """Of the nodes that the last forward computed, `(C, hidden_size)` for each of `hidden_layers`."""
-        new = self._layouts[row].new_rows
-        return tuple(self._states()[layer][row, new] for layer in self.hidden_layers)
+        if not self.hidden_layers:
+            return ()
+        states, new = self._states(), self._layouts[row].new_rows
+        return tuple(states[layer][row, new] for layer in self.hidden_layers)
 
     def prompt_states(self, row: int) -> tuple[torch.Tensor, ...]:
         """Of the tokens that the prompt's forward computed, padding among them, as `node_states`."""
-        return tuple(self._states()[layer][row] for layer in self.hidden_layers)
+        states = self._states() if self.hidden_layers else ()
+        return tuple(states[layer][row] for layer in self.hidden_layers)
 
     def _states(self) -> Sequence[torch.Tensor]:
         """`(..., batch, columns, hidden_size)` for each layer that was asked for."""

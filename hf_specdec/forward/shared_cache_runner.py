@@ -6,6 +6,8 @@ It keeps nothing of the text but its tokens and the target's last state; the tar
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from hf_specdec.cache.spec_cache import SpecCache
@@ -14,10 +16,12 @@ from hf_specdec.forward.compiled_forward import Step
 from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.methods.draft_head import SharedCacheHead
-from hf_specdec.transfer import HOST
+from hf_specdec.transfer import to_device
 from hf_specdec.tree import DraftTree
 
 __all__ = ["SharedCacheRunner", "shared_step"]
+
+Array = npt.NDArray[Any]
 
 
 class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
@@ -44,7 +48,7 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
 
     def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
         """Take the target's states of the text's next tokens; the last of them is read."""
-        self._last[place] = states[0][-1].to(self.head.device, self.head.dtype, copy=True)
+        self._last[place] = states[0][-1].to(self.head_device, self.head_dtype, copy=True)
 
     def _score(self, trees: Sequence[DraftTree | None]) -> torch.Tensor:
         while any(tree is not None and len(self._states[place]) < len(tree) for place, tree in enumerate(trees)):
@@ -59,24 +63,24 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
         width = max(map(len, waves))
         if self._shapes is not None:
             width = self._shapes.fixed.width_of(width)
-        tokens = torch.zeros((len(waves), width), dtype=torch.long, device=HOST)
-        positions = torch.zeros((len(waves), width), dtype=torch.long, device=HOST)
-        states = torch.zeros((len(waves), width, self.head.hidden_size), dtype=self.head.dtype, device=self.head.device)
+        tokens = np.zeros((len(waves), width), dtype=np.int64)
+        positions = np.array([len(text) - 1 for text in self.texts])[:, None].repeat(width, axis=1)
+        states = torch.zeros((len(waves), width, self.head.hidden_size), dtype=self.head_dtype, device=self.head_device)
         for place, (nodes, tree) in enumerate(zip(waves, trees, strict=True)):
-            positions[place] = len(self.texts[place]) - 1
-            if tree is None:
+            if tree is None or not nodes:
                 continue
-            for column, node in enumerate(nodes):
-                tokens[place, column] = tree.tokens[node]
-                before = self._last[place] if node == 0 else self._states[place][tree.parents[node]]
-                assert before is not None
-                states[place, column] = before
-        keys, masks = self._keys(width)
+            tokens[place, : len(nodes)] = [tree.tokens[node] for node in nodes]
+            root = self._last[place]
+            assert root is not None
+            before = [self._states[place][tree.parents[node]] if node else root for node in nodes]
+            states[place, : len(nodes)] = torch.stack(before)
+        keys, seen = self._keys(width)
+        ids, at, *masks = to_device([tokens, positions, *seen.values()], self.head_device)
         inputs = {
-            "embeddings": self._embeddings(tokens),
+            "embeddings": self._embeddings(ids),
             "states": states,
-            "positions": positions.to(self.head.device),
-            "masks": masks,
+            "positions": at,
+            "masks": dict(zip(seen, masks, strict=True)),
             "keys": keys,
         }
         computed, outputs = self._run(inputs)
@@ -92,24 +96,23 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
         lengths = [pair[0].shape[-2] for pair in inputs["keys"].values()]
         return self._shapes.run((*inputs["positions"].shape, *lengths), inputs)
 
-    def _keys(self, width: int) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, torch.Tensor]]:
+    def _keys(self, width: int) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, Array]]:
         """The target's keys and values `(rows, heads, K, size)`, and those of each row's text `(rows, 1, width, K)`."""
         assert self._target is not None
         cache, target = self._target.cache.spec, self._target
         if cache is None:
             raise UnsupportedModelError("An assistant reads the target's keys and values, but its cache has none.")
-        ends = [target.num_cached_tokens(place) for place in range(len(self.texts))]
-        padding = [len(buffer) - len(text) for buffer, text in zip(target.texts, self.texts, strict=True)]
+        ends = np.array([target.num_cached_tokens(place) for place in range(len(self.texts))])[:, None]
+        padding = np.array([len(buffer) - len(text) for buffer, text in zip(target.texts, self.texts, strict=True)])
         keys, masks = {}, {}
         for kind, window in self.head.windows.items():
-            keys[kind], first = self._columns(cache, self.own_layers[kind], max(ends))
-            columns = first + torch.arange(keys[kind][0].shape[-2], device=HOST)
-            # (rows, K): 0 is the text's last cached token
-            behind = torch.tensor(ends, device=HOST)[:, None] - 1 - columns
-            seen = (behind >= 0) & (columns >= torch.tensor(padding, device=HOST)[:, None])
+            keys[kind], first = self._columns(cache, self.own_layers[kind], int(ends.max()))
+            columns = first + np.arange(keys[kind][0].shape[-2])
+            distances = ends - 1 - columns  # (rows, K): 0 is the text's last cached token
+            seen = (distances >= 0) & (columns >= padding[:, None])
             if window is not None:
-                seen &= behind <= window
-            masks[kind] = seen[:, None, None].expand(-1, 1, width, -1).to(self.head.device)
+                seen &= distances <= window
+            masks[kind] = seen[:, None, None].repeat(width, axis=2)
         return keys, masks
 
     def _columns(self, cache: SpecCache, number: int, end: int) -> tuple[tuple[torch.Tensor, torch.Tensor], int]:
@@ -121,7 +124,7 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
         buffers = [layer.keys, layer.values]
         if self._shapes is None:
             buffers = [buffer[: len(self.texts), :, : end - layer.offset] for buffer in buffers]
-        keys, values = (buffer.to(self.head.device, self.head.dtype) for buffer in buffers)
+        keys, values = (buffer.to(self.head_device, self.head_dtype) for buffer in buffers)
         return (keys, values), layer.offset
 
     def _renew_round(self) -> None:
