@@ -31,18 +31,14 @@ class Found:
 
     Attributes:
         capability (`Capability`): how it is driven.
+        knows_rows (`bool`): whether batches were tried.
     """
 
     def __init__(self, capability: Capability, *, knows_rows: bool = False) -> None:
-        self.capability = capability
-        self._reasons: list[str | None] = [None] * knows_rows  # one entry once batches were tried
+        self.capability, self.knows_rows = capability, knows_rows
+        self._batch_reason: str | None = None  # why batches are decoded plainly, once that is known
         self._exits: dict[int, ExitFinding] = {}  # by the number of layers
         self._lock = threading.Lock()
-
-    @property
-    def knows_rows(self) -> bool:
-        """Whether batches were tried."""
-        return bool(self._reasons)
 
     def batch_fallback_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
         """Why the model decodes batches plainly, or `None`; probed at the first batch.
@@ -51,14 +47,15 @@ class Found:
         """
         rank_sync = rank_sync_of(model)
         with self._lock:
-            if rank_sync.any(not self._reasons):
+            if rank_sync.any(not self.knows_rows):
                 try:
                     with _undisturbed(model):
-                        self._reasons = [probe_rows(model, self.capability.tier, encoder_kwargs)]
+                        self._batch_reason = probe_rows(model, self.capability.tier, encoder_kwargs)
                 except ProbeFailed as error:
                     _raise_if_shared(error, rank_sync)
                     return f"several sequences at once could not be tried: {error}"
-            return self._reasons[0]
+                self.knows_rows = True
+            return self._batch_reason
 
     def early_exit(self, model: PreTrainedModel, layers: int) -> ExitFinding:
         """Whether the model's first `layers` layers can draft for it; probed at the first such call."""

@@ -95,7 +95,7 @@ def _table_sizes(module: torch.nn.Module) -> list[int]:
 
 
 def cache_drop_length(model: PreTrainedModel) -> int | None:
-    """The longest text whose cache a model goes on with, where it computes its cache anew behind it, as Phi-3 does.
+    """The longest text whose cache a model goes on with, where it computes longer ones anew, as Phi-3 does.
 
     Found by asking the model for the inputs of a longer text.
     """
