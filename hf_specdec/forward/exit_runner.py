@@ -114,7 +114,7 @@ class ExitRunner(BaseDraftRunner):
         """How many tokens may be drafted below the root; none where the target has other tokens to compute first."""
         target = self.target
         lacks_text = any(len(text) - 1 > target.num_cached_tokens(row) for row, text in enumerate(target.texts))
-        if (lacks_text and not target.lockstep) or target._is_dropped_next():  # noqa: SLF001 its other half
+        if (lacks_text and not target.lockstep) or target.drops_cache_next():
             return 0
         rooms = [1 << 30, self.target.draft_room]
         if self.max_positions is not None:

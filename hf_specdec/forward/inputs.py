@@ -284,9 +284,9 @@ def _start_of(text: TokenBuffer, length: int) -> torch.Tensor:
 
 def rows_of(kwargs: dict[str, Any], rows: Sequence[int], batch: int) -> dict[str, Any]:
     """`rows` of everything in a forward's arguments that has one entry for each of `batch` rows."""
+    index = torch.tensor(rows, device=HOST)
     return {
-        name: _rows(value, torch.tensor(rows, device=HOST), batch, -2 if name.endswith("position_ids") else 0)
-        for name, value in kwargs.items()
+        name: _rows(value, index, batch, -2 if name.endswith("position_ids") else 0) for name, value in kwargs.items()
     }
 
 

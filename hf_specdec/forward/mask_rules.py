@@ -68,12 +68,13 @@ class RuleMasks:
 
     def __init__(self, windows: Mapping[Kind, int | None], dtype: torch.dtype, lowest: float) -> None:
         self.windows, self.dtype, self.lowest = dict(windows), dtype, lowest
+        self._distinct_windows = sorted({window for window in windows.values() if window is not None})
         self._numbers: torch.Tensor | None = None  # 0, 1, 2, ... for at least as many keys as the last mask had
         self._ends: tuple[torch.Tensor, torch.Tensor] | None = None  # what shows and what hides a key
 
     def arrays(self, rows: TreeRows) -> HostArrays:
         """All that a forward's masks are made of, to be brought to the rows' device."""
-        windows, places = self._distinct_windows(), rows.host_starts[:, None] + np.arange(rows.shape[2])
+        windows, places = self._distinct_windows, rows.host_starts[:, None] + np.arange(rows.shape[2])
         arrays = [rows.host_starts[:, None, None, None], places[:, None, None]]
         arrays += [rows.first_within(window)[:, None, :, None] for window in windows]
         arrays += [additive_bits(rows.seen_within(w)[:, None], self.dtype, self.lowest) for w in self.windows.values()]
@@ -99,11 +100,8 @@ class RuleMasks:
             text[..., : padding.shape[1]].logical_and_(padding[:, None, None])
         return {kind: self._anywhere(rows, kind, columns, text, padding is None) for kind in self.windows}
 
-    def _distinct_windows(self) -> list[int]:
-        return sorted({window for window in self.windows.values() if window is not None})
-
     def _columns_of(self, sent: Sequence[torch.Tensor]) -> _Columns:
-        windows, (starts, places, *others) = self._distinct_windows(), sent
+        windows, (starts, places, *others) = self._distinct_windows, sent
         firsts = dict(zip(windows, others, strict=False))
         return _Columns(starts, places, dict(zip(self.windows, others[len(windows) :], strict=True)), firsts)
 

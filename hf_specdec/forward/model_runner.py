@@ -114,7 +114,7 @@ class ModelRunner(HiddenStates):
         if self._drop_length is None or self._cached > self._drop_length:
             return None
         room = self._drop_length - max(map(len, self.texts))
-        return None if room < 0 and self._is_dropped_next() else max(room, 0)
+        return None if room < 0 and self.drops_cache_next() else max(room, 0)
 
     @property
     def supports_row_removal(self) -> bool:
@@ -141,7 +141,7 @@ class ModelRunner(HiddenStates):
         known = [0] * len(self.texts)
         if self.early_exit is not None:
             self.early_exit.complete(trees)
-        if not self._layouts and self._is_dropped_next():
+        if not self._layouts and self.drops_cache_next():
             self._drop_cache()
         if self._layouts and self.tier == "chain" and len(self.texts) > 1:
             trees, known = self._rewind(trees)
@@ -162,7 +162,7 @@ class ModelRunner(HiddenStates):
         best = self._best if self._rows else None
         return read_rows(logits, self._rows or [slice(None)] * len(self.texts), wanted, best=best)
 
-    def _is_dropped_next(self) -> bool:
+    def drops_cache_next(self) -> bool:
         """Whether plain generation's next forward, of one row, would compute the whole text anew."""
         if (length := self._drop_length) is None or len(self.texts) > 1 or self.cache.spec is None:
             return False
