@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -21,7 +22,7 @@ from hf_specdec.compat.masks import attention_implementation
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.compat.peft_hooks import is_adapter_hook, rows_of_tasks
 
-__all__ = ["Fingerprint", "fingerprint"]
+__all__ = ["Fingerprint", "fingerprint", "hooks_of"]
 
 # Hooks that leave what is computed as it is: ours are there for single forwards, transformers' collect outputs.
 HARMLESS_HOOKS = ("hf_specdec.", "transformers.utils.output_capturing")
@@ -77,9 +78,20 @@ def fingerprint(model: PreTrainedModel) -> Fingerprint:
             model.device,
             tuple(changes),
             tuple(_same(vars(model)[name]) for name in OWN_METHODS if name in vars(model)),
-            tuple(number for name in GLOBAL_HOOKS for number in _hooks(getattr(torch_module, name))),
+            _global_hooks(),
         ),
     )
+
+
+def hooks_of(module: torch.nn.Module) -> tuple[Hashable, ...]:
+    """Hooks of the module, of its parts and of all modules, which torch's compiler does not look at again."""
+    parts = enumerate(map(vars, modules_of(module)))
+    own = [(place, name, _hooks(part[name])) for place, part in parts for name in HOOKS if part.get(name)]
+    return (*(hook for hook in own if hook[-1]), *_global_hooks())
+
+
+def _global_hooks() -> tuple[Hashable, ...]:
+    return tuple(number for name in GLOBAL_HOOKS for number in _hooks(getattr(torch_module, name)))
 
 
 def _settings(config: Any) -> str:

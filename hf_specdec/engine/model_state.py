@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.capabilities.findings import Findings
 from hf_specdec.compat import attention_implementation
-from hf_specdec.compat.fingerprint import Fingerprint
+from hf_specdec.compat.fingerprint import Fingerprint, hooks_of
 from hf_specdec.engine.cost_facts import check_facts
 from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.forward.compiled_forward import CompiledForward, Step
@@ -75,15 +75,18 @@ class ModelState:
     ) -> CompiledForward:
         """What runs the model as it is now compiled with these settings; graphs are not copied with the model.
 
+        After a hook was set or removed it begins anew: a graph holds what hooks did when it was made.
+
         Args:
             model: a model or a draft head.
             make_step: of `CompiledForward`.
         """
         attention = attention_implementation(model.config) if isinstance(model, PreTrainedModel) else None
         key = repr((attention, str(model.dtype), sorted(settings.items(), key=str)))
+        hooks = hooks_of(model)
         with self.lock:
-            if key not in self.compiled:
-                self.compiled[key] = CompiledForward(model, settings, make_step)
+            if key not in self.compiled or self.compiled[key].hooks != hooks:
+                self.compiled[key] = CompiledForward(model, settings, make_step, hooks)
             return self.compiled[key]
 
     def facts_of(self, now: Fingerprint) -> ModelFacts:

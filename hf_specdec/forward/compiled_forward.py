@@ -5,7 +5,7 @@ A shape that cannot be compiled runs as it is written, and the reason is kept. K
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ class CompiledForward:
         model: a module with a `device`.
         settings: keyword arguments of `torch.compile`.
         make_step: makes a function of one shape; by default the model's output with the best token of each column.
+        hooks: those that the model has, to be compared.
 
     Attributes:
         shapes: what was compiled: `(batch, width, columns)` of each graph, and what else graphs are made for.
@@ -35,9 +36,14 @@ class CompiledForward:
     """
 
     def __init__(
-        self, model: torch.nn.Module, settings: Mapping[str, Any], make_step: Callable[[Any], Step] | None = None
+        self,
+        model: torch.nn.Module,
+        settings: Mapping[str, Any],
+        make_step: Callable[[Any], Step] | None = None,
+        hooks: Hashable = (),
     ) -> None:
         self.model: Any = model
+        self.hooks = hooks
         self.settings, self._make_step = dict(settings), make_step or _model_step
         self.shapes: set[tuple[int, ...]] = set()
         self.seconds = 0.0

@@ -67,6 +67,36 @@ def test_buffers_made_in_inference_mode_stay_there(model: Any, graphs: list[Any]
         assert ours.tolist() == expected
 
 
+@pytest.mark.parametrize("is_global", wide_but([False], [False, True]))
+def test_a_hook_that_comes_and_goes_between_two_calls_is_noticed(
+    model: Any, graphs: list[Any], is_global: bool
+) -> None:
+    """A graph holds what hooks did when it was made."""
+    how: dict[str, Any] = {"max_new_tokens": 12, **STATIC, "return_dict_in_generate": True}
+    layer = model.model.layers[0]
+
+    def change(module: Any, args: Any, output: Any) -> Any:
+        return output * torch.linspace(-1, 2, output.shape[-1]) if module is layer else None
+
+    def texts() -> tuple[list[Any], list[Any]]:
+        short: dict[str, Any] = {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 1}}
+        for _ in range(2):  # the first one tries the model
+            ours = model.generate(PROMPT, **how, **short, compile_config=on_cpu(counting(graphs)))
+        assert ours.spec_stats.num_graphs > 0
+        return ours.sequences.tolist(), plain(model, PROMPT, **how, disable_compile=True).sequences.tolist()
+
+    before, expected = texts()
+    assert before == expected
+    register = torch.nn.modules.module.register_module_forward_hook if is_global else layer.register_forward_hook
+    handle = register(change)
+    try:
+        ours, expected = texts()
+        assert ours == expected != before
+    finally:
+        handle.remove()
+    assert texts()[0] == before
+
+
 @pytest.mark.wide
 def test_sampled_tokens_are_plain_generates(model: Any, graphs: list[Any]) -> None:
     options = STATIC | {"max_new_tokens": 16, "do_sample": True, "top_k": 20}
