@@ -62,7 +62,7 @@ def check_cache(call: Call) -> None:
         ConfigError: the cache is offloaded or quantized, or a static one that is too short for the longest text.
     """
     cache = _cache_of(call)
-    if not getattr(cache, "_is_user_defined", False):
+    if not compat.is_users_own(cache):
         return
     inner = getattr(cache, "self_attention_cache", cache)
     if getattr(inner, "offloading", False) or isinstance(inner, compat.QuantizedCache):
