@@ -5,6 +5,7 @@ pipe("def main():", max_new_tokens=64)[0]["generated_text"]
 pipe.spec_stats.mean_acceptance_length
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from hf_specdec.stats import SpecStats
 __all__ = ["SpecTextGenerationPipeline", "pipeline"]
 
 TASK = "text-generation"
+PATHS = (str, os.PathLike)  # of a folder, or a name on the hub
 
 
 class SpecTextGenerationPipeline(TextGenerationPipeline):
@@ -39,7 +41,7 @@ class SpecTextGenerationPipeline(TextGenerationPipeline):
     def __init__(self, *args: Any, assistant_model: Any = None, assistant_tokenizer: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # without the draft: the base class takes models with a vocabulary only
         drafts: dict[str, Any] = {"assistant_model": assistant_model}
-        if isinstance(assistant_model, str):
+        if isinstance(assistant_model, PATHS):
             draft = load_draft(assistant_model).to(device=self.model.device, dtype=self.model.dtype)
             drafts = {"assistant_model": draft, **draft_tokenizers(draft, assistant_model, self.tokenizer)}
         if assistant_tokenizer is not None:
@@ -98,8 +100,8 @@ def pipeline(
     Args:
         task (`str`, *optional*, defaults to `"text-generation"`): the only one here. For another task `enable` the
             model and give it to `transformers.pipeline` with `spec_method`.
-        model (`PreTrainedModel` or `str`): a model, a folder, or a name on the hub.
-        tokenizer (`PreTrainedTokenizerBase` or `str`, *optional*): by default that of the model's folder or name.
+        model (`PreTrainedModel`, `str` or `PathLike`): a model, a folder, or a name on the hub.
+        tokenizer (`PreTrainedTokenizerBase`, `str` or `PathLike`, *optional*): by default the model's.
         precision (`str`, *optional*): of a model given by folder or name, see `AutoModelForCausalLM.from_pretrained`.
         model_kwargs (`dict`, *optional*): for `from_pretrained`, of a model given by folder or name.
         kwargs: everything else that `transformers.pipeline` takes, such as `device` and `batch_size`, and arguments of
@@ -119,7 +121,7 @@ def pipeline(
         raise ConfigError("model", "must be given", None, "Pass a model, a folder or a name on the hub.")
     if kwargs.get("device") not in (None, -1):  # transformers' -1 is the CPU
         read_device(kwargs["device"], "device")
-    if isinstance(model, str):
+    if isinstance(model, PATHS):
         name = model
         loaded = AutoModelForCausalLM.from_pretrained(name, precision=precision, **(model_kwargs or {}))
     else:
@@ -132,7 +134,7 @@ def pipeline(
     made: SpecTextGenerationPipeline = transformers.pipeline(
         task,
         model=loaded,
-        tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer,
+        tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, PATHS) else tokenizer,
         pipeline_class=SpecTextGenerationPipeline,
         **with_default_method(generation_model(loaded), kwargs),
     )

@@ -1,5 +1,6 @@
 """`hf_specdec.pipeline`: the texts of transformers' pipeline, for models that were not enabled too."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,8 +37,9 @@ def test_a_model_that_was_not_enabled_gives_the_same_text(plain_texts: Any, how:
     assert pipe.spec_stats.num_tokens == 16
 
 
-def test_a_folder_is_loaded_with_its_tokenizer(plain_texts: Any) -> None:
-    pipe = hf_specdec.pipeline("text-generation", PATH, precision="fp32", **OPTIONS)
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_folder_is_loaded_with_its_tokenizer(plain_texts: Any, kind: Any) -> None:
+    pipe = hf_specdec.pipeline("text-generation", kind(PATH), precision="fp32", **OPTIONS)
     assert pipe(PROMPT) == plain_texts["one"]
 
 

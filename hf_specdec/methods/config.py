@@ -16,6 +16,7 @@ from hf_specdec.errors import ConfigError, unknown_name
 
 __all__ = [
     "LEAST_TEMPERATURE",
+    "MAX_KEPT",
     "MAX_NGRAM_SIZE",
     "MAX_STEP_TOKENS",
     "SpecConfig",
@@ -28,6 +29,7 @@ __all__ = [
 
 MAX_STEP_TOKENS = 4096  # drafted in one step: its mask has as many columns squared
 LEAST_TEMPERATURE = 1e-6  # logits divided by much less are infinite
+MAX_KEPT = 1 << 31  # tokens or entries of a memory
 MAX_NGRAM_SIZE = 128  # tokens: an index has an entry for each size at each place of a text
 
 Engine = Literal["loop", "assisted"]

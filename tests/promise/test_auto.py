@@ -157,7 +157,7 @@ def test_costs_from_a_file_are_known_from_the_first_step(tmp_path: Path) -> None
     model = fresh("llama")
     path = tuned_file(model, tmp_path / "costs.json")
     reference = generate(model, plain).sequences
-    ours = generate(model, spec_method="auto", auto_config={"costs": path})
+    ours = generate(model, spec_method="auto", auto_config={"costs": Path(path)})
     assert ours.sequences.tolist() == reference.tolist()
     assert max(map(len, learned(model))) > 6
 

@@ -1,13 +1,16 @@
 """Auto's parameters."""
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, get_args
 
 import torch
 
 from hf_specdec.errors import ConfigError
+from hf_specdec.files import check_path
 from hf_specdec.methods.config import (
+    MAX_KEPT,
     MAX_STEP_TOKENS,
     SpecConfig,
     check_at_least,
@@ -47,7 +50,7 @@ class AutoSpecConfig(SpecConfig):
             Tokens of the window's n-grams.
         draft_len (`int`, *optional*, defaults to `6`):
             Most forwards of the draft model a step, where `assistant_model` is given; fewer where they save no time.
-        costs (`str`, *optional*):
+        costs (`str` or `PathLike`, *optional*):
             File that `hf-specdec tune` has written, with the times of this model's forwards on this machine. `None`
             learns them from the steps of calls.
         deterministic (`bool`, *optional*):
@@ -69,7 +72,7 @@ class AutoSpecConfig(SpecConfig):
     window_size: int = 5
     ngram_size: int = 4
     draft_len: int = 6
-    costs: str | None = None
+    costs: str | os.PathLike[str] | None = None
     deterministic: bool | None = None
     draft_model_device_list: Sequence[int | str] | None = None
     target_model_device_list: Sequence[int | str] | None = None
@@ -85,8 +88,10 @@ class AutoSpecConfig(SpecConfig):
         if self.num_nodes is not None:
             check_positive("num_nodes", self.num_nodes, "Use `None` for as many as save time.", most=MAX_STEP_TOKENS)
         check_choice("pool", self.pool, get_args(Pool))
-        check_positive("max_pool_tokens", self.max_pool_tokens, 'Use pool="request" to keep nothing between calls.')
-        check_positive("max_recycled", self.max_recycled, "Use `use_recycled=False` to keep no logits.")
+        remedy = 'Use pool="request" to keep nothing between calls.'
+        check_positive("max_pool_tokens", self.max_pool_tokens, remedy, most=MAX_KEPT)
+        remedy = "Use `use_recycled=False` to keep no logits."
+        check_positive("max_recycled", self.max_recycled, remedy, most=MAX_KEPT)
         if not isinstance(self.use_recycled, bool):
             raise ConfigError("use_recycled", "must be True or False", self.use_recycled, "Write True or False.")
         if not isinstance(self.window_size, int) or isinstance(self.window_size, bool) or self.window_size != 0:
@@ -94,8 +99,8 @@ class AutoSpecConfig(SpecConfig):
             check_at_least("window_size", self.window_size, 2, remedy, most=MAX_WINDOW_SIZE)
         check_at_least("ngram_size", self.ngram_size, 2, "Usual values are 3 to 5.", most=MAX_WINDOW_NGRAM)
         check_positive("draft_len", self.draft_len, "Usual values are 2 to 8.", most=MAX_STEP_TOKENS)
-        if self.costs is not None and (not isinstance(self.costs, str) or not self.costs):
-            raise ConfigError("costs", "must be the path of a file", self.costs, "hf-specdec tune writes one.")
+        if self.costs is not None:
+            check_path("costs", self.costs, "a file that `hf-specdec tune` has written")
         if self.deterministic is not None and not isinstance(self.deterministic, bool):
             remedy = "Leave it out to follow torch.use_deterministic_algorithms."
             raise ConfigError("deterministic", "must be True, False or None", self.deterministic, remedy)
@@ -127,4 +132,4 @@ class AutoSpecConfig(SpecConfig):
     @property
     def costs_file(self) -> str | None:
         """File with the costs of the target's forwards, if one is given."""
-        return self.costs
+        return None if self.costs is None else os.fspath(self.costs)

@@ -16,7 +16,7 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.memory_file import MemoryFile
 from hf_specdec.methods.auto.recycled_logits import RecycledLogits
-from hf_specdec.methods.config import check_positive
+from hf_specdec.methods.config import MAX_KEPT, check_positive
 from hf_specdec.methods.ngram.pool import NgramPool
 
 __all__ = ["SpecMemory"]
@@ -119,5 +119,5 @@ class SpecMemory:
 
 
 def _check_bounds(max_tokens: int, max_entries: int) -> None:
-    check_positive("max_tokens", max_tokens, "The default is 1000000.")
-    check_positive("max_entries", max_entries, "The default is 262144.")
+    check_positive("max_tokens", max_tokens, "The default is 1000000.", most=MAX_KEPT)
+    check_positive("max_entries", max_entries, "The default is 262144.", most=MAX_KEPT)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
 from hf_specdec.methods.config import (
+    MAX_KEPT,
     MAX_NGRAM_SIZE,
     MAX_STEP_TOKENS,
     SpecConfig,
@@ -83,7 +84,8 @@ class PromptLookupConfig(SpecConfig):
         if self.max_nodes is not None:
             check_positive("max_nodes", self.max_nodes, "Use `None` for the default.", most=MAX_STEP_TOKENS)
         check_choice("pool", self.pool, get_args(Pool))
-        check_positive("max_pool_tokens", self.max_pool_tokens, 'Use pool="request" to keep nothing between calls.')
+        remedy = 'Use pool="request" to keep nothing between calls.'
+        check_positive("max_pool_tokens", self.max_pool_tokens, remedy, most=MAX_KEPT)
         check_devices("device_list", self.device_list)
 
     @property

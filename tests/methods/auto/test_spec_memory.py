@@ -201,8 +201,8 @@ def test_texts_and_logits_stay_within_their_bounds() -> None:
     assert len(memory.recycled) > 120
 
 
-@pytest.mark.parametrize("bounds", [(0, 5), (5, 0), (2.5, 5), (True, 5)])
-def test_a_bound_below_one_is_an_error(bounds: Any) -> None:
+@pytest.mark.parametrize("bounds", [(0, 5), (5, 0), (2.5, 5), (True, 5), (10**30, 5), (5, 10**30)])
+def test_a_bound_below_one_or_beyond_memory_is_an_error(bounds: Any) -> None:
     with pytest.raises(ConfigError):
         SpecMemory(*bounds)
 
