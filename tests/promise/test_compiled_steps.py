@@ -59,7 +59,7 @@ def test_buffers_made_in_inference_mode_stay_there(model: Any, graphs: list[Any]
     """Torch lets nobody write to them outside; those made outside serve both."""
     how: dict[str, Any] = {"max_new_tokens": 12, **STATIC}
     expected = plain(model, PROMPT, **how, disable_compile=True).tolist()
-    config = on_cpu(counting(graphs))
+    config = on_cpu("eager")
     short: dict[str, Any] = {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 1}}  # of two widths
     for is_inside in (True, False, True):
         with torch.inference_mode(is_inside):
@@ -79,9 +79,9 @@ def test_a_hook_that_comes_and_goes_between_two_calls_is_noticed(
         return output * torch.linspace(-1, 2, output.shape[-1]) if module is layer else None
 
     def texts() -> tuple[list[Any], list[Any]]:
-        short: dict[str, Any] = {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 1}}
+        short: dict[str, Any] = {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 3}}
         for _ in range(2):  # the first one tries the model
-            ours = model.generate(PROMPT, **how, **short, compile_config=on_cpu(counting(graphs)))
+            ours = model.generate(PROMPT, **how, **short, compile_config=on_cpu("eager"))
         assert ours.spec_stats.num_graphs > 0
         return ours.sequences.tolist(), plain(model, PROMPT, **how, disable_compile=True).sequences.tolist()
 
