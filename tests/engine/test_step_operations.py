@@ -49,6 +49,11 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     yield request.param
 
 
+def making(method: str) -> int:
+    """Later steps that make buffers or masks: one where a method's first draft may be narrower, or a chain."""
+    return 1 if method.startswith("auto") else 0
+
+
 def steps_of(model: Any, inputs: Any, method: dict[str, Any], **options: Any) -> tuple[list[StepOperations], Any]:
     """The steps of one call, and its tokens."""
     arguments = {**inputs, "max_new_tokens": 20, "do_sample": False, **method, **options}
@@ -72,9 +77,8 @@ def test_a_greedy_step_reads_once(model: Any, inputs: Any, place: str, method: s
     assert tokens == model.generate(**inputs, max_new_tokens=20, do_sample=False, spec_method=None)[0].tolist()
     on_host = {0} if compiled.core is not None else {0, 1}
     assert {step.reads for step in steps} <= (on_host if place == "host" else {1})
-    making = 1 if method == "auto_chain" else 0  # where its first draft is a chain, a later step makes the masks
     most = 20 if place == "host" else 15
-    assert sorted(step.outside for step in steps)[-1 - making] <= most
+    assert sorted(step.outside for step in steps)[-1 - making(method)] <= most
     assert max(step.num_tokens for step in steps) > 1
 
 
@@ -91,7 +95,7 @@ def test_a_sampled_step_reads_once_a_token(model: Any, inputs: Any, place: str, 
     assert tokens == model.generate(**inputs, max_new_tokens=20, do_sample=True, spec_method=None)[0].tolist()
     for step in steps:
         assert step.reads <= (step.num_tokens if place == "host" else -(-step.num_tokens // LEVELS))
-    assert max(step.outside - 8 * step.num_tokens for step in steps) <= 12
+    assert sorted(step.outside - 8 * step.num_tokens for step in steps)[-1 - making(method)] <= 12
 
 
 @pytest.mark.at_most(2)
