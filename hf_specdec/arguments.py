@@ -91,10 +91,10 @@ def check_modes(settings: Callable[[str], Any], kwargs: Mapping[str, Any]) -> No
         refuse("output_attentions", "False with spec_method (attention over a tree is not the text's)", False)
     if settings("cache_implementation") not in CACHES:
         refuse("cache_implementation", 'unset, "dynamic" or "static" with spec_method', "dynamic")
-    if kwargs.get("assistant_model") is not None:
-        raise ConfigError(
-            "assistant_model", "must be unset with this spec_method", type(kwargs["assistant_model"]).__name__, plain
-        )
+    if (assistant := kwargs.get("assistant_model")) is not None:
+        method = assistant.methods[0] if isinstance(assistant, DraftHead) else "draft_model"
+        remedy = f'Use spec_method="{method}" or "auto", which draft with it. Or pass spec_method=None.'
+        raise ConfigError("assistant_model", "must be unset with this spec_method", type(assistant).__name__, remedy)
     if kwargs.get("synced_gpus"):
         raise ConfigError("synced_gpus", "must be False with spec_method", True, plain)
 

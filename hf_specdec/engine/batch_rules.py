@@ -156,10 +156,10 @@ def _is_declared(item: object) -> bool:
 
 
 def _undeclared(item: object) -> str:
-    return (
-        f"{type(item).__name__} may look at several sequences at once; if it does not, set its `row_safe = True`, "
-        "or wrap it in hf_specdec.PerRow where it keeps state"
-    )
+    what = f"{type(item).__name__} may look at several sequences at once"
+    if type(item).__module__.startswith("transformers."):
+        return f"transformers' {what}; generate one prompt at a time"
+    return f"{what}; if it does not, set its `row_safe = True`, or wrap it in hf_specdec.PerRow where it keeps state"
 
 
 def _name(item: object) -> str:

@@ -53,7 +53,7 @@ def test_the_mode_is_named_and_the_remedy_given(model: Any, mode: str, by: str) 
 
 
 def test_an_assistant_model_beside_a_method_is_refused(model: Any) -> None:
-    with pytest.raises(ValueError, match="`assistant_model`"):
+    with pytest.raises(ValueError, match='`assistant_model`.*Use spec_method="draft_model" or "auto"'):
         model.generate(PROMPT, max_new_tokens=4, assistant_model=build(FAMILIES["llama"]), spec_method="prompt_lookup")
 
 
