@@ -82,7 +82,7 @@ def propose_together(
                 continue
             try:
                 answer = answers[place]
-                requests[place] = round_.throw(answer) if isinstance(answer, NoForward) else round_.send(answer)
+                requests[place] = round_.throw(NoForward) if answer is NoForward else round_.send(answer)
             except StopIteration as finished:
                 trees[place], rounds[place] = finished.value, None
         asking = [drafter for drafter, asked in zip(drafters, requests, strict=True) if drafter and asked]
@@ -92,7 +92,7 @@ def propose_together(
             scorers = [drafter.scorer for drafter in live if drafter.scorer is not None]
             answers = list(_timed(draft_runner, requests, scorers, forwards))
         else:
-            answers = [NoForward()] * len(wanted)
+            answers = [NoForward] * len(wanted)  # an instance's traceback would hold this frame, which holds it
     return trees
 
 
