@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import stat
+import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from safetensors import SafetensorError
 
 from hf_specdec.errors import ConfigError, first_line
 
+if sys.platform != "win32":
+    import fcntl
+
 __all__ = [
     "check_output",
     "check_path",
@@ -24,6 +28,8 @@ __all__ = [
     "is_utf8",
     "json_value",
     "lines_of",
+    "lock",
+    "lock_out_processes",
     "lone_surrogate",
     "read_text",
     "replacing",
@@ -142,6 +148,33 @@ def replacing(path: PathLike) -> Iterator[Path]:
         beside.replace(place)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def lock(descriptor: int, *, waits: bool = False) -> None:
+    """Lock a file or folder that is open, until it is closed; where the file system has no locks, nobody is kept out.
+
+    Args:
+        waits (`bool`, *optional*): for the one who holds the lock, instead of raising.
+
+    Raises:
+        BlockingIOError: another process, or another descriptor of this one, holds it.
+    """
+    if sys.platform == "win32":
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return
+
+
+def lock_out_processes(descriptor: int) -> None:
+    """Wait for a lock that keeps other processes alone out, and that `lock` does not see, so that one may have both."""
+    if sys.platform == "win32":
+        return
+    with contextlib.suppress(OSError):
+        fcntl.lockf(descriptor, fcntl.LOCK_EX)
 
 
 @contextlib.contextmanager

@@ -143,6 +143,8 @@ def _model_facts(entry: Mapping[str, Any], with_label: bool, with_dtype: bool) -
         size = model["widening"]
         difference = f"largest difference of the logits {size['largest_logit_difference']:.1e}"
         lines.append(f"widened to {size['hidden_size']}x{size['num_layers']}; {difference}")
+    if "devices" in model:
+        lines.append(f"weights on {', '.join(model['devices'])}")
     return lines
 
 

@@ -38,7 +38,7 @@ def encode(loaded: LoadedModel, prompt: Prompt, answers: Iterable[str] = ()) -> 
 
 def padded(loaded: LoadedModel, rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
     """Token ids and mask, `(rows, length)`, padded on the left."""
-    ids, mask = left_padded(rows, loaded.model.device)
+    ids, mask = left_padded(rows, loaded.device)
     return {"input_ids": ids, "attention_mask": mask}
 
 
@@ -49,7 +49,7 @@ def _random_ids(loaded: LoadedModel, prompt: Prompt) -> torch.Tensor:
     known = torch.tensor([token for token in range(vocab_size) if token not in special])
     generator = torch.Generator().manual_seed(prompt.seed)
     picks = torch.randint(len(known), (1, prompt.num_random_tokens), generator=generator)
-    return known[picks].to(loaded.model.device)
+    return known[picks].to(loaded.device)
 
 
 def _messages_of(prompt: Prompt, answers: Iterable[str] = ()) -> Messages:
@@ -62,7 +62,7 @@ def _messages_of(prompt: Prompt, answers: Iterable[str] = ()) -> Messages:
 
 def _encode(loaded: LoadedModel, messages: Messages, is_chat: bool) -> dict[str, torch.Tensor]:
     """Token ids and mask, `(1, length)`; through the chat template where prompt and tokenizer are made for it."""
-    tokenizer, device = loaded.tokenizer, loaded.model.device
+    tokenizer, device = loaded.tokenizer, loaded.device
     if is_chat and getattr(tokenizer, "chat_template", None):
         encoded = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True

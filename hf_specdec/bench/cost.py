@@ -76,14 +76,14 @@ def measure_cost(
             progress(f"{loaded.label}, context of {length}", number, len(jobs))
         cycles = _cycles(loaded, length, num_tokens, rounds, seed)
         entry["curves"].append({"context_length": length, "points": _points(cycles, num_tokens)})
-    return new_document(COST, models[0].model.device, settings={"rounds": rounds, "seed": seed}, models=entries)
+    return new_document(COST, models[0].device, settings={"rounds": rounds, "seed": seed}, models=entries)
 
 
 def _cycles(loaded: LoadedModel, length: int, num_tokens: Sequence[int], rounds: int, seed: int) -> list[list[float]]:
     """Seconds of one verify step for each T, round by round."""
     generator = torch.Generator().manual_seed(seed)
     vocab_size = loaded.model.config.get_text_config().vocab_size
-    ids = torch.randint(vocab_size, (1, length), generator=generator).to(loaded.model.device)
+    ids = torch.randint(vocab_size, (1, length), generator=generator).to(loaded.device)
     num_steps = (rounds + WARM_UP_CYCLES) * len(num_tokens)
     seconds: list[float] = []
     loaded.model.generate(

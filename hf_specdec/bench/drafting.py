@@ -44,7 +44,7 @@ def measure_drafting(
     points = prompt_lookup_points(PromptLookupConfig(), context_lengths), auto_points(loaded, prompts)
     named = dict(zip(("prompt_lookup", "auto"), points, strict=True))
     settings = {"num_prompts": len(prompts)}
-    return new_document(DRAFTING, loaded.model.device, settings=settings, models=[model_facts(loaded)], **named)
+    return new_document(DRAFTING, loaded.device, settings=settings, models=[model_facts(loaded)], **named)
 
 
 def made_up_text(length: int) -> list[int]:

@@ -60,7 +60,7 @@ def model_facts(loaded: LoadedModel) -> dict[str, Any]:
         },
         "assistant": loaded.assistant_name,
         "assistant_dtype": None if loaded.assistant is None else precision_of(loaded.assistant),
-        "peak_memory": how_measured(model.device),
+        "peak_memory": how_measured(loaded.device),
     }
 
 

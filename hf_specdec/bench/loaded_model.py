@@ -1,7 +1,7 @@
 """What is measured on: a model with its tokenizer, and a draft model where there is one."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,10 +9,10 @@ import torch
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_specdec
-from hf_specdec import embedded
+from hf_specdec import compat, embedded
 from hf_specdec.bench.widen import check_widening, widen, widen_head
 from hf_specdec.checkpoint_tokenizers import load_foreign_tokenizer, load_tokenizer
-from hf_specdec.distributed.placement import default_device, read_device
+from hf_specdec.distributed.placement import default_device, read_device, where_it_lies
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.quantization.precision import DTYPES, PRECISIONS
@@ -48,6 +48,11 @@ class LoadedModel:
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def device(self) -> torch.device:
+        """Where inputs go, and the time is measured."""
+        return compat.input_device(self.model)
+
+    @property
     def label(self) -> str:
         """What documents and tables call it, the name and the size that it was widened to."""
         size = self.facts.get("widening")
@@ -71,6 +76,7 @@ def load_model(
     head: str | None = None,
     widen_to: tuple[int, int] | None = None,
     attn_implementation: str | None = None,
+    placement: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
     """Load a model for measuring.
 
@@ -87,10 +93,13 @@ def load_model(
         widen_to (`tuple[int, int]`, *optional*): hidden size and number of layers that the model is widened to, its
             function unchanged.
         attn_implementation (`str`, *optional*): the model's attention; transformers' choice by default.
+        placement (`Mapping[str, Any]`, *optional*): arguments of `from_pretrained` that place the target, such as
+            `device_map` and `max_memory`, instead of `device`; drafts go where its inputs do.
 
     Raises:
         CheckpointError: a folder is missing or incomplete.
-        ConfigError: an unknown precision or device, a size that cannot be, or an attention that is not here.
+        ConfigError: an unknown precision or device, a size that cannot be, an attention that is not here, or a
+            placement beside a device or a size.
         UnsupportedModelError: the model or the head cannot be widened.
     """
     precision = dtype or ("fp32" if path is None else "auto")
@@ -98,16 +107,23 @@ def load_model(
     for name, value in {"dtype": precision, "assistant_dtype": own_precision}.items():
         if value not in PRECISIONS:
             raise unknown_name(name, value, PRECISIONS)
-    where = pick_device(device)
+    if placement:
+        _check_placement(placement, device, widen_to)
+    where = None if placement else pick_device(device)
     folder = embedded.path("target") if path is None else path
     draft = embedded.path("draft") if path is None and assistant is None else assistant
-    model, drafting, facts = _target_and_head(folder, precision, head, widen_to)
+    model, drafting, facts = _target_and_head(folder, precision, head, widen_to, placement or {})
     if attn_implementation is not None:
         _set_attention(model, attn_implementation)
     helper = None if draft is None else hf_specdec.AutoModelForCausalLM.from_pretrained(draft, precision=own_precision)
     tokenizer = load_tokenizer(folder)
+    if where is None:
+        where = compat.input_device(model)
+        facts["devices"] = where_it_lies(model)
+    else:
+        model.to(where)
     return LoadedModel(
-        model=model.to(where).eval(),
+        model=model.eval(),
         tokenizer=tokenizer,
         name=EMBEDDED if path is None else path,
         assistant=None if helper is None else helper.to(where).eval(),
@@ -119,12 +135,16 @@ def load_model(
 
 
 def _target_and_head(
-    folder: str, precision: str, head: str | None, widen_to: tuple[int, int] | None
+    folder: str,
+    precision: str,
+    head: str | None,
+    widen_to: tuple[int, int] | None,
+    placement: Mapping[str, Any],
 ) -> tuple[Any, DraftHead | None, dict[str, Any]]:
     """The model, its head, both at their new size where one is wanted, and what is to be told of that."""
     drafting: DraftHead | None = None
     if widen_to is None:
-        model = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision)
+        model = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision, **placement)
         if head is not None:
             drafting = hf_specdec.AutoDraftHead.from_pretrained(head, dtype=model.dtype)
         return model, drafting, {}
@@ -134,6 +154,16 @@ def _target_and_head(
         drafting = widen_head(hf_specdec.AutoDraftHead.from_pretrained(head).float(), original, large)
         drafting.to(large.dtype)
     return large, drafting, {"widening": facts}
+
+
+def _check_placement(
+    placement: Mapping[str, Any], device: str | torch.device | None, widen_to: tuple[int, int] | None
+) -> None:
+    """Raise where a placement meets what it cannot be combined with."""
+    for name, value in {"device": device, "widen": widen_to}.items():
+        if value is not None:
+            remedy = "A placement is for checkpoints on disk." if name == "widen" else "Give only one of them."
+            raise ConfigError(name, "must be left out beside a device map", value, remedy)
 
 
 def _set_attention(model: Any, name: str) -> None:
@@ -168,7 +198,7 @@ def _quantised(model: PreTrainedModel, precision: str) -> Any:
 def check_models(models: Sequence[LoadedModel]) -> None:
     """Raise unless the models can be measured in one run."""
     labels = [loaded.label for loaded in models]
-    devices = {str(loaded.model.device) for loaded in models}
+    devices = {str(loaded.device) for loaded in models}
     if not labels:
         raise ConfigError("models", "must hold at least one model", labels, "Load one with load_model.")
     if len(set(labels)) < len(labels):

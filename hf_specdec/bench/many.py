@@ -37,7 +37,7 @@ def measure_many(
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, "pad_token_id": PAD}
     found = [_measured(loaded, tokens, size, row, options) for size in batch_sizes for row in rows]
     settings = {"max_new_tokens": max_new_tokens, "num_prompts": len(prompts)}
-    return new_document(MANY, loaded.model.device, settings=settings, models=[model_facts(loaded)], rows=found)
+    return new_document(MANY, loaded.device, settings=settings, models=[model_facts(loaded)], rows=found)
 
 
 def _measured(

@@ -71,9 +71,9 @@ def measured_call(
     num_rows, prompt_length = inputs["input_ids"].shape
     watch = _Watch(num_rows, prompt_length) if is_watched else None
     handle = None if watch is None else loaded.model.register_forward_pre_hook(watch.forward, with_kwargs=True)
-    memory = PeakMemory(loaded.model.device)
+    memory = PeakMemory(loaded.device)
     try:
-        synchronize(loaded.model.device)
+        synchronize(loaded.device)
         if watch is not None:
             memory.start()
             watch.started = time.perf_counter()

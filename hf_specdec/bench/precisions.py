@@ -6,7 +6,7 @@ precision; the logits with those of the checkpoint in fp32.
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -93,6 +93,7 @@ def measure_precisions(
     widen_to: tuple[int, int] | None = None,
     max_new_tokens: int = 32,
     rounds: int = 9,
+    placement: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A document of kind "precisions": a row for each, fp32 and bf16 among them; others that do not load have an error.
 
@@ -101,14 +102,15 @@ def measure_precisions(
         path: folder or hub name; `None` is the embedded target.
         device: of all precisions; a widened model is on the CPU by default, another one as `load_model` puts it.
         rounds: timed steps of each length.
+        placement: see `load_model`.
     """
-    device = device or ("cpu" if widen_to else None)
+    device = device or ("cpu" if widen_to and not placement else None)
     models: dict[str, LoadedModel] = {}
     rows: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys((REFERENCE, BASELINE, *precisions)):
         started = time.perf_counter()
         try:
-            models[name] = load_model(path, dtype=name, device=device, widen_to=widen_to)
+            models[name] = load_model(path, dtype=name, device=device, widen_to=widen_to, placement=placement)
         except SpecError as error:
             if name in (REFERENCE, BASELINE):
                 raise
@@ -130,7 +132,7 @@ def measure_precisions(
         rows[name] |= {"max_abs_logit": away.max_abs, "mean_kl": away.mean_kl, "same_argmax": away.same_argmax}
         rows[name]["tokens"] = compare_tokens(loaded, prompts, names, max_new_tokens)
     settings = {"max_new_tokens": max_new_tokens, "rounds": rounds, "num_prompts": len(prompts)}
-    return new_document(PRECISIONS, models[REFERENCE].model.device, settings=settings, rows=list(rows.values()))
+    return new_document(PRECISIONS, models[REFERENCE].device, settings=settings, rows=list(rows.values()))
 
 
 def _add_steps(rows: dict[str, dict[str, Any]], models: dict[str, LoadedModel], rounds: int) -> None:

@@ -76,7 +76,7 @@ class Bench:
         check_against(against, [row.name for own, _ in chosen for row in own])
         fresh = new_document(
             SPEEDS,
-            models[0].model.device,
+            models[0].device,
             settings=json.loads(json.dumps(dataclasses.asdict(settings))),
             prompts=[{"id": prompt.id, "task": prompt.task} for prompt in prompts],
             against=list(against),

@@ -106,6 +106,7 @@ _MODEL: dict[Any, Shape] = {
         "name": str,
         "architecture": str,
         "parameters": int,
+        "devices?": [str],
         "widening?": {"hidden_size": int, "num_layers": int, "largest_logit_difference": float},
     },
     "assistant": (None, str),

@@ -61,7 +61,7 @@ def measure_steps(
     rows = operation_rows(loaded, counted, max_new_tokens=max_new_tokens)
     settings = {"num_prompts": len(prompts), "num_counted": len(counted), "max_new_tokens": max_new_tokens}
     facts = [model_facts(loaded)]
-    return new_document(STEPS, loaded.model.device, settings=settings, models=facts, auto=points, steps=rows)
+    return new_document(STEPS, loaded.device, settings=settings, models=facts, auto=points, steps=rows)
 
 
 def operation_rows(loaded: LoadedModel, prompts: Sequence[Prompt], *, max_new_tokens: int) -> list[dict[str, Any]]:

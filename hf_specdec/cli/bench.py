@@ -131,6 +131,7 @@ def _precisions(asked: _Asked) -> Document:
         widen_to=asked.models.one_size,
         max_new_tokens=asked.run.max_new_tokens,
         rounds=asked.run.rounds,
+        placement=asked.models.placement,
     )
 
 

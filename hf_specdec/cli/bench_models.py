@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
@@ -15,6 +15,7 @@ from hf_specdec.bench.widen import read_size
 from hf_specdec.cli import options
 from hf_specdec.cli.inputs import set_threads
 from hf_specdec.cli.report import note
+from hf_specdec.cli.where import read_where
 from hf_specdec.errors import ConfigError
 
 __all__ = ["ModelsOptions"]
@@ -63,6 +64,9 @@ class ModelsOptions:
     draft_dtype: options.DraftDtype = None
     attn_implementation: options.AttnImplementation = None
     device: Annotated[str | None, typer.Option(help="Where it runs. Default: the accelerator, or cpu.")] = None
+    device_map: options.DeviceMap = None
+    max_memory: options.MaxMemory = None
+    offload_folder: options.OffloadFolder = None
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: 1 on a CPU.")] = None
 
     @property
@@ -74,6 +78,13 @@ class ModelsOptions:
     def sizes(self) -> list[tuple[int, int] | None]:
         """What models are widened to, each once; `None` is their own size."""
         return list(dict.fromkeys(None if size == NATIVE else read_size(size) for size in self.widen or [NATIVE]))
+
+    @property
+    def placement(self) -> dict[str, Any] | None:
+        """Arguments of `from_pretrained` that place the target; `None` without `--device-map`."""
+        given = self.device_map, self.max_memory, self.offload_folder
+        where = read_where(*given, None, tensor_parallel=False, device=None)
+        return None if self.device_map is None else where.target
 
     def pick_device(self) -> torch.device:
         """Where it runs, with the threads that were asked for, and without bars while weights are read."""
@@ -103,15 +114,17 @@ class ModelsOptions:
         return self._load(self.one_path, self.one_size, self.pick_device())
 
     def _load(self, path: str | None, size: tuple[int, int] | None, where: torch.device) -> LoadedModel:
+        placement = self.placement
         loaded = load_model(
             path,
             dtype=self.dtype,
-            device=where,
+            device=where if placement is None else self.device,
             assistant=self.draft_model,
             assistant_dtype=self.draft_dtype,
             head=embedded.path("head") if path is None and self.head is None else self.head,
             widen_to=size,
             attn_implementation=self.attn_implementation,
+            placement=placement,
         )
         if size is not None:
             of = f"{loaded.name}: " if len(self.paths) > 1 else ""

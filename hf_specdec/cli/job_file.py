@@ -6,7 +6,6 @@ this job is never touched.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import check_output, replacing
+from hf_specdec.files import check_output, lock, lock_out_processes, replacing
 
 __all__ = ["JobFile", "check_job_output"]
 
@@ -59,7 +58,7 @@ class JobFile:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(descriptor)
             except BlockingIOError as error:
                 remedy = "Wait until it has ended, or choose another file."
                 raise ConfigError(FIELD, "must not be written by another command", str(self.path), remedy) from error
@@ -120,7 +119,7 @@ class JobFile:
         """The file to append to, by one process of the job at a time."""
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX)  # a lock of another kind than `held`'s
+            lock_out_processes(descriptor)
             yield descriptor
         finally:
             os.close(descriptor)

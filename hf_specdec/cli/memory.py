@@ -1,7 +1,6 @@
 """`--spec-memory FILE`: what `auto` remembers, from one run of a command to the next."""
 
 import contextlib
-import fcntl
 import os
 import signal
 import threading
@@ -16,7 +15,7 @@ import hf_specdec
 from hf_specdec.cli.processes import processes
 from hf_specdec.compat import text_config
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import check_output
+from hf_specdec.files import check_output, lock
 
 __all__ = ["MemoryOnDisk", "open_memory", "remembering"]
 
@@ -40,7 +39,7 @@ class MemoryOnDisk:
         """Put `memory` in the file; what another command has put there meanwhile is kept beside it."""
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX)  # the folder's, since the file itself is replaced
+            lock(folder, waits=True)  # the folder's, since the file itself is replaced
             if self._state() not in (None, self._seen):
                 memory.merge(hf_specdec.SpecMemory.load(self.path))
             memory.save(self.path)

@@ -42,6 +42,15 @@ AttnImplementation = Annotated[
     str | None,
     typer.Option(help="Attention of the target: sdpa, eager, xformers, flash_attention_2... Default: transformers'."),
 ]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        help="Where the target goes: auto, balanced, balanced_low_0, sequential (accelerate's), a device, disk, or "
+        "JSON of parts and devices. Default: the device lists, else the GPUs if there are any."
+    ),
+]
+MaxMemory = Annotated[str | None, typer.Option(help='With --device-map auto: memory by device, \'{"0": "20GB"}\'.')]
+OffloadFolder = Annotated[Path | None, typer.Option(help="With --device-map: where weights that fit nowhere else go.")]
 SpecMemoryFile = Annotated[
     Path | None,
     typer.Option(
@@ -100,19 +109,9 @@ class LoadOptions:
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads. Default: 1 for the embedded target, else torch's choice.")
     ] = None
-    device_map: Annotated[
-        str | None,
-        typer.Option(
-            help="Where the target goes: auto, balanced, balanced_low_0, sequential (accelerate's), a device, disk, or "
-            "JSON of parts and devices. Default: the device lists, else the GPUs if there are any."
-        ),
-    ] = None
-    max_memory: Annotated[
-        str | None, typer.Option(help='With --device-map auto: memory by device, \'{"0": "20GB"}\'.')
-    ] = None
-    offload_folder: Annotated[
-        Path | None, typer.Option(help="With --device-map: where weights that fit nowhere else go.")
-    ] = None
+    device_map: DeviceMap = None
+    max_memory: MaxMemory = None
+    offload_folder: OffloadFolder = None
 
     def load(
         self,

@@ -7,6 +7,8 @@ Names                              Why
 `_update_model_kwargs_for_generation`, `_mask_length`
                                    the prompt's forward with all of `generate`'s rules (multimodal inputs, embeddings,
                                    continued caches, chunks) is transformers' own
+`_eos_token_tensor`, `_pad_token_tensor`
+                                   the tokens that end and pad a text, as `generate` has settled them
 """
 
 from dataclasses import dataclass
@@ -26,10 +28,12 @@ __all__ = [
     "Encoded",
     "assisted_decoding",
     "attends_only",
+    "end_tokens",
     "fresh_cache",
     "has_own_cache",
     "has_own_input_preparation",
     "own_positions",
+    "pad_token_id",
     "prefill",
     "prompt_length",
     "sample",
@@ -80,6 +84,18 @@ def prompt_length(input_ids: torch.Tensor, generation_config: GenerationConfig, 
     mask = model_kwargs.get("attention_mask")
     known = mask.shape[1] if isinstance(mask, torch.Tensor) else getattr(generation_config, "_mask_length", 0)
     return max(int(known), input_ids.shape[1])
+
+
+def end_tokens(generation_config: GenerationConfig) -> torch.Tensor | None:
+    """`(E,)` ids that end a text, inside `generate`; `None` where none does."""
+    found: torch.Tensor | None = getattr(generation_config, "_eos_token_tensor", None)
+    return found
+
+
+def pad_token_id(generation_config: GenerationConfig) -> int:
+    """The id that stands where a row has no token, inside `generate`."""
+    found = getattr(generation_config, "_pad_token_tensor", None)
+    return 0 if found is None else int(found)
 
 
 def has_own_input_preparation(model: PreTrainedModel) -> bool:

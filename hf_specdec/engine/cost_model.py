@@ -27,6 +27,7 @@ SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 ORDER = (1, 8, 32, 2, 64, 4, 16, 12, 24, 48)  # first those that tell most
 SLOPES = {"cpu": TOKEN_COST}  # cost of one more token before anything is known, over a forward of one
 SLOPE = 0.004  # on accelerators
+JUMPS = {"cpu": 0.25}  # what several tokens add on top, whatever their number: of one row, in fp32
 HALF_SLOPE = 0.015  # of weights in half precision on a CPU, which reading them bounds longer
 FORMAT = "hf_specdec costs 1"
 LARGEST_RATIO, LARGEST_SIZE = 1e6, 1 << 20  # that a file of costs may hold
@@ -198,8 +199,8 @@ class StepCosts:
         is_fixed (`bool`): whether no step corrects them, so that nothing follows from the clock.
     """
 
-    def __init__(self, slope: float, *, is_fixed: bool = False) -> None:
-        self._slope, self.is_fixed = slope, is_fixed
+    def __init__(self, slope: float, jump: float = 0.0, *, is_fixed: bool = False) -> None:
+        self._slope, self._jump, self.is_fixed = slope, jump, is_fixed
         self._curves: dict[int, CostCurve] = {}
         self.draft_speeds: dict[Hashable, DraftSpeed] = {}
         self.facts: dict[str, Any] = {}
@@ -207,7 +208,7 @@ class StepCosts:
     @classmethod
     def of_device(cls, device: torch.device, *, is_fixed: bool = False) -> "StepCosts":
         """With what is assumed of the device before anything is measured."""
-        return cls(SLOPES.get(device.type, SLOPE), is_fixed=is_fixed)
+        return cls(SLOPES.get(device.type, SLOPE), JUMPS.get(device.type, 0.0), is_fixed=is_fixed)
 
     def curve(self, num_rows: int) -> CostCurve:
         """The curve of as many rows, rounded up to a power of two; at first that of more rows, where one is known.
@@ -235,6 +236,15 @@ class StepCosts:
         if dtype.itemsize < torch.float32.itemsize:
             slope = min(slope, HALF_SLOPE)
         return _for_rows(slope, num_rows)
+
+    def jump(self, num_rows: int, dtype: torch.dtype) -> float:
+        """What a forward of several tokens a row adds beside `token_cost` for each, before anything is measured.
+
+        Args:
+            dtype: of the weights.
+        """
+        is_vector = num_rows == 1 and dtype.itemsize >= torch.float32.itemsize  # where a row has one token
+        return self._jump if is_vector else 0.0
 
     def save(self, path: str | os.PathLike[str], facts: dict[str, Any] | None = None) -> None:
         """Write the measured curves as JSON, beside `facts` about where they come from."""

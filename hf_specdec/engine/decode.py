@@ -231,6 +231,7 @@ def drafting(
     is_fixed = torch.are_deterministic_algorithms_enabled()
     costs = state.step_costs(call.model, call.input_ids.device, is_fixed=is_fixed)
     token_cost = functools.partial(costs.token_cost, dtype=call.model.dtype)
+    jump = functools.partial(costs.jump, dtype=call.model.dtype)
 
     def make_drafter(row: int, generator: torch.Generator | None) -> Drafter:
         scorer = None if draft_runner is None else draft_runner.row(row)
@@ -243,6 +244,7 @@ def drafting(
                 is_sampled=is_sampled,
                 takes_trees=takes_trees,
                 token_cost=token_cost,
+                jump=jump,
                 translation=None if translations is None else translations[row],
             )
         )

@@ -35,7 +35,7 @@ def decode_plain(call: Call, *, stats: SpecStats, rank_sync: RankSync) -> Any:
     sequences = output if isinstance(output, torch.Tensor) else output.sequences
     new_tokens = sequences[:, call.input_ids.shape[1] :]
     stats.num_tokens = new_tokens.numel()
-    eos = getattr(call.generation_config, "_eos_token_tensor", None)
+    eos = compat.end_tokens(call.generation_config)
     if eos is not None and len(new_tokens) > 1:  # after a row's end stands padding
         ends = torch.isin(new_tokens, eos.to(new_tokens.device)).long()
         stats.num_tokens = int((ends.cumsum(dim=1) - ends == 0).sum())

@@ -136,12 +136,11 @@ def _output(call: Call, loop: SpecLoop, ids: torch.Tensor) -> Any:
 
 def _limits(call: Call, budget: int) -> Limits:
     text_config = compat.text_config(call.model.config)
-    pad_token = getattr(call.generation_config, "_pad_token_tensor", None)
     return Limits(
         max_nodes=budget,
         max_positions=call.facts.of(position_limit, call.model),
         vocab_size=getattr(text_config, "vocab_size", None),
-        pad_token_id=int(pad_token) if pad_token is not None else 0,
+        pad_token_id=compat.pad_token_id(call.generation_config),
     )
 
 

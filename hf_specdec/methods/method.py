@@ -60,6 +60,7 @@ class DrafterContext:
         is_sampled: whether the call draws its tokens.
         takes_trees: whether the target verifies siblings.
         token_cost: what a drafted token more a row adds to a forward of so many rows, over that of one token a row.
+        jump: what a forward of several tokens a row adds beside that, whatever their number; also by rows.
         translation: the sequence's text in the draft model's vocabulary, where that is another one.
     """
 
@@ -70,6 +71,7 @@ class DrafterContext:
     is_sampled: bool = False
     takes_trees: bool = True
     token_cost: Callable[[int], float] = lambda num_rows: TOKEN_COST
+    jump: Callable[[int], float] = lambda num_rows: 0.0
     translation: Translation | None = None
 
 

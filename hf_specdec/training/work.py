@@ -1,7 +1,6 @@
 """The folder of a training's work: one training at a time writes there, and goes on with work of its settings alone."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_specdec.errors import CheckpointError, ConfigError, first_line
-from hf_specdec.files import replacing, saving_tensors
+from hf_specdec.files import lock, replacing, saving_tensors
 from hf_specdec.training.config import Training
 
 __all__ = ["begin", "held", "settings_of", "whole"]
@@ -37,7 +36,11 @@ def held(work: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError("out", f"must be a folder that can be written ({error.strerror})", shown, remedy) from error
     try:
-        _lock(descriptor, shown)
+        try:
+            lock(descriptor)
+        except BlockingIOError as error:
+            rule = "must not be the folder of a training that runs"
+            raise ConfigError("out", rule, shown, "Wait until it has ended, or choose another folder.") from error
         yield
     finally:
         os.close(descriptor)
@@ -59,17 +62,6 @@ def whole(path: Path) -> Iterator[Path]:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-
-
-def _lock(descriptor: int, shown: str) -> None:
-    """Lock a folder until its descriptor is closed; nothing where the file system has no locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        rule = "must not be the folder of a training that runs"
-        raise ConfigError("out", rule, shown, "Wait until it has ended, or choose another folder.") from error
-    except OSError:
-        return
 
 
 def settings_of(

@@ -51,6 +51,16 @@ def test_the_embedded_target_is_measured_in_fp32_on_one_thread(run: Run) -> None
     assert entry["summary"]["greedy"]["plain"]["share_equal"] == 1.0
 
 
+def test_weights_on_disk_are_measured_where_they_are_brought(run: Run, tmp_path: Path, short: tuple[str, str]) -> None:
+    spread = {"model.layers.1": "disk"} | {f"model.layers.{i}": "cpu" for i in (0, 2, 3, 4, 5)}
+    parts = spread | dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+    words = ("--device-map", json.dumps(parts), "--offload-folder", str(tmp_path), "--row", "eagle3")
+    document = bench(run, *words, *short)
+    entry = entry_of(document)
+    assert (document["header"]["device"], entry["model"]["devices"]) == ("cpu", ["cpu", "disk"])
+    assert entry["summary"]["greedy"]["eagle3"]["share_equal"] == 1.0
+
+
 @pytest.mark.wide
 def test_the_attention_is_the_user_s_choice_widened_or_not(run: Run) -> None:
     sizes = ("--widen", "native", "--widen", "512x7")
@@ -298,6 +308,9 @@ def test_recorded_answers_are_replayed(run: Run, tmp_path: Path) -> None:
         (("--widen", "wide"), "HIDDENxLAYERS"),
         (("--dtype", "fp99"), "must be one of"),
         (("--device", "nowhere"), "device"),
+        (("--device-map", "cpu", "--device", "cpu"), "`--device` must be left out beside a device map"),
+        (("--device-map", "cpu", "--widen", "320x7"), "`--widen` must be left out beside a device map"),
+        (("--max-memory", '{"cpu": "1GB"}'), "must come with --device-map"),
         (("--resume", "missing.json"), "`--resume` must be a document of hf-specdec bench"),
         (("--show", "missing.json"), "`--show` must be a document of hf-specdec bench"),
         (("--cost", "--resume", "x.json"), "must be left out with --cost"),

@@ -219,6 +219,12 @@ def test_a_token_is_assumed_to_cost_the_same_whatever_the_clock_says() -> None:
     assert StepCosts.of_device(torch.device("cuda")).token_cost(1, torch.float32) < half
 
 
+def test_several_tokens_are_assumed_to_cost_extra_where_one_alone_is_a_vector_in_fp32_on_a_cpu() -> None:
+    cpu, cuda = (StepCosts.of_device(torch.device(name)) for name in ("cpu", "cuda"))
+    assert cpu.jump(1, torch.float32) > 5 * cpu.token_cost(1, torch.float32)
+    assert cpu.jump(2, torch.float32) == cpu.jump(1, torch.bfloat16) == cuda.jump(1, torch.float32) == 0.0
+
+
 @pytest.mark.parametrize("num_rows", [2, 8])
 def test_a_token_more_a_row_costs_what_so_many_tokens_add_to_a_forward(num_rows: int) -> None:
     costs = StepCosts.of_device(torch.device("cpu"))

@@ -103,8 +103,12 @@ def test_ids_beyond_the_vocabulary_are_found_in_every_family(zoo: Callable[[str]
 
 
 def test_a_model_that_torch_has_wrapped_is_to_be_unwrapped(model: Any) -> None:
+    """Wrapped without its `__init__`, which would move the model to a device that another test has emulated."""
+    wrapped: Any = torch.nn.DataParallel.__new__(torch.nn.DataParallel)
+    torch.nn.Module.__init__(wrapped)
+    wrapped.module = model
     with pytest.raises(UnsupportedModelError, match=r"DataParallel.*model\.module"):
-        hf_specdec.enable(torch.nn.DataParallel(model))
+        hf_specdec.enable(wrapped)
 
 
 @pytest.mark.parametrize(

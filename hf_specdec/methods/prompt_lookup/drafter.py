@@ -38,6 +38,7 @@ class PromptLookupDrafter(Drafter):
         config: see `PromptLookupConfig`.
         pool: texts of earlier calls; the finished text is added to it.
         token_cost: what a drafted token more a row adds to a forward of so many rows, over that of one token a row.
+        jump: what a forward of several tokens a row adds beside that, whatever their number; also by rows.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class PromptLookupDrafter(Drafter):
         pool: NgramPool | None = None,
         *,
         token_cost: Callable[[int], float] = lambda num_rows: TOKEN_COST,
+        jump: Callable[[int], float] = lambda num_rows: 0.0,
     ) -> None:
-        self.config, self.pool, self.token_cost = config, pool, token_cost
+        self.config, self.pool, self.token_cost, self.jump = config, pool, token_cost, jump
         self.index = NgramIndex(config.max_matching_ngram_size)
         self._expected = self._accepted = 0.0  # drafted tokens of this text, by their chances and by what came of them
         self._chances: list[float] = []  # of the last chain's tokens to be accepted, before this text's record
@@ -130,6 +132,8 @@ class PromptLookupDrafter(Drafter):
     def _chances_above_cost(self, matching: int) -> list[float]:
         """The chances of the tokens after a match, as far as they exceed what each costs; a match that holds grows.
 
+        Where they do not exceed what drafting at all costs, there are none.
+
         All rows of a forward are as wide as the widest. The bound is the geometric mean of what a token costs where
         they draft alike, and where one drafts alone.
 
@@ -146,7 +150,8 @@ class PromptLookupDrafter(Drafter):
             if trust * probability < least:
                 break
             chances.append(probability)
-        return chances
+        gain = trust * sum(chances) - least * len(chances)
+        return chances if gain > self.jump(self.num_rows) else []
 
     def _best_place(self, length: int) -> tuple[NgramIndex, int] | None:
         """Of the places of the longest n-gram that is found: full continuations, then long matches, then new ones."""

@@ -19,7 +19,7 @@ def _shared_pool(state: MethodState, config: PromptLookupConfig) -> NgramPool:
 
 def _make(config: PromptLookupConfig, context: DrafterContext) -> Drafter:
     pool = _shared_pool(context.state, config) if config.pool == "shared" else None
-    return PromptLookupDrafter(config, pool, token_cost=context.token_cost)
+    return PromptLookupDrafter(config, pool, token_cost=context.token_cost, jump=context.jump)
 
 
 PROMPT_LOOKUP = Method(

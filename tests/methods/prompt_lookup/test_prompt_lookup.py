@@ -118,6 +118,39 @@ def test_a_match_is_followed_less_far_where_few_drafts_were_accepted() -> None:
     assert accepted[-1] == 10
 
 
+@pytest.mark.parametrize(("jump", "expected"), [(0.0, [4, 10]), (0.4, [4, 10]), (0.5, [0, 10]), (1.6, [0, 0])])
+def test_nothing_is_drafted_where_all_of_it_gains_less_than_drafting_at_all_costs(
+    jump: float, expected: list[int]
+) -> None:
+    """A match of one token is expected to bring 0.44 tokens beyond what they cost, one of three 1.5."""
+    lengths = []
+    for matching in (1, 3):
+        end = list(range(100, 100 + matching))
+        drafter = PromptLookupDrafter(PromptLookupConfig(), jump=lambda num_rows: jump if num_rows == 1 else 0.0)
+        drafter.begin([50, *end, *range(20), 51, *end])
+        lengths.append(drafter.propose(10).num_draft_tokens)
+        drafter.num_rows = 2
+        assert drafter.propose(10).num_draft_tokens > 0
+    assert lengths == expected
+
+
+def test_a_text_that_refuses_drafts_is_left_alone_sooner_where_drafting_at_all_costs() -> None:
+    """The tokens are drawn from twenty, so that most matches are short."""
+    text = torch.randint(20, (400,), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def num_drafted(jump: float) -> int:
+        drafter = PromptLookupDrafter(PromptLookupConfig(), jump=lambda num_rows: jump)
+        drafter.begin(text[:100])
+        drafted = 0
+        for token in text[100:]:
+            tree = drafter.propose(10)
+            drafted += tree.num_draft_tokens
+            drafter.observe(tree, None, [token])
+        return drafted
+
+    assert num_drafted(0.25) < num_drafted(0.0) / 2
+
+
 def test_what_a_text_accepted_does_not_count_in_the_next() -> None:
     text = random_text(0, 60)
     drafter = drafter_of(text)
