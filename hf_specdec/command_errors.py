@@ -5,9 +5,11 @@ Errors of this package speak of arguments of Python; whoever typed a command is 
 
 import functools
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
@@ -15,7 +17,7 @@ import typer
 from rich.console import Console
 from typer.models import ArgumentInfo, OptionInfo
 
-from hf_specdec.errors import ConfigError, MissingExtraError, SpecError, shown
+from hf_specdec.errors import MOST_SHOWN, ConfigError, MissingExtraError, SpecError, shown
 
 __all__ = ["process_rank", "reports_errors", "run_program", "to_stderr"]
 
@@ -126,7 +128,7 @@ class _Options:
         def option(found: re.Match[str]) -> str:
             name = self._own_name(found[1])
             if name == "path":
-                folders = (folder for folder in FOLDERS if any(repr(path) in message for path in self._paths(folder)))
+                folders = (folder for folder in FOLDERS if any(path in message for path in self._paths(folder)))
                 name = next(folders, name)
             if name not in self.parameters or self.given.get(name) is None:
                 return found[0]
@@ -146,12 +148,23 @@ class _Options:
 
         return PYTHON.sub(option, text)
 
+    def of_path(self, path: str) -> str | None:
+        """The option that was given this path, if one was."""
+        for name, parameter in self.parameters.items():
+            value = self.given.get(name)
+            for one in value if isinstance(value, list) else [value]:
+                if isinstance(one, str | Path) and os.path.realpath(path) == os.path.realpath(one):
+                    return _typed_name(parameter)
+        return None
+
     def _own_name(self, name: str) -> str:
         return name if name in self.parameters else OTHER_NAMES.get(name, name)
 
     def _paths(self, folder: str) -> Iterable[str]:
+        """What an option was given, as errors show it."""
         value = self.given.get(folder)
-        return [path for path in (value if isinstance(value, list) else [value]) if isinstance(path, str)]
+        paths = [path for path in (value if isinstance(value, list) else [value]) if isinstance(path, str)]
+        return [repr(path)[:MOST_SHOWN] for path in paths]
 
 
 def _message_and_hint(error: Exception, options: _Options) -> tuple[str, str | None]:
@@ -165,6 +178,8 @@ def _in_options(error: Exception, options: _Options) -> tuple[str, str | None]:
         case ConfigError():
             message = f"`{error.field}` {options.for_python(error.rule)}, but is {shown(error.value)}."
             return options.for_fields(message), options.for_python(error.remedy)
+        case OSError(filename=str() as path, strerror=str() as reason) if name := options.of_path(path):
+            return f"`{name}` must be a path that can be used, but is {shown(path)}.", f"{reason}."
         case MissingExtraError():
             return f"{error.purpose} needs `{error.package}`.", f'pip install "hf_specdec[{error.extra}]"'
         case _:

@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 TRIED_BYTES = 1 << 16
+SHOWN_OF_NAME = 32  # characters of a file's name in that of the new file beside it
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 PathLike = str | os.PathLike[str]
@@ -82,6 +83,17 @@ def check_path(field: str, path: object, what: str) -> None:
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise ConfigError(field, f"must be {what}", path, "Give a path as text or a pathlib.Path.")
+    if reason := _too_long(text):
+        raise ConfigError(field, f"must be {what}", path, f"{reason}. Give a shorter path.")
+
+
+def _too_long(path: PathLike) -> str | None:
+    """What the system says of a path that has more characters than it takes; `None` of any other."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return error.strerror if error.errno == errno.ENAMETOOLONG else None
+    return None
 
 
 def is_missing_folder(path: PathLike) -> bool:
@@ -137,7 +149,8 @@ def replacing(path: PathLike) -> Iterator[Path]:
         raise OSError(f"{os.fspath(path)!r} is no regular file")
     if not place.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "There is no such folder", str(place.parent))
-    descriptor, name = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
+    start = place.name[:SHOWN_OF_NAME]  # the whole name and what is added to it may be longer than a name may be
+    descriptor, name = tempfile.mkstemp(prefix=f".{start}.", dir=place.parent)
     beside = Path(name)
     try:
         os.close(descriptor)
@@ -199,6 +212,8 @@ def check_output(field: str, path: PathLike) -> None:
     """
     place = Path(os.path.realpath(path))
     shown = os.fspath(path)
+    if reason := _too_long(place):
+        raise ConfigError(field, "must be a file that can be written", shown, f"{reason}. Choose a shorter name.")
     if not place.parent.is_dir():
         raise ConfigError(field, "must lie in an existing folder", shown, "Make the folder first.")
     if place.exists() and not place.is_file():

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.compat.generate_names import known_settings
 from hf_specdec.errors import ConfigError, counted
+from hf_specdec.files import lone_surrogate
 from hf_specdec.request import own_arguments
 from hf_specdec.transfer import HOST
 
@@ -30,6 +31,7 @@ NOT_FOR_MANY = (*NOT_FOR_ONE, "past_key_values")
 OF_ONE = ("inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids")  # inputs of a single prompt
 OF_ADAPTERS = {"adapter_names": "an adapter", "task_ids": "a task"}  # PEFT's: for each row of a call
 INPUT_NAMES = frozenset({"input_ids", "attention_mask", "token_type_ids"})
+NO_NUMBER: Any = object()  # after the last of the numbers
 NOT_A_PROMPT = "Give a string, chat messages, a list of token ids, a tensor, or a dict with input_ids."
 
 
@@ -96,12 +98,12 @@ def numbered(prompts: Iterable[Any], indices: Iterable[int] | None) -> Iterator[
         raise ConfigError("indices", "must be an iterable of numbers", indices, "Pass a list, or leave it out.")
     numbers, seen = iter(indices), set[int]()
     for prompt in prompts:
-        number = next(numbers, None)
-        if number is not None and not isinstance(number, Integral):
-            raise ConfigError("indices", "must be whole numbers", number, "Number the prompts differently.")
-        if number is None:
+        number: Any = next(numbers, NO_NUMBER)
+        if number is NO_NUMBER:
             rule, remedy = "must have a number for every prompt", "Give as many as there are prompts."
             raise ConfigError("indices", rule, counted(len(seen), "number"), remedy)
+        if not isinstance(number, Integral):
+            raise ConfigError("indices", "must be whole numbers", number, "Number the prompts differently.")
         if number in seen:
             raise ConfigError("indices", "must hold each number once", number, "Number the prompts differently.")
         seen.add(number)
@@ -117,6 +119,9 @@ def inputs_of(prompt: Any, tokenizer: Any) -> dict[str, Any]:
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ConfigError("tokenizer", "must be given for prompts that are text", None, "Pass tokenizer=...")
+        if (place := lone_surrogate(prompt)) is not None:
+            rule = f"must be Unicode text, but character {place} is half of a pair"
+            raise ConfigError("prompt", rule, prompt[place], "Decode the text's bytes as UTF-8.")
         return _encoded(tokenizer(prompt, return_tensors="pt"))
     if isinstance(prompt, Mapping):
         if not prompt.keys() & {"input_ids", "inputs", "inputs_embeds"}:

@@ -4,7 +4,6 @@ Arguments win over the generation configuration of the call, that wins over the 
 `enable` was given. Everything a user can get wrong is found here, before the model is touched.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import DrafterContext, Method
+from hf_specdec.methods.own_drafter import maker_of
 from hf_specdec.methods.registry import METHODS, as_head, config_arguments, resolve
 from hf_specdec.methods.translation import are_alike, check_tokenizers
 from hf_specdec.observer import SpecStep
@@ -326,23 +326,17 @@ def _own_drafter(value: Any, config: Any, given: Mapping[str, Any], observer: Ob
     if named := [name for name, method in METHODS.items() if method.config_class is config_class]:
         remedy = f'Write spec_method="{named[0]}", and pass the configuration as spec_config.'
         raise ConfigError("spec_method", "must be a name or a Drafter, not a configuration", value, remedy)
-    make = value if callable(value) and not isinstance(value, Drafter) else None
-    if make is None and not isinstance(value, Drafter):
+    if not callable(value) and not isinstance(value, Drafter):
         names = ", ".join(repr(name) for name in METHODS)
         raise ConfigError("spec_method", f"must be one of {names} or a Drafter", value, "See hf_specdec.Drafter.")
     if config is not None or given:
         rule = "must be unset for a drafter of your own"
         raise ConfigError("spec_config", rule, given if config is None else config, "Configure the drafter itself.")
-    if make is not None and any(
-        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        for p in inspect.signature(make).parameters.values()
-    ):
-        raise ConfigError("spec_method", "must be callable without arguments", value, "Wrap it in a lambda.")
-
-    def drafter(context: DrafterContext) -> Drafter:
-        made = value if make is None else make()
-        if not isinstance(made, Drafter):
-            raise ConfigError("spec_method", "must return a Drafter", made, "Subclass hf_specdec.Drafter.")
-        return made
-
-    return Request(method=None, config=SpecConfig(), budget=DRAFT_BUDGET, make_drafter=drafter, observer=observer)
+    make = maker_of(value)
+    return Request(
+        method=None,
+        config=SpecConfig(),
+        budget=DRAFT_BUDGET,
+        make_drafter=lambda context: make(),
+        observer=observer,
+    )

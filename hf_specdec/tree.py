@@ -18,30 +18,9 @@ import numpy.typing as npt
 import torch
 
 from hf_specdec.errors import ConfigError
+from hf_specdec.extra_tokens import ExtraTokens
 
 __all__ = ["DraftTree", "ExtraTokens", "TreeBuilder"]
-
-
-@dataclass(frozen=True, slots=True)
-class ExtraTokens:
-    """Tokens whose logits a drafter wants without drafting them, such as lookahead's window: E of them.
-
-    They stand behind the tree's nodes in the forward, see the text before the root, and never enter the text.
-
-    Attributes:
-        tokens (`tuple[int, ...]`): token id of each.
-        depths (`tuple[int, ...]`): position id = position of the root + depth.
-        visible (`Tensor`): `(E, 1 + E)` bool, on the CPU: entry (i, 0) says that token i sees the root, entry
-            (i, 1 + j) that it sees extra token j. Each sees itself.
-    """
-
-    tokens: tuple[int, ...]
-    depths: tuple[int, ...]
-    visible: torch.Tensor
-
-    def __len__(self) -> int:
-        """Number of tokens E."""
-        return len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +56,17 @@ class DraftTree:
         Args:
             root (`int`): id of the last token of the text.
             tokens (`Iterable[int]`, *optional*): drafted ids, in order.
+
+        Raises:
+            ConfigError: `tokens` is no iterable of numbers.
         """
-        nodes = (root, *tokens)
-        count = len(nodes)
-        children = tuple([{nodes[node]: node} for node in range(1, count)]) + ({},)
+        try:
+            nodes = (root, *tokens)
+            count = len(nodes)
+            children = tuple([{nodes[node]: node} for node in range(1, count)]) + ({},)
+        except TypeError as error:
+            remedy = "Write [] for none, and tokens.tolist() for those of a tensor."
+            raise ConfigError("tokens", "must be a list of token ids", tokens, remedy) from error
         return cls(nodes, tuple(range(-1, count - 1)), tuple(range(count)), True, children)
 
     @classmethod
@@ -134,7 +120,11 @@ class DraftTree:
         Raises:
             ConfigError: there are more or fewer than nodes, or one is no probability.
         """
-        if len(probabilities) != len(self.tokens) or not all(0.0 <= one <= 1.0 for one in probabilities):
+        try:
+            fits = len(probabilities) == len(self.tokens) and all(0.0 <= one <= 1.0 for one in probabilities)
+        except (TypeError, ValueError, RuntimeError):  # no sequence, or not of numbers
+            fits = False
+        if not fits:
             rule = f"must hold a number from 0 to 1 for each node, {len(self.tokens)} in all"
             raise ConfigError("probabilities", rule, probabilities, "Begin with 1.0 for the root.")
         return replace(self, probabilities=probabilities)
@@ -312,12 +302,12 @@ class TreeBuilder:
             token (`int`): a token id.
 
         Raises:
-            ConfigError: there is no such node.
+            ConfigError: there is no such node, or `token` is no number.
         """
-        if not 0 <= parent < len(self._tokens):
-            remedy = "Pass 0, the root, or what add returned."
-            raise ConfigError("parent", f"must be a node, 0 to {len(self._tokens) - 1}", parent, remedy)
-        known = self._children[parent].get(token)
+        try:
+            known = self._children[parent if parent >= 0 else len(self)].get(token)
+        except (IndexError, TypeError) as error:
+            raise self._refused(parent, token) from error
         if known is not None:
             return known
         node = len(self._tokens)
@@ -329,10 +319,24 @@ class TreeBuilder:
         return node
 
     def add_path(self, parent: int, tokens: Iterable[int]) -> int:
-        """Add `tokens` one under the other below `parent`; returns the last node."""
-        for token in tokens:
-            parent = self.add(parent, token)
+        """Add `tokens` one under the other below `parent`; returns the last node.
+
+        Raises:
+            ConfigError: there is no such node, or `tokens` is no iterable of numbers.
+        """
+        try:
+            for token in tokens:
+                parent = self.add(parent, token)
+        except TypeError as error:
+            raise ConfigError("tokens", "must be a list of token ids", tokens, "Write [] for none.") from error
         return parent
+
+    def _refused(self, parent: object, token: object) -> ConfigError:
+        """What is wrong with the arguments of `add`."""
+        if isinstance(parent, int | np.integer) and 0 <= parent < len(self._tokens):
+            return ConfigError("token", "must be a token id", token, "Write int(token) for a NumPy array of one.")
+        remedy = "Pass 0, the root, or what add returned."
+        return ConfigError("parent", f"must be a node, 0 to {len(self._tokens) - 1}", parent, remedy)
 
     def build(self) -> DraftTree:
         """The finished tree."""

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hf_specdec
 from hf_specdec import ConfigError, SpecMemory, bench, hub
 from hf_specdec.bench.replay import read_records
+from hf_specdec.files import check_output, replacing
 from hf_specdec.training import train_draft, train_head
 from tests.helpers.zoo import FAMILIES, build
 
@@ -45,3 +47,33 @@ def test_one_path_is_no_list_of_paths(paths: Any) -> None:
     """The characters of a text would be paths, a slash among them."""
     with pytest.raises(ConfigError, match=r"`paths` must be a list of files and folders, .* Write \[path\]"):
         bench.load_prompts(paths)
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_name_that_is_too_long_is_named(name: str) -> None:
+    field, call = FUNCTIONS[name]
+    with pytest.raises(ConfigError, match=f"`{field}` must be .*, but is .*too long.*shorter"):
+        call(LONG)
+
+
+def test_an_output_of_too_long_a_name_is_refused_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="`--out` must be a file that can be written, but is .*too long"):
+        check_output("--out", tmp_path / LONG)
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "\u00e9" * 127, "a.jsonl"], ids=["ASCII", "two bytes each", "short"])
+def test_a_file_may_have_the_longest_name_that_there_is(tmp_path: Path, name: str) -> None:
+    """The new file beside it, which takes its place, has a name of its own."""
+    check_output("--out", tmp_path / name)
+    with replacing(tmp_path / name) as beside:
+        beside.write_text("text")
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", [np.array(["target"]), np.array([1, 2]), ["target"], None], ids=str)
+def test_what_is_no_name_of_an_embedded_model_is_named(name: Any) -> None:
+    with pytest.raises(ConfigError, match="`name` must be one of 'draft', 'head', 'target', but is "):
+        hf_specdec.embedded.path(name)

@@ -3,7 +3,9 @@
 import copy
 import pickle
 import random
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -142,17 +144,35 @@ def test_below_a_node_that_was_held_for_impossible_nothing_is_predicted() -> Non
     assert tree.predictions([0, 1, 2], [2, 3, 4]) == [(0.0, True)]
 
 
-@pytest.mark.parametrize("probabilities", [(1.0,), (1.0, 0.5, 0.2), (1.0, 1.5), (1.0, -0.1), (1.0, float("nan"))])
-def test_probabilities_that_are_none_are_refused(probabilities: tuple[float, ...]) -> None:
+NO_PROBABILITIES = [(1.0,), (1.0, 0.5, 0.2), (1.0, 1.5), (1.0, -0.1), (1.0, float("nan"))]
+
+
+@pytest.mark.parametrize("probabilities", [*NO_PROBABILITIES, None, "ab", torch.ones(2, 2), np.ones((2, 2))], ids=str)
+def test_probabilities_that_are_none_are_refused(probabilities: Any) -> None:
     with pytest.raises(ConfigError, match="`probabilities` must hold a number from 0 to 1 for each node, 2 in all"):
         DraftTree.chain(1, [2]).with_probabilities(probabilities)
 
 
-@pytest.mark.parametrize("parent", [-1, 2, 9])
-def test_a_child_of_no_node_is_refused(parent: int) -> None:
+@pytest.mark.parametrize("parent", [-1, 2, 9, 0.0, None, "0", np.int64(2)])
+def test_a_child_of_no_node_is_refused(parent: Any) -> None:
     """-1 would be the last one to Python, and a second root to the mask."""
     builder = TreeBuilder(7)
     builder.add(0, 1)
     with pytest.raises(ConfigError, match="0 to 1"):
         builder.add(parent, 2)
     assert len(builder) == 2
+
+
+@pytest.mark.parametrize("token", [[5], np.array(5), {}], ids=str)
+def test_a_token_that_no_tree_can_hold_is_named(token: Any) -> None:
+    with pytest.raises(ConfigError, match="`token` must be a token id"):
+        TreeBuilder(7).add(0, token)
+    with pytest.raises(ConfigError, match="`tokens` must be a list of token ids"):
+        DraftTree.chain(7, [token])
+
+
+@pytest.mark.parametrize("tokens", [None, 5, torch.tensor(5)], ids=str)
+def test_what_is_no_list_of_tokens_is_named(tokens: Any) -> None:
+    for draft in (lambda: DraftTree.chain(7, tokens), lambda: TreeBuilder(7).add_path(0, tokens)):
+        with pytest.raises(ConfigError, match=r"`tokens` must be a list of token ids, but is .* Write \[\] for none"):
+            draft()

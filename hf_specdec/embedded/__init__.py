@@ -21,7 +21,7 @@ def path(name: str) -> str:
         ConfigError: `name` is none of them.
         CheckpointError: the installed package lacks its weights.
     """
-    if name not in NAMES:
+    if not isinstance(name, str) or name not in NAMES:
         raise unknown_name("name", name, NAMES)
     folder = Path(__file__).parent / name
     if not (folder / "model.safetensors").is_file():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from hf_specdec.engine.batch import Batch
-from hf_specdec.engine.sequence import SequenceState
+from hf_specdec.engine.sequence import SequenceState, check_own_drafters
 from hf_specdec.engine.step import StepRunner
 
 __all__ = ["ContinuousBatching", "QueuedSequence"]
@@ -122,6 +122,8 @@ class ContinuousBatching:
         if self._next is None:
             self.rank_sync.flush()  # the next prompt may be one that is decoded by itself
             self._next = next(queue, None)
+            if self._next is not None:
+                check_own_drafters(self._next.sequence.drafter, [one for one in sequences if not one.finished])
         queued = self._next
         if queued is None or not live:
             return queued

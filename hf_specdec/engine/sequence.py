@@ -1,7 +1,7 @@
 """One sequence of a call while it is decoded: its text, and those who draft, choose and stop for it."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,9 @@ from hf_specdec.forward.node_outputs import NodeOutputs
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
 from hf_specdec.stats import SpecStats
-from hf_specdec.tree import DraftTree
+from hf_specdec.tree import DraftTree, TreeBuilder
 
-__all__ = ["OnToken", "SequenceState"]
+__all__ = ["OnToken", "SequenceState", "check_own_drafters"]
 
 OnToken = Callable[["SequenceState", int, int], Any]
 
@@ -96,6 +96,8 @@ class SequenceState:
             tree: object = self.drafter.propose(budget)
             if not isinstance(tree, DraftTree):
                 remedy = "Return DraftTree.chain(last_token, draft); an empty draft is [], not None."
+                if isinstance(tree, TreeBuilder):
+                    remedy = "Return builder.build()."
                 raise ConfigError("propose", "must return a DraftTree", tree, remedy)
             if set(map(type, tree.tokens)) != {int}:
                 _check_whole(tree.tokens)
@@ -179,3 +181,10 @@ def _check_whole(tokens: Sequence[object]) -> None:
     for token in tokens:
         if not isinstance(token, int | np.integer):
             raise ConfigError("tree.tokens", "must be whole numbers", token, "Write tokens.tolist() for a tensor's.")
+
+
+def check_own_drafters(drafter: Drafter, sequences: Iterable[SequenceState]) -> None:
+    """Raise where a drafter, which reads one text, serves one of these sequences already."""
+    if any(drafter is sequence.drafter for sequence in sequences):
+        rule = "must make a drafter for each sequence of a batch"
+        raise ConfigError("spec_method", rule, drafter, "Pass its class, or a function that makes one.")

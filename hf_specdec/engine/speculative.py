@@ -23,11 +23,10 @@ from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.engine.loop import SpecLoop
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.sampler import Sampler
-from hf_specdec.engine.sequence import SequenceState
+from hf_specdec.engine.sequence import SequenceState, check_own_drafters
 from hf_specdec.engine.static_shapes import compiled_forward, fixed_shapes
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.engine.stopping import StopCheck
-from hf_specdec.errors import ConfigError
 from hf_specdec.forward.drafting import used_by
 from hf_specdec.forward.exit_runner import ExitRunner
 from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner, Tier
@@ -172,9 +171,7 @@ def _sequences(
         sampler = Sampler(processors, call.generation_config, device, generator)
         prompt = call.prompt_of(index)
         drafter = make_drafter(index, generator)
-        if any(drafter is sequence.drafter for sequence in sequences):
-            rule = "must make a drafter for each sequence of a batch"
-            raise ConfigError("spec_method", rule, drafter, "Pass its class, or a function that makes one.")
+        check_own_drafters(drafter, sequences)
         sequences.append(SequenceState(index, text, prompt, drafter, sampler, StopCheck(criteria), stats, rank_sync))
     return sequences
 

@@ -13,6 +13,7 @@ __all__ = ["ChatRequest", "CompletionRequest", "GenerationRequest"]
 
 MAX_SEED = (1 << 63) - 1  # of OpenAI's API
 MAX_BIAS = 100.0  # likewise
+MAX_STOP = 1000  # characters; transformers compares each with all tokens before the first one is decoded
 LEAST_PENALTY, MAX_PENALTY = 0.01, 100.0  # logits times or over much more are infinite
 
 
@@ -90,6 +91,14 @@ class GenerationRequest(_Body):
         if logprobs is not None and logprobs is not False:
             raise ValueError("the server gives none; leave it out")
         return logprobs
+
+    @field_validator("stop")
+    @classmethod
+    def _is_short(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        """Refuse texts that would keep all requests waiting while they are prepared."""
+        if sum(map(len, stop or ())) > MAX_STOP:
+            raise ValueError(f"must have at most {MAX_STOP:,} characters, all texts together")
+        return stop
 
     @field_validator("temperature")
     @classmethod

@@ -192,3 +192,18 @@ def test_a_folder_of_a_repeated_option_is_named_by_it(run: Run) -> None:
     result = run("bench", "--model", "./no/such/one", "--model", "./no/such/two", "--limit", "1")
     assert result.exit_code == 2
     assert "error: `--model` must be an existing folder, but there is no './no/such/one'" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--prompts-file", "--out"])
+def test_a_path_that_the_system_refuses_is_named_by_its_option(run: Run, tmp_path: Path, option: str) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "x = 1"}')
+    job = {"--prompts-file": str(prompts), "--out": str(tmp_path / "out.jsonl"), option: "x" * 300}
+    result = run("generate", *(word for pair in job.items() for word in pair))
+    assert result.exit_code == 2
+    assert f"error: `{option}` must be a path that can be used, but is 'xxx" in result.stderr
+    assert "hint: File name too long." in result.stderr
+
+
+def test_a_model_of_too_long_a_name_is_named_by_its_option(run: Run) -> None:
+    check(run, ["x = 1", "--model", "x" * 300], "`--model` must be a folder or a name on the hub", "too long")

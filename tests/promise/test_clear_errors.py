@@ -11,7 +11,7 @@ from hf_specdec import PerRow
 from hf_specdec.distributed.placement import read_devices
 from hf_specdec.errors import counted
 from hf_specdec.prompt_inputs import numbered
-from hf_specdec.tree import DraftTree
+from hf_specdec.tree import DraftTree, TreeBuilder
 from tests.helpers.support import PROMPT
 
 COUNTS = {
@@ -124,6 +124,47 @@ class Nothing(Negative):
 def test_a_drafter_that_returns_no_tree_is_named(model: Any) -> None:
     with pytest.raises(ValueError, match=r"`propose` must return a DraftTree, but is None"):
         model.generate(PROMPT, max_new_tokens=4, spec_method=Nothing)
+
+
+def test_a_tree_that_was_not_built_is_named(model: Any) -> None:
+    class Unfinished(Negative):
+        def propose(self, budget: int) -> Any:
+            return TreeBuilder(self.last)
+
+    with pytest.raises(ValueError, match=r"`propose` must return a DraftTree, .* Return builder.build\(\)"):
+        model.generate(PROMPT, max_new_tokens=4, spec_method=Unfinished)
+
+
+class Unwritten(hf_specdec.Drafter):
+    """Lacks two methods."""
+
+    def begin(self, prompt_ids: Sequence[int]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(Unwritten, "must define observe, propose"), (int, "must return a Drafter, but is 0")]
+)
+def test_what_makes_no_drafter_is_named(model: Any, value: Any, words: str) -> None:
+    with pytest.raises(hf_specdec.ConfigError, match=f"`spec_method` {words}"):
+        model.generate(PROMPT, max_new_tokens=4, spec_method=value)
+
+
+class Root(Negative):
+    """Drafts nothing."""
+
+    def propose(self, budget: int) -> DraftTree:
+        return DraftTree.chain(self.last)
+
+
+def test_one_drafter_serves_one_of_many_prompts_at_a_time(model: Any) -> None:
+    """Two texts at once would be told to it as one."""
+    prompts = [[5, 6, 7], [8, 9]]
+    job = {"max_new_tokens": 4, "do_sample": False}
+    with pytest.raises(hf_specdec.ConfigError, match="`spec_method` must make a drafter for each sequence of a batch"):
+        list(hf_specdec.generate_many(model, prompts, **job, spec_method=Root()))
+    alone = {r.index: r.token_ids for r in hf_specdec.generate_many(model, prompts, **job, spec_method=Root)}
+    after = hf_specdec.generate_many(model, prompts, **job, spec_method=Root(), max_batch_size=1)
+    assert {r.index: r.token_ids for r in after} == alone
 
 
 def test_a_method_is_no_argument_of_loading() -> None:

@@ -140,3 +140,8 @@ def test_a_prompt_that_cannot_be_read_has_its_result_where_the_model_fails_its_t
     steer(model)
     results = list(hf_specdec.generate_many(model, [[], PROMPTS[0], PROMPTS[1]], max_new_tokens=20, do_sample=False))
     assert sorted(result.index for result in results) == [0, 1, 2]
+
+
+def test_a_number_that_is_none_is_named() -> None:
+    with pytest.raises(hf_specdec.ConfigError, match="`indices` must be whole numbers, but is None"):
+        list(hf_specdec.generate_many(build_any("llama"), PROMPTS, indices=[None] * 3, max_new_tokens=2))

@@ -51,6 +51,7 @@ def refused(url: str, body: bytes) -> tuple[int, dict[str, Any]]:
         (b'{"model": "embedded", "prompt": "x", "best_of": 2}', 400, "invalid_request"),
         (b'{"model": "embedded", "prompt": "x", "seed": 18446744073709551616}', 400, "invalid_request"),
         (b'{"model": "embedded", "prompt": "x", "logit_bias": {"99999": 1}}', 400, "invalid_value"),
+        (b'{"model": "embedded", "prompt": "x", "stop": "' + b"ab" * 50_000 + b'"}', 400, "invalid_request"),
     ],
 )
 def test_a_wrong_body_is_refused_and_the_server_goes_on(

@@ -1,0 +1,48 @@
+"""A drafter of the user's own as the value of `spec_method`: an instance, its class, or what makes one."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.base import Drafter
+
+__all__ = ["maker_of"]
+
+
+def maker_of(value: Any) -> Callable[[], Drafter]:
+    """What makes the drafter of a sequence; of an instance always that one.
+
+    Raises:
+        ConfigError: `value` is neither a `Drafter` nor callable without arguments, or its class lacks methods. The
+            maker raises it where what was made is no `Drafter`.
+    """
+    if isinstance(value, Drafter):
+        return lambda: value
+    if inspect.isabstract(value):
+        missing = ", ".join(sorted(value.__abstractmethods__))
+        raise ConfigError("spec_method", f"must define {missing}", value, "See the methods of hf_specdec.Drafter.")
+    if _needs_arguments(value):
+        raise ConfigError("spec_method", "must be callable without arguments", value, "Wrap it in a lambda.")
+
+    def make() -> Drafter:
+        made = value()
+        if not isinstance(made, Drafter):
+            raise ConfigError("spec_method", "must return a Drafter", made, "Subclass hf_specdec.Drafter.")
+        return made
+
+    return make
+
+
+def _needs_arguments(make: Callable[..., Any]) -> bool:
+    """Whether a callable has parameters without a default; `False` where it does not tell, as built-in types."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except ValueError:
+        return False
+    needed = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
+    return any(p.default is p.empty and p.kind in needed for p in parameters)
