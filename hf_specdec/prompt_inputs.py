@@ -98,7 +98,7 @@ def numbered(prompts: Iterable[Any], indices: Iterable[int] | None) -> Iterator[
         raise ConfigError("indices", "must be an iterable of numbers", indices, "Pass a list, or leave it out.")
     numbers, seen = iter(indices), set[int]()
     for prompt in prompts:
-        number: Any = next(numbers, NO_NUMBER)
+        number: int = next(numbers, NO_NUMBER)
         if number is NO_NUMBER:
             rule, remedy = "must have a number for every prompt", "Give as many as there are prompts."
             raise ConfigError("indices", rule, counted(len(seen), "number"), remedy)
