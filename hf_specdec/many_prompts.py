@@ -16,7 +16,7 @@ import torch
 from hf_specdec import compat
 from hf_specdec.api import enable
 from hf_specdec.arguments import check_modes, settings_of, with_cache
-from hf_specdec.assisted_arguments import check_others
+from hf_specdec.assisted_arguments import ASSISTED_ARGUMENTS, check_others
 from hf_specdec.capabilities.findings import Found
 from hf_specdec.capabilities.probe import verifies_trees
 from hf_specdec.capabilities.trial_rows import RowTrial, TrialFailed
@@ -41,6 +41,7 @@ from hf_specdec.request import (
     Request,
     configs_of,
     for_batch,
+    own_arguments,
     read_request,
     without_drafts,
 )
@@ -52,6 +53,7 @@ __all__ = ["NOT_YET", "ManyResult", "generate_many"]
 MAX_CACHE_TOKENS = 1 << 18
 NOT_YET = object()  # among prompts: none is waiting now
 CALLBACKS = {"logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "spec_observer"}
+METHOD_FIELDS = {"assistant_model", "generation_config", *ASSISTED_ARGUMENTS}  # of a prompt with its own method
 PROMPT_FIELDS = ("prompt", "input_ids", "PROMPT")  # of errors that are one prompt's
 
 
@@ -338,7 +340,9 @@ def _asks_for_none(inputs: Mapping[str, Any]) -> bool:
 
 def _is_the_prompts_own(error: Exception, prompt: Any) -> bool:
     """Whether other prompts may still work."""
-    if isinstance(error, UnsupportedModelError | CheckpointError | TrialFailed):
+    own = prompt.keys() - INPUT_NAMES if isinstance(prompt, Mapping) else set()
+    if isinstance(error, TrialFailed):
         return False
-    has_settings = isinstance(prompt, Mapping) and not prompt.keys() <= INPUT_NAMES
-    return not isinstance(error, ConfigError) or error.field in PROMPT_FIELDS or has_settings
+    if isinstance(error, UnsupportedModelError | CheckpointError):
+        return not own.isdisjoint(METHOD_FIELDS | {*own_arguments()})
+    return not isinstance(error, ConfigError) or error.field in PROMPT_FIELDS or bool(own)

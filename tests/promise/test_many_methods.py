@@ -92,6 +92,30 @@ def test_a_prompt_may_ask_for_transformers_own_assisted_decoding(target: Any) ->
     assert results[0].stats.plain_reason == "transformers' own assisted decoding was asked for"
 
 
+@pytest.mark.parametrize(
+    ("family", "own", "error"),
+    [
+        ("llama", {"spec_method": "mtp"}, hf_specdec.UnsupportedModelError),
+        ("lfm2", {"spec_method": "lookahead"}, hf_specdec.UnsupportedModelError),
+        ("lfm2", {"lookahead_config": [3, 3, 3]}, hf_specdec.UnsupportedModelError),
+        ("qwen3_next", {"spec_method": "mtp"}, hf_specdec.CheckpointError),
+    ],
+)
+def test_a_method_that_the_model_cannot_use_is_the_prompt_s_error(
+    family: str, own: dict[str, Any], error: type[Exception]
+) -> None:
+    """A method of the whole job is the job's error."""
+    model = hf_specdec.enable(build(FAMILIES[family]))
+    prompts: list[dict[str, Any]] = [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]
+    prompts[1] |= own
+    results = {result.index: result for result in hf_specdec.generate_many(model, prompts, **OPTIONS)}
+    assert isinstance(results[1].error, error)
+    for index in (0, 2):
+        assert results[index].token_ids == plain_text(model, tuple(PROMPTS[index]))
+    with pytest.raises(error):
+        list(hf_specdec.generate_many(model, PROMPTS, **OPTIONS, **own))
+
+
 def test_a_first_prompt_without_drafts_keeps_nobody_from_drafting(target: Any) -> None:
     prompts: list[dict[str, Any]] = [{"input_ids": torch.tensor([prompt])} for prompt in (PROMPTS[1], [5, 6] * 9)]
     prompts[0]["spec_method"] = "plain"
