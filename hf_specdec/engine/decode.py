@@ -111,6 +111,9 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
         return found.capability.reason
     if call.generation_config.output_attentions and call.generation_config.return_dict_in_generate:
         return "the model's own generate asks for attention, which over a tree is not the text's"
+    mask = call.model_kwargs.get("decoder_attention_mask")
+    if found.capability.tier == "chain" and mask is not None and not bool(mask.all()):
+        return "its decoder_attention_mask hides tokens, which forwards of one token may see and those of several not"
     if (reason := reason_against_static(call, found.capability.tier, request.config.engine)) is not None:
         return reason
     if request.is_default and (reason := _reason_against_default(call, request, found)) is not None:

@@ -17,6 +17,7 @@ from tests.helpers.support import (
     run,
     speculative,
 )
+from tests.helpers.zoo_wide import inputs, varied
 from tests.promise.conftest import Draft
 
 LOOKUP = {"spec_method": "prompt_lookup"}
@@ -173,3 +174,25 @@ def test_ids_of_another_integer_type_are_read(model: Any, draft: Draft) -> None:
     reference, ours = both(model, lambda: {"input_ids": PROMPT.int()}, draft)
     assert_same_run(ours, reference)
     assert ours.output.sequences.dtype == reference.output.sequences.dtype
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("new_tokens", [20, 40], ids=["tried by a probe", "tried by the call"])
+def test_a_decoder_mask_that_one_token_ignores_is_ignored(new_tokens: int, rows: int) -> None:
+    """LED reads it in forwards of several tokens alone."""
+    model = hf_specdec.enable(varied("led", "seq2seq"))
+    ids = torch.randint(3, 110, (rows, 5), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    call = {**inputs(model, rows=rows), "decoder_input_ids": ids, "max_new_tokens": new_tokens, "do_sample": False}
+    expected = plain(model, **call, decoder_attention_mask=mask).tolist()
+    assert expected != plain(model, **call).tolist()
+    ours = model.generate(
+        **call, decoder_attention_mask=mask, spec_method="prompt_lookup", return_dict_in_generate=True
+    )
+    assert ours.sequences.tolist() == expected
+    assert "decoder_attention_mask hides tokens" in ours.spec_stats.plain_reason
+    full = model.generate(
+        **call, decoder_attention_mask=torch.ones_like(ids), spec_method="prompt_lookup", return_dict_in_generate=True
+    )
+    assert full.spec_stats.plain_reason is None
