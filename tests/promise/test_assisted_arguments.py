@@ -8,6 +8,7 @@ from transformers import GenerationConfig
 import hf_specdec
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.draft_model.config import DraftModelConfig
+from tests.helpers.drafters import RandomTreeDrafter
 from tests.helpers.support import PROMPT, plain, speculative
 from tests.helpers.zoo import FAMILIES, build
 
@@ -152,7 +153,7 @@ def test_an_argument_names_the_method_of_many_prompts(model: Any) -> None:
 
 def test_a_drafter_of_ones_own_takes_none(model: Any) -> None:
     with pytest.raises(ConfigError, match="`num_assistant_tokens` must be unset with a drafter of your own"):
-        model.generate(PROMPT, **CALL, spec_method=hf_specdec.Drafter, num_assistant_tokens=3)
+        model.generate(PROMPT, **CALL, spec_method=lambda: RandomTreeDrafter([]), num_assistant_tokens=3)
 
 
 @pytest.mark.parametrize("method", ["prompt_lookup", "auto"])
