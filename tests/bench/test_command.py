@@ -68,7 +68,7 @@ def test_the_attention_is_the_user_s_choice_widened_or_not(run: Run) -> None:
     assert [entry["attention"] for entry in document["models"]] == ["eager", "eager"]
     result = run(*BENCH, "--attn-implementation", "flash_attention_2")
     assert result.exit_code == 2
-    assert "`attn_implementation` must be an attention that is here" in result.stderr
+    assert "`--attn-implementation` must be an attention that is here" in result.stderr
 
 
 @pytest.mark.wide

@@ -18,7 +18,7 @@ NEW_TOKENS = 20
 EARLY_EXIT: dict[str, Any] = {"exit_layer": 2, "confidence_threshold": 0.0}
 METHODS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "plain": lambda _: {"spec_method": "plain"},
-    "prompt_lookup": lambda _: {"spec_method": "prompt_lookup"},
+    "prompt_lookup": lambda _: {"spec_method": "prompt_lookup", "spec_config": {"draft_len_per_match": 4}},
     "prompt_lookup_tree": lambda _: {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 4}},
     "lookahead": lambda _: {"spec_method": "lookahead", "lookahead_config": [4, 3, 5]},
     "auto": lambda _: {"spec_method": "auto"},

@@ -17,7 +17,7 @@ KEEP_STATE: dict[str, Callable[[], dict[str, Any]]] = {
     "SynthID": lambda: {"watermarking_config": SYNTH_ID},
     "a user's own": lambda: {"logits_processor": LogitsProcessorList([SYNTH_ID.construct_processor(128, "cpu")])},
 }
-ASSISTED = {"spec_method": "prompt_lookup", "spec_config": PromptLookupConfig(engine="assisted")}
+ASSISTED = {"spec_method": "prompt_lookup", "spec_config": PromptLookupConfig(engine="assisted", draft_len_per_match=4)}
 
 
 @pytest.mark.at_most(3)

@@ -46,8 +46,9 @@ def test_it_drafts_what_a_model_of_the_first_layers_drafts(family: str, shape: s
     ours = exits(model, config=config, spec_observer=steps.append)
     trees, steps = [step.tree for step in steps], []
     apart = {name: value for name, value in config.items() if name != "exit_layer"}
-    first = hf_specdec.self_draft(model, layers=2)
-    theirs = exits(model, config=apart, assistant_model=first, spec_observer=steps.append)
+    other = hf_specdec.enable(build(FAMILIES[family]))  # which has learned nothing from the drafts of the first
+    first = hf_specdec.self_draft(other, layers=2)
+    theirs = exits(other, config=apart, assistant_model=first, spec_observer=steps.append)
     assert [tree.tokens for tree in trees] == [step.tree.tokens for step in steps]
     assert [tree.parents for tree in trees] == [step.tree.parents for step in steps]
     assert ours.sequences.tolist() == theirs.sequences.tolist() == plain(model, PROMPT, **OPTIONS).tolist()
