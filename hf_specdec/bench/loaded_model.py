@@ -98,18 +98,15 @@ def load_model(
 
     Raises:
         CheckpointError: a folder is missing or incomplete.
-        ConfigError: an unknown precision or device, a size that cannot be, an attention that is not here, or a
-            placement beside a device or a size.
+        ConfigError: an unknown precision, device or attention, a size that cannot be, or both a placement and
+            a device or size.
         UnsupportedModelError: the model or the head cannot be widened.
     """
     precision = dtype or ("fp32" if path is None else "auto")
     own_precision = assistant_dtype or precision
-    for name, value in {"dtype": precision, "assistant_dtype": own_precision}.items():
-        if value not in PRECISIONS:
-            raise unknown_name(name, value, PRECISIONS)
-    if placement:
-        _check_placement(placement, device, widen_to)
-    where = None if placement else pick_device(device)
+    _check_precisions(dtype=precision, assistant_dtype=own_precision)
+    _check_placement(placement, device, widen_to)
+    where = pick_device(device)
     folder = embedded.path("target") if path is None else path
     draft = embedded.path("draft") if path is None and assistant is None else assistant
     model, drafting, facts = _target_and_head(folder, precision, head, widen_to, placement or {})
@@ -117,13 +114,10 @@ def load_model(
         _set_attention(model, attn_implementation)
     helper = None if draft is None else hf_specdec.AutoModelForCausalLM.from_pretrained(draft, precision=own_precision)
     tokenizer = load_tokenizer(folder)
-    if where is None:
-        where = compat.input_device(model)
-        facts["devices"] = where_it_lies(model)
-    else:
-        model.to(where)
+    if placement:
+        where, facts["devices"] = compat.input_device(model), where_it_lies(model)
     return LoadedModel(
-        model=model.eval(),
+        model=(model if placement else model.to(where)).eval(),
         tokenizer=tokenizer,
         name=EMBEDDED if path is None else path,
         assistant=None if helper is None else helper.to(where).eval(),
@@ -156,10 +150,18 @@ def _target_and_head(
     return large, drafting, {"widening": facts}
 
 
+def _check_precisions(**values: str) -> None:
+    for name, value in values.items():
+        if value not in PRECISIONS:
+            raise unknown_name(name, value, PRECISIONS)
+
+
 def _check_placement(
-    placement: Mapping[str, Any], device: str | torch.device | None, widen_to: tuple[int, int] | None
+    placement: Mapping[str, Any] | None, device: str | torch.device | None, widen_to: tuple[int, int] | None
 ) -> None:
     """Raise where a placement meets what it cannot be combined with."""
+    if not placement:
+        return
     for name, value in {"device": device, "widen": widen_to}.items():
         if value is not None:
             remedy = "A placement is for checkpoints on disk." if name == "widen" else "Give only one of them."
