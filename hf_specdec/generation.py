@@ -1,10 +1,8 @@
 """One call of `generate` on its way to a decoding loop: through transformers' own `generate`, with our loop in it."""
 
-import contextlib
 import functools
 import inspect
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,10 +22,11 @@ from hf_specdec.arguments import (
     with_whole_lengths,
 )
 from hf_specdec.assisted_arguments import ASSISTED_ARGUMENTS, check_none_asked, check_others
+from hf_specdec.bound_decode import BoundDecode, PreparedDecode
 from hf_specdec.compat.bound import BoundToModel
 from hf_specdec.engine.batch_rules import may_keep_state
 from hf_specdec.engine.call import Call, with_stats
-from hf_specdec.engine.decode import decode_call, transformers_reason
+from hf_specdec.engine.decode import transformers_reason
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.registry import as_head
@@ -86,12 +85,9 @@ def decode(
         place_models(model, request.assistant_model, request.config, None)
     if spec_streamer is not None:
         spec_streamer.put(input_ids.cpu())
-    bound = _BoundDecode(request, spec_streamer)
-    try:
+    bound = BoundDecode(request, spec_streamer)
+    with bound.ending_streamer():
         return bound(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
-    except BaseException:
-        bound.end_streamer()
-        raise
 
 
 def _check_dropped(request: Request, config: GenerationConfig) -> None:
@@ -105,22 +101,6 @@ def _check_dropped(request: Request, config: GenerationConfig) -> None:
 
 # transformers hands a custom method only those arguments that its signature names.
 decode.__signature__ = with_own_arguments(inspect.signature(decode), *ASSISTED_ARGUMENTS)  # type: ignore[attr-defined]
-
-
-class _EndedOnce:
-    """A streamer that remembers whether it was ended."""
-
-    def __init__(self, streamer: Any) -> None:
-        self._streamer, self.ended = streamer, False
-
-    def put(self, value: torch.Tensor) -> None:
-        """Pass tokens on."""
-        self._streamer.put(value)
-
-    def end(self) -> None:
-        """End the streamer; whether or not that raises, it was asked to."""
-        self.ended = True
-        self._streamer.end()
 
 
 class EnabledGenerate(BoundToModel):
@@ -156,46 +136,6 @@ class EnabledGenerate(BoundToModel):
         return generate_with(self.model, self.__wrapped__, args, kwargs)
 
 
-class _BoundDecode:
-    """The decoding method of one call, with what transformers would drop on the way to it."""
-
-    def __init__(self, request: Request | None, streamer: Any = None) -> None:
-        self.request = request
-        self.encoder_inputs: Any = None
-        self.streamer = _EndedOnce(streamer) if streamer is not None else None
-
-    def __call__(
-        self,
-        model: PreTrainedModel,
-        input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: GenerationConfig,
-        **model_kwargs: Any,
-    ) -> Any:
-        call = Call(
-            model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.streamer
-        )
-        return self.run(call)
-
-    def run(self, call: Call) -> Any:
-        """Decode the prepared call."""
-        return decode_call(call, self.request, self.encoder_inputs)
-
-    def end_streamer(self) -> None:
-        """Let nobody wait for a text that will not come."""
-        if self.streamer is not None and not self.streamer.ended:
-            self.streamer.end()
-
-
-class _Prepared(_BoundDecode):
-    """Hands the prepared call out instead of decoding it."""
-
-    def run(self, call: Call) -> Any:
-        """The call and what was asked for."""
-        return call, self.request
-
-
 def generate_once(model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
     """What `generate(**kwargs)` of an enabled model gives, for a model that is not enabled and stays so."""
     return generate_with(model, type(model).generate.__get__(model), (), kwargs)
@@ -207,30 +147,42 @@ def prepared_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[Call,
     Raises:
         ConfigError: no `spec_method`, or arguments that do not go with one.
     """
-    enabled = vars(model)["generate"]
-    prepared: tuple[Call, Request] = generate_with(model, enabled.__wrapped__, (), kwargs, bound_class=_Prepared)
+    plain, args, kwargs = _unwrapped(vars(model)["generate"].__wrapped__, (), kwargs)
+    kwargs = named_arguments(plain, args, kwargs)
+    return _prepared(model, plain, kwargs)
+
+
+def _prepared(model: PreTrainedModel, plain: Callable[..., Any], kwargs: dict[str, Any]) -> tuple[Call, Request]:
+    configs = configs_of(model, kwargs)
+    request = read_request(kwargs, configs, state_of(model).defaults)
+    if request is None:
+        raise ConfigError("spec_method", "must be given", None, 'Use "plain" for no drafts.')
+    with_cache(model, kwargs)
+    try:
+        _check(model, request, configs, kwargs)
+    except ConfigError as error:
+        if not request.is_default:
+            raise
+        _say_plain(model, str(error))
+        for name in (*ASSISTED_ARGUMENTS, "assistant_model", "assistant_tokenizer"):
+            unset(model, kwargs, name)
+        return _prepared(model, plain, kwargs | {"spec_method": "plain", "spec_observer": request.observer})
+    _fill_in(model, request, kwargs)
+    prepared: tuple[Call, Request] = _decoded_by(PreparedDecode, model, plain, request, kwargs)
     return prepared
 
 
 def generate_with(
-    model: PreTrainedModel,
-    plain: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    bound_class: type["_BoundDecode"] | None = None,
+    model: PreTrainedModel, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """`plain(*args, **kwargs)` with our decoding method in it, where one is asked for."""
-    while isinstance(plain, functools.partial):  # so that what it sets is checked too
-        partial: functools.partial[Any] = plain
-        plain, args, kwargs = partial.func, (*partial.args, *args), {**partial.keywords, **kwargs}
+    plain, args, kwargs = _unwrapped(plain, args, kwargs)
     custom = kwargs.get("custom_generate")
-    if isinstance(custom, _BoundDecode):
+    if isinstance(custom, BoundDecode):
         return plain(*args, **kwargs)
     kwargs = named_arguments(plain, args, kwargs)
     configs = configs_of(model, kwargs)
     request = read_request(kwargs, configs, state_of(model).defaults)
-    if request is None and bound_class is not None:
-        raise ConfigError("spec_method", "must be given", None, 'Use "plain" for no drafts.')
     if request is None:
         if custom is decode:
             del kwargs["custom_generate"]
@@ -241,58 +193,55 @@ def generate_with(
     except ConfigError as error:
         if not request.is_default:
             raise
-        if bound_class is None:
-            return _plainly(model, plain, request, kwargs, str(error))
-        _say_plain(model, str(error))
-        for name in (*ASSISTED_ARGUMENTS, "assistant_model", "assistant_tokenizer"):
-            unset(model, kwargs, name)
-        kwargs |= {"spec_method": "plain", "spec_observer": request.observer}
-        return generate_with(model, plain, (), kwargs, bound_class)
+        return _plainly(model, plain, request, kwargs, str(error))
+    _fill_in(model, request, kwargs)
+    reason = transformers_reason(request)
+    if reason is not None and not _needs_own_loop(model, configs, kwargs):
+        return _by_transformers(model, plain, request, kwargs, reason)
+    return _decoded_by(BoundDecode, model, plain, request, kwargs)
+
+
+def _unwrapped(
+    plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """The call without `functools.partial` around it, so that what that sets is checked too."""
+    while isinstance(plain, functools.partial):
+        partial: functools.partial[Any] = plain
+        plain, args, kwargs = partial.func, (*partial.args, *args), {**partial.keywords, **kwargs}
+    return plain, args, kwargs
+
+
+def _fill_in(model: PreTrainedModel, request: Request, kwargs: dict[str, Any]) -> None:
+    """Complete the lengths of a checked call, and place the models where it runs."""
     with_whole_lengths(kwargs)
     place_models(model, request.assistant_model, request.config, kwargs)
-    reason = transformers_reason(request) if bound_class is None else None
-    if reason is not None and not (
+
+
+def _needs_own_loop(model: PreTrainedModel, configs: list[GenerationConfig], kwargs: dict[str, Any]) -> bool:
+    """Whether transformers' assisted generation refuses the call, or gives another result than plain `generate`."""
+    return (
         compat.has_virtual_tokens(model)
         or compat.is_recurrent(model)
         or compat.places_adapters(model)
-        or compat.cached_length(kwargs.get("past_key_values"))
+        or bool(compat.cached_length(kwargs.get("past_key_values")))
         or may_keep_state(settings_of(kwargs, configs), kwargs.get("logits_processor") or ())
-    ):
-        return _by_transformers(model, plain, request, kwargs, reason)
+    )
+
+
+def _decoded_by(
+    method: type[BoundDecode],
+    model: PreTrainedModel,
+    plain: Callable[..., Any],
+    request: Request,
+    kwargs: dict[str, Any],
+) -> Any:
+    """`plain(**kwargs)` with a `method` of this call as transformers' `custom_generate`."""
     bind_stop_strings(model, kwargs)
     for name in STARTING:
         unset(model, kwargs, name)
-    bound = kwargs["custom_generate"] = (bound_class or _BoundDecode)(request, kwargs.get("streamer"))
-    if model.config.is_encoder_decoder:
-        given = kwargs.get("inputs")
-        bound.encoder_inputs = given if given is not None else kwargs.get(model.main_input_name)
-    reads_encoder = model.config.is_encoder_decoder and request.assistant_model is not None
-    try:
-        with _encoder_followed(model, bound) if reads_encoder else contextlib.nullcontext():
-            return plain(**kwargs)
-    except BaseException:
-        bound.end_streamer()
-        raise
-
-
-@contextlib.contextmanager
-def _encoder_followed(model: PreTrainedModel, bound: "_BoundDecode") -> Iterator[None]:
-    """Keep for the draft model what the encoder reads in this thread.
-
-    Whisper's own `generate` hands transformers' one piece of a long recording after the other, of the rows that are
-    left.
-    """
-    thread, name = threading.get_ident(), model.main_input_name
-
-    def keep(encoder: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() == thread:
-            bound.encoder_inputs = kwargs[name] if name in kwargs else next(iter(args), None)
-
-    handle = model.get_encoder().register_forward_pre_hook(keep, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    bound = kwargs["custom_generate"] = method(request, kwargs.get("streamer"))
+    with bound.ending_streamer(), bound.reading_encoder(model, kwargs):
+        return plain(**kwargs)
 
 
 def _check(model: PreTrainedModel, request: Request, configs: list[GenerationConfig], kwargs: dict[str, Any]) -> None:

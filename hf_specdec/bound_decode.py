@@ -1,0 +1,107 @@
+"""The decoding method of one call of `generate`, with what transformers would drop on the way to it."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_specdec.engine.call import Call
+from hf_specdec.engine.decode import decode_call
+from hf_specdec.request import Request
+
+__all__ = ["BoundDecode", "PreparedDecode"]
+
+
+class BoundDecode:
+    """Our decoding loop as transformers' `custom_generate`.
+
+    Args:
+        request: what the call asked for; `None` for plain decoding.
+        streamer (*optional*): a transformers streamer.
+    """
+
+    def __init__(self, request: Request | None, streamer: Any = None) -> None:
+        self.request = request
+        self.encoder_inputs: Any = None
+        self.streamer = _EndedOnce(streamer) if streamer is not None else None
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Decode what transformers prepared. Its arguments; (N, T) token ids."""
+        call = Call(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.streamer
+        )
+        return self._run(call)
+
+    def _run(self, call: Call) -> Any:
+        return decode_call(call, self.request, self.encoder_inputs)
+
+    @contextlib.contextmanager
+    def ending_streamer(self) -> Iterator[None]:
+        """End the streamer where an error leaves the block: nobody waits for a text that will not come."""
+        try:
+            yield
+        except BaseException:
+            if self.streamer is not None and not self.streamer.ended:
+                self.streamer.end()
+            raise
+
+    @contextlib.contextmanager
+    def reading_encoder(self, model: PreTrainedModel, kwargs: dict[str, Any]) -> Iterator[None]:
+        """Keep what the encoder reads, for a draft model that has an encoder of its own.
+
+        Whisper's own `generate` hands transformers' one piece of a long recording after the other, of the rows that are
+        left: within the block, each input of this thread takes the place of the one before.
+        """
+        if not model.config.is_encoder_decoder:
+            yield
+            return
+        given, name = kwargs.get("inputs"), model.main_input_name
+        self.encoder_inputs = given if given is not None else kwargs.get(name)
+        if self.request is None or self.request.assistant_model is None:
+            yield
+            return
+        thread = threading.get_ident()
+
+        def keep(encoder: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if threading.get_ident() == thread:
+                self.encoder_inputs = kwargs[name] if name in kwargs else next(iter(args), None)
+
+        handle = model.get_encoder().register_forward_pre_hook(keep, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+class PreparedDecode(BoundDecode):
+    """Hands the prepared call out, with what was asked for, instead of decoding it."""
+
+    def _run(self, call: Call) -> Any:
+        return call, self.request
+
+
+class _EndedOnce:
+    """A streamer that remembers whether it was ended."""
+
+    def __init__(self, streamer: Any) -> None:
+        self._streamer, self.ended = streamer, False
+
+    def put(self, value: torch.Tensor) -> None:
+        """Pass tokens on."""
+        self._streamer.put(value)
+
+    def end(self) -> None:
+        """End the streamer; whether or not that raises, it was asked to."""
+        self.ended = True
+        self._streamer.end()
