@@ -64,7 +64,9 @@ class ModelsOptions:
     draft_dtype: options.DraftDtype = None
     attn_implementation: options.AttnImplementation = None
     device: Annotated[str | None, typer.Option(help="Where it runs. Default: the accelerator, or cpu.")] = None
-    device_map: options.DeviceMap = None
+    device_map: Annotated[
+        str | None, typer.Option(help=f"Where the target goes: {options.DEVICE_MAPS}. Default: --device.")
+    ] = None
     max_memory: options.MaxMemory = None
     offload_folder: options.OffloadFolder = None
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: 1 on a CPU.")] = None

@@ -42,11 +42,11 @@ AttnImplementation = Annotated[
     str | None,
     typer.Option(help="Attention of the target: sdpa, eager, xformers, flash_attention_2... Default: transformers'."),
 ]
+DEVICE_MAPS = "auto, balanced, balanced_low_0, sequential (accelerate's), a device, disk, or JSON of parts and devices"
 DeviceMap = Annotated[
     str | None,
     typer.Option(
-        help="Where the target goes: auto, balanced, balanced_low_0, sequential (accelerate's), a device, disk, or "
-        "JSON of parts and devices. Default: the device lists, else the GPUs if there are any."
+        help=f"Where the target goes: {DEVICE_MAPS}. Default: the device lists, else the GPUs if there are any."
     ),
 ]
 MaxMemory = Annotated[str | None, typer.Option(help='With --device-map auto: memory by device, \'{"0": "20GB"}\'.')]
