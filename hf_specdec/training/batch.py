@@ -12,7 +12,7 @@ class Batch:
     """Texts to train on; shapes as in `Shard`.
 
     Attributes:
-        counted (`Tensor`): `(N, L)` bool: tokens that the target wrote, whose acceptance counts.
+        num_prompt_tokens (`int`): columns of the prompts; the target wrote the rest.
     """
 
     ids: torch.Tensor
@@ -20,7 +20,25 @@ class Batch:
     top_ids: torch.Tensor
     top_probabilities: torch.Tensor
     real: torch.Tensor
-    counted: torch.Tensor
+    num_prompt_tokens: int
+
+    @property
+    def written(self) -> torch.Tensor:
+        """`(N, L)` bool: tokens that the target wrote, whose acceptance counts."""
+        written = self.real.clone()
+        written[:, : self.num_prompt_tokens] = False
+        return written
+
+    def since(self, column: int) -> "Batch":
+        """The columns from `column` on."""
+        return Batch(
+            ids=self.ids[:, column:],
+            features=self.features[:, column:],
+            top_ids=self.top_ids[:, column:],
+            top_probabilities=self.top_probabilities[:, column:],
+            real=self.real[:, column:],
+            num_prompt_tokens=max(self.num_prompt_tokens - column, 0),
+        )
 
 
 @dataclass(frozen=True, slots=True)

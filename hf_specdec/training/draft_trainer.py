@@ -99,7 +99,7 @@ class DraftRollout(nn.Module):
         if self._takes_positions:
             kwargs["position_ids"] = (batch.real.long().cumsum(-1) - 1).clamp(min=0)
         logits = self.draft(**kwargs).logits.float()  # (N, L, vocab_size)
-        counts = ahead(batch.counted & batch.real, 1, length) & batch.real
+        counts = ahead(batch.written, 1, length) & batch.real
         right = counts & (logits.argmax(-1) == ahead(batch.ids, 1, length))
         kept, accepted = right, []
         for step in range(self.steps):

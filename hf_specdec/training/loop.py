@@ -281,10 +281,11 @@ def _measured(
 
 def _batch(shard: Shard, rows: torch.Tensor, device: torch.device) -> Batch:
     """Some texts of a shard."""
-    written = torch.zeros_like(shard.real)
-    written[:, shard.num_prompt_tokens :] = True
-    fields = (shard.ids, shard.features, shard.top_ids, shard.top_probabilities, shard.real, written)
-    return Batch(*[field[rows].to(device) for field in fields])
+    ids, features, top_ids, top_probabilities, real = (
+        field[rows].to(device)
+        for field in (shard.ids, shard.features, shard.top_ids, shard.top_probabilities, shard.real)
+    )
+    return Batch(ids, features, top_ids, top_probabilities, real, shard.num_prompt_tokens)
 
 
 def _mean_tokens(found: Sequence[Measured]) -> float:

@@ -35,9 +35,8 @@ def trained(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory)
 
 def batch_of(folder: Path, index: int) -> Batch:
     shard = read_shard(folder / "work", index)
-    counted = torch.zeros_like(shard.real)
-    counted[:, shard.num_prompt_tokens :] = True
-    return Batch(shard.ids, shard.features, shard.top_ids, shard.top_probabilities, shard.real, counted)
+    fields = (shard.ids, shard.features, shard.top_ids, shard.top_probabilities, shard.real)
+    return Batch(*fields, num_prompt_tokens=shard.num_prompt_tokens)
 
 
 def test_it_drafts_better_than_the_layers_it_began_as(
@@ -120,11 +119,12 @@ def test_counted_acceptance_is_that_of_drafting_token_by_token(trained: tuple[Pa
     """A forward over whole texts finds what a draft finds that writes three tokens after each place."""
     folder, _ = trained
     draft, batch = AutoModelForCausalLM.from_pretrained(folder), batch_of(folder, 0)
-    batch = Batch(*[getattr(batch, name)[:1] for name in Batch.__dataclass_fields__])
+    fields = (batch.ids, batch.features, batch.top_ids, batch.top_probabilities, batch.real)
+    batch = Batch(*[field[:1] for field in fields], num_prompt_tokens=batch.num_prompt_tokens)
     with torch.no_grad():
         outcome = DraftRollout(draft, steps=3)(batch)
     ids, accepted, positions = batch.ids, torch.zeros(3, dtype=torch.long), 0
-    first = int(batch.counted[0].int().argmax())
+    first = batch.num_prompt_tokens
     for place in range(first, ids.shape[1]):
         positions += 1
         drafted = draft.generate(ids[:, :place], max_new_tokens=3, min_new_tokens=3, do_sample=False)[0, place:]

@@ -241,19 +241,22 @@ def test_layers_that_the_target_lacks_are_refused(train: Callable[..., Any], tmp
         train(tmp_path, config)
 
 
-def test_counted_acceptance_is_that_of_drafting_token_by_token(trained: tuple[Path, HeadReport]) -> None:
+@pytest.mark.parametrize("num_prompt_tokens", [0, 1, 4])
+def test_counted_acceptance_is_that_of_drafting_token_by_token(
+    trained: tuple[Path, HeadReport], num_prompt_tokens: int
+) -> None:
     """The rollout over whole texts finds what a head finds that drafts from one position after the other."""
     head, shard = load_head(trained[0]), read_shard(trained[0] / "work", 0)
     ids, features = shard.ids[:1], shard.features[:1]
     target_embedding = torch.nn.Embedding(40, 32)
-    written = torch.ones_like(shard.real[:1])
     rollout = HeadRollout(head, target_embedding, steps=3, decay=1.0)
-    counted = Batch(ids, features, shard.top_ids[:1], shard.top_probabilities[:1], shard.real[:1], written)
+    fields = (shard.top_ids[:1], shard.top_probabilities[:1], shard.real[:1])
     with torch.no_grad():
-        outcome = rollout(counted)
+        outcome = rollout(Batch(ids, features, *fields, num_prompt_tokens))
         accepted = torch.zeros(3, dtype=torch.long)
         fused = head.fuse(features.float())
-        for start in range(1, ids.shape[1] - 1):  # the pairs 1..start are known; the chain begins after them
+        starts = range(max(num_prompt_tokens, 1), ids.shape[1] - 1)
+        for start in starts:  # the pairs 1..start are known; the chain begins after them
             cache = DynamicCache()
             states = fused[:, :start]
             tokens = ids[:, 1 : start + 1]
@@ -269,7 +272,7 @@ def test_counted_acceptance_is_that_of_drafting_token_by_token(trained: tuple[Pa
                 accepted[step] += 1
                 tokens, positions = ids[:, place : place + 1], positions[:, -1:] + 1
     assert outcome.accepted.tolist() == accepted.tolist()
-    assert int(outcome.num_positions) == ids.shape[1] - 2
+    assert int(outcome.num_positions) == len(starts)
 
 
 def test_the_tokenizer_of_a_real_model_makes_prompts_of_its_texts() -> None:
