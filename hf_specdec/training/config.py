@@ -38,7 +38,8 @@ class Training:
         rollout_steps (`int`, *optional*, defaults to `4`):
             Drafted tokens of the chains that acceptance is measured on.
         learning_rate (`float`, *optional*):
-            Of AdamW, at its peak. `None` is 0.4 / hidden_size: 1e-4 at 4,096, the published heads' order of magnitude.
+            Of Muon and AdamW, at its peak. `None` is 0.4 / hidden_size: 1e-4 at 4,096, the order of magnitude of
+            published heads.
         held_out (`float`, *optional*, defaults to `0.05`):
             Share of the texts that acceptance is measured on.
         patience (`int`, *optional*, defaults to `4`):

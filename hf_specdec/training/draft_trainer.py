@@ -64,9 +64,9 @@ def train_draft(
     with held(work) if accelerator.is_main_process else nullcontext():
         write_texts(accelerator, target, tokenizer, prompts, work, config, is_shown=is_shown)
         torch.manual_seed(config.seed)
-        hidden_size = compat.text_config(draft.config).hidden_size
+        width, output = compat.text_config(draft.config).hidden_size, draft.get_output_embeddings()
         rollout = DraftRollout(draft, steps=config.rollout_steps)
-        loop = TrainingLoop(accelerator, draft, rollout, hidden_size=hidden_size, work=work, config=config)
+        loop = TrainingLoop(accelerator, draft, rollout, output=output, hidden_size=width, work=work, config=config)
         report = loop.run(is_shown)
         if accelerator.is_main_process:
             with saving_tensors(out):

@@ -75,7 +75,8 @@ def train_head(
         head = copy.deepcopy(head).float().train().requires_grad_(True)
         embed = head.embed_tokens or target.get_input_embeddings()
         rollout = HeadRollout(head, embed, steps=config.rollout_steps, decay=config.step_decay)
-        loop = TrainingLoop(accelerator, head, rollout, hidden_size=head.config.hidden_size, work=work, config=config)
+        width, output = head.config.hidden_size, head.lm_head
+        loop = TrainingLoop(accelerator, head, rollout, output=output, hidden_size=width, work=work, config=config)
         report = loop.run(is_shown)
         if accelerator.is_main_process:
             save_head(head.to(target.dtype), out)

@@ -23,6 +23,7 @@ from hf_specdec.errors import CheckpointError, ConfigError, first_line
 from hf_specdec.progress import with_bar
 from hf_specdec.training.batch import Batch
 from hf_specdec.training.config import Training
+from hf_specdec.training.optimiser import MuonWithAdamW
 from hf_specdec.training.report import HeadReport, Measured
 from hf_specdec.training.texts import Shard, prompt_ids, read_shard, shards, write_shard
 from hf_specdec.training.work import begin, settings_of, whole
@@ -86,6 +87,7 @@ class TrainingLoop:
     Args:
         student: what is trained; `run` leaves it with its best weights.
         rollout: a module of `(batch) -> Outcome` around it.
+        output: the module that gives the student's logits.
         hidden_size (`int`): of the student; the learning rate goes by it where none is set.
         work: folder of the shards and of the state.
     """
@@ -96,6 +98,7 @@ class TrainingLoop:
         student: nn.Module,
         rollout: nn.Module,
         *,
+        output: nn.Module | None,
         hidden_size: int,
         work: Path,
         config: Training,
@@ -103,7 +106,7 @@ class TrainingLoop:
         self.accelerator, self.student, self.work, self.config = accelerator, student, work, config
         rollout = rollout.to(accelerator.device)
         rate = config.learning_rate or 0.4 / hidden_size
-        optimiser = torch.optim.AdamW(rollout.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
+        optimiser = MuonWithAdamW(rollout, rate, output=output)
         self.peak = rate
         self.rollout, self.optimiser = accelerator.prepare(rollout, optimiser)
         held_out = config.num_held_out_shards

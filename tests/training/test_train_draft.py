@@ -67,7 +67,12 @@ def test_it_loads_as_assistant_model_and_comes_with_a_card(
     expected = target.generate(ids, **options)
     model = hf_specdec.enable(target)
     output = model.generate(
-        ids, spec_method="draft_model", assistant_model=draft, return_dict_in_generate=True, **options
+        ids,
+        spec_method="draft_model",
+        spec_config={"confidence_threshold": 0.0},
+        assistant_model=draft,
+        return_dict_in_generate=True,
+        **options,
     )
     hf_specdec.disable(target)
     assert output.sequences.tolist() == expected.tolist()
