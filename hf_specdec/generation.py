@@ -223,7 +223,7 @@ def _needs_own_loop(model: PreTrainedModel, configs: list[GenerationConfig], kwa
         compat.has_virtual_tokens(model)
         or compat.is_recurrent(model)
         or compat.places_adapters(model)
-        or bool(compat.cached_length(kwargs.get("past_key_values")))
+        or bool(compat.cached_length(compat.given_cache(kwargs)))
         or may_keep_state(settings_of(kwargs, configs), kwargs.get("logits_processor") or ())
     )
 

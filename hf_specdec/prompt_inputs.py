@@ -9,6 +9,7 @@ import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedModel
 
+from hf_specdec.compat import GIVEN_CACHES
 from hf_specdec.compat.generate_names import known_settings
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.files import lone_surrogate
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 NOT_FOR_ONE = ("streamer", "num_return_sequences")
-NOT_FOR_MANY = (*NOT_FOR_ONE, "past_key_values")
+NOT_FOR_MANY = (*NOT_FOR_ONE, *GIVEN_CACHES)
 OF_ONE = ("inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids")  # inputs of a single prompt
 OF_ADAPTERS = {"adapter_names": "an adapter", "task_ids": "a task"}  # PEFT's: for each row of a call
 INPUT_NAMES = frozenset({"input_ids", "attention_mask", "token_type_ids"})

@@ -124,11 +124,14 @@ class SpecOutput(Protocol):
 
     Attributes:
         sequences (`torch.LongTensor` of shape `(batch_size, length)`): prompts and new tokens.
+        cache (`Cache`): from transformers 5.24 on.
+        past_key_values (`Cache`): the same, and its only name before.
         spec_stats (`SpecStats`): what was drafted and accepted.
     """
 
     sequences: torch.Tensor
     scores: tuple[torch.Tensor, ...] | None
     logits: tuple[torch.Tensor, ...] | None
+    cache: Any
     past_key_values: Any
     spec_stats: SpecStats

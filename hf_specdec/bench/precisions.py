@@ -18,6 +18,7 @@ from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel, load_model
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.rows import own_rows
+from hf_specdec.compat import CACHE
 from hf_specdec.errors import SpecError
 from hf_specdec.quantization.report import FIXED_TEXT, loaded_weights, logit_error
 
@@ -41,11 +42,11 @@ def step_seconds(
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
     with torch.no_grad():
         for name, model in models.items():
-            model(token_ids, past_key_values=caches[name])
+            model(token_ids, **{CACHE: caches[name]})
         for round_ in range(rounds + 1):  # the first warms up
             for name, model in models.items():
                 clock, processor = time.perf_counter(), time.process_time()
-                model(step, past_key_values=caches[name])
+                model(step, **{CACHE: caches[name]})
                 took = time.perf_counter() - clock, time.process_time() - processor
                 caches[name].crop(-num_tokens)
                 seconds[name] += [took] if round_ else []

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from hf_specdec.cache.blocks import Blocks
-from hf_specdec.compat import CacheLayerMixin
+from hf_specdec.compat import CacheLayerMixin, values_keep_dtype
 from hf_specdec.transfer import HOST, upload
 
 __all__ = ["RowReserve", "SpecLayer", "WriteIndex"]
@@ -99,6 +99,7 @@ class SpecLayer(CacheLayerMixin):
             (batch, key_states.shape[1], capacity, key_states.shape[3]),
             (batch, value_states.shape[1], capacity, value_states.shape[3]),
             key_states,
+            value_states if values_keep_dtype() else key_states,
         )
         self.set_lengths(self.lengths or (self.offset,) * key_states.shape[0])
         self.is_initialized = True
@@ -126,11 +127,13 @@ class SpecLayer(CacheLayerMixin):
         self.length += new
         return self.keys[:batch, :, :end], self.values[:batch, :, :end]  # (batch, heads, end, head_dim)
 
-    def _allocate(self, keys: tuple[int, ...], values: tuple[int, ...], like: torch.Tensor) -> None:
-        """Buffers of zeros of these shapes."""
-        per_layer = 2 if keys == values else 1
-        self.keys, block = self.blocks.take(keys, like, per_layer=per_layer)
-        self.values, other = self.blocks.take(values, like, per_layer=per_layer)
+    def _allocate(
+        self, keys: tuple[int, ...], values: tuple[int, ...], like_keys: torch.Tensor, like_values: torch.Tensor
+    ) -> None:
+        """Buffers of zeros of these shapes, with the dtypes of `like_keys` and `like_values`."""
+        per_layer = 2 if keys == values and like_keys.dtype == like_values.dtype else 1
+        self.keys, block = self.blocks.take(keys, like_keys, per_layer=per_layer)
+        self.values, other = self.blocks.take(values, like_values, per_layer=per_layer)
         self.buffers = (block,) if other is block else (block, other)
 
     def select(self, rows: torch.Tensor) -> None:
@@ -140,7 +143,7 @@ class SpecLayer(CacheLayerMixin):
             self.keys[: len(rows)], self.values[: len(rows)] = self.keys[index], self.values[index]
         else:
             keys, values = self.keys, self.values
-            self._allocate((len(rows), *keys.shape[1:]), (len(rows), *values.shape[1:]), keys)
+            self._allocate((len(rows), *keys.shape[1:]), (len(rows), *values.shape[1:]), keys, values)
             torch.index_select(keys, 0, index, out=self.keys)
             torch.index_select(values, 0, index, out=self.values)
         self.set_lengths(tuple([self.lengths[row] for row in rows.tolist()]))
@@ -202,6 +205,6 @@ class SpecLayer(CacheLayerMixin):
         used = self._num_used
         keys, values = self.keys, self.values
         heads_dims = [(old.shape[1], capacity, old.shape[3]) for old in (keys, values)]
-        self._allocate((rows, *heads_dims[0]), (rows, *heads_dims[1]), keys)
+        self._allocate((rows, *heads_dims[0]), (rows, *heads_dims[1]), keys, values)
         self.keys[:batch, :, :used] = keys[:batch, :, :used]
         self.values[:batch, :, :used] = values[:batch, :, :used]

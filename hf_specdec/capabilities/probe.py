@@ -112,7 +112,7 @@ def _found(model: PreTrainedModel, tier: Tier, reason: str, error: float = math.
 
 def _forgets_what_it_sees(model: PreTrainedModel) -> bool:
     """Whether a window is in the cache alone: then what a token sees depends on how many are computed at once."""
-    is_sliding = getattr(compat.fresh_cache(model).get("past_key_values"), "is_sliding", [])
+    is_sliding = getattr(compat.fresh_cache(model).get(compat.CACHE), "is_sliding", [])
     return any(is_sliding) and not compat.knows_windows(model)
 
 

@@ -16,7 +16,7 @@ from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.cli.report import drafts_line, note
 from hf_specdec.cli.spread import spread
 from hf_specdec.command_errors import reports_errors
-from hf_specdec.compat import crop_to, input_device, max_positions, takes_cache
+from hf_specdec.compat import CACHE, crop_to, input_device, max_positions, takes_cache
 from hf_specdec.errors import ConfigError, SpecError, counted
 from hf_specdec.files import read_text
 from hf_specdec.observer import SpecStep
@@ -174,7 +174,7 @@ class _Chat:
         else:
             self.stats = getattr(output, "spec_stats", None)
             if self._takes_cache:
-                self._cache = output.past_key_values
+                self._cache = output[CACHE]
                 self._cached = output.sequences[0, : self._cache.get_seq_length()].tolist()
         sys.stdout.write("\n")
         sys.stdout.flush()
@@ -199,7 +199,7 @@ class _Chat:
 
     def _kept(self) -> dict[str, Any]:
         """Arguments of `generate` for the cache, whatever kind the model's generation configuration asks for."""
-        return {"past_key_values": self._cache, "cache_implementation": None} if self._takes_cache else {}
+        return {CACHE: self._cache, "cache_implementation": None} if self._takes_cache else {}
 
     def _new_cache(self) -> Any:
         return DynamicCache(config=self.model.config) if self._takes_cache else None

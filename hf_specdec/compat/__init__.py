@@ -1,6 +1,7 @@
 """Every name of transformers, accelerate and torch that is private or may move, by theme, each with its reason.
 
-Nothing else in the package imports a private name of theirs, or asks what a release has. Tried with transformers 5.23.
+Nothing else in the package imports a private name of theirs, or asks what a release has. Tried with transformers 5.23
+and 5.24.
 """
 
 from transformers import LogitsProcessor
@@ -25,15 +26,20 @@ from transformers.generation.stopping_criteria import (
 from transformers.utils import ModelOutput
 
 from hf_specdec.compat.caches import (
+    CACHE,
+    CACHE_LENGTHS,
+    GIVEN_CACHES,
     DummyLayer,
     cache_name,
     cached_length,
     can_crop,
     can_reorder,
     crop_to,
+    given_cache,
     holds_states,
     is_users_own,
     replaced_attributes,
+    values_keep_dtype,
 )
 from hf_specdec.compat.compiling import compile_settings, compiled, mark_step_begin
 from hf_specdec.compat.devices import (

@@ -3,9 +3,13 @@
 Knows nothing of models.
 """
 
+import functools
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
-from transformers import cache_utils
+import torch
+from transformers import GenerationMixin, cache_utils
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -17,24 +21,39 @@ from transformers.cache_utils import (
 )
 
 __all__ = [
+    "CACHE",
+    "CACHE_LENGTHS",
     "CACHE_NAMES",
+    "GIVEN_CACHES",
     "DummyLayer",
     "cache_name",
     "cached_length",
     "can_crop",
     "can_reorder",
     "crop_to",
+    "given_cache",
     "holds_states",
     "is_users_own",
     "replaced_attributes",
+    "values_keep_dtype",
 ]
 
-CACHE_NAMES = ("past_key_values", "cache_params", "state")  # under which `generate` keeps a model's cache
+OLD_NAMES = ("past_key_values", "cache_params")  # before transformers 5.24; `generate` takes them under both
+_HAS_NEW_NAME = "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+CACHE = "cache" if _HAS_NEW_NAME else OLD_NAMES[0]  # a cache among the arguments and in the outputs of most models
+CACHE_NAMES = ("cache", "state") if _HAS_NEW_NAME else (*OLD_NAMES, "state")  # under which `generate` keeps it
+CACHE_LENGTHS = frozenset({"cache_length", "past_key_values_length"})  # among the arguments of position modules
+GIVEN_CACHES = ("cache", *OLD_NAMES) if _HAS_NEW_NAME else OLD_NAMES  # under which callers of `generate` pass it
 
 
 def cache_name(model_kwargs: dict[str, Any]) -> str:
-    """The name of the cache among a forward's arguments; `"past_key_values"` where there is none yet."""
-    return next((name for name in CACHE_NAMES if model_kwargs.get(name) is not None), CACHE_NAMES[0])
+    """The name of the cache among a forward's arguments; `CACHE` where there is none yet."""
+    return next((name for name in CACHE_NAMES if model_kwargs.get(name) is not None), CACHE)
+
+
+def given_cache(kwargs: Mapping[str, Any]) -> Any:
+    """The cache among the arguments of a call of `generate`, or `None`."""
+    return next((kwargs[name] for name in GIVEN_CACHES if kwargs.get(name) is not None), None)
 
 
 def cached_length(cache: Any) -> int | None:
@@ -68,6 +87,17 @@ def crop_to(cache: Cache, length: int) -> bool:
 def can_reorder(cache: Any) -> bool:
     """Whether `reorder_cache` takes any rows of a cache: transformers' own, filled on every layer."""
     return type(cache) is DynamicCache and all(type(layer).__module__ == cache_utils.__name__ for layer in cache.layers)
+
+
+@functools.cache
+def values_keep_dtype() -> bool:
+    """Whether transformers' layers keep values in their own dtype, as from 5.24 on, or in the keys'.
+
+    Under autocast rotated keys are fp32, values are not.
+    """
+    layer = DynamicLayer()
+    layer.lazy_initialization(torch.empty(0), torch.empty(0, dtype=torch.bfloat16))
+    return bool(layer.values.dtype == torch.bfloat16)
 
 
 def holds_states(value: Any) -> bool:

@@ -4,7 +4,7 @@
     `LlamaDecoderLayer`, ...         a head's layers are the target family's own, so attention kernels, rotary scaling
                                      and weight names are transformers'
 
-Tried with transformers 5.23.
+Tried with transformers 5.23 and 5.24.
 """
 
 from collections.abc import Mapping

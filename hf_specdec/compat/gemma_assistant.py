@@ -5,7 +5,7 @@ Names                              Why
                                    assistant has; a subclass of the configuration says what holds
 `num_kv_shared_layers`             layers at a model's end that read the keys of earlier ones
 
-Tried with transformers 5.23.
+Tried with transformers 5.23 and 5.24.
 """
 
 from collections.abc import Mapping

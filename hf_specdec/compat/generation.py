@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, St
 from transformers.generation import GenerationMode
 from transformers.modeling_outputs import BaseModelOutput
 
-from hf_specdec.compat.caches import CACHE_NAMES, DummyLayer
+from hf_specdec.compat.caches import CACHE, CACHE_NAMES, DummyLayer
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.models import text_config
 
@@ -59,12 +59,12 @@ def fresh_cache(model: PreTrainedModel, batch_size: int = 1) -> dict[str, Any]:
 def attends_only(model: PreTrainedModel) -> bool:
     """Whether the model's cache consists of transformers' own attention layers."""
     known = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
-    return all(type(layer) in known for layer in getattr(fresh_cache(model).get("past_key_values"), "layers", []))
+    return all(type(layer) in known for layer in getattr(fresh_cache(model).get(CACHE), "layers", []))
 
 
 def has_own_cache(model: PreTrainedModel) -> bool:
     """Whether the model's cache has layers that the model's own file defines."""
-    layers = getattr(fresh_cache(model).get("past_key_values"), "layers", [])
+    layers = getattr(fresh_cache(model).get(CACHE), "layers", [])
     return any(type(layer).__module__ != cache_utils.__name__ for layer in layers)
 
 

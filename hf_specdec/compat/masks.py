@@ -18,6 +18,7 @@ from transformers.masking_utils import (
     create_masks_for_generate,
 )
 
+from hf_specdec.compat.caches import CACHE
 from hf_specdec.compat.models import text_config
 
 __all__ = [
@@ -94,8 +95,8 @@ def masks_for_forward(
         config=config,
         inputs_embeds=torch.empty((*shape, 0), dtype=model.dtype, device=position_ids.device),
         attention_mask=attention_mask,
-        past_key_values=cache,
         position_ids=position_ids,
+        **{CACHE: cache},
     )
 
 

@@ -15,8 +15,9 @@ import inspect
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
+from hf_specdec.compat.caches import CACHE, cached_length
 from hf_specdec.compat.modules import modules_of, own_weights
 
 __all__ = [
@@ -127,10 +128,9 @@ def takes_position_ids(model: PreTrainedModel) -> bool:
 
 
 def takes_cache(model: PreTrainedModel) -> bool:
-    """Whether a `DynamicCache` of its decoder's layers is all that the model keeps of a text."""
-    return (
-        not model.config.is_encoder_decoder and "past_key_values" in inspect.signature(type(model).forward).parameters
-    )
+    """Whether a `DynamicCache` of its decoder's layers is all that the model keeps of a text, and counts its tokens."""
+    takes_one = not model.config.is_encoder_decoder and CACHE in inspect.signature(type(model).forward).parameters
+    return takes_one and cached_length(DynamicCache(config=model.config)) is not None
 
 
 def max_positions(config: Any) -> int | None:

@@ -8,7 +8,7 @@ Names                              Why
 `_experts_implementation`          how a model's experts are computed
 `mtp_layer_types`                  these types, `mtp_mlp_layer_types` and `mtp_per_layer_config`
 
-Tried with transformers 5.23.
+Tried with transformers 5.23 and 5.24.
 """
 
 import contextlib

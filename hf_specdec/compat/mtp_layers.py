@@ -5,7 +5,7 @@ Names                              Why
 `get_checkpoint_conversion_mapping`    those names, by the name of that class; the blocks', by the type of the model
 `_project_to_logits`               the shared head as the main model applies it
 
-Tried with transformers 5.23.
+Tried with transformers 5.23 and 5.24.
 """
 
 import copy

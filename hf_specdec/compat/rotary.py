@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.compat import Cache, DynamicCache, has_own_input_preparation, max_positions, text_config
+from hf_specdec.compat import CACHE, Cache, DynamicCache, has_own_input_preparation, max_positions, text_config
 from hf_specdec.compat.models import input_embeddings
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.transfer import HOST
@@ -107,9 +107,9 @@ def cache_drop_length(model: PreTrainedModel) -> int | None:
     ids = torch.zeros((1, length + 1), dtype=torch.long, device=HOST)
     try:
         asked = model.prepare_inputs_for_generation(
-            ids, past_key_values=cache, attention_mask=torch.ones_like(ids), next_sequence_length=1, use_cache=True
+            ids, attention_mask=torch.ones_like(ids), next_sequence_length=1, use_cache=True, **{CACHE: cache}
         )
     except Exception:  # noqa: BLE001 - it wants more than ids and a cache: what it does is for the probe to find
         return None
-    given: Cache | None = asked.get("past_key_values")
+    given: Cache | None = asked.get(CACHE)
     return None if given is cache else length

@@ -8,7 +8,7 @@
     `Conv1D`                         GPT-2's linear layer, whose weight is transposed
     `_keep_in_fp32_modules`          modules that a model's author wants left alone
 
-Tried with transformers 5.23.
+Tried with transformers 5.23 and 5.24.
 """
 
 from transformers import PreTrainedModel

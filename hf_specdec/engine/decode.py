@@ -212,7 +212,7 @@ def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:
         "output_hidden_states": bool(config.output_hidden_states),
         "do_sample": bool(config.do_sample),
         "max_length": config.max_length,
-        "past_key_values": type(kwargs.get(compat.cache_name(kwargs))).__name__,
+        compat.CACHE: type(kwargs.get(compat.cache_name(kwargs))).__name__,
         **found,
     }
     tensors = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}

@@ -123,7 +123,7 @@ def _output(call: Call, loop: SpecLoop, ids: torch.Tensor) -> Any:
         "sequences": ids,
         "scores": _tuple(sampler.scores),
         "logits": _tuple(sampler.logits),
-        "past_key_values": loop.batch.target.cache.handed_out,
+        compat.CACHE: loop.batch.target.cache.handed_out,
     }
     hidden_states = _tuple(loop.hidden_states)
     if not call.model.config.is_encoder_decoder:

@@ -68,14 +68,14 @@ def check_cache(call: Call) -> None:
     if getattr(inner, "offloading", False) or isinstance(inner, compat.QuantizedCache):
         kind = f"offloaded {type(inner).__name__}" if getattr(inner, "offloading", False) else type(inner).__name__
         remedy = "Pass a DynamicCache or a StaticCache without offloading, or leave it out."
-        raise ConfigError("past_key_values", "must be neither offloaded nor quantized with spec_method", kind, remedy)
+        raise ConfigError(compat.CACHE, "must be neither offloaded nor quantized with spec_method", kind, remedy)
     if not isinstance(inner, compat.StaticCache):
         return
     needed = _columns_of(call)
     for layer, full in zip(inner.layers, compat.unbounded_layers(inner, call.model), strict=True):
         if type(layer) is not compat.DummyLayer and layer.max_cache_len < min(full.max_cache_len, needed):
             raise ConfigError(
-                "past_key_values",
+                compat.CACHE,
                 f"must have a max_cache_len of at least {needed} for a text of that length with spec_method",
                 layer.max_cache_len,
                 "Make a longer StaticCache, or lower max_new_tokens.",
@@ -143,7 +143,7 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
     capacity = capacity_for(num_columns + round_columns)
     cache = compat.StaticCache(config=compat.text_config(draft.config), max_cache_len=capacity)
     reason = _reason_against_buffers(draft, tier, cache)
-    compiled = _compiled_forward(draft, call, {"past_key_values": cache}, reason)
+    compiled = _compiled_forward(draft, call, {compat.CACHE: cache}, reason)
     if compiled is None or compiled.reason is not None:
         return None
     compiled_beside(call.model, draft)

@@ -141,7 +141,7 @@ def _recognised(model: PreTrainedModel) -> TreeAdapter | None:
     outer = "-"
     for name, module in decoder.named_modules():
         parameters = _parameters_of(type(module).forward)
-        if "past_key_values_length" in parameters and "token_type_ids" not in parameters:
+        if parameters.keys() & compat.CACHE_LENGTHS and "token_type_ids" not in parameters:
             after.append((module, _embed_positions))
         elif {"alibi", "attention_mask"} <= parameters.keys() and not name.startswith(f"{outer}."):
             before.append((module, _replace_alibi))
@@ -219,7 +219,7 @@ def _embed_positions(
 def _widened(name: str, value: Any, module: Any, positions: TreePositions, queries: torch.Tensor) -> Any:
     """An argument of a position module, as if the forward were of all positions from the first to the last."""
     span = positions.end - positions.first
-    if name == "past_key_values_length":
+    if name in compat.CACHE_LENGTHS:
         return positions.first
     if name == "position_ids":
         one = isinstance(value, torch.Tensor) and value.ndim == 1

@@ -9,6 +9,7 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, MistralConfig, StaticCache
 
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
+from hf_specdec.compat import CACHE
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
 from tests.helpers.support import PROMPT, assert_same_cache, plain
@@ -144,11 +145,11 @@ def test_an_interrupted_forward_is_rolled_back() -> None:
 def test_a_text_that_is_far_ahead_is_fed_in_forwards_of_the_same_width(model: Any) -> None:
     """Rows of a batch may end far apart, and the shorter ones are padded in the end."""
     cache, reference = (StaticCache(model.config, max_cache_len=LONGEST) for _ in range(2))
-    kwargs = {"past_key_values": cache, "position_ids": torch.arange(PROMPT.shape[1])[None], "use_cache": True}
+    kwargs = {CACHE: cache, "position_ids": torch.arange(PROMPT.shape[1])[None], "use_cache": True}
     text, widths = TokenBuffer(PROMPT, room=16), []
     config, fixed = GenerationConfig(max_length=LONGEST), FixedShapes(widths=(4,), capacity=LONGEST)
     target = ModelRunner(model, PROMPT, config, kwargs, [text], tier="tree", fixed=fixed)
-    expected = plain(model, PROMPT, past_key_values=reference, max_new_tokens=11, do_sample=False)[0].tolist()
+    expected = plain(model, PROMPT, **{CACHE: reference}, max_new_tokens=11, do_sample=False)[0].tolist()
     with torch.no_grad():
         target.prefill()
         for token in expected[PROMPT.shape[1] :]:

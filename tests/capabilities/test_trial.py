@@ -11,6 +11,7 @@ from transformers import DynamicCache
 import hf_specdec
 from hf_specdec.capabilities.reference import sentence
 from hf_specdec.capabilities.trial import NUM_REFERENCES, SHORTEST_CALL
+from hf_specdec.compat import CACHE
 from tests.helpers.batches import MASK, PADDED
 from tests.helpers.hooks import see_all, steer
 from tests.helpers.support import DRAFTS, PROMPT, assert_same_cache, plain
@@ -139,8 +140,8 @@ def test_a_cache_of_the_callers_holds_plains_text(fresh: Any, count: int) -> Non
     eos = text[PROMPT.shape[1] + count - 1]
     ends = ALONE | {"eos_token_id": eos, "pad_token_id": 0}
     caches = [DynamicCache(), DynamicCache()]
-    expected = plain(fresh, **ends, past_key_values=caches[0])
-    output = fresh.generate(**ends, past_key_values=caches[1], **DRAFTS["oracle"](expected[0].tolist()))
+    expected = plain(fresh, **ends, **{CACHE: caches[0]})
+    output = fresh.generate(**ends, **{CACHE: caches[1]}, **DRAFTS["oracle"](expected[0].tolist()))
     assert output.tolist() == expected.tolist()
     assert_same_cache(caches[1], caches[0])
 

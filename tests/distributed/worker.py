@@ -17,6 +17,7 @@ import transformers as tf
 
 import hf_specdec
 from hf_specdec import AutoModelForCausalLM
+from hf_specdec.compat import CACHE
 from hf_specdec.engine.model_state import state_of
 from tests.distributed.cases import arguments, seed_of
 from tests.helpers.support import PROMPT
@@ -73,7 +74,7 @@ def outcome(model: Any, rank: int, kwargs: dict[str, Any]) -> dict[str, Any]:
         "steps": [stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens],
         "random": torch.rand(2).tolist() if kwargs["do_sample"] else None,
         "reason": stats.plain_reason,
-        "heads": output.past_key_values.layers[0].keys.shape[1],
+        "heads": output[CACHE].layers[0].keys.shape[1],
     }
 
 
@@ -105,9 +106,9 @@ def turns(model: Any) -> list[int]:
     ids, cache = PROMPT.to(model.device), tf.DynamicCache(config=model.config)
     for _ in range(2):
         output = model.generate(
-            ids, max_new_tokens=8, past_key_values=cache, return_dict_in_generate=True, spec_method="prompt_lookup"
+            ids, max_new_tokens=8, **{CACHE: cache}, return_dict_in_generate=True, spec_method="prompt_lookup"
         )
-        ids, cache = torch.cat([output.sequences, ids[:, :5]], dim=1), output.past_key_values
+        ids, cache = torch.cat([output.sequences, ids[:, :5]], dim=1), output[CACHE]
     found: list[int] = ids[0].tolist()
     return found
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from hf_specdec.compat import CACHE
 from hf_specdec.forward.draft_runner import DraftRunner
 from hf_specdec.tree import DraftTree
 from tests.helpers.zoo import FAMILIES, build
@@ -26,7 +27,7 @@ def model() -> Any:
 
 def runner_of(model: Any) -> DraftRunner:
     ids = torch.tensor([PROMPT])
-    kwargs = {"use_cache": True, "past_key_values": DynamicCache(), "position_ids": torch.arange(len(PROMPT))[None]}
+    kwargs = {"use_cache": True, CACHE: DynamicCache(), "position_ids": torch.arange(len(PROMPT))[None]}
     device = torch.device("cpu")
     return DraftRunner(model, ids, kwargs, tier="tree", vocab_size=128, relative_cost=0.1, device=device)
 

@@ -7,6 +7,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig
 from transformers.modeling_outputs import BaseModelOutput
 
+from hf_specdec.compat import CACHE
 from hf_specdec.forward.inputs import rows_of
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -41,7 +42,7 @@ def runner(model: object, rows: slice) -> tuple[ModelRunner, list[TokenBuffer]]:
     ids, mask = IDS[rows], MASK[rows]
     texts = [TokenBuffer(ids[row : row + 1], room=9) for row in range(len(ids))]
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    kwargs = {"attention_mask": mask, "position_ids": positions, "past_key_values": DynamicCache(), "use_cache": True}
+    kwargs = {"attention_mask": mask, "position_ids": positions, CACHE: DynamicCache(), "use_cache": True}
     found = ModelRunner(model, ids, GenerationConfig(max_length=20), kwargs, texts, tier="tree", keep_cache=False)
     with torch.no_grad():
         found.prefill()
@@ -142,7 +143,7 @@ def test_hidden_states_are_those_of_the_layers_that_were_asked_for(llama: object
         llama,
         ids,
         GenerationConfig(max_length=20),
-        {"past_key_values": DynamicCache(), "use_cache": True, "position_ids": torch.arange(4)[None]},
+        {CACHE: DynamicCache(), "use_cache": True, "position_ids": torch.arange(4)[None]},
         [text],
         tier="tree",
         hidden_layers=(1, 3),

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from hf_specdec.compat import CACHE
 from tests.helpers.support import PROMPT, assert_same_cache, plain
 
 __all__ = ["IDS", "MASK", "METHODS", "PADDED", "assert_same_batch", "method_of"]
@@ -30,4 +31,4 @@ def assert_same_batch(model: Any, method: dict[str, Any], ids: torch.Tensor, **k
     assert model.generate(ids, **kwargs, **method).tolist() == expected.sequences.tolist()
     ours = model.generate(ids, **kwargs, **method, return_dict_in_generate=True)
     assert ours.sequences.tolist() == expected.sequences.tolist()
-    assert_same_cache(ours.past_key_values, expected.past_key_values)
+    assert_same_cache(ours[CACHE], expected[CACHE])

@@ -6,6 +6,8 @@ import torch
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.cache_utils import DFlashCache
 
+from hf_specdec.compat import CACHE
+
 __all__ = ["draft_block", "fitted_dflash", "random_dflash"]
 
 MASK_TOKEN = 127
@@ -53,7 +55,7 @@ def draft_block(dflash: Any, target: Any, text: torch.Tensor, hidden: Any) -> to
         noise_embeds=target.get_input_embeddings()(tokens),
         context_hidden_states=features,
         position_ids=torch.arange(count + size)[None],
-        past_key_values=cache,
+        **{CACHE: cache},
     ).last_hidden_state
     logits: torch.Tensor = target.get_output_embeddings()(states[:, 1:])
     return logits

@@ -34,7 +34,6 @@ MORE = {
 REFUSED = {
     "bloom": ("BloomConfig", BASE),
     "falcon": ("FalconConfig", BASE),
-    "gptj": ("GPTJConfig", BASE | {"rotary_dim": 8}),
     "gpt_neo": ("GPTNeoConfig", dict(FAMILIES["gpt_neo"].options)),
     "mpt": ("MptConfig", dict(FAMILIES["mpt"].options)),
     "bigbird_pegasus": ("BigBirdPegasusConfig", SEQ2SEQ | {"attention_type": "original_full"}),

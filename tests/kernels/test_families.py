@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.compat import CACHE
 from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
 from tests.helpers.support import PROMPT, noisy_copy, plain
 from tests.kernels.families import ATTENTIONS, OFFERED, WITHOUT_KERNEL, family_model, implementation, padded, strict
@@ -31,7 +32,7 @@ def logits(model: Any, name: str, inputs: dict[str, torch.Tensor]) -> list[torch
         found.append(output.logits[is_text])
         for ids in (inputs["input_ids"][:, -7:], inputs["input_ids"][:, -1:]):
             mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
-            output = model(input_ids=ids, attention_mask=mask, past_key_values=output.past_key_values)
+            output = model(input_ids=ids, attention_mask=mask, **{CACHE: output[CACHE]})
             found.append(output.logits)
     return found
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.compat import CACHE
 from tests.helpers.drafters import RandomTreeDrafter
 from tests.helpers.support import PROMPT, assert_same_cache, plain, speculative
 from tests.helpers.zoo import FALLBACK, FAMILIES
@@ -92,7 +93,7 @@ def test_each_row_is_plain_generates(batches: Callable[[str, str], Batch], famil
 
     output = batch.run(METHODS[method], return_dict_in_generate=True)
     assert output.sequences.tolist() == batch.expected.sequences.tolist()
-    assert_same_cache(output.past_key_values, batch.expected.past_key_values)
+    assert_same_cache(output[CACHE], batch.expected[CACHE])
     stats = output.spec_stats
     assert stats.plain_reason is None
     assert stats.tier == FAMILIES[family].tier

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hf_specdec import ConfigError, UnsupportedModelError
+from hf_specdec.compat import CACHE
 from tests.helpers.support import DRAFTS, PROMPT, assert_same_cache, plain, speculative
 from tests.helpers.zoo import FALLBACK, FAMILIES
 
@@ -64,14 +65,14 @@ class Cell:
         if method.get("spec_method") == "draft_model" and "exit_layer" not in method["spec_config"]:
             method = {**method, "assistant_model": self.draft}
         output = generate(self.model, **inputs, **self.mode, **RETURN, **method)
-        return output, torch.get_rng_state(), inputs.get("past_key_values")
+        return output, torch.get_rng_state(), inputs.get(CACHE)
 
 
 def _chat_turn(model: Any) -> dict[str, Any]:
     """Inputs of a second chat turn: the first one's text and cache, with a few tokens more."""
     first = plain(model, PROMPT, max_new_tokens=6, do_sample=False, return_dict_in_generate=True)
     text = torch.cat([first.sequences, torch.tensor([[8, 9, 10, 5, 6, 7]])], dim=1)
-    inputs: dict[str, Any] = {"past_key_values": first.past_key_values}
+    inputs: dict[str, Any] = {CACHE: first[CACHE]}
     if model.config.is_encoder_decoder:
         return inputs | {
             "input_ids": PROMPT,
@@ -122,7 +123,7 @@ def test_speculation_changes_nothing(
     assert output.sequences.tolist() == cell.expected.sequences.tolist()
     assert torch.equal(random_state, cell.random_state)
     assert type(output) is type(cell.expected) or isinstance(output, type(cell.expected))
-    assert_same_cache(output.past_key_values, cell.expected.past_key_values)
+    assert_same_cache(output[CACHE], cell.expected[CACHE])
     if used_cache is not None:
         assert_same_cache(used_cache, cell.cache)
 

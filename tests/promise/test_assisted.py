@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import DynamicCache, LogitsProcessorList, SynthIDTextWatermarkingConfig
 
+from hf_specdec.compat import CACHE
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from tests.helpers.support import PROMPT, plain, run, speculative
@@ -76,9 +77,9 @@ def test_a_text_that_goes_on_over_a_cache_is_decoded_plainly(model: Any, has_dra
     by_draft = {"spec_method": "draft_model", "assistant_model": model, "spec_config": {"engine": "assisted"}}
     how = by_draft if has_draft_model else ASSISTED
     cache, options = DynamicCache(), {"max_new_tokens": 6, "do_sample": False}
-    text = model.generate(PROMPT, past_key_values=cache, **options, **how)
+    text = model.generate(PROMPT, **{CACHE: cache}, **options, **how)
     longer = torch.cat([text, PROMPT], dim=1)
-    output = model.generate(longer, past_key_values=cache, return_dict_in_generate=True, **options, **how)
+    output = model.generate(longer, **{CACHE: cache}, return_dict_in_generate=True, **options, **how)
     assert output.sequences.tolist() == plain(model, longer, **options).tolist()
     assert "reads a text from its start" in output.spec_stats.plain_reason
 

@@ -13,6 +13,7 @@ from transformers import StaticCache
 
 import hf_specdec
 from hf_specdec import ConfigError
+from hf_specdec.compat import CACHE
 from hf_specdec.engine import budget
 from hf_specdec.engine.cost_model import SIZES
 from hf_specdec.engine.model_state import state_of
@@ -101,7 +102,7 @@ def test_the_cache_that_comes_out_is_plain_generates() -> None:
             model,
             plain,
             input_ids=torch.cat([output.sequences, PROMPT[:, :5]], 1),
-            past_key_values=output.past_key_values,
+            **{CACHE: output[CACHE]},
         ).sequences.tolist()
         for output in (ours, reference)
     ]
@@ -111,8 +112,8 @@ def test_the_cache_that_comes_out_is_plain_generates() -> None:
 def test_a_static_cache_of_the_caller_s_teaches_costs_too() -> None:
     model = fresh("llama")
     caches = [StaticCache(config=model.config, max_cache_len=160) for _ in range(2)]
-    reference = generate(model, plain, past_key_values=caches[0]).sequences
-    assert generate(model, spec_method="auto", past_key_values=caches[1]).sequences.tolist() == reference.tolist()
+    reference = generate(model, plain, **{CACHE: caches[0]}).sequences
+    assert generate(model, spec_method="auto", **{CACHE: caches[1]}).sequences.tolist() == reference.tolist()
     assert max(map(len, learned(model))) >= 2
 
 

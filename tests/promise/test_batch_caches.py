@@ -10,6 +10,7 @@ import torch
 import transformers as tf
 
 import hf_specdec
+from hf_specdec.compat import CACHE
 from tests.helpers.batches import IDS, MASK, METHODS, PADDED, assert_same_batch, method_of
 from tests.helpers.support import assert_same_cache, noisy_copy, plain, seq_length
 from tests.helpers.zoo import FAMILIES, build
@@ -31,7 +32,7 @@ def conversation(model: Any, turns: list[dict[str, Any]], eos: list[int]) -> tup
     kept, ids, mask, texts = tf.DynamicCache(config=model.config), PADDED, MASK, []
     for number, method in enumerate(turns):
         generate = model.generate if method else lambda *args, **kwargs: plain(model, *args, **kwargs)
-        out = generate(ids, attention_mask=mask, past_key_values=kept, eos_token_id=eos, **OPTIONS, **method)
+        out = generate(ids, attention_mask=mask, **{CACHE: kept}, eos_token_id=eos, **OPTIONS, **method)
         texts.append(out.tolist())
         asked = (torch.arange(15).view(3, 5) * 7 + 11 * number) % 120 + 5
         mask = torch.cat([mask, mask.new_ones(3, out.shape[1] - ids.shape[1] + 5)], dim=1)
@@ -75,7 +76,7 @@ def test_after_an_interrupt_the_rows_go_on_from_their_cache(
         model.generate(
             PADDED,
             attention_mask=MASK,
-            past_key_values=kept,
+            **{CACHE: kept},
             spec_observer=interrupt,
             **OPTIONS | {"max_new_tokens": 16},
             **method_of(method, draft),
@@ -84,7 +85,7 @@ def test_after_an_interrupt_the_rows_go_on_from_their_cache(
     assert length > PADDED.shape[1]
     mask = torch.cat([MASK, MASK.new_ones(3, length - MASK.shape[1])], dim=1)
     rest = {"max_new_tokens": expected.shape[1] - length, "do_sample": False}
-    again = plain(model, expected[:, :length], attention_mask=mask, past_key_values=kept, **rest)
+    again = plain(model, expected[:, :length], attention_mask=mask, **{CACHE: kept}, **rest)
     assert again.tolist() == expected.tolist()
 
 

@@ -1,5 +1,6 @@
 """A cache goes in and comes out as with plain decoding: chat turns may switch between the two at will."""
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 import hf_specdec
+from hf_specdec.compat import CACHE, GIVEN_CACHES
 from tests.helpers.support import (
     CHAIN_DRAFTS,
     DRAFTS,
@@ -36,11 +38,11 @@ def turn(
     """One chat turn: the text with the answer and a few tokens of the next question, and the cache."""
 
     def make() -> dict[str, Any]:
-        return {"input_ids": text, "past_key_values": copy.deepcopy(cache), "max_new_tokens": num_tokens}
+        return {"input_ids": text, CACHE: copy.deepcopy(cache), "max_new_tokens": num_tokens}
 
     reference = run(model, plain, make)
     ours = reference if draft is None else run(model, speculative, make, **draft(reference.ids))
-    return torch.cat([ours.output.sequences, MORE], dim=1), ours.output.past_key_values
+    return torch.cat([ours.output.sequences, MORE], dim=1), ours.output[CACHE]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -59,26 +61,47 @@ def test_a_conversation_is_the_same_whoever_answers(
         assert_same_cache(cache, expected_cache)
 
 
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_a_cache_is_taken_by_the_names_that_plain_generate_knows(zoo: Callable[[str], Any], name: str) -> None:
+    """transformers warns of the old one, and before 5.24 refuses the new one."""
+    model, caches = zoo("llama"), [DynamicCache(), DynamicCache()]
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+    if name not in GIVEN_CACHES:
+        for given in ({}, {"spec_method": "prompt_lookup"}):
+            with pytest.raises(ValueError, match=name):
+                model.generate(PROMPT, **{name: caches[0]}, **options, **given)
+        return
+    is_old = pytest.warns(FutureWarning, match=name) if name != CACHE else contextlib.nullcontext()
+    with is_old:
+        expected = plain(model, PROMPT, **{name: caches[0]}, **options).tolist()
+    with is_old:
+        assert (
+            speculative(model, PROMPT, **{name: caches[1]}, **options, **DRAFTS["oracle"](expected[0])).tolist()
+            == expected
+        )
+    assert_same_cache(caches[1], caches[0])
+    with pytest.raises(hf_specdec.ConfigError, match=f"`{name}`"):
+        hf_specdec.generate_many(model, [PROMPT[0]], **{name: DynamicCache()})
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_cache_that_is_passed_in_is_updated_in_place(zoo: Callable[[str], Any], draft: Draft, family: str) -> None:
     """The object the caller holds has the new text, and is the one in the output."""
     model = zoo(family)
-    reference, ours = both(model, lambda: {"past_key_values": DynamicCache(config=model.config)}, draft)
+    reference, ours = both(model, lambda: {CACHE: DynamicCache(config=model.config)}, draft)
     assert_same_run(ours, reference)
-    cache = ours.kwargs["past_key_values"]
-    assert ours.output.past_key_values is cache
-    assert_same_cache(cache, reference.kwargs["past_key_values"])
+    cache = ours.kwargs[CACHE]
+    assert ours.output[CACHE] is cache
+    assert_same_cache(cache, reference.kwargs[CACHE])
     assert seq_length(cache) == len(ours.ids) - 1
-    assert [type(layer) for layer in cache.layers] == [
-        type(layer) for layer in reference.kwargs["past_key_values"].layers
-    ]
+    assert [type(layer) for layer in cache.layers] == [type(layer) for layer in reference.kwargs[CACHE].layers]
 
 
 def test_a_cache_without_a_configuration_serves_as_well(model: Any, draft: Draft) -> None:
     """`DynamicCache()` makes its layers as the model names them."""
-    reference, ours = both(model, lambda: {"past_key_values": DynamicCache()}, draft)
+    reference, ours = both(model, lambda: {CACHE: DynamicCache()}, draft)
     assert_same_run(ours, reference)
-    assert_same_cache(ours.kwargs["past_key_values"], reference.kwargs["past_key_values"])
+    assert_same_cache(ours.kwargs[CACHE], reference.kwargs[CACHE])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -86,11 +109,11 @@ def test_the_cache_is_updated_without_the_dictionary_too(zoo: Callable[[str], An
     model = zoo(family)
 
     def make() -> dict[str, Any]:
-        return {"past_key_values": DynamicCache(config=model.config), "return_dict_in_generate": None}
+        return {CACHE: DynamicCache(config=model.config), "return_dict_in_generate": None}
 
     reference, ours = both(model, make, draft)
     assert_same_run(ours, reference)
-    assert_same_cache(ours.kwargs["past_key_values"], reference.kwargs["past_key_values"])
+    assert_same_cache(ours.kwargs[CACHE], reference.kwargs[CACHE])
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3", "gpt_oss"])
@@ -103,10 +126,10 @@ def test_windows_slide_as_in_plain_decoding(
     prompt = PROMPT.repeat(1, 2)[:, :prompt_length]
     reference, ours = both(model, lambda: {"input_ids": prompt, "max_new_tokens": 24}, draft)
     assert_same_run(ours, reference)
-    assert_same_cache(ours.output.past_key_values, reference.output.past_key_values)
+    assert_same_cache(ours.output[CACHE], reference.output[CACHE])
     text = torch.cat([ours.output.sequences, MORE], dim=1)
     answers = [
-        plain(model, text, past_key_values=one.output.past_key_values, max_new_tokens=8, do_sample=False).tolist()
+        plain(model, text, **{CACHE: one.output[CACHE]}, max_new_tokens=8, do_sample=False).tolist()
         for one in (ours, reference)
     ]
     assert answers[0] == answers[1]
@@ -120,26 +143,26 @@ def test_only_the_new_tokens_may_be_given_with_a_full_mask(
     model = zoo(family)
     first = plain(model, PROMPT, max_new_tokens=8, do_sample=False, return_dict_in_generate=True)
     new = torch.cat([first.sequences[:, -1:], MORE], dim=1)
-    total = seq_length(first.past_key_values) + new.shape[1]
+    total = seq_length(first[CACHE]) + new.shape[1]
 
     def make() -> dict[str, Any]:
         return {
             "input_ids": new,
             "attention_mask": torch.ones(1, total, dtype=torch.long),
-            "past_key_values": copy.deepcopy(first.past_key_values),
+            CACHE: copy.deepcopy(first[CACHE]),
         }
 
     reference, ours = both(model, make, draft)
     assert_same_run(ours, reference)
-    assert_same_cache(ours.output.past_key_values, reference.output.past_key_values)
+    assert_same_cache(ours.output[CACHE], reference.output[CACHE])
 
 
 def test_a_cache_from_a_prefill_forward_is_continued(model: Any, draft: Draft) -> None:
     """A prompt cached once and used for many questions, as in transformers' guide to prefix caching."""
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(PROMPT[:, :20], past_key_values=cache)
-    reference, ours = both(model, lambda: {"past_key_values": copy.deepcopy(cache)}, draft)
+        model(PROMPT[:, :20], **{CACHE: cache})
+    reference, ours = both(model, lambda: {CACHE: copy.deepcopy(cache)}, draft)
     assert_same_run(ours, reference)
     assert seq_length(cache) == 20
 
@@ -157,8 +180,8 @@ def test_a_prompt_read_in_chunks_is_read_the_same(
 def test_an_encoder_decoder_cache_comes_back_for_the_next_call(zoo: Callable[[str], Any], draft: Draft) -> None:
     model = zoo("t5")
     reference, ours = both(model, dict, draft)
-    assert_same_cache(ours.output.past_key_values, reference.output.past_key_values)
-    assert type(ours.output.past_key_values) is type(reference.output.past_key_values)
+    assert_same_cache(ours.output[CACHE], reference.output[CACHE])
+    assert type(ours.output[CACHE]) is type(reference.output[CACHE])
     text = torch.cat([ours.output.sequences, MORE], dim=1)
     answers = [
         plain(
@@ -166,7 +189,7 @@ def test_an_encoder_decoder_cache_comes_back_for_the_next_call(zoo: Callable[[st
             PROMPT,
             decoder_input_ids=text,
             decoder_attention_mask=torch.ones_like(text),
-            past_key_values=one.output.past_key_values,
+            **{CACHE: one.output[CACHE]},
             max_new_tokens=8,
             do_sample=False,
         ).tolist()
@@ -185,7 +208,7 @@ def test_a_cache_of_layers_we_do_not_know_is_served_or_refused(model: Any, draft
     def make() -> dict[str, Any]:
         cache = DynamicCache()
         cache.layers = [OwnLayer() for _ in range(model.config.num_hidden_layers)]
-        return {"past_key_values": cache}
+        return {CACHE: cache}
 
     reference = run(model, plain, make)
     try:
@@ -194,7 +217,7 @@ def test_a_cache_of_layers_we_do_not_know_is_served_or_refused(model: Any, draft
         assert "cache" in str(error)
     else:
         assert_same_run(ours, reference)
-        assert_same_cache(ours.kwargs["past_key_values"], reference.kwargs["past_key_values"])
+        assert_same_cache(ours.kwargs[CACHE], reference.kwargs[CACHE])
 
 
 @pytest.mark.parametrize("draft", CHAIN_DRAFTS, indirect=True)
@@ -205,21 +228,21 @@ def test_a_cache_class_of_the_models_own_file_is_continued(draft: Draft, whose: 
     method = {"plain": {}, "ours": {"spec_method": "prompt_lookup"}, "empty": {}}[whose]
     generate = speculative if method else plain
     first = generate(model, PROMPT, max_new_tokens=8, do_sample=False, return_dict_in_generate=True, **method)
-    cache = type(first.past_key_values)() if whose == "empty" else first.past_key_values
+    cache = type(first[CACHE])() if whose == "empty" else first[CACHE]
     text = torch.cat([first.sequences, MORE], dim=1)
-    reference, ours = both(model, lambda: {"input_ids": text, "past_key_values": copy.deepcopy(cache)}, draft)
+    reference, ours = both(model, lambda: {"input_ids": text, CACHE: copy.deepcopy(cache)}, draft)
     assert_same_run(ours, reference)
-    assert_same_cache(ours.kwargs["past_key_values"], reference.kwargs["past_key_values"])
+    assert_same_cache(ours.kwargs[CACHE], reference.kwargs[CACHE])
 
 
 @pytest.mark.parametrize("draft", CHAIN_DRAFTS, indirect=True)
 def test_a_cache_that_the_model_ignores_is_left_empty(draft: Draft) -> None:
     """RWKV writes a state of its own, whatever is passed as `past_key_values`."""
     model = hf_specdec.enable(varied("rwkv", "causal"))
-    reference, ours = both(model, lambda: {"past_key_values": DynamicCache()}, draft)
+    reference, ours = both(model, lambda: {CACHE: DynamicCache()}, draft)
     assert_same_run(ours, reference)
-    assert ours.output.past_key_values is ours.kwargs["past_key_values"]
-    assert seq_length(ours.kwargs["past_key_values"]) == seq_length(reference.kwargs["past_key_values"]) == 0
+    assert ours.output[CACHE] is ours.kwargs[CACHE]
+    assert seq_length(ours.kwargs[CACHE]) == seq_length(reference.kwargs[CACHE]) == 0
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "bloom"])
@@ -235,17 +258,17 @@ def test_a_padded_conversation_goes_on_with_its_cache(zoo: Callable[[str], Any],
         return {
             "input_ids": text,
             "attention_mask": torch.cat([mask, torch.ones(1, text.shape[1] - 35, dtype=torch.long)], dim=1),
-            "past_key_values": copy.deepcopy(first.past_key_values),
+            CACHE: copy.deepcopy(first[CACHE]),
         }
 
     reference, ours = both(model, make, draft)
     assert_same_run(ours, reference)
-    assert_same_cache(ours.output.past_key_values, reference.output.past_key_values)
+    assert_same_cache(ours.output[CACHE], reference.output[CACHE])
 
 
 def test_two_calls_do_not_share_a_cache(model: Any) -> None:
     """The cache of one call is not written to by the next."""
     first = run(model, speculative, dict, **DRAFTS["prompt_lookup"]([]))
-    before = copy.deepcopy(first.output.past_key_values)
+    before = copy.deepcopy(first.output[CACHE])
     run(model, speculative, lambda: {"input_ids": PROMPT + 1}, **DRAFTS["prompt_lookup"]([]))
-    assert_same_cache(first.output.past_key_values, before)
+    assert_same_cache(first.output[CACHE], before)

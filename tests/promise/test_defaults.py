@@ -11,6 +11,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import hf_specdec
+from hf_specdec.compat import CACHE
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
@@ -111,11 +112,11 @@ def test_a_default_meets_a_cache_that_it_cannot_use(by_default: Any) -> None:
     offloaded = DynamicCache(config=by_default.config, offloading=False)
     offloaded.offloading = True  # as far as a check can see
     for cache in (short, offloaded):
-        with pytest.raises(ValueError, match="`past_key_values`"):
-            by_default.generate(PROMPT, past_key_values=cache, spec_method="prompt_lookup", **settings)
+        with pytest.raises(ValueError, match=f"`{CACHE}`"):
+            by_default.generate(PROMPT, **{CACHE: cache}, spec_method="prompt_lookup", **settings)
     del offloaded.offloading
     long = StaticCache(config=by_default.config, max_cache_len=64)
-    assert by_default.generate(PROMPT, past_key_values=long, **settings).tolist() == expected
+    assert by_default.generate(PROMPT, **{CACHE: long}, **settings).tolist() == expected
 
 
 @pytest.mark.parametrize("name", ["num_beams", "output_attentions"])

@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache, GenerationMixin
 
 import hf_specdec
+from hf_specdec.compat import CACHE
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.head_base import HeadCall
 from hf_specdec.forward.head_runner import HeadRunner
@@ -44,9 +45,9 @@ def test_a_conversation_goes_on_with_a_cache_from_plain_generation(model: Any) -
     for how in ({}, {"assistant_model": head, **always(SHAPES["tree"])}):
         cache = DynamicCache(config=model.config)
         generate = model.generate if how else lambda *args, **kwargs: GenerationMixin.generate(model, *args, **kwargs)
-        first = plain(model, PROMPT[:, :20], max_new_tokens=6, do_sample=False, past_key_values=cache)
+        first = plain(model, PROMPT[:, :20], max_new_tokens=6, do_sample=False, **{CACHE: cache})
         longer = torch.cat([first, PROMPT[:, :7]], dim=1)
-        turns.append(generate(longer, max_new_tokens=12, do_sample=False, past_key_values=cache, **how))
+        turns.append(generate(longer, max_new_tokens=12, do_sample=False, **{CACHE: cache}, **how))
     assert torch.equal(turns[0], turns[1])
 
 

@@ -12,6 +12,7 @@ import transformers as tf
 import hf_specdec
 from hf_specdec import ConfigError
 from hf_specdec.cache.spec_cache import SpecLayer
+from hf_specdec.compat import CACHE
 from tests.helpers.distributions import compare_pairs
 from tests.helpers.support import PROMPT, assert_same_cache, plain
 from tests.helpers.zoo import FALLBACK, FAMILIES, build
@@ -95,7 +96,7 @@ def test_it_keeps_no_keys_of_its_own(zoo: Callable[[str], Any], monkeypatch: pyt
     output = exits(model, config=TREE)
     assert len(made) == len(layers_of(model))
     expected = plain(model, PROMPT, **OPTIONS, return_dict_in_generate=True)
-    assert_same_cache(output.past_key_values, expected.past_key_values)
+    assert_same_cache(output[CACHE], expected[CACHE])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -222,10 +223,10 @@ class _Fails(tf.LogitsProcessor):
 def test_an_interrupt_leaves_the_callers_cache_usable(model: Any, shape: str) -> None:
     cache = tf.DynamicCache(config=model.config)
     with pytest.raises(KeyboardInterrupt):
-        exits(model, config=SHAPES[shape], past_key_values=cache, logits_processor=[_Fails(7)])
+        exits(model, config=SHAPES[shape], **{CACHE: cache}, logits_processor=[_Fails(7)])
     length = cache.get_seq_length()
     whole = plain(model, PROMPT, **OPTIONS)
-    again = plain(model, whole[:, : length + 1], past_key_values=cache, max_new_tokens=5, do_sample=False)
+    again = plain(model, whole[:, : length + 1], **{CACHE: cache}, max_new_tokens=5, do_sample=False)
     assert again.tolist() == whole[:, : length + 6].tolist()
 
 
@@ -297,9 +298,9 @@ def test_a_cache_of_a_class_of_its_own_is_refused_and_leaves_a_default_aside(mod
     cache = type("OwnCache", (tf.DynamicCache,), {})() if layer is None else tf.DynamicCache()
     if layer is not None:
         cache.layers = [type("OwnLayer", (layer,), {})() for _ in range(model.config.num_hidden_layers)]
-    call: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "past_key_values": cache}
+    call: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, CACHE: cache}
     with pytest.raises(ConfigError, match=f"must be unset with this {type(cache).__name__}, which.*is 1"):
-        exits(model, config={**CHAIN, "exit_layer": 1}, past_key_values=cache)
+        exits(model, config={**CHAIN, "exit_layer": 1}, **{CACHE: cache})
     config = tf.GenerationConfig(spec_method="draft_model", spec_config={"exit_layer": 1}, pad_token_id=0)
     expected = plain(model, PROMPT, max_new_tokens=4, do_sample=False)
     assert torch.equal(model.generate(PROMPT, generation_config=config, **call), expected)

@@ -10,6 +10,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Sto
 from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
+from hf_specdec.compat import CACHE
 from tests.helpers.drafters import OracleDrafter
 from tests.helpers.support import PROMPT, assert_same_cache, plain, seq_length, speculative
 from tests.helpers.zoo import FAMILIES, build
@@ -83,7 +84,7 @@ def test_the_caller_can_go_on_after_it(broken_model: Any, draft: Draft, place: s
             generate(
                 model,
                 PROMPT,
-                past_key_values=cache,
+                **{CACHE: cache},
                 max_new_tokens=NUM_TOKENS,
                 do_sample=False,
                 **PLACES[place](Bomb(error)),
@@ -94,7 +95,7 @@ def test_the_caller_can_go_on_after_it(broken_model: Any, draft: Draft, place: s
     assert_same_cache(caches[1], caches[0])
 
     written = torch.tensor([expected[: seq_length(caches[1]) + 1]])
-    answer = plain(model, written, past_key_values=caches[1], max_length=len(expected), do_sample=False)
+    answer = plain(model, written, **{CACHE: caches[1]}, max_length=len(expected), do_sample=False)
     assert answer[0].tolist() == expected
     again = speculative(model, PROMPT, max_new_tokens=NUM_TOKENS, do_sample=False, **draft(expected))
     assert again[0].tolist() == expected
@@ -108,7 +109,7 @@ def test_an_observer_that_fails_leaves_a_usable_cache(broken_model: Any, draft: 
         speculative(
             model,
             PROMPT,
-            past_key_values=cache,
+            **{CACHE: cache},
             max_new_tokens=NUM_TOKENS,
             do_sample=False,
             spec_observer=lambda step: bomb.tick(),
@@ -116,7 +117,7 @@ def test_an_observer_that_fails_leaves_a_usable_cache(broken_model: Any, draft: 
         )
     assert LENGTH < seq_length(cache) < LENGTH + NUM_TOKENS
     written = torch.tensor([expected[: seq_length(cache) + 1]])
-    answer = plain(model, written, past_key_values=cache, max_length=len(expected), do_sample=False)
+    answer = plain(model, written, **{CACHE: cache}, max_length=len(expected), do_sample=False)
     assert answer[0].tolist() == expected
 
 
@@ -179,23 +180,21 @@ def test_a_prompt_that_cannot_be_read_fails_with_its_own_error(model: Any, pool:
 def test_a_forward_that_fails_half_way_leaves_a_usable_cache(model: Any, draft: Draft, at: int, layer: int) -> None:
     """Some layers have the new columns and some have not; the cache argument has the text all the same."""
     expected = plain(model, PROMPT, max_new_tokens=NUM_TOKENS, do_sample=False)[0].tolist()
-    start = plain(model, PROMPT[:, :20], max_new_tokens=1, return_dict_in_generate=True).past_key_values
+    start = plain(model, PROMPT[:, :20], max_new_tokens=1, return_dict_in_generate=True)[CACHE]
     cache, bomb = copy.deepcopy(start), Bomb(RuntimeError("out of memory"), -1)
     handle = model.model.layers[layer].register_forward_hook(lambda *_: bomb.tick())
     hf_specdec.capability(model)  # found beforehand, so that the forwards below are the call's own
     bomb.left = at
     try:
         with pytest.raises(RuntimeError, match="out of memory"):
-            speculative(
-                model, PROMPT, past_key_values=cache, max_new_tokens=NUM_TOKENS, do_sample=False, **draft(expected)
-            )
+            speculative(model, PROMPT, **{CACHE: cache}, max_new_tokens=NUM_TOKENS, do_sample=False, **draft(expected))
     finally:
         handle.remove()
     assert seq_length(cache) >= 20
     lengths = {layer.get_seq_length() for layer in cache.layers}
     assert len(lengths) == 1, "all layers hold the same text"
     written = torch.tensor([expected[: max(seq_length(cache) + 1, LENGTH)]])
-    answer = plain(model, written, past_key_values=cache, max_length=len(expected), do_sample=False)
+    answer = plain(model, written, **{CACHE: cache}, max_length=len(expected), do_sample=False)
     assert answer[0].tolist() == expected
 
 

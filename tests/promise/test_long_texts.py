@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.compat import CACHE
 from tests.helpers.support import PROMPT, noisy_copy, plain
 from tests.helpers.zoo import DECODER, Family, build
 from tests.promise.conftest import Draft
@@ -92,8 +93,8 @@ def test_what_a_long_text_leaves_behind_is_what_plain_generation_leaves(long_mod
 def test_the_cache_of_a_long_text_is_plain_generations(long_model: Any) -> None:
     prompt = prompt_of(30)
     settings = NEW | {"return_dict_in_generate": True}
-    expected = plain(fresh(long_model), prompt, **settings).past_key_values
-    ours = fresh(long_model).generate(prompt, **settings, spec_method="prompt_lookup").past_key_values
+    expected = plain(fresh(long_model), prompt, **settings)[CACHE]
+    ours = fresh(long_model).generate(prompt, **settings, spec_method="prompt_lookup")[CACHE]
     for own, other in zip(ours.layers, expected.layers, strict=True):
         torch.testing.assert_close(own.keys, other.keys, atol=1e-4, rtol=1e-4)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.compat import CACHE
 from tests.helpers.batches import MASK, PADDED
 from tests.helpers.cover import wide_but
 from tests.helpers.support import PROMPT, plain
@@ -36,7 +37,7 @@ def test_every_family_runs_in_half_precision(family: str, dtype: torch.dtype) ->
     assert len(output.sequences[0]) == len(expected)
     assert output.spec_stats.tier == FAMILIES[family].tier
     assert output.logits[0].dtype == torch.float32
-    cache = getattr(output.past_key_values, "self_attention_cache", output.past_key_values)
+    cache = getattr(output[CACHE], "self_attention_cache", output[CACHE])
     assert {layer.keys.dtype for layer in cache.layers if hasattr(layer, "keys")} == {dtype}
     same = next(
         (i for i, pair in enumerate(zip(output.sequences[0].tolist(), expected, strict=True)) if len(set(pair)) > 1), 99
@@ -79,7 +80,7 @@ def test_values_are_kept_as_plain_keeps_them_where_autocast_rounds_them_alone() 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = [plain(model, PADDED, **call), model.generate(PADDED, **call, spec_method="lookahead")]
     assert outputs[1].spec_stats.tier == "tree"
-    found = [[(layer.keys.dtype, layer.values.dtype) for layer in one.past_key_values.layers] for one in outputs]
+    found = [[(layer.keys.dtype, layer.values.dtype) for layer in one[CACHE].layers] for one in outputs]
     assert found[0] == found[1]
 
 

@@ -8,6 +8,7 @@ import torch
 import transformers as tf
 
 import hf_specdec
+from hf_specdec.compat import CACHE
 from tests.helpers.batches import METHODS, method_of
 from tests.helpers.support import noisy_copy, plain, seq_length
 from tests.helpers.zoo import DECODER, FAMILIES, build
@@ -63,13 +64,13 @@ def test_a_prompt_may_bring_its_cache_which_is_continued(pair: tuple[Any, Any]) 
 
     def conversation() -> dict[str, Any]:
         kept = tf.DynamicCache(config=model.config)
-        said = plain(model, torch.tensor([COMMON]), past_key_values=kept, max_new_tokens=3, do_sample=False)
-        return {"input_ids": torch.cat([said, torch.tensor([[40, 41]])], dim=1), "past_key_values": kept}
+        said = plain(model, torch.tensor([COMMON]), **{CACHE: kept}, max_new_tokens=3, do_sample=False)
+        return {"input_ids": torch.cat([said, torch.tensor([[40, 41]])], dim=1), CACHE: kept}
 
     ours, reference = conversation(), conversation()
     expected = [alone(model, prompt, **OPTIONS) for prompt in (COMMON, reference, [9])]
     assert list(many(model, [COMMON, ours, [9]], **OPTIONS).values()) == expected
-    assert seq_length(ours["past_key_values"]) == seq_length(reference["past_key_values"])
+    assert seq_length(ours[CACHE]) == seq_length(reference[CACHE])
 
 
 def test_a_prompt_may_have_settings_and_masks_of_its_own(pair: tuple[Any, Any]) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import StoppingCriteria
 
+from hf_specdec.compat import CACHE
 from tests.helpers.support import PROMPT, assert_same_run, both, plain, run
 from tests.promise.conftest import Draft
 
@@ -71,7 +72,7 @@ def test_cached_tokens_count_as_positions(zoo: Callable[[str], Any], draft: Draf
         return {
             "input_ids": LONG[:, -10:],
             "attention_mask": torch.ones_like(LONG),
-            "past_key_values": copy.deepcopy(first.past_key_values),
+            CACHE: copy.deepcopy(first[CACHE]),
         }
 
     make, coming = ending_there(model, inputs)

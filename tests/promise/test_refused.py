@@ -7,6 +7,7 @@ import torch
 from transformers import GenerationConfig
 
 import hf_specdec
+from hf_specdec.compat import CACHE
 from hf_specdec.errors import UnsupportedModelError
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
@@ -110,7 +111,7 @@ def test_gradients_are_not_recorded(model: Any) -> None:
         PROMPT, max_new_tokens=4, return_dict_in_generate=True, output_logits=True, spec_method="prompt_lookup"
     )
     assert not output.logits[-1].requires_grad
-    assert not output.past_key_values.layers[0].keys.requires_grad
+    assert not output[CACHE].layers[0].keys.requires_grad
 
 
 def test_a_model_in_training_mode_still_generates(model: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig, StaticCache
 
 import hf_specdec
+from hf_specdec.compat import CACHE
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.methods.plain.drafter import PlainDrafter
 from hf_specdec.tree import DraftTree, ExtraTokens
@@ -93,8 +94,8 @@ def test_the_tokens_are_plain_generates(
     shapes = shapes_of(model)
     ours = run(model, speculative, lambda: dict(options), **arguments)
     assert_same_run(ours, reference)
-    assert type(ours.output.past_key_values) is StaticCache
-    assert_same_cache(ours.output.past_key_values, reference.output.past_key_values)
+    assert type(ours.output[CACHE]) is StaticCache
+    assert_same_cache(ours.output[CACHE], reference.output[CACHE])
     assert ours.stats.tier == "tree"
     assert ours.stats.plain_reason is None
     if method == "early_exit_tree":  # whose drafts are forwards of the model's own layers
@@ -148,7 +149,7 @@ def test_a_padded_batch_is_plain_generates(
         model, **options, return_dict_in_generate=True, spec_observer=lambda step: steps.append(step), **arguments
     )
     assert output.sequences.tolist() == reference.sequences.tolist()
-    assert_same_cache(output.past_key_values, reference.past_key_values)
+    assert_same_cache(output[CACHE], reference[CACHE])
     assert output.spec_stats.plain_reason is None
     if method != "early_exit_tree":  # whose drafts are forwards of the model's own layers
         assert_shapes_follow_from_the_width(shapes[1:])
@@ -214,9 +215,9 @@ def test_a_conversation_with_one_cache_is_the_same_whoever_answers(
     text = PROMPT[:, :length]
     for turn in range(4):
         options = {"max_new_tokens": 8, "do_sample": False}
-        expected = plain(model, text, past_key_values=expected_cache, **options)
+        expected = plain(model, text, **{CACHE: expected_cache}, **options)
         method = draft(expected[0].tolist()) if turn in ours else {}
-        answer = speculative(model, text, past_key_values=cache, **options, **method)
+        answer = speculative(model, text, **{CACHE: cache}, **options, **method)
         assert answer.tolist() == expected.tolist()
         assert_same_cache(cache, expected_cache)
         text = torch.cat([answer, MORE], dim=1)
@@ -225,20 +226,20 @@ def test_a_conversation_with_one_cache_is_the_same_whoever_answers(
 def test_the_callers_buffers_are_written_in_place(model: Any, draft: Draft) -> None:
     """A compiled plain decoding that goes on with the cache finds it where it was."""
     cache = StaticCache(model.config, max_cache_len=64)
-    first = plain(model, PROMPT, past_key_values=cache, max_new_tokens=4, do_sample=False)
+    first = plain(model, PROMPT, **{CACHE: cache}, max_new_tokens=4, do_sample=False)
     addresses = [layer.keys.data_ptr() for layer in cache.layers]
     expected = plain(model, first, max_new_tokens=8, do_sample=False)
     output = speculative(
         model,
         first,
-        past_key_values=cache,
+        **{CACHE: cache},
         max_new_tokens=8,
         do_sample=False,
         return_dict_in_generate=True,
         **draft(expected[0].tolist()),
     )
     assert output.sequences.tolist() == expected.tolist()
-    assert output.past_key_values is cache
+    assert output[CACHE] is cache
     assert [layer.keys.data_ptr() for layer in cache.layers] == addresses
 
 
@@ -247,21 +248,21 @@ def test_only_the_new_tokens_may_be_given_with_a_full_mask(
     zoo: Callable[[str], Any], draft: Draft, family: str
 ) -> None:
     model = zoo(family)
-    first = run(model, plain, lambda: {"past_key_values": StaticCache(model.config, max_cache_len=64)})
+    first = run(model, plain, lambda: {CACHE: StaticCache(model.config, max_cache_len=64)})
     new = torch.cat([first.output.sequences[:, -1:], MORE], dim=1)
-    total = int(first.output.past_key_values.get_seq_length()) + new.shape[1]
+    total = int(first.output[CACHE].get_seq_length()) + new.shape[1]
 
     def make() -> dict[str, Any]:
         return {
             "input_ids": new,
             "attention_mask": torch.ones(1, total, dtype=torch.long),
-            "past_key_values": copy.deepcopy(first.output.past_key_values),
+            CACHE: copy.deepcopy(first.output[CACHE]),
             "max_new_tokens": 64 - total + 1,  # the last of them needs no column
         }
 
     reference, ours = both(model, make, draft)
     assert_same_run(ours, reference)
-    assert_same_cache(ours.output.past_key_values, reference.output.past_key_values)
+    assert_same_cache(ours.output[CACHE], reference.output[CACHE])
     if family == "mistral":  # all its layers have a window, which no text outgrows
         return
     with pytest.raises(hf_specdec.ConfigError, match="at least 65"):
@@ -295,7 +296,7 @@ def test_every_way_in_is_served(model: Any, draft: Draft, by: str) -> None:
         model.generation_config = before
         hf_specdec.enable(model)
     assert_same_run(ours, reference)
-    assert type(ours.output.past_key_values) is StaticCache
+    assert type(ours.output[CACHE]) is StaticCache
     assert ours.stats.plain_reason is None
 
 

@@ -8,6 +8,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 import hf_specdec
+from hf_specdec.compat import CACHE
 from tests.helpers.support import PROMPT, assert_same_run, plain, run, speculative
 from tests.helpers.zoo import FALLBACK, FAMILIES
 from tests.matrix.test_batches import METHODS
@@ -36,12 +37,10 @@ def test_the_assisted_engine_leaves_a_static_cache_to_plain_decoding(model: Any)
 
 def test_a_cache_that_is_too_short_is_refused_before_anything_is_computed(model: Any) -> None:
     cache = StaticCache(model.config, max_cache_len=36)
-    with pytest.raises(hf_specdec.ConfigError, match=r"`past_key_values` .* at least 37 .* is 36\. Make a longer"):
-        speculative(model, PROMPT, past_key_values=cache, max_new_tokens=8, spec_method="prompt_lookup")
+    with pytest.raises(hf_specdec.ConfigError, match=rf"`{CACHE}` .* at least 37 .* is 36\. Make a longer"):
+        speculative(model, PROMPT, **{CACHE: cache}, max_new_tokens=8, spec_method="prompt_lookup")
     assert not cache.is_initialized
-    fits = speculative(
-        model, PROMPT, past_key_values=cache, max_new_tokens=7, do_sample=False, spec_method="prompt_lookup"
-    )
+    fits = speculative(model, PROMPT, **{CACHE: cache}, max_new_tokens=7, do_sample=False, spec_method="prompt_lookup")
     assert fits.tolist() == plain(model, PROMPT, max_new_tokens=7, do_sample=False).tolist()
 
 
@@ -50,7 +49,7 @@ def test_a_window_needs_no_more_columns_than_it_has(zoo: Callable[[str], Any], w
     """A cache that is shorter than the window would narrow it."""
     model = zoo("mistral")
     cache = StaticCache(model.config, max_cache_len=window or 12)
-    options = {"past_key_values": cache, "max_new_tokens": 8, "do_sample": False, "spec_method": "prompt_lookup"}
+    options = {CACHE: cache, "max_new_tokens": 8, "do_sample": False, "spec_method": "prompt_lookup"}
     if window is None:
         with pytest.raises(hf_specdec.ConfigError, match="max_cache_len"):
             speculative(model, PROMPT, **options)
@@ -68,8 +67,8 @@ def test_other_implementations_are_refused_by_name(model: Any, name: str) -> Non
 def test_an_offloaded_cache_is_refused_by_name(model: Any, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     cache = kind(config=model.config) if kind is DynamicCache else kind(model.config, max_cache_len=64)
     monkeypatch.setattr(cache, "offloading", True)  # its constructor wants an accelerator
-    with pytest.raises(hf_specdec.ConfigError, match=f"`past_key_values` .* 'offloaded {kind.__name__}'"):
-        speculative(model, PROMPT, max_new_tokens=4, past_key_values=cache, spec_method="prompt_lookup")
+    with pytest.raises(hf_specdec.ConfigError, match=f"`{CACHE}` .* 'offloaded {kind.__name__}'"):
+        speculative(model, PROMPT, max_new_tokens=4, **{CACHE: cache}, spec_method="prompt_lookup")
 
 
 def test_many_prompts_over_static_caches_are_decoded_one_by_one(model: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.compat import CACHE
 from hf_specdec.methods.draft_head import BlockHead, attention_shape
 from hf_specdec.methods.heads.wrapped import WrappedHead
 
@@ -57,7 +58,7 @@ class DFlashHead(WrappedHead, BlockHead):
             context_hidden_states=features,
             attention_mask={kind: self._mask(seen, embeddings.dtype) for kind, seen in masks.items()},
             position_ids=positions,
-            past_key_values=cache,
+            **{CACHE: cache},
         ).last_hidden_state
         return states
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_specdec.compat import CACHE
 from hf_specdec.compat.decoder_layers import LAYERS, config_of_layers
 from hf_specdec.methods.draft_head import PairHead, attention_shape, within
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
@@ -101,7 +102,7 @@ class Eagle3Head(PairHead):
         rotary = self.rotary_emb(states, positions)
         for layer in self.layers:
             seen = within(_window_of(layer), mask, positions, key_positions)
-            given = {"attention_mask": seen, "position_embeddings": rotary, "past_key_values": cache}
+            given = {"attention_mask": seen, "position_embeddings": rotary, CACHE: cache}
             if layer is self.layers[0]:
                 states = self._first_layer(layer, embeddings, states, given)
             else:

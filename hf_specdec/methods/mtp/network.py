@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from hf_specdec.compat import CACHE
 from hf_specdec.compat.mtp import (
     FamilyMtp,
     MtpModel,
@@ -115,7 +116,7 @@ class MtpHead(WrappedHead, PairHead):
             position_embeddings=rotary,
             attention_mask=self._mask(mask, states.dtype),
             position_ids=positions,
-            past_key_values=cache,
+            **{CACHE: cache},
         )
         return computed if self.norm is None else self.norm(computed)
 
