@@ -29,12 +29,14 @@ from hf_specdec.bench.prompts import Prompt, default_prompts, spread
 from hf_specdec.bench.steps import measure_steps
 from hf_specdec.bench.tables import markdown
 from hf_specdec.command_errors import run_program
+from hf_specdec.compat import assists_static_caches
 from hf_specdec.errors import ConfigError, first_line, unknown_name
 
 __all__ = ["SHAPES", "Shape", "measure_gpu"]
 
 COPIED_BYTES, NUM_COPIES = 1 << 30, 20
 STATIC = {"cache_implementation": "static"}
+NUM_LOOKED_UP, MAX_ASSISTED = 10, 64  # tokens that transformers' prompt lookup drafts, and the most of its methods
 SAMPLED = {"do_sample": True, "temperature": 0.7}
 
 
@@ -133,17 +135,24 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-def _methods(loaded: LoadedModel, batch: int) -> dict[str, dict[str, Any]]:
-    """Arguments of `generate` by the row's name; transformers' assisted generation takes one sequence."""
+def _methods(loaded: LoadedModel, batch: int, length: int) -> dict[str, dict[str, Any]]:
+    """Arguments of `generate` by the row's name, for texts that end with `length` tokens.
+
+    transformers' assisted generation takes one sequence, and writes drafts after a static cache's usual end.
+    """
     anew = {"spec_config": {"pool": "request"}}  # the call is made twice: it must not be remembered
     rows: dict[str, dict[str, Any]] = {
         "plain, eager": {"spec_method": None},
         "plain, static cache": {"spec_method": None} | STATIC,
     }
     if batch == 1:
-        rows["transformers' prompt lookup"] = {"spec_method": None, "prompt_lookup_num_tokens": 10}
+        theirs: dict[str, dict[str, Any]] = {"transformers' prompt lookup": {"prompt_lookup_num_tokens": NUM_LOOKED_UP}}
         if loaded.assistant is not None:
-            rows["transformers' assistant"] = {"spec_method": None} | loaded.assisted
+            theirs["transformers' assistant"] = dict(loaded.assisted)
+        rows |= {name: {"spec_method": None} | arguments for name, arguments in theirs.items()}
+        if assists_static_caches():
+            longer = STATIC | {"max_cache_len": length + MAX_ASSISTED}
+            rows |= {f"{name}, static cache": rows[name] | longer for name in theirs}
     ours: dict[str, dict[str, Any]] = {name: {"spec_method": name} for name in ("prompt_lookup", "lookahead")}
     ours["auto"] = {"spec_method": "auto"} | anew
     if loaded.assistant is not None:
@@ -167,7 +176,7 @@ def _rows(
     for batch in shape.batches:
         for context in shape.contexts:
             inputs = _inputs(text, batch, context, loaded.model.device)
-            methods = _methods(loaded, batch)
+            methods = _methods(loaded, batch, context + shape.max_new_tokens)
             ways = [methods]
             if batch == 1 and context == min(shape.contexts):
                 ways.append({f"{name}, sampled": arguments | SAMPLED for name, arguments in methods.items()})

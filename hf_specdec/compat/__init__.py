@@ -30,6 +30,7 @@ from hf_specdec.compat.caches import (
     CACHE_LENGTHS,
     GIVEN_CACHES,
     DummyLayer,
+    assists_static_caches,
     cache_name,
     cached_length,
     can_crop,

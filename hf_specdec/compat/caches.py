@@ -18,6 +18,7 @@ from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionCacheLayerMixin,
+    StaticLayer,
 )
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "CACHE_NAMES",
     "GIVEN_CACHES",
     "DummyLayer",
+    "assists_static_caches",
     "cache_name",
     "cached_length",
     "can_crop",
@@ -98,6 +100,11 @@ def values_keep_dtype() -> bool:
     layer = DynamicLayer()
     layer.lazy_initialization(torch.empty(0), torch.empty(0, dtype=torch.bfloat16))
     return bool(layer.values.dtype == torch.bfloat16)
+
+
+def assists_static_caches() -> bool:
+    """Whether transformers' assisted decoding takes static caches, as from 5.24 on."""
+    return bool(StaticLayer.is_croppable)
 
 
 def holds_states(value: Any) -> bool:

@@ -40,7 +40,7 @@ def reason_against_static(call: Call, tier: str, engine: str) -> str | None:
     if not isinstance(getattr(cache, "self_attention_cache", cache), compat.StaticCache):
         return None
     if engine == "assisted":
-        return "transformers' assisted decoding takes no static cache"
+        return 'engine="assisted" takes no static cache'
     return _reason_against_buffers(call.model, tier, cache)
 
 
