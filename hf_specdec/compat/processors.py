@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from transformers import LogitsProcessorList
 
-__all__ = ["in_order", "replace_prefix_function"]
+__all__ = ["in_order", "take_prefix_row"]
 
 Process = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -33,6 +33,11 @@ def in_order(processors: LogitsProcessorList) -> Process:
     return call
 
 
-def replace_prefix_function(processor: Any, replace: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Change the user's function inside a `PrefixConstrainedLogitsProcessor`, which has no public name for it."""
-    processor._prefix_allowed_tokens_fn = replace(processor._prefix_allowed_tokens_fn)
+def take_prefix_row(processor: Any, row: int) -> None:
+    """Make a `PrefixConstrainedLogitsProcessor` that of one row; neither of its attributes has a public name.
+
+    The user's function gets the number that it gets for that row of the batch: its prompt's, or before transformers
+    5.24 the row's own, where `num_return_sequences` is above 1.
+    """
+    allowed, number = processor._prefix_allowed_tokens_fn, row // processor._num_beams
+    processor._prefix_allowed_tokens_fn, processor._num_beams = (lambda _, ids: allowed(number, ids)), 1

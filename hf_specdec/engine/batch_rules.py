@@ -11,7 +11,7 @@ import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList, SynthIDTextWatermarkingConfig
 
 from hf_specdec import compat
-from hf_specdec.compat.processors import replace_prefix_function
+from hf_specdec.compat.processors import take_prefix_row
 from hf_specdec.engine.call import Call
 from hf_specdec.per_row import PerRow
 
@@ -193,7 +193,7 @@ def _take_encoder_ngrams(own: Any, row: int, num_rows: int) -> None:
 
 
 def _take_prefix_function(own: Any, row: int, num_rows: int) -> None:
-    replace_prefix_function(own, lambda allowed: lambda _, ids: allowed(row, ids))
+    take_prefix_row(own, row)
 
 
 def _take_grammar(own: Any, row: int, num_rows: int) -> None:

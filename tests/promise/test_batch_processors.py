@@ -124,6 +124,18 @@ def test_several_samples_of_one_prompt_follow_their_seeds(pair: tuple[Any, Any],
         assert sequence[: alone.sequences.shape[1]].tolist() == alone.sequences[0].tolist()
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_samples_of_a_prompt_are_constrained_as_in_plain_generation(pair: tuple[Any, Any], method: str) -> None:
+    """transformers hands the number of the sample to the function before 5.24, and of the prompt from then on."""
+    model, draft = pair
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "eos_token_id": None, "num_return_sequences": 2}
+    options["prefix_allowed_tokens_fn"] = lambda number, ids: list(range(number, VOCAB_SIZE, 8))
+    texts = [model.generate(PADDED, **options, **given) for given in ({}, method_of(method, draft))]
+    numbers = [[{token % 8 for token in row[PADDED.shape[1] :]} for row in text.tolist()] for text in texts]
+    assert numbers[1] == numbers[0]
+    assert all(len(found) == 1 for found in numbers[0])
+
+
 @pytest.mark.parametrize(
     ("given", "remedy"),
     [
