@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 import typer
 from rich.table import Table
 
@@ -14,6 +15,7 @@ from hf_specdec.cli.prompts_file import numbered_prompts, own_device
 from hf_specdec.cli.report import note, print_json, stdout_console
 from hf_specdec.cli.spread import spread
 from hf_specdec.command_errors import reports_errors
+from hf_specdec.compat import computes_bf16, input_device
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.files import is_utf8, read_text
 from hf_specdec.methods.eagle3.checkpoint import load_head
@@ -119,6 +121,8 @@ def train(
     target, device = loaded.model, own_device()
     if device is not None and loading.device_map is None:
         target.to(device)
+    if target.dtype == torch.bfloat16 and not computes_bf16(input_device(target)):
+        note("hint: this CPU computes bf16 slowly; --dtype fp32 writes the texts several times as fast", "cyan")
     _show_log()
     if isinstance(config, HeadTraining):
         head = None if training.head is None else load_head(training.head)

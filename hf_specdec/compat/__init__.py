@@ -44,6 +44,7 @@ from hf_specdec.compat.caches import (
 )
 from hf_specdec.compat.compiling import compile_settings, compiled, mark_step_begin
 from hf_specdec.compat.devices import (
+    computes_bf16,
     execution_device,
     input_device,
     is_dispatched,

@@ -4,6 +4,7 @@ Names                              Why
 `_hf_hook`, `hf_device_map`        accelerate's hooks bring weights and inputs together
 `torch._dynamo.mark_static_address`
                                    CUDA graphs skip forwards that write into buffers without it, as `StaticCache` knows
+`_is_mkldnn_bf16_supported`        torch has no public name for whether a CPU computes in bf16
 """
 
 from typing import Any
@@ -15,6 +16,7 @@ from hf_specdec.compat.models import input_embeddings
 from hf_specdec.compat.modules import modules_of
 
 __all__ = [
+    "computes_bf16",
     "execution_device",
     "input_device",
     "is_dispatched",
@@ -39,6 +41,14 @@ def execution_device(module: Any) -> torch.device | None:
     """Where accelerate's hook on a module brings its weights for the forward; `None` where there is no hook."""
     device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
     return None if device is None else torch.device(device)
+
+
+def computes_bf16(device: torch.device) -> bool:
+    """Whether products of bf16 matrices are not slower than those of fp32; of CPUs, what oneDNN says."""
+    if device.type != "cpu":
+        return True
+    has_onednn = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def mark_static_address(tensor: torch.Tensor) -> None:

@@ -2,11 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdec import AutoDraftHead
+from hf_specdec.cli import train
+from hf_specdec.errors import ConfigError
 from tests.cli.conftest import Run
 
 QUICK = ("--num-texts", "128", "--prompt-tokens", "4", "--max-new-tokens", "4", "--epochs", "1", "--rollout-steps", "2")
@@ -24,6 +28,21 @@ def test_train_makes_a_head_from_a_file_of_prompts(run: Run, tmp_path: Path) -> 
     head = AutoDraftHead.from_pretrained(out)
     assert (head.config.hidden_size, head.config.draft_vocab_size, head.config.layer_ids) == (256, 512, (1, 3, 5))
     assert "held-out" in (out / "README.md").read_text().lower()
+
+
+@pytest.mark.parametrize("is_slow", [False, True], ids=["quick", "slow"])
+def test_a_target_in_bf16_on_a_cpu_that_computes_it_slowly_is_told(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_slow: bool
+) -> None:
+    monkeypatch.setattr(train, "computes_bf16", lambda device: not is_slow)
+    monkeypatch.setattr(train, "train_head", lambda target, *args, **kwargs: _stopped(target.dtype))
+    stopped = {dtype: run("train", "--out", str(tmp_path), "--dtype", dtype) for dtype in ("bf16", "fp32")}
+    assert ("--dtype fp32" in stopped["bf16"].stderr) == is_slow
+    assert "--dtype fp32" not in stopped["fp32"].stderr
+
+
+def _stopped(dtype: torch.dtype) -> NoReturn:
+    raise ConfigError("out", "must not be written in this test", dtype, "It stops here.")
 
 
 @pytest.mark.wide
