@@ -1,19 +1,72 @@
 """The optimiser of every training: Muon for the layers' matrices, AdamW for all other weights."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["MuonWithAdamW"]
+from hf_specdec.compat import computes_bf16
+
+__all__ = ["Muon", "MuonWithAdamW"]
 
 WEIGHT_DECAY = 0.01
+MOMENTUM = 0.95
+COEFFICIENTS, NUM_ITERATIONS, EPS = (
+    (3.4445, -4.7750, 2.0315),
+    5,
+    1e-7,
+)  # of the post, for a step that is nearly orthogonal
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon (https://kellerjordan.github.io/posts/muon/), its steps scaled to AdamW's (arXiv 2502.16982, section 2.2).
+
+    `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`, but for CPUs that compute bf16 slowly: there the
+    iterations are in fp32.
+
+    Args:
+        matrices: weights of two dimensions.
+        lr (`float`): learning rate.
+        weight_decay (`float`, *optional*, defaults to `0.01`): share of a weight that a step of learning rate 1 takes.
+    """
+
+    def __init__(self, matrices: Iterable[nn.Parameter], lr: float, weight_decay: float = WEIGHT_DECAY) -> None:
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step, at the learning rates of `param_groups`."""
+        for group in self.param_groups:
+            rate, kept = group["lr"], 1.0 - group["lr"] * group["weight_decay"]
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                mean = state.setdefault("momentum_buffer", torch.zeros_like(weight))
+                mean.lerp_(weight.grad, 1.0 - MOMENTUM)
+                update = orthogonal(weight.grad.lerp(mean, MOMENTUM), dtype=_dtype_on(weight.device))
+                weight.mul_(kept).add_(update, alpha=-0.2 * rate * max(weight.shape) ** 0.5)
+
+
+def orthogonal(matrix: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
+    """`(rows, columns)` with the singular vectors of `matrix` and singular values near 1, by Newton-Schulz iterations."""
+    a, b, c = COEFFICIENTS
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    found = (matrix.T if is_tall else matrix).to(dtype)
+    found = found / found.norm().clamp(min=EPS)
+    for _ in range(NUM_ITERATIONS):
+        gram = found @ found.T  # (smaller, smaller)
+        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+    return found.T if is_tall else found
+
+
+def _dtype_on(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if computes_bf16(device) else torch.float32
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon (https://kellerjordan.github.io/posts/muon/) for matrices, AdamW for embeddings, output heads and vectors.
-
-    Muon's steps are scaled to the size of AdamW's (arXiv 2502.16982, section 2.2), so both take one learning rate.
+    """`Muon` for matrices, AdamW for embeddings, output heads and vectors, at one learning rate.
 
     Args:
         model: its weights that take gradients are trained.
@@ -31,9 +84,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 (matrices if weight.ndim == 2 and weight not in not_hidden else others).append(weight)
         self._parts: list[torch.optim.Optimizer] = []
         if matrices:
-            self._parts.append(
-                torch.optim.Muon(matrices, lr=lr, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw")
-            )
+            self._parts.append(Muon(matrices, lr))
         if others:
             self._parts.append(torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY))
         super().__init__([group for part in self._parts for group in part.param_groups], {})

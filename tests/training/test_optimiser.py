@@ -2,10 +2,12 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
-from hf_specdec.training.optimiser import MuonWithAdamW
+from hf_specdec.training import optimiser
+from hf_specdec.training.optimiser import Muon, MuonWithAdamW
 
 
 class Net(nn.Module):
@@ -25,15 +27,40 @@ class Net(nn.Module):
 IDS = torch.arange(9)
 
 
-def learn(net: Net, optimiser: torch.optim.Optimizer, steps: int) -> float:
+def learn(net: Net, both: torch.optim.Optimizer, steps: int) -> float:
     """The loss before the last step."""
     loss = torch.tensor(0.0)
     for _ in range(steps):
-        optimiser.zero_grad()
+        both.zero_grad()
         loss = nn.functional.cross_entropy(net(IDS), IDS)
         loss.backward()
-        optimiser.step()
+        both.step()
     return float(loss.detach())
+
+
+@pytest.mark.parametrize("shape", [(12, 5), (5, 12), (7, 7)], ids=str)
+@pytest.mark.parametrize("in_bf16", [True, False], ids=["bf16", "fp32"])
+def test_muon_steps_as_torchs_does(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], in_bf16: bool) -> None:
+    """In bf16 with the same bits; torch has no other."""
+    monkeypatch.setattr(optimiser, "computes_bf16", lambda device: in_bf16)
+    torch.manual_seed(1)
+    ours, peer = nn.Parameter(torch.randn(shape)), nn.Parameter(torch.empty(shape))
+    peer.data.copy_(ours.data)
+    began = ours.detach().clone()
+    steps = (Muon([ours], 0.1), torch.optim.Muon([peer], lr=0.1, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"))
+    for _ in range(3):
+        ours.grad = torch.randn(shape)
+        peer.grad = ours.grad.clone()
+        for one in steps:
+            one.step()
+    assert torch.equal(ours, peer) == in_bf16
+    assert (ours - peer).abs().max() < 0.02 * (ours - began).abs().max()
+
+
+def test_a_matrix_without_a_gradient_stays() -> None:
+    weight = nn.Parameter(torch.ones(2, 3))
+    Muon([weight], 0.1).step()
+    assert torch.equal(weight, torch.ones(2, 3))
 
 
 def test_matrices_of_layers_get_orthogonal_steps_and_the_rest_adamws() -> None:
@@ -52,25 +79,25 @@ def test_matrices_of_layers_get_orthogonal_steps_and_the_rest_adamws() -> None:
 def test_the_learning_rate_of_the_groups_is_used_and_both_learn() -> None:
     torch.manual_seed(0)
     net = Net()
-    optimiser, began = MuonWithAdamW(net, 0.05, output=net.output), copy.deepcopy(net)
-    for group in optimiser.param_groups:
+    both, began = MuonWithAdamW(net, 0.05, output=net.output), copy.deepcopy(net)
+    for group in both.param_groups:
         group["lr"] = 0.0
-    learn(net, optimiser, 2)
+    learn(net, both, 2)
     assert all(torch.equal(weight, began.get_parameter(name)) for name, weight in net.named_parameters())
-    for group in optimiser.param_groups:
+    for group in both.param_groups:
         group["lr"] = 0.05
-    assert learn(net, optimiser, 60) < 0.1
+    assert learn(net, both, 60) < 0.1
 
 
 def test_a_training_goes_on_from_the_saved_states() -> None:
     torch.manual_seed(0)
     net = Net()
-    optimiser = MuonWithAdamW(net, 0.02, output=net.output)
-    learn(net, optimiser, 3)
+    both = MuonWithAdamW(net, 0.02, output=net.output)
+    learn(net, both, 3)
     other = copy.deepcopy(net)
     resumed = MuonWithAdamW(other, 0.5, output=other.output)
-    resumed.load_state_dict(copy.deepcopy(optimiser.state_dict()))
-    learn(net, optimiser, 3)
+    resumed.load_state_dict(copy.deepcopy(both.state_dict()))
+    learn(net, both, 3)
     learn(other, resumed, 3)
     for name, weight in net.named_parameters():
         assert torch.equal(weight, other.get_parameter(name)), name
@@ -78,7 +105,7 @@ def test_a_training_goes_on_from_the_saved_states() -> None:
 
 def test_a_model_without_matrices_or_with_matrices_alone_is_trained_too() -> None:
     for net in (nn.LayerNorm(4), nn.Linear(4, 4, bias=False)):
-        optimiser, began = MuonWithAdamW(net, 0.1), net.weight.detach().clone()
+        both, began = MuonWithAdamW(net, 0.1), net.weight.detach().clone()
         net(torch.randn(2, 4)).square().sum().backward()
-        optimiser.step()
+        both.step()
         assert not torch.equal(net.weight, began)
