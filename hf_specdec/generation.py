@@ -10,6 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.arguments import (
+    Settings,
     bind_stop_strings,
     check_modes,
     check_prompt,
@@ -224,8 +225,15 @@ def _needs_own_loop(model: PreTrainedModel, configs: list[GenerationConfig], kwa
         or compat.is_recurrent(model)
         or compat.places_adapters(model)
         or bool(compat.cached_length(compat.given_cache(kwargs)))
+        or _is_static(settings_of(kwargs, configs), compat.given_cache(kwargs))
         or may_keep_state(settings_of(kwargs, configs), kwargs.get("logits_processor") or ())
     )
+
+
+def _is_static(settings: Settings, cache: Any) -> bool:
+    """Whether a call decodes over a static cache, which transformers cannot always crop: one with windows, never."""
+    inner = getattr(cache, "self_attention_cache", cache)
+    return settings("cache_implementation") in ("static", "hybrid") or isinstance(inner, compat.StaticCache)
 
 
 def _decoded_by(

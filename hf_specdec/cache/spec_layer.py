@@ -110,6 +110,8 @@ class SpecLayer(CacheLayerMixin):
         """Write T columns after each row and return views up to the longest row's end."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        elif (key_states.dtype, value_states.dtype) != (self.keys.dtype, self.values.dtype):
+            self._widen(key_states, value_states)
         batch, new = len(self.lengths), key_states.shape[-2]
         start = self.length - self.offset
         end = start + new
@@ -126,6 +128,17 @@ class SpecLayer(CacheLayerMixin):
         self.lengths = tuple([length + new for length in self.lengths])
         self.length += new
         return self.keys[:batch, :, :end], self.values[:batch, :, :end]  # (batch, heads, end, head_dim)
+
+    def _widen(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Hold numbers as wide as new ones: transformers' layers join both by `torch.cat`. Autocast's are narrower."""
+        keys, values = self.keys, self.values
+        pairs = ((keys, key_states), (values, value_states))
+        dtypes = [torch.promote_types(own.dtype, new.dtype) for own, new in pairs]
+        if dtypes == [keys.dtype, values.dtype]:
+            return
+        self._allocate(keys.shape, values.shape, *(keys.new_empty(0, dtype=dtype) for dtype in dtypes))
+        self.keys.copy_(keys)
+        self.values.copy_(values)
 
     def _allocate(
         self, keys: tuple[int, ...], values: tuple[int, ...], like_keys: torch.Tensor, like_values: torch.Tensor

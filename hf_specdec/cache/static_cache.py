@@ -15,7 +15,15 @@ import torch
 from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
-from hf_specdec.compat import Cache, DummyLayer, StaticCache, StaticLayer, StaticSlidingWindowLayer, mark_static_address
+from hf_specdec.compat import (
+    Cache,
+    DummyLayer,
+    StaticCache,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+    mark_static_address,
+    values_keep_dtype,
+)
 from hf_specdec.transfer import is_staged
 
 __all__ = ["FixedShapes", "StaticSpecCache", "StaticSpecLayer"]
@@ -67,12 +75,18 @@ class StaticSpecLayer(SpecLayer):
         """Write the forward's columns where the index says; the lengths stay until `set_lengths` is called."""
         index = self.static_index
         if index is None:
-            if self.is_initialized and (self.keys.dtype, self.keys.device) != (key_states.dtype, key_states.device):
-                self.lazy_initialization(key_states, value_states)  # the model has been moved since
+            if self.is_initialized and not any(self.lengths) and not self._fits(key_states, value_states):
+                self.lazy_initialization(key_states, value_states)  # the model has been moved since, or autocast ended
             return super().update(key_states, value_states)
         self.keys[index.rows, :, index.columns] = key_states.transpose(1, 2).to(self.keys.dtype)  # of autocast's dtype
         self.values[index.rows, :, index.columns] = value_states.transpose(1, 2).to(self.values.dtype)
         return self.keys, self.values
+
+    def _fits(self, key_states: torch.Tensor, value_states: torch.Tensor) -> bool:
+        """Whether `lazy_initialization` would make buffers of the same dtypes on the same device."""
+        like = (key_states, value_states if values_keep_dtype() else key_states)
+        own = (self.keys, self.values)
+        return all((a.dtype, a.device) == (b.dtype, b.device) for a, b in zip(own, like, strict=True))
 
     def load(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
         """Start from existing columns that end at token `length`; each stands at its token's place."""

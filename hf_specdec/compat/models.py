@@ -3,6 +3,7 @@
 Names                              Why
 `_orig_mod`, `peft_config`         the model inside `torch.compile`'s wrapper and PEFT's
 `active_peft_config`               whether PEFT's wrapper changes or reads prompts, unknown to the model inside
+`_supports_default_dynamic_cache`  models whose argument for a cache takes another kind
 `_is_stateful`                     models whose recurrent state would keep tokens that assisted decoding rejects
 `embed_norm`                       a norm inside some models' embedding modules, which their drafters go without
 `_compiled_call_impl`, `_torchdynamo_orig_callable`
@@ -130,6 +131,7 @@ def takes_position_ids(model: PreTrainedModel) -> bool:
 def takes_cache(model: PreTrainedModel) -> bool:
     """Whether a `DynamicCache` of its decoder's layers is all that the model keeps of a text, and counts its tokens."""
     takes_one = not model.config.is_encoder_decoder and CACHE in inspect.signature(type(model).forward).parameters
+    takes_one = takes_one and model._supports_default_dynamic_cache()  # xLSTM's `cache` is one of its own
     return takes_one and cached_length(DynamicCache(config=model.config)) is not None
 
 

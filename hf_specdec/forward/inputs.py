@@ -76,8 +76,11 @@ class StepInputs:
         self.asks_model = compat.has_own_input_preparation(model) and cache_drop_length(model) is None
         ids = torch.cat([text.ids()[:, : num_cached + 1] for text in texts])
         self.template: dict[str, Any] = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
-        if self.template.get(self.cache_name) is not self.cache:  # a model that would compute its cache anew here
-            self.template[self.cache_name] = self.cache
+        # A class may still call it otherwise in its forward than transformers does from 5.24 on.
+        given = (name for name, value in self.template.items() if value is self.cache)
+        self.cache_argument = next(given, self.cache_name)
+        if self.template.get(self.cache_argument) is not self.cache:  # a model that would compute its cache anew here
+            self.template[self.cache_argument] = self.cache
             for key in (self.ids_key, self.positions_key):
                 if self.template.get(key) is not None:
                     self.template[key] = self.template[key][..., -1:]
@@ -99,7 +102,7 @@ class StepInputs:
         """The same for another model over another cache that holds the same texts, until the next commit."""
         own = copy.copy(self)
         own.model, own.cache, own.attention_cache, own.masks, own.adapter = model, cache, cache, masks, adapter
-        own.template = {**self.template, self.cache_name: cache}
+        own.template = {**self.template, self.cache_argument: cache}
         own.kwargs = {**self.kwargs, self.cache_name: cache}
         for name in ("output_hidden_states", "output_attentions"):
             own.template.pop(name, None)
@@ -268,7 +271,7 @@ class StepInputs:
         inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
             ids, next_sequence_length=len(layouts[0].new_tokens), **kwargs
         )
-        if inputs.get(self.cache_name) is not self.cache:
+        if inputs.get(self.cache_argument) is not self.cache:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} drops its cache at token {before}, which cannot be followed while "
                 "several tokens are verified at once. Generate this text with spec_method=None."

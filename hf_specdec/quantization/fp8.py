@@ -176,7 +176,7 @@ def reasons_to_leave(model: PreTrainedModel, layers: Mapping[str, nn.Module]) ->
             reasons[name] = "its weight is another layer's too"
         elif name.rpartition(".")[2] in ROUTERS:
             reasons[name] = "it chooses experts"
-        elif any(part in name.split(".") for part in full):
+        elif any(f".{part}." in f".{name}.weight." for part in full):
             reasons[name] = "its author keeps it in full precision"
     return reasons
 

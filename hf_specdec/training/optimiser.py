@@ -50,7 +50,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
-    """`(rows, columns)` with the singular vectors of `matrix` and singular values near 1, by Newton-Schulz iterations."""
+    """`(rows, columns)` with the singular vectors of `matrix` and singular values near 1, by Newton-Schulz steps."""
     a, b, c = COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
     found = (matrix.T if is_tall else matrix).to(dtype)

@@ -16,9 +16,11 @@ import torch
 
 import hf_specdec
 from hf_specdec.cli.chat import _Chat
+from hf_specdec.compat import takes_cache
 from tests.cli.conftest import Run
 from tests.helpers.support import plain
 from tests.helpers.zoo import FALLBACK, FAMILIES, build
+from tests.helpers.zoo_wide import varied
 
 TEMPLATE = (
     "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -124,6 +126,12 @@ def test_a_model_that_takes_no_cache_reads_the_chat_anew(
         new = plain(model, ids, max_new_tokens=4, do_sample=False)[0, 1 if family == "t5" else ids.shape[1] :]
         talk.answer(said)
         assert talk.messages[-1]["content"] == tokenizer.decode(new, skip_special_tokens=True)
+
+
+def test_a_chat_keeps_no_cache_of_a_kind_that_a_model_has_to_itself() -> None:
+    """xLSTM's has the name that transformers' own have from 5.24 on."""
+    assert not takes_cache(varied("xlstm", "causal"))
+    assert takes_cache(build(FAMILIES["llama"]))
 
 
 @pytest.mark.parametrize("kind", ["static", "dynamic", "offloaded"])

@@ -4,16 +4,19 @@ A forward of several tokens rounds differently from one of a single token, so a 
 equality is promised in fp32 only.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache, StaticCache
 
 import hf_specdec
 from hf_specdec.compat import CACHE
 from tests.helpers.batches import MASK, PADDED
 from tests.helpers.cover import wide_but
+from tests.helpers.graphs import on_cpu
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, QUICK, build
 
@@ -104,6 +107,51 @@ def test_a_static_layer_keeps_what_autocast_rounds() -> None:
         expected = plain(model, PROMPT, **call)
         ours = model.generate(PROMPT, **call, cache_implementation="static", spec_method="prompt_lookup")
     assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_cache_that_autocast_filled_is_continued_without_it(family: str) -> None:
+    """Its numbers are then as wide as the new ones, as `torch.cat` makes them."""
+    model = hf_specdec.enable(build(FAMILIES[family]))
+    answers = []
+    for generate in (functools.partial(plain, model), functools.partial(model.generate, spec_method="prompt_lookup")):
+        call: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False, CACHE: DynamicCache(config=model.config)}
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            first = generate(PROMPT, **call)
+        answers.append(generate(torch.cat([first, PROMPT[:, :5]], dim=1), **call).tolist())
+        answers.append([(layer.keys.dtype, layer.values.dtype) for layer in call[CACHE].layers])
+    assert answers[2:] == answers[:2]
+
+
+@pytest.mark.parametrize("autocast_first", [True, False], ids=["autocast first", "autocast last"])
+def test_compiled_calls_with_and_without_autocast_follow_one_another(autocast_first: bool) -> None:
+    """The buffers that a model keeps for its graphs are of the call's dtypes."""
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    call: dict[str, Any] = {
+        "max_new_tokens": 10,
+        "do_sample": False,
+        "return_dict_in_generate": True,
+        "cache_implementation": "static",
+    }
+    for is_cast in (autocast_first, not autocast_first):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_cast):
+            expected = plain(model, PROMPT, **call)
+            ours = model.generate(PROMPT, **call, compile_config=on_cpu("eager"), spec_method="prompt_lookup")
+        assert torch.equal(ours.sequences, expected.sequences)
+        found = [[(layer.keys.dtype, layer.values.dtype) for layer in one[CACHE].layers] for one in (ours, expected)]
+        assert found[0] == found[1]
+
+
+def test_a_static_cache_that_was_filled_keeps_its_columns_under_autocast() -> None:
+    """Plain generation raises where keys are narrower than the buffers, as GPT-2's then are."""
+    model = hf_specdec.enable(build(FAMILIES["gpt2"]))
+    texts = []
+    for cache in (StaticCache(config=model.config, max_cache_len=64), DynamicCache(config=model.config)):
+        call: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "spec_method": "prompt_lookup", CACHE: cache}
+        first = model.generate(PROMPT, **call)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            texts.append(model.generate(torch.cat([first, PROMPT[:, :5]], dim=1), **call).tolist())
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
