@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from hf_specdec.cache.blocks import Blocks
-from hf_specdec.compat import CacheLayerMixin, values_keep_dtype
+from hf_specdec.compat import VALUES_KEEP_DTYPE, CacheLayerMixin
 from hf_specdec.transfer import HOST, upload
 
 __all__ = ["RowReserve", "SpecLayer", "WriteIndex"]
@@ -99,7 +99,7 @@ class SpecLayer(CacheLayerMixin):
             (batch, key_states.shape[1], capacity, key_states.shape[3]),
             (batch, value_states.shape[1], capacity, value_states.shape[3]),
             key_states,
-            value_states if values_keep_dtype() else key_states,
+            value_states if VALUES_KEEP_DTYPE else key_states,
         )
         self.set_lengths(self.lengths or (self.offset,) * key_states.shape[0])
         self.is_initialized = True

@@ -16,13 +16,13 @@ from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.compat import (
+    VALUES_KEEP_DTYPE,
     Cache,
     DummyLayer,
     StaticCache,
     StaticLayer,
     StaticSlidingWindowLayer,
     mark_static_address,
-    values_keep_dtype,
 )
 from hf_specdec.transfer import is_staged
 
@@ -84,7 +84,7 @@ class StaticSpecLayer(SpecLayer):
 
     def _fits(self, key_states: torch.Tensor, value_states: torch.Tensor) -> bool:
         """Whether `lazy_initialization` would make buffers of the same dtypes on the same device."""
-        like = (key_states, value_states if values_keep_dtype() else key_states)
+        like = (key_states, value_states if VALUES_KEEP_DTYPE else key_states)
         own = (self.keys, self.values)
         return all((a.dtype, a.device) == (b.dtype, b.device) for a, b in zip(own, like, strict=True))
 

@@ -29,6 +29,7 @@ from hf_specdec.compat.caches import (
     CACHE,
     CACHE_LENGTHS,
     GIVEN_CACHES,
+    VALUES_KEEP_DTYPE,
     DummyLayer,
     assists_static_caches,
     cache_name,
@@ -40,7 +41,6 @@ from hf_specdec.compat.caches import (
     holds_states,
     is_users_own,
     replaced_attributes,
-    values_keep_dtype,
 )
 from hf_specdec.compat.compiling import compile_settings, compiled, mark_step_begin
 from hf_specdec.compat.devices import (

@@ -3,7 +3,6 @@
 Knows nothing of models.
 """
 
-import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +25,7 @@ __all__ = [
     "CACHE_LENGTHS",
     "CACHE_NAMES",
     "GIVEN_CACHES",
+    "VALUES_KEEP_DTYPE",
     "DummyLayer",
     "assists_static_caches",
     "cache_name",
@@ -37,7 +37,6 @@ __all__ = [
     "holds_states",
     "is_users_own",
     "replaced_attributes",
-    "values_keep_dtype",
 ]
 
 OLD_NAMES = ("past_key_values", "cache_params")  # before transformers 5.24; `generate` takes them under both
@@ -46,6 +45,17 @@ CACHE = "cache" if _HAS_NEW_NAME else OLD_NAMES[0]  # a cache among the argument
 CACHE_NAMES = ("cache", "state") if _HAS_NEW_NAME else (*OLD_NAMES, "state")  # under which `generate` keeps it
 CACHE_LENGTHS = frozenset({"cache_length", "past_key_values_length"})  # among the arguments of position modules
 GIVEN_CACHES = ("cache", *OLD_NAMES) if _HAS_NEW_NAME else OLD_NAMES  # under which callers of `generate` pass it
+
+
+def _values_keep_dtype() -> bool:
+    layer = DynamicLayer()
+    layer.lazy_initialization(torch.empty(0), torch.empty(0, dtype=torch.bfloat16))
+    return bool(layer.values.dtype == torch.bfloat16)
+
+
+# Whether transformers' layers keep values in their own dtype, as from 5.24 on, or in the keys': under autocast rotated
+# keys are fp32, values are not. A constant, since compiled forwards trace where it is read.
+VALUES_KEEP_DTYPE = _values_keep_dtype()
 
 
 def cache_name(model_kwargs: dict[str, Any]) -> str:
@@ -89,17 +99,6 @@ def crop_to(cache: Cache, length: int) -> bool:
 def can_reorder(cache: Any) -> bool:
     """Whether `reorder_cache` takes any rows of a cache: transformers' own, filled on every layer."""
     return type(cache) is DynamicCache and all(type(layer).__module__ == cache_utils.__name__ for layer in cache.layers)
-
-
-@functools.cache
-def values_keep_dtype() -> bool:
-    """Whether transformers' layers keep values in their own dtype, as from 5.24 on, or in the keys'.
-
-    Under autocast rotated keys are fp32, values are not.
-    """
-    layer = DynamicLayer()
-    layer.lazy_initialization(torch.empty(0), torch.empty(0, dtype=torch.bfloat16))
-    return bool(layer.values.dtype == torch.bfloat16)
 
 
 def assists_static_caches() -> bool:
