@@ -12,11 +12,8 @@ __all__ = ["Muon", "MuonWithAdamW"]
 
 WEIGHT_DECAY = 0.01
 MOMENTUM = 0.95
-COEFFICIENTS, NUM_ITERATIONS, EPS = (
-    (3.4445, -4.7750, 2.0315),
-    5,
-    1e-7,
-)  # of the post, for a step that is nearly orthogonal
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the post: after `NUM_ITERATIONS` singular values are near 1
+NUM_ITERATIONS, EPS = 5, 1e-7
 
 
 class Muon(torch.optim.Optimizer):
@@ -43,7 +40,9 @@ class Muon(torch.optim.Optimizer):
                 if weight.grad is None:
                     continue
                 state = self.state[weight]
-                mean = state.setdefault("momentum_buffer", torch.zeros_like(weight))
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(weight)
+                mean = state["momentum_buffer"]
                 mean.lerp_(weight.grad, 1.0 - MOMENTUM)
                 update = orthogonal(weight.grad.lerp(mean, MOMENTUM), dtype=_dtype_on(weight.device))
                 weight.mul_(kept).add_(update, alpha=-0.2 * rate * max(weight.shape) ** 0.5)
