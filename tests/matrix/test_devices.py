@@ -219,10 +219,19 @@ def test_the_emulated_device_lists_reads(device: EmulatedDevice) -> None:
 
 
 def test_an_embedded_head_reads_once_a_level(device: EmulatedDevice) -> None:
-    """The states of accepted nodes, tokens, positions and masks take one upload a forward each."""
+    """The states of accepted nodes, tokens, positions and masks take one upload a forward each.
+
+    Where one token is left to be written nothing is drafted.
+    """
     target = hf_specdec.AutoModelForCausalLM.from_pretrained(embedded.path("target"), dtype=torch.float32).to(DEVICE)
     head = hf_specdec.AutoDraftHead.from_pretrained(embedded.path("head")).to(DEVICE)
     seen: list[tuple[int, int]] = []
+    levels: list[int] = []
+
+    def observe(step: hf_specdec.SpecStep) -> None:
+        seen.append((len(device.reads), len(device.uploads)))
+        levels.append(max(step.tree.depths))
+
     config = {"num_branches": 3, "draft_len": 3, "max_nodes": 8, "confidence_threshold": 0.0}
     output = target.generate(
         PROMPT.to(DEVICE),
@@ -231,12 +240,13 @@ def test_an_embedded_head_reads_once_a_level(device: EmulatedDevice) -> None:
         assistant_model=head,
         spec_method="eagle3",
         spec_config=config,
-        spec_observer=lambda step: seen.append((len(device.reads), len(device.uploads))),
+        spec_observer=observe,
         return_dict_in_generate=True,
     )
     assert output.spec_stats.num_accepted_tokens > 0
     reads, uploads = (
         [later - earlier for earlier, later in itertools.pairwise(counted)] for counted in zip(*seen, strict=True)
     )
-    assert set(reads) == {1 + config["draft_len"]}, "the verification, and each level"
+    assert reads == [1 + depth for depth in levels[1:]], "the verification, and each level"
+    assert max(levels) == config["draft_len"]
     assert max(uploads) <= 2 + 2 * config["draft_len"]
