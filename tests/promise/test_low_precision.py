@@ -13,7 +13,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat import CACHE, VALUES_KEEP_DTYPE
 from tests.helpers.batches import MASK, PADDED
 from tests.helpers.cover import wide_but
 from tests.helpers.graphs import on_cpu
@@ -123,6 +123,7 @@ def test_a_cache_that_autocast_filled_is_continued_without_it(family: str) -> No
     assert answers[2:] == answers[:2]
 
 
+@pytest.mark.skipif(not VALUES_KEEP_DTYPE, reason="plain generation raises: its static cache takes no narrower values")
 @pytest.mark.parametrize("autocast_first", [True, False], ids=["autocast first", "autocast last"])
 def test_compiled_calls_with_and_without_autocast_follow_one_another(autocast_first: bool) -> None:
     """The buffers that a model keeps for its graphs are of the call's dtypes."""
