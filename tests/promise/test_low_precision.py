@@ -123,6 +123,7 @@ def test_a_cache_that_autocast_filled_is_continued_without_it(family: str) -> No
     assert answers[2:] == answers[:2]
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.skipif(not VALUES_KEEP_DTYPE, reason="plain generation raises: its static cache takes no narrower values")
 @pytest.mark.parametrize("autocast_first", [True, False], ids=["autocast first", "autocast last"])
 def test_compiled_calls_with_and_without_autocast_follow_one_another(autocast_first: bool) -> None:
