@@ -174,8 +174,7 @@ class _Chat:
         else:
             self.stats = getattr(output, "spec_stats", None)
             if self._takes_cache:
-                self._cache = output[CACHE]
-                self._cached = output.sequences[0, : self._cache.get_seq_length()].tolist()
+                self._keep(output)
         sys.stdout.write("\n")
         sys.stdout.flush()
         self.messages += [{"role": "user", "content": said}, {"role": "assistant", "content": shown.text}]
@@ -203,6 +202,14 @@ class _Chat:
 
     def _new_cache(self) -> Any:
         return DynamicCache(config=self.model.config) if self._takes_cache else None
+
+    def _keep(self, output: Any) -> None:
+        """Keep the cache of what the model has read, unless it has read more than the text: XLM a mask token."""
+        self._cache, text = output[CACHE], output.sequences[0].tolist()
+        length = self._cache.get_seq_length()
+        self._cached = text[:length]
+        if length >= len(text):  # the last token is never read
+            self._forget_cache()
 
     def _keep_beginning_of(self, token_ids: list[int]) -> None:
         """Keep in the cache the tokens that a text begins with; none where the cache cannot be cut."""

@@ -128,7 +128,7 @@ class ModelRunner(HiddenStates):
         self.kwargs = compat.updated_kwargs(self.model, self.outputs, self.kwargs)
         self.cache = self.cache.adopt_prefill(self.kwargs.get(compat.cache_name(self.kwargs)))
         if self.cache.model_cache is None:
-            raise UnsupportedModelError("it keeps no cache")
+            raise UnsupportedModelError("it keeps no `Cache` of transformers")
         self._half_done = False
         self.kwargs[compat.cache_name(self.kwargs)] = self.cache.model_cache
         self.kwargs.pop("logits_to_keep", None)

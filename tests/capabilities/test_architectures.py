@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from hf_specdec.capabilities.probe import probe
 from tests.capabilities.findings import PAGE, Finding, examine, examine_all, listed
-from tests.helpers.zoo_wide import kinds_of
+from tests.helpers.zoo_wide import kinds_of, varied
 
 # One for each way of keeping a cache, counting positions and masking, and those that the probe has to find out.
 QUICK = ("bigbird_pegasus ctrl falcon_mamba git moshi openai-gpt paligemma qwen2_vl rwkv whisper xglm").split()
@@ -52,6 +53,14 @@ def check(finding: Finding) -> None:
 @pytest.mark.parametrize(("model_type", "kind"), chosen())
 def test_an_architecture_writes_what_plain_generation_writes(model_type: str, kind: str) -> None:
     check(examine(model_type, kind))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", ["reformer", "xlnet"])
+def test_a_model_that_keeps_states_of_a_kind_of_its_own_is_not_said_to_keep_none(model_type: str) -> None:
+    found = probe(varied(model_type, "causal"))
+    assert found.tier == "plain"
+    assert found.reason == "several tokens in one forward do not work: it keeps no `Cache` of transformers"
 
 
 def test_the_page_lists_no_model_that_is_wrong() -> None:

@@ -20,7 +20,8 @@ from hf_specdec.compat import takes_cache
 from tests.cli.conftest import Run
 from tests.helpers.support import plain
 from tests.helpers.zoo import FALLBACK, FAMILIES, build
-from tests.helpers.zoo_wide import varied
+from tests.helpers.zoo_wide import build as build_wide
+from tests.helpers.zoo_wide import shrunk, varied
 
 TEMPLATE = (
     "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -126,6 +127,23 @@ def test_a_model_that_takes_no_cache_reads_the_chat_anew(
         new = plain(model, ids, max_new_tokens=4, do_sample=False)[0, 1 if family == "t5" else ids.shape[1] :]
         talk.answer(said)
         assert talk.messages[-1]["content"] == tokenizer.decode(new, skip_special_tokens=True)
+
+
+def test_a_cache_that_holds_more_than_the_text_is_not_continued(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLM reads a mask token after the text; from 5.24 on it leaves it in transformers' own cache."""
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    config = shrunk("xlm")
+    config.n_words = len(tokenizer)
+    model = hf_specdec.enable(build_wide(config, "causal", 0.15))
+    talk = _Chat(model, tokenizer, {"max_new_tokens": 4, "do_sample": False, "spec_method": "auto"}, None, False)
+    for said in ("write a stack", "and a queue"):
+        ids = tokenizer(talk.text_of(said), return_tensors="pt").input_ids
+        new = plain(model, ids, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :]
+        talk.answer(said)
+        assert talk.messages[-1]["content"] == tokenizer.decode(new, skip_special_tokens=True)
+        assert talk.num_reused == 0
 
 
 def test_a_chat_keeps_no_cache_of_a_kind_that_a_model_has_to_itself() -> None:
