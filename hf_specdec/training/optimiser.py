@@ -26,10 +26,20 @@ class Muon(torch.optim.Optimizer):
         matrices: weights of two dimensions.
         lr (`float`): learning rate.
         weight_decay (`float`, *optional*, defaults to `0.01`): share of a weight that a step of learning rate 1 takes.
+        like_adamw (`bool`, *optional*, defaults to `True`): whether steps are scaled to AdamW's; otherwise as the
+            post scales them, which is torch's `adjust_lr_fn="original"`.
     """
 
-    def __init__(self, matrices: Iterable[nn.Parameter], lr: float, weight_decay: float = WEIGHT_DECAY) -> None:
+    def __init__(
+        self,
+        matrices: Iterable[nn.Parameter],
+        lr: float,
+        weight_decay: float = WEIGHT_DECAY,
+        *,
+        like_adamw: bool = True,
+    ) -> None:
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
+        self._like_adamw = like_adamw
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -45,7 +55,11 @@ class Muon(torch.optim.Optimizer):
                 mean = state["momentum_buffer"]
                 mean.lerp_(weight.grad, 1.0 - MOMENTUM)
                 update = orthogonal(weight.grad.lerp(mean, MOMENTUM), dtype=_dtype_on(weight.device))
-                weight.mul_(kept).add_(update, alpha=-0.2 * rate * max(weight.shape) ** 0.5)
+                weight.mul_(kept).add_(update, alpha=-rate * self._scale(*weight.shape))
+
+    def _scale(self, rows: int, columns: int) -> float:
+        """Length of a step of learning rate 1, for a matrix of this shape."""
+        return float(0.2 * max(rows, columns) ** 0.5 if self._like_adamw else max(1.0, rows / columns) ** 0.5)
 
 
 def orthogonal(matrix: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:

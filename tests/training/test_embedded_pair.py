@@ -9,8 +9,9 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_specdec.command_errors import run_program
+from hf_specdec.training import optimiser
 from hf_specdec.training.embedded import __main__ as script
-from hf_specdec.training.embedded import evaluate, objectives
+from hf_specdec.training.embedded import evaluate, fit, objectives
 from hf_specdec.training.embedded.models import new_model
 from hf_specdec.training.embedded.own_texts import own_texts
 
@@ -65,6 +66,37 @@ def test_a_stage_of_its_own_trains_given_models_on(tmp_path, target, monkeypatch
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     script.main(**options, minutes=0.01)
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
+
+
+def test_a_stage_iterates_in_fp32_where_bf16_is_slow_and_goes_on_from_a_state_of_torchs_muon(
+    tmp_path, target, monkeypatch
+):
+    dtypes, orthogonal = set(), optimiser.orthogonal
+    monkeypatch.setattr(optimiser, "computes_bf16", lambda device: False)
+    monkeypatch.setattr(
+        optimiser, "orthogonal", lambda matrix, *, dtype: dtypes.add(dtype) or orthogonal(matrix, dtype=dtype)
+    )
+    ours, others = fit._optimisers(target, 0.02, 2e-3)
+    torchs = torch.optim.Muon(ours.param_groups[0]["params"], lr=0.02, weight_decay=0.01)
+    torchs.param_groups[0]["peak_lr"] = 0.02
+    target(torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()
+    torchs.step(), others.step()
+    checkpoint = tmp_path / "draft.pt"
+    fit._save(checkpoint, target, [torchs, others], 0.0, 7)
+    target.zero_grad()
+    batches = iter(lambda: torch.arange(16)[None], None)
+    fit.fit(
+        target,
+        lambda batch: target(batch, labels=batch).loss,
+        batches,
+        checkpoint=checkpoint,
+        minutes=1e-5,
+        matrix_lr=0.02,
+        other_lr=2e-3,
+        evaluate=dict,
+    )
+    assert torch.load(checkpoint, weights_only=True)["step"] > 7
+    assert dtypes == {torch.float32}
 
 
 @pytest.mark.parametrize(

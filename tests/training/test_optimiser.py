@@ -40,14 +40,20 @@ def learn(net: Net, both: torch.optim.Optimizer, steps: int) -> float:
 
 @pytest.mark.parametrize("shape", [(12, 5), (5, 12), (7, 7)], ids=str)
 @pytest.mark.parametrize("in_bf16", [True, False], ids=["bf16", "fp32"])
-def test_muon_steps_as_torchs_does(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], in_bf16: bool) -> None:
+@pytest.mark.parametrize("scaling", ["match_rms_adamw", "original"])
+def test_muon_steps_as_torchs_does(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], in_bf16: bool, scaling: str
+) -> None:
     """In bf16 with the same bits; torch has no other."""
     monkeypatch.setattr(optimiser, "computes_bf16", lambda device: in_bf16)
     torch.manual_seed(1)
     ours, peer = nn.Parameter(torch.randn(shape)), nn.Parameter(torch.empty(shape))
     peer.data.copy_(ours.data)
     began = ours.detach().clone()
-    steps = (Muon([ours], 0.1), torch.optim.Muon([peer], lr=0.1, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"))
+    steps = (
+        Muon([ours], 0.1, like_adamw=scaling == "match_rms_adamw"),
+        torch.optim.Muon([peer], lr=0.1, weight_decay=0.01, adjust_lr_fn=scaling),
+    )
     for _ in range(3):
         ours.grad = torch.randn(shape)
         peer.grad = ours.grad.clone()

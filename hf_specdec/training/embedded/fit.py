@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.training.optimiser import Muon
+
 logger = logging.getLogger(__name__)
 WARM_UP, COOL_DOWN = 0.01, 0.6  # shares of the budget
 
@@ -77,7 +79,7 @@ def _optimisers(model: PreTrainedModel, matrix_lr: float, other_lr: float) -> li
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
-    muon = torch.optim.Muon(matrices, lr=matrix_lr, momentum=0.95, weight_decay=0.01)
+    muon = Muon(matrices, matrix_lr, like_adamw=False)
     adamw = torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.95), weight_decay=0.0)
     for optimiser, peak in ((muon, matrix_lr), (adamw, other_lr)):
         for group in optimiser.param_groups:
