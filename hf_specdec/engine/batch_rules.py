@@ -1,6 +1,7 @@
 """Whether the rows of a batch can be decoded each at its own pace: whoever looks on must be able to take them apart.
 
-And whether transformers' assisted decoding can show its rejected tokens to who looks on.
+The same of one sequence whose mask hides tokens. And whether transformers' assisted decoding can show its rejected
+tokens to who looks on.
 """
 
 import copy
@@ -11,6 +12,7 @@ import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList, SynthIDTextWatermarkingConfig
 
 from hf_specdec import compat
+from hf_specdec.capabilities.findings import Found
 from hf_specdec.compat.processors import take_prefix_row
 from hf_specdec.engine.call import Call
 from hf_specdec.per_row import PerRow
@@ -22,6 +24,7 @@ __all__ = [
     "is_pure",
     "keeps_rows_apart",
     "may_keep_state",
+    "padding_fallback_reason",
     "processors_of_row",
 ]
 
@@ -90,6 +93,14 @@ def batch_fallback_reason(call: Call) -> str | None:
     if ends_rows and not any(isinstance(criterion, compat.EosTokenCriteria) for criterion in call.stopping_criteria):
         return "without an end-of-text token no sequence ends before the others"
     return None
+
+
+def padding_fallback_reason(call: Call, found: Found) -> str | None:
+    """Why no tree is verified for a call of one sequence whose mask hides tokens; a chain goes by the model's mask."""
+    if found.capability.tier != "tree" or not call.is_padded:
+        return None
+    reason = found.batch_fallback_reason(call.model)
+    return None if reason is None else f"its attention_mask hides tokens, and {reason}"
 
 
 def assisted_fallback_reason(processors: Iterable[object]) -> str | None:

@@ -53,6 +53,12 @@ class Call:
         most = self.max_new_tokens
         return min(UNBOUNDED if most is None else most, MOST_ROOM)
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether the mask of the prompts hides tokens."""
+        mask = self.model_kwargs.get("attention_mask")
+        return isinstance(mask, torch.Tensor) and not (self.model.config.is_encoder_decoder or bool(mask.all()))
+
     def prompt_of(self, row: int) -> list[int]:
         """The prompt of one row without the masked tokens at its front."""
         tokens: list[int] = self.input_ids[row].tolist()

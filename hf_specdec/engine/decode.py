@@ -17,7 +17,7 @@ from hf_specdec.compat.attention import takes_tensor_masks
 from hf_specdec.compat.fingerprint import fingerprint
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.rank_sync import digest, rank_sync_of
-from hf_specdec.engine.batch_rules import assisted_fallback_reason, batch_fallback_reason
+from hf_specdec.engine.batch_rules import assisted_fallback_reason, batch_fallback_reason, padding_fallback_reason
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost_facts import other_threads
 from hf_specdec.engine.cost_model import StepCosts
@@ -131,7 +131,7 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
             return "transformers' assisted decoding reads a text from its start, over the part that is cached"
         return assisted_fallback_reason(call.logits_processor)
     if len(call.input_ids) == 1:
-        return None
+        return padding_fallback_reason(call, found)
     mask = call.model_kwargs.get("attention_mask")
     has_own_cache = call.facts.of(compat.has_own_cache, call.model)
     if mask is not None and not call.model.config.is_encoder_decoder and has_own_cache:

@@ -8,6 +8,7 @@ from hf_specdec.capabilities.trial import SHORTEST_CALL, can_be_tried
 from hf_specdec.capabilities.trial_rows import RowTrial
 from hf_specdec.compat.fingerprint import fingerprint
 from hf_specdec.distributed.rank_sync import rank_sync_of
+from hf_specdec.engine.batch_rules import padding_fallback_reason
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.methods.draft_head import DraftHead
@@ -26,7 +27,7 @@ class FirstCall:
 
     def __init__(self, call: Call, stats: SpecStats) -> None:
         self.model, self.stats, self._key = call.model, stats, call.now
-        self._num_rows = len(call.input_ids)
+        self._call, self._num_rows = call, len(call.input_ids)
         self.found = Found(verifies_trees(call.model, 0.0), knows_rows=True)
 
     def decide(self, error: float | None) -> bool:
@@ -44,6 +45,8 @@ class FirstCall:
         reason = None if found.capability.tier == "tree" else found.capability.reason
         if reason is None and self._num_rows > 1:
             reason = found.batch_fallback_reason(self.model)
+        elif reason is None:
+            reason = padding_fallback_reason(self._call, found)
         if reason is None:
             return True
         self.stats.tier, self.stats.plain_reason = "plain", reason

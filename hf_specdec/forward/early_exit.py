@@ -91,9 +91,13 @@ def _watched(layer: torch.nn.Module, between: _Between) -> torch.nn.Module:
 
 
 def _skipped(layer: torch.nn.Module, between: _Between) -> torch.nn.Module:
-    """What stands for the layer where it has computed already: same class and attributes, nothing inside."""
+    """What stands for the layer where it has computed already: same class and attributes, no modules to walk through.
+
+    Those inside are attributes like others, as some models read a setting of their first layer's attention.
+    """
     twin = shallow_copy(layer)
-    twin._modules = {}  # noqa: SLF001 the copy's own
+    vars(twin).update(layer._modules)  # noqa: SLF001 and below, torch's
+    twin._modules = {}  # noqa: SLF001
     twin.forward = lambda *args, **kwargs: between.given
     return twin
 

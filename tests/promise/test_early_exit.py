@@ -1,6 +1,7 @@
 """A model that drafts with its own first layers: the drafts of a model cut there, in the target's own cache."""
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -197,15 +198,35 @@ def test_it_works_on_models_that_were_copied_or_wrapped(model: Any, made: str) -
         assert target.generate(input_ids=PROMPT, **options).tolist() == expected.tolist()
 
 
-def test_a_model_that_cannot_go_on_from_states_computes_them_again(caplog: pytest.LogCaptureFixture) -> None:
-    """X-MOD looks into each of its layers; said once."""
-    model = hf_specdec.enable(varied("xmod", "causal"))
-    config = {**TREE, "exit_layer": 1}
+def test_a_model_that_cannot_go_on_from_states_computes_them_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that looks at the function of its first layer, which is another where that is skipped; said once."""
+    compute = tf.LlamaModel.forward
+
+    @functools.wraps(compute)
+    def looking(decoder: Any, *args: Any, **kwargs: Any) -> Any:
+        assert decoder.layers[0].forward.__func__ is tf.models.llama.modeling_llama.LlamaDecoderLayer.forward
+        return compute(decoder, *args, **kwargs)
+
+    monkeypatch.setattr(tf.LlamaModel, "forward", looking)
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
     expected = plain(model, PROMPT, **OPTIONS)
     for _ in range(2):
-        assert exits(model, config=config).sequences.tolist() == expected.tolist()
-    said = [record.getMessage() for record in caplog.records if "compute 1 layer again" in record.message]
+        assert exits(model, config=TREE).sequences.tolist() == expected.tolist()
+    said = [record.getMessage() for record in caplog.records if "compute 2 layers again" in record.message]
     assert len(said) == 1
+
+
+def test_a_model_that_reads_settings_of_its_first_layers_goes_on_from_their_states(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """X-MOD reads the languages of an adapter there."""
+    model = hf_specdec.enable(varied("xmod", "causal"))
+    output = exits(model, config={**TREE, "exit_layer": 1})
+    assert output.sequences.tolist() == plain(model, PROMPT, **OPTIONS).tolist()
+    assert output.spec_stats.num_accepted_tokens > 0
+    assert not [record for record in caplog.records if "again" in record.message]
 
 
 class _Fails(tf.LogitsProcessor):

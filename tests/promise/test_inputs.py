@@ -1,5 +1,6 @@
 """Whatever plain `generate` reads, ours reads: embeddings, masks, positions, batches, several answers."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import hf_specdec
 from tests.helpers.support import (
     CHAIN_DRAFTS,
+    DRAFTS,
     PROMPT,
     assert_same_run,
     assert_same_tensors,
@@ -69,6 +71,25 @@ def test_holes_in_the_mask_are_respected(model: Any, draft: Draft) -> None:
     reference, ours = both(model, lambda: {"attention_mask": mask}, draft)
     assert_same_run(ours, reference)
     assert ours.ids != run(model, plain, dict).ids
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("new_tokens", [16, 40], ids=["probed", "tried"])
+@pytest.mark.parametrize("method", ["auto", "random_trees", "exit_layer"])
+def test_holes_in_a_mask_that_trees_would_miss_are_respected(new_tokens: int, method: str) -> None:
+    """GIT puts columns of an image before the mask that it is given; a tree's mask has none."""
+    model = hf_specdec.enable(copy.deepcopy(varied("git", "causal")))
+    exit_layer = {"spec_method": "draft_model", "spec_config": {"exit_layer": 1, "num_branches": 3}}
+    for hidden in ([3, 4], []):
+        mask = torch.ones_like(PROMPT)
+        mask[0, hidden] = 0
+        options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": new_tokens, "do_sample": False}
+        expected = plain(model, PROMPT, **options)
+        drafted = exit_layer if method == "exit_layer" else DRAFTS[method](expected[0].tolist())
+        output = model.generate(PROMPT, **options, **drafted, return_dict_in_generate=True)
+        assert output.sequences.tolist() == expected.tolist()
+        reason = "its attention_mask hides tokens, and several sequences at once do not work" if hidden else "None"
+        assert str(output.spec_stats.plain_reason).startswith(reason)
 
 
 def test_positions_of_ones_own_are_continued(model: Any, draft: Draft) -> None:
