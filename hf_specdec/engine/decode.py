@@ -109,6 +109,8 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
         )
     if found.capability.tier == "plain":
         return found.capability.reason
+    if (reason := _reason_against_cache(call)) is not None:
+        return reason
     if call.generation_config.output_attentions and call.generation_config.return_dict_in_generate:
         return "the model's own generate asks for attention, which over a tree is not the text's"
     mask = call.model_kwargs.get("decoder_attention_mask")
@@ -137,6 +139,18 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
     if mask is not None and not call.model.config.is_encoder_decoder and has_own_cache:
         return "padding meets cache layers of the model's own, which a few tokens cannot try out"
     return batch_fallback_reason(call) or found.batch_fallback_reason(call.model, _encoder_kwargs(call))
+
+
+def _reason_against_cache(call: Call) -> str | None:
+    """Why a call's cache holds something else than its text once, or `None`."""
+    kwargs = call.model_kwargs
+    if kwargs.get("use_cache", True) is None:
+        return "with use_cache=None transformers caches the whole text again with each token"
+    cache = kwargs.get(compat.cache_name(kwargs))
+    is_shared = isinstance(cache, compat.Cache) and not isinstance(cache, compat.EncoderDecoderCache)
+    if call.model.config.is_encoder_decoder and is_shared:
+        return f"its self- and cross-attention share the {type(cache).__name__} that was passed"
+    return None
 
 
 def one_by_one_reason(given: Any, request: Request, found: Found) -> str | None:
@@ -168,6 +182,8 @@ def alone_reason(call: Call, request: Request) -> str | None:
     shape, and nobody looks at it afterwards.
     """
     if (reason := _assisted_reason(request)) is not None:
+        return reason
+    if (reason := _reason_against_cache(call)) is not None:
         return reason
     kwargs = call.model_kwargs
     cache = kwargs.get(compat.cache_name(kwargs))
