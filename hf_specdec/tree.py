@@ -19,6 +19,7 @@ import torch
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.extra_tokens import ExtraTokens
+from hf_specdec.tree_checks import Children, check_distributions, check_probabilities, children_of, no_child
 
 __all__ = ["DraftTree", "ExtraTokens", "TreeBuilder"]
 
@@ -26,6 +27,9 @@ __all__ = ["DraftTree", "ExtraTokens", "TreeBuilder"]
 @dataclass(frozen=True, slots=True)
 class DraftTree:
     """Tokens, parents and depths of T nodes, parents before children. Build one with `TreeBuilder` or `chain`.
+
+    Raises:
+        ConfigError: the fields do not go together, or `probabilities` and `drafted_from` are none of these nodes.
 
     Attributes:
         tokens (`tuple[int, ...]`): token id of each node; `tokens[0]` is the last token of the text.
@@ -44,10 +48,19 @@ class DraftTree:
     parents: tuple[int, ...]
     depths: tuple[int, ...]
     is_chain: bool
-    _children: tuple[dict[int, int], ...] = field(repr=False, compare=False)
+    _children: Children = field(default=(), repr=False, compare=False)  # given with nodes that are known to be right
     extra: ExtraTokens | None = field(default=None, repr=False, compare=False)
     drafted_from: Mapping[int, torch.Tensor] | None = field(default=None, repr=False, compare=False)
     probabilities: tuple[float, ...] | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self._children:
+            children = children_of(self.tokens, self.parents, self.depths, self.is_chain)
+            object.__setattr__(self, "_children", children)
+            if self.probabilities is not None:
+                check_probabilities(self.probabilities, len(children))
+            if self.drafted_from is not None:
+                check_distributions(self.drafted_from, children)
 
     @classmethod
     def chain(cls, root: int, tokens: Iterable[int] = ()) -> "DraftTree":
@@ -75,7 +88,7 @@ class DraftTree:
         tokens: tuple[int, ...],
         parents: tuple[int, ...],
         depths: tuple[int, ...],
-        children: tuple[dict[int, int], ...],
+        children: Children,
         probabilities: tuple[float, ...] | None = None,
     ) -> "DraftTree":
         """The tree of these nodes, each after its parent; `children` are their nodes below by token."""
@@ -111,7 +124,12 @@ class DraftTree:
         return replace(self, extra=extra)
 
     def with_distributions(self, drafted_from: Mapping[int, torch.Tensor]) -> "DraftTree":
-        """The same tree, its children known to be drawn from these distributions."""
+        """The same tree, its children known to be drawn from these distributions.
+
+        Raises:
+            ConfigError: one is none, or is of no node; their numbers are read for it, from an accelerator too.
+        """
+        check_distributions(drafted_from, self._children)
         return replace(self, drafted_from=drafted_from)
 
     def with_probabilities(self, probabilities: tuple[float, ...]) -> "DraftTree":
@@ -120,13 +138,7 @@ class DraftTree:
         Raises:
             ConfigError: there are more or fewer than nodes, or one is no probability.
         """
-        try:
-            fits = len(probabilities) == len(self.tokens) and all(0.0 <= one <= 1.0 for one in probabilities)
-        except (TypeError, ValueError, RuntimeError):  # no sequence, or not of numbers
-            fits = False
-        if not fits:
-            rule = f"must hold a number from 0 to 1 for each node, {len(self.tokens)} in all"
-            raise ConfigError("probabilities", rule, probabilities, "Begin with 1.0 for the root.")
+        check_probabilities(probabilities, len(self.tokens))
         return replace(self, probabilities=probabilities)
 
     def child(self, node: int, token: int) -> int | None:
@@ -177,12 +189,11 @@ class DraftTree:
         path = self._first_path()
         chain = DraftTree.chain(self.tokens[0], [self.tokens[node] for node in path[1:]])
         if self.probabilities is not None:
-            chain = chain.with_probabilities(tuple([self.probabilities[node] for node in path]))
+            chain = replace(chain, probabilities=tuple([self.probabilities[node] for node in path]))
         if self.drafted_from is None:
             return chain
-        return chain.with_distributions(
-            {place: self.drafted_from[node] for place, node in enumerate(path) if node in self.drafted_from}
-        )
+        drafted_from = {place: self.drafted_from[node] for place, node in enumerate(path) if node in self.drafted_from}
+        return replace(chain, drafted_from=drafted_from)
 
     def first_branch_first(self) -> "DraftTree":
         """The same tree, its first branch as nodes 1, 2, ...: where that is accepted, nothing moves in a cache."""
@@ -307,7 +318,7 @@ class TreeBuilder:
         try:
             known = self._children[parent if parent >= 0 else len(self)].get(token)
         except (IndexError, TypeError) as error:
-            raise self._refused(parent, token) from error
+            raise no_child(parent, token, len(self)) from error
         if known is not None:
             return known
         node = len(self._tokens)
@@ -331,20 +342,7 @@ class TreeBuilder:
             raise ConfigError("tokens", "must be a list of token ids", tokens, "Write [] for none.") from error
         return parent
 
-    def _refused(self, parent: object, token: object) -> ConfigError:
-        """What is wrong with the arguments of `add`."""
-        if isinstance(parent, int | np.integer) and 0 <= parent < len(self._tokens):
-            return ConfigError("token", "must be a token id", token, "Write int(token) for a NumPy array of one.")
-        remedy = "Pass 0, the root, or what add returned."
-        return ConfigError("parent", f"must be a node, 0 to {len(self._tokens) - 1}", parent, remedy)
-
     def build(self) -> DraftTree:
         """The finished tree."""
-        is_chain = all(parent == node - 1 for node, parent in enumerate(self._parents))
-        return DraftTree(
-            tuple(self._tokens),
-            tuple(self._parents),
-            tuple(self._depths),
-            is_chain,
-            tuple([{**c} for c in self._children]),
-        )
+        children = tuple([{**below} for below in self._children])
+        return DraftTree.of_children(tuple(self._tokens), tuple(self._parents), tuple(self._depths), children)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.tree import DraftTree, TreeBuilder
+from hf_specdec.tree import DraftTree, ExtraTokens, TreeBuilder
 
 
 def random_tree(seed: int, num_nodes: int) -> DraftTree:
@@ -151,6 +151,93 @@ NO_PROBABILITIES = [(1.0,), (1.0, 0.5, 0.2), (1.0, 1.5), (1.0, -0.1), (1.0, floa
 def test_probabilities_that_are_none_are_refused(probabilities: Any) -> None:
     with pytest.raises(ConfigError, match="`probabilities` must hold a number from 0 to 1 for each node, 2 in all"):
         DraftTree.chain(1, [2]).with_probabilities(probabilities)
+
+
+def made(**fields: Any) -> DraftTree:
+    """By the constructor: a root with two children, but for `fields`."""
+    right: dict[str, Any] = {"tokens": (7, 1, 2), "parents": (-1, 0, 0), "depths": (0, 1, 1), "is_chain": False}
+    return DraftTree(**{**right, **fields})
+
+
+def test_a_tree_may_be_made_of_its_fields() -> None:
+    tree = made()
+    assert (tree.child(0, 1), tree.child(0, 2), tree.children(1)) == (1, 2, ())
+    assert made(parents=(-1, 0, 1), depths=(0, 1, 2), is_chain=True) == DraftTree.chain(7, [1, 2])
+    assert pickle.loads(pickle.dumps(tree)).children(0) == (1, 2)
+
+
+INCONSISTENT: dict[str, tuple[dict[str, Any], str]] = {
+    "a list": ({"tokens": [7, 1, 2]}, "`tokens` must be a tuple with an entry for each node"),
+    "no node": ({"tokens": (), "parents": (), "depths": ()}, "`tokens` must be a tuple with an entry"),
+    "too few parents": ({"parents": (-1, 0)}, "`parents` must be a tuple with an entry for each node"),
+    "too many depths": ({"depths": (0, 1, 1, 1)}, "`depths` must be a tuple with an entry for each node"),
+    "no root": ({"parents": (0, 0, 0)}, "`parents` must begin with -1"),
+    "a deep root": ({"depths": (1, 2, 2)}, "`depths` must begin with 0"),
+    "a parent after it": ({"parents": (-1, 2, 0)}, r"`parents\[1\]` must be a node before it, 0 to 0, but is 2"),
+    "a second root": ({"parents": (-1, 0, -1)}, r"`parents\[2\]` must be a node before it"),
+    "a parent that is no number": ({"parents": (-1, 0, None)}, r"`parents\[2\]` must be a node before it"),
+    "a wrong depth": ({"depths": (0, 1, 2)}, r"`depths\[2\]` must be 1, one more than its parent's, but is 2"),
+    "a sibling's token": ({"tokens": (7, 1, 1)}, r"`tokens\[2\]` must differ from the tokens of its siblings"),
+    "no token": ({"tokens": (7, 1, [2])}, r"`tokens\[2\]` must be a token id"),
+    "no chain": ({"is_chain": True}, "`is_chain` must be False with these parents, but is True"),
+    "probabilities": ({"probabilities": (1.0,)}, "`probabilities` must hold a number from 0 to 1 for each node, 3"),
+    "distributions": ({"drafted_from": {0: torch.ones(9)}}, r"`drafted_from\[0\]` must hold numbers .* sum 1.0"),
+}
+
+
+@pytest.mark.parametrize("case", INCONSISTENT)
+def test_fields_that_do_not_go_together_are_named(case: str) -> None:
+    fields, message = INCONSISTENT[case]
+    with pytest.raises(ConfigError, match=message) as error:
+        made(**fields)
+    assert error.value.remedy
+
+
+UNIFORM = torch.full((9,), 1 / 9)
+NO_DISTRIBUTIONS: dict[str, tuple[Any, str]] = {
+    "none": (None, "`drafted_from` must be a dict of tensors by node"),
+    "a list": ([UNIFORM], "`drafted_from` must be a dict of tensors by node"),
+    "no node": ({3: UNIFORM}, "`drafted_from` must have nodes as keys, 0 to 2, but is 3"),
+    "a name": ({"root": UNIFORM}, "`drafted_from` must have nodes as keys"),
+    "an array": ({0: UNIFORM.numpy()}, "must be a tensor of one dimension and a floating dtype"),
+    "a matrix": ({0: UNIFORM[None]}, r"must be a tensor of one dimension .* shape \(1, 9\)"),
+    "counts": ({0: torch.ones(9, dtype=torch.long)}, "a floating dtype, but is 'torch.int64"),
+    "another width": ({0: UNIFORM, 1: torch.ones(1)}, r"`drafted_from\[1\]` must have a probability for each token"),
+    "too narrow": ({0: torch.full((2,), 0.5)}, "must have a probability for each token .* 'of 2 tokens'"),
+    "logits": ({0: torch.linspace(-1, 1, 9)}, "must hold numbers from 0.0 on with the sum 1.0, but is 'from -1 on"),
+    "unnormalised": ({0: UNIFORM * 2}, "must hold numbers from 0.0 on .* with the sum 2"),
+    "no numbers": ({0: UNIFORM * float("nan")}, "must hold numbers from 0.0 on"),
+}
+
+
+@pytest.mark.parametrize("case", NO_DISTRIBUTIONS)
+def test_what_no_child_can_be_drawn_from_is_named(case: str) -> None:
+    drafted_from, message = NO_DISTRIBUTIONS[case]
+    with pytest.raises(ConfigError, match=message) as error:
+        made().with_distributions(drafted_from)
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_a_distribution_may_be_rounded(dtype: torch.dtype) -> None:
+    rounded = torch.linspace(0, 9, 50_000).softmax(dim=-1).to(dtype)
+    assert made().with_distributions({0: rounded}).drafted_from == {0: rounded}
+
+
+NO_EXTRA: dict[str, tuple[tuple[Any, ...], str]] = {
+    "a list": (([8], (1,), torch.ones(1, 2, dtype=torch.bool)), "`extra.tokens` must be a tuple"),
+    "too few depths": (((8, 9), (1,), torch.ones(2, 3, dtype=torch.bool)), "`extra.depths` must be a tuple"),
+    "no root": (((8, 9), (1, 1), torch.ones(2, 2, dtype=torch.bool)), r"`extra.visible` .* shape \(2, 3\) on the CPU"),
+    "numbers": (((8,), (1,), torch.ones(1, 2)), "`extra.visible` must be a bool tensor"),
+    "an array": (((8,), (1,), np.ones((1, 2), dtype=bool)), "`extra.visible` must be a bool tensor"),
+}
+
+
+@pytest.mark.parametrize("case", NO_EXTRA)
+def test_extra_tokens_that_do_not_go_together_are_named(case: str) -> None:
+    fields, message = NO_EXTRA[case]
+    with pytest.raises(ConfigError, match=message):
+        ExtraTokens(*fields)
 
 
 @pytest.mark.parametrize("parent", [-1, 2, 9, 0.0, None, "0", np.int64(2)])

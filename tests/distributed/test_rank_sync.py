@@ -124,7 +124,7 @@ def test_values_of_any_lengths_are_gathered_by_rank() -> None:
 
 
 def test_what_children_were_drawn_from_stays_with_the_leader() -> None:
-    drawn = DraftTree.chain(1, [2]).with_distributions({0: torch.ones(3)}).with_probabilities((1.0, 0.5))
+    drawn = DraftTree.chain(1, [2]).with_distributions({0: torch.ones(3) / 3}).with_probabilities((1.0, 0.5))
 
     def role(sync: RankSync) -> DraftTree:
         (tree,) = sync.trees(lambda: [drawn], None)

@@ -145,6 +145,23 @@ def test_a_drafter_that_breaks_its_contract_is_named(model: Any) -> None:
         model.generate(PROMPT, max_new_tokens=8, do_sample=False, spec_method=Wrong)
 
 
+@pytest.mark.parametrize("width", [VOCAB_SIZE - 1, VOCAB_SIZE + 1])
+def test_a_distribution_over_another_vocabulary_is_named(model: Any, width: int) -> None:
+    class Foreign(hf_specdec.Drafter):
+        def begin(self, prompt_ids: Any) -> None:
+            self.last = prompt_ids[-1]
+
+        def propose(self, budget: int) -> hf_specdec.DraftTree:
+            tree = hf_specdec.DraftTree.chain(self.last, [3])
+            return tree.with_distributions({0: torch.full((width,), 1 / width)})
+
+        def observe(self, tree: Any, logits: Any, accepted: Any) -> None:
+            self.last = accepted[-1]
+
+    with pytest.raises(hf_specdec.ConfigError, match=f"`drafted_from` must .* target's {VOCAB_SIZE} tokens.*{width}"):
+        model.generate(PROMPT, max_new_tokens=8, do_sample=True, spec_method=Foreign)
+
+
 def test_drafted_tokens_beyond_the_vocabulary_are_refused_or_ignored(model: Any) -> None:
     """A drafter with another tokenizer must not bring the embedding down."""
 

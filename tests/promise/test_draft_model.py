@@ -1,5 +1,6 @@
 """A draft model as its users meet it: pairs that go together or not, what a draft costs, and lossless sampling."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -231,11 +232,10 @@ def test_a_distribution_that_the_tokens_were_not_drawn_from_shows(
     far_pair: tuple[Any, Any], shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test above can fail: with a misdeclared q, here one of next to nothing, it does."""
-    with_distributions = drafters.DraftTree.with_distributions
 
-    def misdeclared(tree: Any, drafted_from: dict[int, torch.Tensor]) -> Any:
-        return with_distributions(tree, {node: row * 0.01 for node, row in drafted_from.items()})
+    def misdeclared(tree: Any, *, drafted_from: dict[int, torch.Tensor]) -> Any:
+        return dataclasses.replace(tree, drafted_from={node: row * 0.01 for node, row in drafted_from.items()})
 
-    monkeypatch.setattr(drafters.DraftTree, "with_distributions", misdeclared)
+    monkeypatch.setattr(drafters, "replace", misdeclared)
     found = compared(far_pair, "temperature", shape)
     assert found.statistic > 1.5 * found.bound

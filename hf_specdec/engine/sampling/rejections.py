@@ -6,6 +6,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from hf_specdec.errors import ConfigError
 from hf_specdec.transfer import HOST, upload
 
 __all__ = ["Rejections", "rejection_sample"]
@@ -30,7 +31,11 @@ def rejection_sample(
             the values of those that might have been left out.
         generator: of `p`'s device; `None` is the global one. One uniform number a drawn token, then one multinomial
             draw, as far as they are needed.
+
+    Raises:
+        ConfigError: `q` is not of this vocabulary.
     """
+    _check_width(q, len(p))
     q = q.to(p.device, copy=True)
     for token in drawn:
         share = q[token]
@@ -75,6 +80,8 @@ class Rejections:
         accepted: list[torch.Tensor] = []
         if width:
             rows = [row for row in drafted_from if row is not None]
+            for row in rows:
+                _check_width(row, probabilities.shape[-1])
             none = torch.zeros_like(rows[0])
             q = torch.stack([none if row is None else row for row in drafted_from]).to(probabilities)
             # What fills a row up is drawn with probability 0 by then: a token of no row, or one that was drawn before.
@@ -96,6 +103,13 @@ class Rejections:
             return None
         drawn = self._drawn[node]
         return next((token for token, is_accepted in zip(drawn, accepted, strict=False) if is_accepted), int(last))
+
+
+def _check_width(row: torch.Tensor, vocab_size: int) -> None:
+    """Raise where what tokens were drawn from has more or fewer of them than the target."""
+    if len(row) != vocab_size:
+        rule = f"must have a probability for each of the target's {vocab_size} tokens"
+        raise ConfigError("drafted_from", rule, f"of {len(row)} tokens", "Set those that are never drawn to 0.0.")
 
 
 def _reject(

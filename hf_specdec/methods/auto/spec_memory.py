@@ -58,7 +58,14 @@ class SpecMemory:
             self.recycled.resize(max_entries)
 
     def experience(self, is_sampled: bool) -> AdaptiveWeights:
-        """What was learned from greedy, or from sampled texts."""
+        """What was learned from greedy, or from sampled texts.
+
+        Raises:
+            ConfigError: `is_sampled` is neither True nor False.
+        """
+        if not isinstance(is_sampled, bool):
+            remedy = "Write True for sampled texts, False for greedy ones."
+            raise ConfigError("is_sampled", "must be True or False", is_sampled, remedy)
         return self.sampled if is_sampled else self.greedy
 
     def merge(self, other: "SpecMemory") -> None:

@@ -7,6 +7,7 @@ most probable nodes, then rerank), https://arxiv.org/abs/2406.17276 (OPT-Tree). 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -175,7 +176,7 @@ class DraftModelDrafter(RoundDrafter):
             room = budget - len(drawn)
             chosen = self._worth_scoring(growth, drawn, least) if room else []
         growth.keep(drawn)
-        return builder.build().with_distributions(drafted_from)
+        return replace(builder.build(), drafted_from=drafted_from)  # their numbers are not read on the host
 
     def _worth_scoring(self, growth: Growth, candidates: list[Candidate], weakest: float) -> list[Candidate]:
         """The nodes for the next forward, likeliest first; none where it gains nothing or the depth is reached.

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hf_specdec.engine.sampling.rejections import Rejections, rejection_sample
+from hf_specdec.errors import ConfigError
 from tests.helpers.draft_tables import chi_square, critical_value, sample
 
 pytestmark = pytest.mark.each_value_in_file
@@ -217,3 +218,9 @@ def test_wrong_rules_are_found_out(rule: Callable[..., int]) -> None:
 
     value, bound = statistic_of(distribution(1), distribution(2), 3, wrong)
     assert value > 2 * bound
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_distribution_over_another_vocabulary_is_named(rule: str) -> None:
+    with pytest.raises(ConfigError, match="`drafted_from` must have .* the target's 6 tokens, but is 'of 5 tokens'"):
+        RULES[rule](distribution(1), distribution(2, 5), [[1]], torch.Generator())

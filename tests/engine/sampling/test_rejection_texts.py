@@ -4,6 +4,7 @@ Seeds are fixed, so the tests do not flicker; by chance, a right implementation 
 a million (`critical_value`).
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -80,7 +81,8 @@ def texts_of(
         text = [0]
         while len(text) <= length:
             tree = drafter.propose(budget).truncated(max_nodes=max_nodes)
-            tree = tree.with_distributions({node: told(q) for node, q in (tree.drafted_from or {}).items()})
+            told_of = {node: told(q) for node, q in (tree.drafted_from or {}).items()}
+            tree = dataclasses.replace(tree, drafted_from=told_of)
             so_far = list(text)
             tokens = verify(tree, lambda path: target_distribution(so_far + path), generator)  # noqa: B023
             drafter.observe(tree, None, tokens)

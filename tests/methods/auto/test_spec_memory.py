@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -259,3 +260,9 @@ def test_threads_share_a_memory_while_it_is_saved(tmp_path: Path) -> None:
 
 def test_it_is_part_of_the_package_s_face() -> None:
     assert hf_specdec.SpecMemory is SpecMemory
+
+
+@pytest.mark.parametrize("is_sampled", [np.zeros(3), torch.ones(2), "sampled", None, 1], ids=str)
+def test_what_is_no_kind_of_text_is_named(is_sampled: Any) -> None:
+    with pytest.raises(ConfigError, match="`is_sampled` must be True or False"):
+        SpecMemory().experience(is_sampled)
