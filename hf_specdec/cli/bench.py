@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from hf_specdec.cli.bench_output import progress_bar, show
 from hf_specdec.cli.report import note
 from hf_specdec.cli.spread import spread
 from hf_specdec.command_errors import reports_errors
-from hf_specdec.errors import unknown_name
+from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.quantization.precision import PRECISIONS
 
 __all__ = ["bench"]
@@ -36,6 +36,10 @@ __all__ = ["bench"]
 INTERRUPTED = 130
 COST_CONTEXTS, DRAFTING_CONTEXTS, MANY_ROWS = (128, 512), (1_000, 10_000, 100_000), (8,)
 ONE_METHOD = ("prompt_lookup",)  # of many and precisions, where no row is named
+READ = {
+    "show": ("show", "against"),
+    "replay": ("replay", "row", "prompt_lookup_config", "lookahead_config", "draft_model_config"),
+}  # the options, beside those of the output, of what loads no model
 
 Document = dict[str, Any]
 
@@ -66,6 +70,7 @@ def bench(
         sys.path.insert(0, str(Path.cwd()))  # where `module:Class` is looked for as well
     run.check()
     output.check(kind.chosen)
+    _check_unread(kind.chosen, models, prompts, run, kind)
     file = DocumentFile(output.resume, "resume") if output.output is None else DocumentFile(output.output, "output")
     document = MEASURED[kind.chosen](_Asked(models, prompts, run, output, kind, file))
     if kind.chosen != SPEEDS:  # those write while they measure
@@ -83,6 +88,15 @@ def bench(
     if document["kind"] == SPEEDS and flagged(document):
         note("error: a row gave other tokens than it promises; see NOT EQUAL", "red")
         raise typer.Exit(1)
+
+
+def _check_unread(kind: str, *groups: ModelsOptions | PromptOptions | RunOptions | KindOptions) -> None:
+    """Raise for an option that was given and is not read by what loads no model."""
+    given = {option: getattr(group, option.name) for group in groups for option in fields(group)}
+    for option, value in given.items():
+        if kind in READ and option.name not in READ[kind] and value != option.default:
+            name = f"--{option.name.replace('_', '-')}"
+            raise ConfigError(name, f"must be left out with --{kind}", value, "It takes no part in that.")
 
 
 def _speeds(asked: _Asked) -> Document:
