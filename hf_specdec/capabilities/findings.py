@@ -1,24 +1,25 @@
 """What the probes found out about a model, found again once the model computes in another way."""
 
-import contextlib
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
-from torch.random import fork_rng
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.capabilities.probe import Capability, probe, untried
 from hf_specdec.capabilities.probe_exit import ExitFinding, probe_exit
 from hf_specdec.capabilities.probe_rows import probe_rows
+from hf_specdec.capabilities.random_numbers import draws_numbers, random_states, set_random_states
 from hf_specdec.capabilities.reference import ProbeFailed
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
+from hf_specdec.forward.model_runner import Tier
 
 __all__ = ["Findings", "Found"]
 
+Finding = TypeVar("Finding")
 MOST_KEPT = 8  # adapters and attention implementations that a model changes between
 _stance_lock = threading.RLock()  # torch has one stance for the whole process
 
@@ -49,8 +50,8 @@ class Found:
         with self._lock:
             if rank_sync.any(not self.knows_rows):
                 try:
-                    with _undisturbed(model):
-                        self._batch_reason = probe_rows(model, self.capability.tier, encoder_kwargs)
+                    tier = self.capability.tier
+                    self._batch_reason = _undisturbed(model, lambda: probe_rows(model, tier, encoder_kwargs))
                 except ProbeFailed as error:
                     _raise_if_shared(error, rank_sync)
                     return f"several sequences at once could not be tried: {error}"
@@ -63,8 +64,8 @@ class Found:
         with self._lock:
             if rank_sync.any(layers not in self._exits):
                 try:
-                    with _undisturbed(model):
-                        found = probe_exit(model, layers, "tree" if self.capability.tier == "tree" else "chain")
+                    tier: Tier = "tree" if self.capability.tier == "tree" else "chain"
+                    found = _undisturbed(model, lambda: probe_exit(model, layers, tier))
                 except ProbeFailed as error:
                     _raise_if_shared(error, rank_sync)
                     return ExitFinding(recomputed=f"it could not be tried: {error}")
@@ -99,8 +100,7 @@ class Findings:
             if not rank_sync.any(key not in self._known):
                 return self._known[key]
             try:
-                with _undisturbed(model):
-                    found = Found(probe(model, encoder_kwargs))
+                found = Found(_undisturbed(model, lambda: probe(model, encoder_kwargs)))
             except ProbeFailed as error:
                 _raise_if_shared(error, rank_sync)
                 return Found(untried(model, error))
@@ -133,14 +133,17 @@ def _raise_if_shared(error: ProbeFailed, rank_sync: RankSync) -> None:
         raise (error.__cause__ or error) from None
 
 
-@contextlib.contextmanager
-def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
-    """Leave the call its recompilations, which a compiled model's probe would use up, its rows and its random numbers.
+def _undisturbed(model: PreTrainedModel, find: Callable[[], Finding]) -> Finding:
+    """What `find` returns; a compiled model's recompilations, its rows and the random numbers are left to the call.
 
-    A forward draws numbers in train mode alone, for dropout.
+    Where only other threads have drawn numbers in the meantime, theirs are not drawn again.
     """
     device = compat.input_device(model)
-    devices = [] if device.type == "cpu" else [device]
-    kept = fork_rng(devices, enabled=model.training, device_type=device.type)
-    with _stance_lock, torch.compiler.set_stance("force_eager"), compat.without_adapter_hooks(model), kept:
-        yield
+    with _stance_lock, torch.compiler.set_stance("force_eager"), compat.without_adapter_hooks(model):
+        before = random_states(device)
+        try:
+            return find()
+        finally:
+            is_same = all(map(torch.equal, before, random_states(device)))
+            if not is_same and (model.training or not rank_sync_of(model).is_alone or draws_numbers(find)):
+                set_random_states(device, before)

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.capabilities.random_numbers import random_states, set_random_states
 from hf_specdec.capabilities.reference import (
     EXACT,
     MOST_INEXACT,
@@ -113,9 +114,12 @@ class TrialRunner(ModelRunner):
         """The roots' logits, as plain generation computes them or as a trial does; after it, all nodes'."""
         self.tells_costs = self._is_decided or len(self._references) < NUM_REFERENCES
         if not self.tells_costs:
+            device = compat.input_device(self.model)
+            numbers = random_states(device)
             try:
                 return self._left.pop(0)(trees)
             except Exception:  # noqa: BLE001 whatever it was, the probe decides
+                set_random_states(device, numbers)  # a forward that draws some is not what it is alone
                 self._finish(None)
         if not self._is_plain:
             return super().forward(trees)
