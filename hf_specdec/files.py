@@ -33,6 +33,7 @@ __all__ = [
     "lone_surrogate",
     "read_text",
     "replacing",
+    "said_of_hub",
     "saving_tensors",
 ]
 
@@ -100,6 +101,12 @@ def is_missing_folder(path: PathLike) -> bool:
     """Whether a path is not there and cannot be a name on the hub."""
     folder, text = Path(path), os.fspath(path)
     return not folder.exists() and (folder.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1)
+
+
+def said_of_hub(path: PathLike, reason: str) -> str:
+    """What an error says of a checkpoint that was looked for on the hub, as there is no folder of its name."""
+    rule = "`path` must be an existing folder or a name on the hub"
+    return f"{rule}, but there is no folder {os.fspath(path)!r} here, and nothing was loaded from the hub: {reason}"
 
 
 def is_utf8(path: Path) -> bool:

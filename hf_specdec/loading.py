@@ -7,6 +7,7 @@ model.generate(**inputs, spec_method="prompt_lookup")
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
@@ -19,7 +20,7 @@ from hf_specdec.compat import dropped_settings, generation_model, input_device
 from hf_specdec.compat.gemma_assistant import is_gemma_assistant, with_shared_layers
 from hf_specdec.distributed.placement import check_device_map, check_parts, parallel_arguments, read_device
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line, unknown_name
-from hf_specdec.files import check_path
+from hf_specdec.files import check_path, said_of_hub
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
 from hf_specdec.methods.dflash.network import DFlashHead, is_dflash_config
@@ -126,7 +127,10 @@ class _EnabledAutoModel:
         except SpecError:
             raise
         except (OSError, SafetensorError, json.JSONDecodeError) as error:
-            raise CheckpointError(f"{os.fspath(path)!r} could not be loaded: {first_line(error)}") from error
+            reason = first_line(error)
+            if not Path(path).exists():
+                raise CheckpointError(said_of_hub(path, reason)) from error
+            raise CheckpointError(f"{os.fspath(path)!r} could not be loaded: {reason}") from error
         if missing := sorted(info["missing_keys"]):
             raise CheckpointError(
                 f"{os.fspath(path)!r} must hold every weight of {type(model).__name__}, but lacks {len(missing)}, "

@@ -14,6 +14,7 @@ Tried with transformers 5.23 and 5.24.
 import contextlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
@@ -25,6 +26,7 @@ from hf_specdec.compat.models import text_config
 from hf_specdec.compat.mtp_families import NUMBERED, SAME, announced_layers, family_of
 from hf_specdec.compat.mtp_layers import OTHER_METHOD, FamilyMtp, MtpModel, block_types, mtp_logits
 from hf_specdec.errors import CheckpointError, UnsupportedModelError, first_line
+from hf_specdec.files import said_of_hub
 
 __all__ = ["FamilyMtp", "MtpModel", "load_mtp", "mtp_logits", "use_float64_experts", "use_mask_attention"]
 
@@ -63,6 +65,8 @@ def load_mtp(target: PreTrainedModel, path: str | None = None) -> MtpModel:
     except UnsupportedModelError:
         raise
     except (OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, OSError) and path and not Path(path).exists():
+            raise CheckpointError(f"{said_of_hub(path, first_line(error))} {REMEDY}") from error
         raise CheckpointError(
             f"{path or own!r} must be a checkpoint with the MTP layers of {name}, but it cannot be read as one: "
             f"{first_line(error)} {REMEDY}"

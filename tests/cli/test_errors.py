@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.command_errors import reports_errors
 from hf_specdec.errors import ConfigError, MissingExtraError
@@ -117,6 +118,23 @@ def test_a_mistake_is_one_line_with_its_remedy(run: Run, words: list[str], messa
 
 def test_an_empty_prompt_is_refused(run: Run) -> None:
     check(run, [""], "`PROMPT` must hold at least one token", "Type some text")
+
+
+NO_FOLDER = "must be an existing folder or a name on the hub, but there is no folder 'my-modle' here"
+
+
+@pytest.mark.parametrize("option", ["--model", "--draft-model"])
+def test_a_mistyped_folder_is_none_before_it_is_a_name_on_the_hub(run: Run, option: str) -> None:
+    method = ["--spec-method", "draft_model"] if option == "--draft-model" else []
+    check(run, ["x", *method, option, "my-modle"], f"error: `{option}` {NO_FOLDER}", "")
+
+
+def test_a_mistyped_folder_of_a_head_is_none_either(run: Run) -> None:
+    result = run("bench", "--limit", "1", "--head", "my-modle")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"error: `--head` {NO_FOLDER}" in result.stderr
+    with pytest.raises(hf_specdec.CheckpointError, match=f"`path` {NO_FOLDER}"):
+        hf_specdec.AutoDraftHead.from_pretrained("my-modle")
 
 
 def test_a_truncated_checkpoint_is_refused(run: Run, tmp_path: Path) -> None:

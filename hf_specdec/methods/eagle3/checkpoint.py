@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_specdec.compat.hub_files import cached_file
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line
-from hf_specdec.files import is_missing_folder, json_value, replacing, saving_tensors
+from hf_specdec.files import is_missing_folder, json_value, replacing, said_of_hub, saving_tensors
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, is_head_config
 from hf_specdec.methods.eagle3.network import Eagle3Head
 
@@ -92,7 +92,10 @@ def _describing_a_head(file: Path) -> Iterator[None]:
 def _file(path: str | os.PathLike[str], name: str, hub: Mapping[str, Any]) -> Path:
     found = _optional_file(path, name, hub)
     if found is None:
-        raise CheckpointError(f"{os.fspath(path)!r} has no {name}. Pass the folder or the hub name of a draft head.")
+        remedy = "Pass the folder or the hub name of a draft head."
+        if not Path(path).exists():
+            raise CheckpointError(said_of_hub(path, f"no {name} was found. {remedy}"))
+        raise CheckpointError(f"{os.fspath(path)!r} has no {name}. {remedy}")
     return found
 
 
@@ -103,6 +106,8 @@ def _optional_file(path: str | os.PathLike[str], name: str, hub: Mapping[str, An
         if is_missing_folder(path):
             rule = "`path` must be an existing folder, but there is no"
             raise CheckpointError(f"{rule} {os.fspath(path)!r}. Check the spelling.") from error
+        if not Path(path).exists():
+            raise CheckpointError(said_of_hub(path, first_line(error))) from error
         raise CheckpointError(f"{os.fspath(path)!r} cannot be read: {error}") from error
     return None if found is None else Path(found)
 
