@@ -162,8 +162,7 @@ class _Cropped:
 
     def __init__(self, cache: Any) -> None:
         self.model_cache = self.handed_out = cache
-        self._layers = getattr(cache, "self_attention_cache", cache).layers
-        self._recorded = [getattr(layer, "record_past", None) for layer in self._layers]
+        self._recorded = compat.recorded(cache)
         cache.activate_past_recording()
 
     def adopt_prefill(self, cache: Any) -> "RollbackCache":
@@ -185,6 +184,4 @@ class _Cropped:
         """A half-written state stays half-written, as an interrupted forward leaves it in plain generation."""
 
     def close(self) -> None:
-        for layer, recorded in zip(self._layers, self._recorded, strict=False):
-            if recorded is not None:
-                layer.record_past = recorded
+        compat.record_as(self._recorded)

@@ -40,6 +40,8 @@ from hf_specdec.compat.caches import (
     given_cache,
     holds_states,
     is_users_own,
+    record_as,
+    recorded,
     replaced_attributes,
 )
 from hf_specdec.compat.compiling import compile_settings, compiled, mark_step_begin

@@ -4,7 +4,7 @@ Knows nothing of models.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ __all__ = [
     "given_cache",
     "holds_states",
     "is_users_own",
+    "record_as",
+    "recorded",
     "replaced_attributes",
 ]
 
@@ -104,6 +106,18 @@ def can_reorder(cache: Any) -> bool:
 def assists_static_caches() -> bool:
     """Whether transformers' assisted decoding takes static caches, as from 5.24 on."""
     return bool(StaticLayer.is_croppable)
+
+
+def recorded(cache: Any) -> list[tuple[Any, bool]]:
+    """The layers of a cache that can keep what they would drop, for a crop, and whether they do."""
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
+    return [(layer, layer.record_past) for layer in layers if getattr(layer, "record_past", None) is not None]
+
+
+def record_as(layers: Iterable[tuple[Any, bool]]) -> None:
+    """Let layers keep what `recorded` said; transformers' assisted decoding leaves them recording."""
+    for layer, keeps in layers:
+        layer.record_past = keeps
 
 
 def holds_states(value: Any) -> bool:

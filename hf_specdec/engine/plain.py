@@ -21,9 +21,11 @@ def decode_assisted(call: Call, drafter: Drafter, *, stats: SpecStats, rank_sync
     if call.input_ids.shape[1] == 0:
         raise ConfigError("engine", 'must be "loop" for inputs_embeds', "assisted", "Drop the engine setting.")
     candidates = CountedCandidates(drafter, stats, rank_sync)
+    recorded = compat.recorded(call.model_kwargs.get(compat.cache_name(call.model_kwargs)))
     try:
         output = compat.assisted_decoding(call.model, candidates, call.input_ids, **_loop_arguments(call, rank_sync))
     finally:
+        compat.record_as(recorded)
         if candidates.begun:
             drafter.end()
     return with_stats(output, stats)

@@ -10,7 +10,7 @@ from transformers import DynamicCache, LogitsProcessorList, SynthIDTextWatermark
 from hf_specdec.compat import CACHE
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-from tests.helpers.support import PROMPT, plain, run, speculative
+from tests.helpers.support import PROMPT, assert_same_cache, plain, run, speculative
 
 SYNTH_ID = SynthIDTextWatermarkingConfig(keys=[5, 9, 3], ngram_len=3)
 KEEP_STATE: dict[str, Callable[[], dict[str, Any]]] = {
@@ -31,6 +31,14 @@ def test_greedy_text_is_the_same(zoo: Callable[[str], Any], family: str) -> None
     assert stats.num_tokens == 24
     assert stats.num_accepted_tokens > 0
     assert stats.num_tokens == stats.num_drafts + stats.num_accepted_tokens
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3", "lfm2", "t5"])
+def test_the_cache_is_as_plain_generate_leaves_it(zoo: Callable[[str], Any], family: str) -> None:
+    """Its windows and convolutions do not go on to keep what they drop."""
+    ours, expected = (run(zoo(family), how, dict, **kwargs) for how, kwargs in ((speculative, ASSISTED), (plain, {})))
+    assert ours.ids == expected.ids
+    assert_same_cache(ours.output[CACHE], expected.output[CACHE])
 
 
 def test_a_text_that_ends_early_ends_at_its_end(zoo: Callable[[str], Any]) -> None:
