@@ -184,7 +184,7 @@ def generate_with(
     kwargs = named_arguments(plain, args, kwargs)
     configs = configs_of(model, kwargs)
     request = read_request(kwargs, configs, state_of(model).defaults)
-    if request is None:
+    if request is None or (request.is_default and compat.is_assistants_call(kwargs)):
         if custom is decode:
             del kwargs["custom_generate"]
         return plain(**kwargs)

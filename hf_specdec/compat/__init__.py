@@ -103,6 +103,7 @@ from hf_specdec.compat.models import (
 from hf_specdec.compat.peft_hooks import has_row_hooks, places_adapters, without_adapter_hooks
 from hf_specdec.compat.settings import (
     dropped_settings,
+    is_assistants_call,
     keep_own_settings,
     leave_own_settings,
     without_defaults,

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 
 from hf_specdec.compat.hub_files import cached_file
 
-__all__ = ["dropped_settings", "keep_own_settings", "leave_own_settings", "without_defaults"]
+__all__ = ["dropped_settings", "is_assistants_call", "keep_own_settings", "leave_own_settings", "without_defaults"]
 
 
 def keep_own_settings(generation_config: GenerationConfig) -> bool:
@@ -27,6 +27,11 @@ def keep_own_settings(generation_config: GenerationConfig) -> bool:
 def leave_own_settings(generation_config: GenerationConfig) -> None:
     """Undo `keep_own_settings`."""
     generation_config._from_model_config = True
+
+
+def is_assistants_call(kwargs: Mapping[str, Any]) -> bool:
+    """Whether transformers' own assisted decoding asks a model for drafts by these arguments of `generate`."""
+    return bool(getattr(kwargs.get("generation_config"), "is_assistant", False))
 
 
 def dropped_settings(generation_config: GenerationConfig, path: str, **hub_arguments: Any) -> dict[str, Any]:

@@ -53,6 +53,19 @@ def test_a_default_beside_transformers_own_speculation_leaves_it_to_transformers
     )
 
 
+@pytest.mark.parametrize("engine", ["loop", "assisted"])
+def test_a_default_of_a_draft_model_leaves_its_drafts_to_transformers(engine: str) -> None:
+    """Its `generate` is called once a step by transformers' assisted generation, over one cache."""
+    target, draft = build(FAMILIES["mistral"]), build(FAMILIES["mistral"])
+    call: dict[str, Any] = {"max_new_tokens": 12, "do_sample": True, "assistant_model": draft}
+    torch.manual_seed(3)
+    expected = target.generate(PROMPT, **call).tolist()
+    draft.generation_config.spec_method, draft.generation_config.spec_config = "prompt_lookup", {"engine": engine}
+    hf_specdec.enable(draft)
+    torch.manual_seed(3)
+    assert target.generate(PROMPT, **call).tolist() == expected
+
+
 @pytest.mark.parametrize("mode", HONOURED_BY_PLAIN)
 @pytest.mark.parametrize("method", ["draft_model", "auto", "prompt_lookup"])
 def test_a_default_that_steps_aside_takes_what_it_drafts_with_along(model: Any, method: str, mode: str) -> None:
