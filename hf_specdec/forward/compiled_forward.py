@@ -1,6 +1,7 @@
 """A network's forwards over a static cache, compiled once for each shape, with what is read of their logits inside.
 
-A shape that cannot be compiled runs as it is written, and the reason is kept. Knows nothing of trees or texts.
+A shape that cannot be compiled runs as it is written, and the reason is kept; what a hook raises is shown. Knows
+nothing of trees or texts.
 """
 
 import threading
@@ -13,6 +14,7 @@ import torch
 
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
+from hf_specdec.compat.hook_errors import raised_in_hook
 from hf_specdec.transfer import is_host
 
 __all__ = ["CompiledForward", "CompiledShapes", "Step"]
@@ -70,7 +72,9 @@ class CompiledForward:
         start = time.perf_counter()
         try:
             found = self._step_of(shape)(**inputs)
-        except Exception as error:  # noqa: BLE001 compilers fail in many ways; what the forward itself raises comes below
+        except Exception as error:  # compilers fail in many ways; what the forward itself raises comes below
+            if raised_in_hook(error, self.model):  # it may not raise again
+                raise
             found = self.as_written(inputs)
             self.reason = " ".join([type(error).__name__, *str(error).split("\n")[:2]])
             return found

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import logging
 from typing import Any
 
@@ -93,6 +94,61 @@ def test_a_hook_that_comes_and_goes_between_two_calls_is_noticed(model: Any, is_
     finally:
         handle.remove()
     assert texts()[0] == before
+
+
+class Refused(Exception):
+    """Of a user's hook."""
+
+
+class Refusing:
+    """A forward hook that raises once after it is armed, in a forward of a few tokens."""
+
+    armed = False
+
+    def __call__(self, module: Any, args: Any, output: Any) -> None:
+        if self.armed and output.shape[1] < 9:
+            self.armed = False
+            raise Refused
+
+
+def of_a_function(hook: Refusing) -> Any:
+    """A function, of which torch compiles the beginning and the rest apart."""
+
+    def call(module: Any, args: Any, output: Any) -> None:
+        torch._dynamo.graph_break()
+        hook(module, args, output)
+
+    return call
+
+
+HOOKS: dict[str, Any] = {
+    "object": lambda hook: hook,
+    "method": lambda hook: hook.__call__,
+    "partial": lambda hook: functools.partial(hook),
+    "function": of_a_function,
+}
+
+
+@pytest.mark.parametrize("kind", wide_but(["object", "function"], HOOKS))
+def test_what_a_hook_raises_once_while_its_forward_is_compiled_is_shown(model: Any, kind: str) -> None:
+    """As plain generate shows it; the next call compiles."""
+    how: dict[str, Any] = {**STATIC, "max_new_tokens": 4, "return_dict_in_generate": True}
+    short: dict[str, Any] = {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 1}}
+    hook, compiled = Refusing(), on_cpu("eager")
+    handle = model.model.layers[0].register_forward_hook(HOOKS[kind](hook))
+    try:
+        model.generate(PROMPT, **how, **short, disable_compile=True)  # tries the model
+        hook.armed = True
+        with pytest.raises(Refused):
+            model.generate(PROMPT, **how, **short, compile_config=compiled)
+        assert not hook.armed
+        output = model.generate(PROMPT, **how, **short, compile_config=compiled)
+        assert output.spec_stats.num_graphs > 0
+        hook.armed = True
+        with pytest.raises(Refused):
+            plain(model, PROMPT, **how, compile_config=compiled)
+    finally:
+        handle.remove()
 
 
 @pytest.mark.wide
