@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.compat.rotary import position_limit
@@ -204,9 +204,8 @@ def bind_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
         raise ConfigError(
             "tokenizer", "must be given with stop_strings", None, "Pass tokenizer=... as for plain generation."
         )
-    criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or [])
-    criteria.append(compat.StopStringCriteria(stop_strings=stop_strings, tokenizer=tokenizer))
-    kwargs["stopping_criteria"] = criteria
+    criterion = compat.StopStringCriteria(stop_strings=stop_strings, tokenizer=tokenizer)
+    kwargs["stopping_criteria"] = compat.merged_criteria(model, criterion, kwargs.get("stopping_criteria") or [])
     unset(model, kwargs, "stop_strings")
 
 

@@ -7,6 +7,7 @@ Names                              Why
 `_update_model_kwargs_for_generation`, `_mask_length`
                                    the prompt's forward with all of `generate`'s rules (multimodal inputs, embeddings,
                                    continued caches, chunks) is transformers' own
+`_merge_criteria_processor_list`   a stop string's criterion gives way to one that the user made, as in `generate`
 `_eos_token_tensor`, `_pad_token_tensor`
                                    the tokens that end and pad a text, as `generate` has settled them
 """
@@ -15,7 +16,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, cache_utils
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    cache_utils,
+)
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticCache
 from transformers.generation import GenerationMode
 from transformers.modeling_outputs import BaseModelOutput
@@ -32,6 +40,7 @@ __all__ = [
     "fresh_cache",
     "has_own_cache",
     "has_own_input_preparation",
+    "merged_criteria",
     "own_positions",
     "pad_token_id",
     "prefill",
@@ -127,6 +136,11 @@ def updated_kwargs(
     written = next((name for name in CACHE_NAMES if outputs.get(name) is not None), None)
     ignored = set() if written is None else set(CACHE_NAMES) - {written}
     return {name: value for name, value in kwargs.items() if name not in ignored}
+
+
+def merged_criteria(model: PreTrainedModel, own: StoppingCriteria, criteria: Any) -> StoppingCriteriaList:
+    """The criteria of a call, with one that `generate` makes before them; where they have its class, without it."""
+    return cast("StoppingCriteriaList", model._merge_criteria_processor_list(StoppingCriteriaList([own]), criteria))
 
 
 def sample(model: PreTrainedModel, input_ids: torch.Tensor, **kwargs: Any) -> Any:

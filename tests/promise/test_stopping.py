@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteria, StoppingCriteriaList, StopStringCriteria
 
 from tests.helpers.support import PROMPT, assert_same_run, both, plain, run
+from tests.helpers.tokenizers import characters
 from tests.promise.conftest import Draft
 
 LENGTH = PROMPT.shape[1]
@@ -157,6 +158,21 @@ def test_stop_strings_end_the_text_where_plain_decoding_does(
     reference, ours = both(speaker, make, draft, long.ids)
     assert_same_run(ours, reference)
     assert len(ours.ids) < len(long.ids)
+
+
+def test_a_criterion_for_stop_strings_of_the_users_own_takes_precedence(model: Any, draft: Draft) -> None:
+    """transformers says so, and leaves out the one that it would make."""
+    tokenizer = characters()
+    written = [tokenizer.decode(token) for token in run(model, plain, dict).ids[LENGTH:]]
+    first, later = (letter for place, letter in enumerate(filter(None, written)) if place in (0, 3))
+
+    def make() -> dict[str, Any]:
+        own = StoppingCriteriaList([StopStringCriteria(tokenizer, later)])
+        return {"stop_strings": first, "tokenizer": tokenizer, "stopping_criteria": own}
+
+    reference, ours = both(model, make, draft)
+    assert_same_run(ours, reference)
+    assert len(ours.ids) == LENGTH + written.index(later) + 1 > LENGTH + written.index(first) + 1
 
 
 def test_stop_strings_without_a_tokenizer_are_refused(model: Any) -> None:
