@@ -37,6 +37,7 @@ def test_a_model_that_was_not_enabled_gives_the_same_text(plain_texts: Any, how:
     assert pipe.spec_stats.num_tokens == 16
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_folder_is_loaded_with_its_tokenizer(plain_texts: Any, kind: Any) -> None:
     pipe = hf_specdec.pipeline("text-generation", kind(PATH), precision="fp32", **OPTIONS)
@@ -59,6 +60,7 @@ def test_a_call_s_generation_configuration_may_choose_another_method(plain_texts
     assert pipe.spec_stats is not None and pipe.spec_stats.method == "lookahead"
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("value", [None, "none"])
 def test_a_pipeline_may_have_transformers_own_loop(plain_texts: Any, value: str | None) -> None:
     pipe = hf_specdec.pipeline(model=unenabled(), spec_method=value)
@@ -81,6 +83,7 @@ def test_a_draft_model_joins_in(plain_texts: Any) -> None:
     assert pipe.spec_stats is not None and pipe.spec_stats.num_accepted_tokens > 0
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize(("method", "name", "load"), [("eagle3", "head", load_draft), ("draft_model", "draft", str)])
 def test_a_call_with_its_own_method_leaves_the_pipelines_draft_and_configuration_aside(
     plain_texts: dict[str, Any], method: str, name: str, load: Any

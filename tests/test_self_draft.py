@@ -166,6 +166,7 @@ def counting(forward: Any) -> Any:
     return count
 
 
+@pytest.mark.at_most(3)
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("replaced", [closure, wrapping, default, counting, functools.partial])
 def test_a_function_in_the_place_of_forward_runs_the_draft_not_the_model(replaced: Any, inside: bool) -> None:

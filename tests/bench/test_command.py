@@ -165,6 +165,7 @@ def test_what_cannot_be_written_is_printed(run: Run, monkeypatch: pytest.MonkeyP
     assert "No space left on device. What was measured stands above" in result.stderr
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("name", ["bench.json", "bench.jsonl"])
 def test_a_run_goes_on_while_its_file_cannot_be_written(
     document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str

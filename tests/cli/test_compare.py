@@ -88,6 +88,7 @@ def test_the_table_has_a_row_for_each(run: Run) -> None:
         assert word in result.stdout
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize(("dtype", "exit_code"), [("fp32", 1), ("bf16", 0)])
 def test_the_exit_code_tells_unequal_tokens_in_fp32(
     run: Run, monkeypatch: pytest.MonkeyPatch, dtype: str, exit_code: int

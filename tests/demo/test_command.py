@@ -31,6 +31,7 @@ def test_a_wrong_model_is_a_message() -> None:
     assert "error:" in done.stderr and "Traceback" not in done.output
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_model_of_any_dtype_is_widened(precision: str) -> None:
     """Widened and checked in fp32, since half precision rounds logits by more than a wrong model would change them."""

@@ -111,7 +111,7 @@ def test_processors_are_called_once_a_step_on_a_device(
     assert max(step.outside - 8 * step.num_tokens for step in steps) <= most
 
 
-@pytest.mark.at_most(2)
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize(("method", "batch"), [("lookahead", 1), ("lookahead", 2), ("auto_chain", 3)])
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize(

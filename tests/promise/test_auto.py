@@ -184,6 +184,7 @@ def test_costs_of_another_number_of_threads_are_used_and_said_once(
     assert [record.message.count("77 CPU threads") for record in caplog.records] == [1]
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("family", ["t5", "mamba2"])
 def test_tuning_leaves_a_model_of_any_kind_as_it_was(tmp_path: Path, family: str) -> None:
     model = fresh(family)

@@ -120,6 +120,7 @@ def test_every_rows_drafter_is_ended_when_the_batch_is_interrupted(model: Any) -
     assert len(counts) == 6
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["gpt_neo", "opt", "lfm2"])
 def test_rows_may_fill_all_positions_while_others_have_ended(family: str, method: str) -> None:

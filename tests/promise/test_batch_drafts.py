@@ -53,7 +53,7 @@ DRAFTS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.at_most(4)
+@pytest.mark.at_most(2)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
 @pytest.mark.parametrize("kind", DRAFTS)
 def test_any_draft_serves_a_batch(pair: tuple[Any, Any], ends: list[int], kind: str) -> None:

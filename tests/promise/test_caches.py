@@ -45,6 +45,7 @@ def turn(
     return torch.cat([ours.output.sequences, MORE], dim=1), ours.output[CACHE]
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("ours", [(1,), (0, 2), (0, 1, 2, 3)], ids=str)
 def test_a_conversation_is_the_same_whoever_answers(

@@ -41,7 +41,7 @@ def compiled(target: Any, head: Any, method: str, shape: str = "tree", **options
     )
 
 
-@pytest.mark.at_most(4)
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("inputs", INPUTS)

@@ -63,6 +63,7 @@ def test_another_default_device_changes_nothing(cell: tuple[str, str, str]) -> N
     assert ours == expected
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("kind", ["eagle3, sliding", "mtp, deepseek_v3, 2 layers", "dflash, llama"])
 def test_heads_draft_with_another_default_device(zoo: Callable[[str], Any], kind: str) -> None:
     case = CASES[kind]

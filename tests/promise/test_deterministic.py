@@ -42,6 +42,7 @@ def drafts_of(model: Any, prompt: torch.Tensor = PROMPT, **kwargs: Any) -> tuple
     return output.sequences.tolist(), trees, [getattr(output.spec_stats, name) for name in COUNTS]
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("rows", [1, 2])
 def test_the_same_call_drafts_the_same(half: Any, rows: int, request: pytest.FixtureRequest) -> None:
     prompt, config = PROMPT.repeat(rows, 1), {"deterministic": True}

@@ -37,6 +37,7 @@ def test_a_call_without_a_draft_model_says_what_to_pass(pair: tuple[Any, Any]) -
         pair[0].generate(PROMPT, spec_method="draft_model", assistant_model="gpt2", **OPTIONS)
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE + 64, VOCAB_SIZE - 60])
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "use_logits": True}])
 def test_vocabularies_that_differ_by_padding_go_together(

@@ -41,6 +41,7 @@ def acceptance(model: Any, draft: Any, method: str = "draft_model", **options: A
     return float(stats.num_accepted_tokens / stats.num_drafts)
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("filters", FILTERS)
 def test_a_draft_that_is_the_target_drafts_what_is_drawn(model: Any, filters: str) -> None:
     """However random the text: four tokens a step, but for the last step."""

@@ -134,6 +134,7 @@ def first_calls(model: Any, at: int, expected: list[int]) -> None:
         handle.remove()
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("at", range(1, 7))
 def test_a_mishap_while_the_model_is_tried_out_is_not_remembered(at: int) -> None:
     """What a model can do is found by forwards; one that fails for want of memory says nothing about the model."""

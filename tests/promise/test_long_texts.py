@@ -63,6 +63,7 @@ def test_a_text_that_crosses_the_length_is_plain_generations(long_model: Any, dr
     assert output.sequences[0].tolist() == expected
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("padding", [(0, 9), (9, 4)], ids=str)
 @pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
 def test_a_padded_batch_that_crosses_the_length_is_plain_generations(
@@ -152,6 +153,7 @@ def test_a_table_of_positions_that_grows_ends_nowhere(draft: Draft, length: int)
     assert output.spec_stats.plain_reason is None
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("config", [{}, {"num_branches": 2}], ids=["chain", "tree"])
 def test_a_draft_of_another_length_crosses_it_in_a_padded_batch(
     zoo: Callable[[str], Any], long_model: Any, config: dict[str, Any]

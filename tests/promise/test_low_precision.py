@@ -21,7 +21,7 @@ from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, QUICK, build
 
 
-@pytest.mark.at_most(3)
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("family", wide_but(QUICK, FAMILIES))
 def test_every_family_runs_in_half_precision(family: str, dtype: torch.dtype) -> None:
@@ -123,7 +123,7 @@ def test_a_cache_that_autocast_filled_is_continued_without_it(family: str) -> No
     assert answers[2:] == answers[:2]
 
 
-@pytest.mark.at_most(1)
+@pytest.mark.wide
 @pytest.mark.skipif(not VALUES_KEEP_DTYPE, reason="plain generation raises: its static cache takes no narrower values")
 @pytest.mark.parametrize("autocast_first", [True, False], ids=["autocast first", "autocast last"])
 def test_compiled_calls_with_and_without_autocast_follow_one_another(autocast_first: bool) -> None:

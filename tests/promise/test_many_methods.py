@@ -56,7 +56,7 @@ def target() -> Any:
     return hf_specdec.enable(build(FAMILIES["llama"]))
 
 
-@pytest.mark.at_most(6)
+@pytest.mark.at_most(3)
 @pytest.mark.parametrize(("first", "second"), list(itertools.permutations(DRAFTS, 2)))
 def test_prompts_with_different_draft_models_take_turns(target: Any, first: str, second: str) -> None:
     methods = methods_of(target)

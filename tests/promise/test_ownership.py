@@ -52,6 +52,7 @@ def everything(model: Any) -> None:
     model.generate(PROMPT, **CALL, spec_method="prompt_lookup")
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("use", [lambda model: None, everything], ids=["enabled", "used"])
 @pytest.mark.parametrize("family", ["llama", "bloom"])
 def test_a_model_is_freed_with_its_last_reference(
@@ -76,6 +77,7 @@ NETWORKS: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_what_a_call_allocates_is_freed_with_it(fresh: Any, name: str, without_collector: None) -> None:
     """Not when the cyclic collector happens to run: the caches of a few calls may fill a GPU."""

@@ -121,6 +121,7 @@ def test_a_call_has_its_adapter(mixed: Any, name: str) -> None:
     assert not any(module._forward_pre_hooks for module in mixed.modules())
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("new_tokens", [16, 40], ids=["tried by a probe", "tried by the call"])
 def test_each_row_has_its_adapter(mixed: Any, new_tokens: int) -> None:
     """In a padded batch, whose rows end one after the other."""

@@ -27,6 +27,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.at_most(5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("by", ["argument", "generation_config", "model"])
 def test_the_mode_is_named_and_the_remedy_given(model: Any, mode: str, by: str) -> None:

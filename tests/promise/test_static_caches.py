@@ -269,6 +269,7 @@ def test_only_the_new_tokens_may_be_given_with_a_full_mask(
         run(model, speculative, lambda: make() | {"max_new_tokens": 64 - total + 2}, **draft(reference.ids))
 
 
+@pytest.mark.at_most(3)
 @pytest.mark.parametrize("by", ["generation_config", "model", "custom_generate", "chunks", "embeddings"])
 def test_every_way_in_is_served(model: Any, draft: Draft, by: str) -> None:
     def make() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tests.matrix.test_batches import METHODS
 STATIC = {"cache_implementation": "static"}
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("family", [*(name for name, f in FAMILIES.items() if f.tier == "chain"), *FALLBACK])
 def test_models_that_verify_no_trees_decode_plainly(zoo: Callable[[str], Any], family: str) -> None:
     model = zoo(family)

@@ -142,6 +142,7 @@ def speaker(tokenizer: Any) -> Any:
     return hf_specdec.AutoModelForCausalLM.from_pretrained(embedded.path("target"), dtype="float32")
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("num_strings", [1, 2])
 def test_stop_strings_end_the_text_where_plain_decoding_does(
     speaker: Any, tokenizer: Any, draft: Draft, num_strings: int

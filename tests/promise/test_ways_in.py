@@ -136,6 +136,7 @@ def lora(model: Any) -> Any:
     return peft.get_peft_model(model, config).eval()
 
 
+@pytest.mark.at_most(1)
 @peft_warns
 @pytest.mark.parametrize("order", ["enable, wrap", "wrap, enable"])
 def test_a_lora_model_speculates_with_its_adapter(fresh: Any, expected: list[list[int]], order: str) -> None:

@@ -25,6 +25,7 @@ def whisper() -> Any:
     return hf_specdec.enable(model)
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", ["prompt_lookup", "auto"])
 @pytest.mark.parametrize("custom", [False, True])
