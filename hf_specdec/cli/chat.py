@@ -17,6 +17,7 @@ from hf_specdec.cli.report import drafts_line, note
 from hf_specdec.cli.spread import spread
 from hf_specdec.command_errors import reports_errors
 from hf_specdec.compat import CACHE, crop_to, input_device, max_positions, takes_cache
+from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, SpecError, counted
 from hf_specdec.files import read_text
 from hf_specdec.observer import SpecStep
@@ -204,11 +205,12 @@ class _Chat:
         return DynamicCache(config=self.model.config) if self._takes_cache else None
 
     def _keep(self, output: Any) -> None:
-        """Keep the cache of what the model has read, unless it has read more than the text: XLM a mask token."""
+        """Keep the cache, where it holds the text alone (XLM's has a mask token too) and many tokens may follow."""
         self._cache, text = output[CACHE], output.sequences[0].tolist()
         length = self._cache.get_seq_length()
         self._cached = text[:length]
-        if length >= len(text):  # the last token is never read
+        tier = state_of(self.model).findings.of(self.model).capability.tier
+        if length >= len(text) or tier == "plain":  # the last token of the text is never read
             self._forget_cache()
 
     def _keep_beginning_of(self, token_ids: list[int]) -> None:

@@ -146,6 +146,26 @@ def test_a_cache_that_holds_more_than_the_text_is_not_continued(
         assert talk.num_reused == 0
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", [{}, {"spec_method": "auto"}], ids=["plain", "auto"])
+@pytest.mark.parametrize("family", ["jamba", "prophetnet"])
+def test_a_cache_that_one_token_alone_may_follow_is_not_continued(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, family: str, method: dict[str, str]
+) -> None:
+    """Jamba forgets its state where several tokens follow, and ProphetNet raises."""
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    config = shrunk(family)
+    config.vocab_size = len(tokenizer)
+    model = hf_specdec.enable(build_wide(config, "causal", 0.15))
+    talk = _Chat(model, tokenizer, {"max_new_tokens": 4, "do_sample": False, **method}, None, False)
+    for said in ("write a stack", "and a queue"):
+        ids = tokenizer(talk.text_of(said), return_tensors="pt").input_ids
+        new = plain(model, ids, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :]
+        talk.answer(said)
+        assert talk.messages[-1]["content"] == tokenizer.decode(new, skip_special_tokens=True)
+        assert talk._cached == []
+
+
 def test_a_chat_keeps_no_cache_of_a_kind_that_a_model_has_to_itself() -> None:
     """xLSTM's has the name that transformers' own have from 5.24 on."""
     assert not takes_cache(varied("xlstm", "causal"))
