@@ -136,9 +136,10 @@ def _raise_if_shared(error: ProbeFailed, rank_sync: RankSync) -> None:
 def _undisturbed(model: PreTrainedModel, find: Callable[[], Finding]) -> Finding:
     """What `find` returns; a compiled model's recompilations, its rows and the random numbers are left to the call.
 
-    Where only other threads have drawn numbers in the meantime, theirs are not drawn again.
+    So are states that modules keep (RecurrentGemma). Where only other threads have drawn numbers in the meantime,
+    theirs are not drawn again.
     """
-    device = compat.input_device(model)
+    device, states = compat.input_device(model), _tensors_of_modules(model)
     with _stance_lock, torch.compiler.set_stance("force_eager"), compat.without_adapter_hooks(model):
         before = random_states(device)
         try:
@@ -147,3 +148,16 @@ def _undisturbed(model: PreTrainedModel, find: Callable[[], Finding]) -> Finding
             is_same = all(map(torch.equal, before, random_states(device)))
             if not is_same and (model.training or not rank_sync_of(model).is_alone or draws_numbers(find)):
                 set_random_states(device, before)
+            for module, name, tensor in states:
+                if vars(module).get(name) is not tensor:
+                    setattr(module, name, tensor)
+
+
+def _tensors_of_modules(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
+    """Tensors that are plain attributes: neither weights nor buffers, but what forwards leave to the next ones."""
+    return [
+        (module, name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    ]
