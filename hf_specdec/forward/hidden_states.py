@@ -23,16 +23,17 @@ class HiddenStates:
     _layouts: list[TreeLayout]
 
     def hidden_states(self, node: int | None) -> tuple[torch.Tensor, ...]:
-        """Of one node of the only row, `(..., 1, 1, hidden_size)` a layer; of the whole prompt without a `node`.
+        """Of one node of the only row, `(..., 1, 1, ..., hidden_size)` a layer; of the whole prompt without a `node`.
 
-        Gemma 3n has several streams of states, which come before the batch.
+        Some models have several streams of states. They come before the batch in Gemma 3n, after the columns elsewhere.
         """
         states = self._states()
         if node is None:
             return tuple(states)
         layout = self._layouts[0]
         column = layout.node_columns[node] - layout.first_new
-        found = tuple(layer[..., column : column + 1, :] for layer in states)
+        computed = (1, self.outputs.logits.shape[1])
+        found = tuple(layer.narrow(1 if layer.shape[:2] == computed else -2, column, 1) for layer in states)
         return found if self.compiled is None else tuple(layer.clone() for layer in found)  # CUDA graphs write over it
 
     def node_states(self, row: int) -> tuple[torch.Tensor, ...]:
@@ -48,7 +49,7 @@ class HiddenStates:
         return tuple(states[layer][row] for layer in self.hidden_layers)
 
     def _states(self) -> Sequence[torch.Tensor]:
-        """`(..., batch, columns, hidden_size)` for each layer that was asked for."""
+        """`(..., batch, columns, ..., hidden_size)` for each layer that was asked for."""
         states = self.outputs.get("decoder_hidden_states") or self.outputs.hidden_states or ()
         check_states(self.model, states, self.hidden_layers)
         return cast("Sequence[torch.Tensor]", states)
@@ -58,8 +59,12 @@ def check_states(model: PreTrainedModel, states: Sequence[torch.Tensor], layers:
     """Raise unless a forward gave the hidden states of `layers`; some models give fewer than they have layers, or none.
 
     Raises:
-        UnsupportedModelError: there are fewer.
+        UnsupportedModelError: there are fewer, or several streams of them.
     """
+    streams = max((states[layer].ndim for layer in layers if layer < len(states)), default=3) - 3
+    if streams:
+        read = f"A draft head reads one state of a token; {type(model).__name__} has several streams of them."
+        raise UnsupportedModelError(f"{read} Use a spec_method without a draft head.")
     if layers and max(layers) >= len(states):
         reads = f"A draft head reads hidden state {max(layers)} of {type(model).__name__}, whose forward gives"
         if not states:

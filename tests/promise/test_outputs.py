@@ -8,6 +8,7 @@ import torch
 
 import hf_specdec
 from tests.helpers import zoo_wide
+from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, assert_same_run, assert_same_tensors, both
 from tests.promise.conftest import Draft
 
@@ -76,10 +77,17 @@ def test_the_prompt_tensor_is_left_alone(model: Any, draft: Draft) -> None:
     assert torch.equal(prompt, PROMPT)
 
 
-def test_several_streams_of_hidden_states_are_given_for_each_token(draft: Draft) -> None:
-    """Gemma 3n's are `(streams, batch, length, hidden_size)`."""
-    model = hf_specdec.enable(zoo_wide.build(zoo_wide.shrunk("gemma3n_text"), "causal", 0.15))
+@pytest.mark.parametrize("model_type", ["gemma3n_text", "deepseek_v4"])
+def test_several_streams_of_hidden_states_are_given_for_each_token(draft: Draft, model_type: str) -> None:
+    """Gemma 3n's are `(streams, batch, length, hidden_size)`, DeepSeek-V4's `(batch, length, streams, hidden_size)`."""
+    model = hf_specdec.enable(zoo_wide.build(zoo_wide.shrunk(model_type), "causal", 0.15))
     reference, ours = both(model, lambda: {"output_hidden_states": True, "max_new_tokens": 5}, draft)
     assert_same_run(ours, reference)
     assert reference.output.hidden_states[0][0].ndim == 4
     assert_same_tensors(ours.output.hidden_states, reference.output.hidden_states, atol=1e-3)
+
+
+def test_a_draft_head_for_several_streams_of_hidden_states_is_refused() -> None:
+    model = hf_specdec.enable(zoo_wide.build(zoo_wide.shrunk("deepseek_v4"), "causal", 0.15))
+    with pytest.raises(hf_specdec.UnsupportedModelError, match="several streams.*without a draft head"):
+        model.generate(PROMPT, max_new_tokens=4, spec_method="eagle3", assistant_model=random_head(model))
