@@ -224,6 +224,7 @@ def _needs_own_loop(model: PreTrainedModel, configs: list[GenerationConfig], kwa
         compat.has_virtual_tokens(model)
         or compat.is_recurrent(model)
         or compat.places_adapters(model)
+        or not compat.fresh_cache(model)
         or bool(compat.cached_length(compat.given_cache(kwargs)))
         or _is_static(settings_of(kwargs, configs), compat.given_cache(kwargs))
         or may_keep_state(settings_of(kwargs, configs), kwargs.get("logits_processor") or ())

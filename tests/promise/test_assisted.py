@@ -7,10 +7,12 @@ import pytest
 import torch
 from transformers import DynamicCache, LogitsProcessorList, SynthIDTextWatermarkingConfig
 
+import hf_specdec
 from hf_specdec.compat import CACHE
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from tests.helpers.support import PROMPT, assert_same_cache, plain, run, speculative
+from tests.helpers.zoo_wide import varied
 
 SYNTH_ID = SynthIDTextWatermarkingConfig(keys=[5, 9, 3], ngram_len=3)
 KEEP_STATE: dict[str, Callable[[], dict[str, Any]]] = {
@@ -31,6 +33,16 @@ def test_greedy_text_is_the_same(zoo: Callable[[str], Any], family: str) -> None
     assert stats.num_tokens == 24
     assert stats.num_accepted_tokens > 0
     assert stats.num_tokens == stats.num_drafts + stats.num_accepted_tokens
+
+
+@pytest.mark.parametrize("has_draft_model", [False, True])
+def test_a_model_that_makes_its_own_cache_decodes_plainly(has_draft_model: bool) -> None:
+    """transformers' loop crops the cache that `generate` makes."""
+    model = hf_specdec.enable(varied("minimax", "causal"))
+    by_draft = {"spec_method": "draft_model", "assistant_model": model, "spec_config": {"engine": "assisted"}}
+    ours = run(model, speculative, dict, **by_draft if has_draft_model else ASSISTED)
+    assert ours.ids == run(model, plain, dict).ids
+    assert "cache that the model makes itself" in ours.stats.plain_reason
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3", "lfm2", "t5"])
