@@ -48,6 +48,11 @@ class Call:
         return longest - self.input_ids.shape[1] if longest else None
 
     @property
+    def reads_embeddings(self) -> bool:
+        """Whether the prompt's forward reads `inputs_embeds`, whether or not there are ids beside them."""
+        return not self.model.config.is_encoder_decoder and self.model_kwargs.get("inputs_embeds") is not None
+
+    @property
     def room(self) -> int:
         """Tokens after the prompt that buffers of token ids are made for; they grow where texts get longer."""
         most = self.max_new_tokens

@@ -129,6 +129,8 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
             return "transformers' assisted decoding prepares no virtual tokens of PEFT's"
         if compat.is_recurrent(call.model):
             return "transformers' assisted decoding leaves rejected tokens in a recurrent state"
+        if call.reads_embeddings and request.is_default:
+            return "transformers' assisted decoding reads no inputs_embeds"
         if not compat.fresh_cache(call.model):
             return "transformers' assisted decoding takes no cache that the model makes itself"
         if compat.cached_length(call.model_kwargs.get(compat.cache_name(call.model_kwargs))):

@@ -18,7 +18,7 @@ __all__ = ["decode_assisted", "decode_plain"]
 
 def decode_assisted(call: Call, drafter: Drafter, *, stats: SpecStats, rank_sync: RankSync) -> Any:
     """Decode with transformers' assisted loop and our drafter as its candidate generator."""
-    if call.input_ids.shape[1] == 0:
+    if call.reads_embeddings:
         raise ConfigError("engine", 'must be "loop" for inputs_embeds', "assisted", "Drop the engine setting.")
     candidates = CountedCandidates(drafter, stats, rank_sync)
     recorded = compat.recorded(call.model_kwargs.get(compat.cache_name(call.model_kwargs)))

@@ -74,13 +74,19 @@ def test_a_drafter_serves_two_calls_in_a_row(zoo: Callable[[str], Any]) -> None:
         assert ours.ids == run(zoo("llama"), plain, dict).ids
 
 
-def test_what_that_loop_cannot_do_is_said(zoo: Callable[[str], Any]) -> None:
-    """The error names the engine or transformers' own limit, and the model stays usable."""
-    model = zoo("llama")
-    embeddings = model.get_input_embeddings()(PROMPT).detach()
+@pytest.mark.parametrize("ids", [None, PROMPT], ids=["alone", "beside ids"])
+def test_what_that_loop_cannot_do_is_said(model: Any, ids: Any) -> None:
+    """The error names the engine or transformers' own limit, and the model stays usable; a default steps aside."""
+    call = {"inputs_embeds": model.get_input_embeddings()(PROMPT.flip(1)).detach(), "max_new_tokens": 4}
+    call |= {} if ids is None else {"input_ids": ids}
     with pytest.raises(ValueError, match="engine"):
-        model.generate(inputs_embeds=embeddings, max_new_tokens=4, **ASSISTED)
+        model.generate(**call, **ASSISTED)
     assert run(model, speculative, dict, **ASSISTED).ids == run(model, plain, dict).ids
+    model.generation_config.spec_method, model.generation_config.spec_config = ASSISTED.values()
+    try:
+        assert model.generate(**call, do_sample=False).tolist() == plain(model, **call, do_sample=False).tolist()
+    finally:
+        del model.generation_config.spec_method, model.generation_config.spec_config
 
 
 @pytest.mark.parametrize("has_draft_model", [False, True])
