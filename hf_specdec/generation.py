@@ -182,6 +182,10 @@ def generate_with(
     if isinstance(custom, BoundDecode):
         return plain(*args, **kwargs)
     kwargs = named_arguments(plain, args, kwargs)
+    if custom is decode:  # here transformers drops nothing on the way to it
+        for name in ("streamer", "assistant_model"):
+            if (given := kwargs.pop(f"spec_{name}", None)) is not None:
+                kwargs[name] = given
     configs = configs_of(model, kwargs)
     request = read_request(kwargs, configs, state_of(model).defaults)
     if request is None or (request.is_default and compat.is_assistants_call(kwargs)):

@@ -248,6 +248,27 @@ def test_decode_works_on_an_enabled_model_too(fresh: Any, expected: list[list[in
     assert accepted(hf_specdec.enable(fresh), expected, **method) > 0
 
 
+def test_a_call_of_decode_stays_as_it_is_when_the_model_is_enabled(fresh: Any, expected: list[list[int]]) -> None:
+    """With the names under which transformers drops neither the streamer nor the draft model."""
+
+    class Streamer:
+        def __init__(self) -> None:
+            self.tokens: list[int] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.tokens += value.flatten().tolist()
+
+        def end(self) -> None:
+            self.tokens.append(-1)
+
+    for enable in (lambda model: model, hf_specdec.enable):
+        streamer, draft = Streamer(), build(FAMILIES["llama"])
+        method = {"custom_generate": hf_specdec.decode, "draft_model_config": {"confidence_threshold": 0.0}}
+        given = {"spec_assistant_model": draft, "spec_streamer": streamer}
+        assert accepted(enable(fresh), expected, **method, **given) > 0
+        assert streamer.tokens == [*expected[0], -1]
+
+
 def test_decode_checks_what_it_is_given(fresh: Any) -> None:
     with pytest.raises(ValueError, match="Did you mean 'prompt_lookup'"):
         fresh.generate(PROMPT, **CALL, custom_generate=hf_specdec.decode, spec_method="promt_lookup")
