@@ -30,6 +30,7 @@ from hf_specdec.capabilities.reference import (
 )
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.forward.adapters import adapter_of, takes_positions
+from hf_specdec.forward.inputs import tensors_of
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -50,7 +51,7 @@ __all__ = [
 NUM_REFERENCES = 4  # tokens whose plain logits are compared with
 SHORTEST_CALL = 32  # new tokens of a call in which so many are decoded plainly; shorter ones leave it to the probe
 AFTER_WRONG = 3  # a node of the trial's tree
-KNOWN_ARGUMENTS = ("attention_mask", "position_ids")
+KNOWN_ARGUMENTS = {"attention_mask", "position_ids"}
 
 
 def can_be_tried(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
@@ -67,7 +68,7 @@ def can_be_tried(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
         and not cache.offloading
         and all(type(layer) is compat.DynamicLayer for layer in cache.layers)
         and not cache.get_seq_length()  # which caches without attention layers do not have
-        and not any(isinstance(v, torch.Tensor) and name not in KNOWN_ARGUMENTS for name, v in model_kwargs.items())
+        and not tensors_of(model_kwargs).keys() - KNOWN_ARGUMENTS
         and not compat.has_own_input_preparation(model)
         and not compat.is_compiled(model)
         and takes_positions(model)

@@ -31,7 +31,7 @@ from hf_specdec.engine.plain import decode_assisted, decode_plain
 from hf_specdec.engine.speculative import decode_speculatively
 from hf_specdec.engine.static_shapes import check_cache, reason_against_static
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.forward.inputs import rows_of
+from hf_specdec.forward.inputs import rows_of, tensors_of
 from hf_specdec.forward.runner_base import BaseDraftRunner
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.draft_head import DraftHead
@@ -195,9 +195,9 @@ def alone_reason(call: Call, request: Request) -> str | None:
         return f"it has a {type(cache).__name__} of its own"
     if exceeds_original_length(call):
         return "its rotary frequencies follow the length of its text"
-    others = [name for name, v in kwargs.items() if isinstance(v, torch.Tensor) and name not in SEQUENCE_TENSORS]
+    others = [name for name in tensors_of(kwargs) if name not in SEQUENCE_TENSORS]
     if others:
-        return f"its forward takes {others[0]}"
+        return f"its forward takes {others[0].partition('.')[0]}"
     mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
     if mask is not None and not bool(mask.all()):
         return "its attention_mask hides tokens"
@@ -235,8 +235,8 @@ def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:
         compat.CACHE: type(kwargs.get(compat.cache_name(kwargs))).__name__,
         **found,
     }
-    tensors = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
-    return {name: digest(value) for name, value in {"input_ids": call.input_ids, **tensors, **settings}.items()}
+    tensors = {"input_ids": call.input_ids, **tensors_of(kwargs)}
+    return {name: digest(value) for name, value in {**tensors, **settings}.items()}
 
 
 def drafting(

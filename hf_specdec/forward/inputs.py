@@ -5,7 +5,7 @@ Models whose class prepares its inputs itself are asked at every step.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from hf_specdec.forward.tree_mask import TreeMasks
 from hf_specdec.forward.tree_rows import TreeRows
 from hf_specdec.transfer import HOST, to_device
 
-__all__ = ["StepInputs", "rows_of"]
+__all__ = ["StepInputs", "rows_of", "tensors_of"]
 
 Array = npt.NDArray[Any]
 RUNWAY = 512  # mask columns prepared at once
@@ -291,6 +291,19 @@ def rows_of(kwargs: dict[str, Any], rows: Sequence[int], batch: int) -> dict[str
     return {
         name: _rows(value, index, batch, -2 if name.endswith("position_ids") else 0) for name, value in kwargs.items()
     }
+
+
+def tensors_of(kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors among a forward's arguments and inside of dictionaries and sequences there, each with its path."""
+    found: dict[str, torch.Tensor] = {}
+    for name, value in kwargs.items():
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+        elif isinstance(value, list | tuple):
+            found |= tensors_of({f"{name}.{i}": item for i, item in enumerate(value)})
+        elif isinstance(value, Mapping):
+            found |= tensors_of({f"{name}.{inner}": item for inner, item in value.items()})
+    return found
 
 
 def _rows(value: Any, index: torch.Tensor, batch: int, dim: int) -> Any:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationMixin
+from transformers import GenerationMixin, LlavaConfig, LlavaForConditionalGeneration
 
 import hf_specdec
 from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
-from tests.helpers.support import PROMPT
+from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo_wide import varied
 
 pytestmark = pytest.mark.each_value_in_file
@@ -67,3 +67,25 @@ def test_an_image_in_the_prompt_changes_nothing(model_type: str, rows: int) -> N
         assert output.sequences.tolist() == expected.tolist()
         assert output.spec_stats.plain_reason is None
         assert output.spec_stats.num_accepted_tokens > 0
+
+
+def test_images_share_no_batch() -> None:
+    """Two prompts of the same tokens with images of their own, and a text between them."""
+    vision = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    text = {"model_type": "llama", "vocab_size": 128, "num_hidden_layers": 2, "hidden_size": 32, "eos_token_id": None}
+    heads = {"intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {"vision_config": {**vision, "image_size": 28, "patch_size": 14}, "text_config": {**text, **heads}}
+    torch.manual_seed(0)
+    model = LlavaForConditionalGeneration(LlavaConfig(**sizes, image_token_index=127, vision_feature_layer=-1)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.3)
+    text_ids = PROMPT[:, :20]
+    ids = torch.cat([text_ids, torch.tensor([[127] * 4]), text_ids], dim=1)
+    images = [{"input_ids": ids, "pixel_values": torch.randn(1, 3, 28, 28)} for _ in range(2)]
+    prompts = [images[0], {"input_ids": text_ids}, images[1]]
+    expected = [plain(model, **prompt, max_new_tokens=6, do_sample=False)[0, -6:].tolist() for prompt in prompts]
+    assert expected[0] != expected[2], "the image matters"
+    results = list(hf_specdec.generate_many(model, prompts, max_batch_size=2, max_new_tokens=6, do_sample=False))
+    assert [result.error for result in results] == [None] * 3
+    assert {result.index: result.token_ids for result in results} == dict(enumerate(expected))
