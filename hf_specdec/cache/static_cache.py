@@ -140,6 +140,11 @@ class StaticSpecCache(SpecCache):
         self._indices: dict[tuple[int, torch.device], StaticWriteIndex] = {}  # by width
         self._shared: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}  # rows and length of all widths
 
+    @property
+    def is_compileable(self) -> bool:
+        """Whether transformers makes a forward's mask beforehand, as over its static caches: the prompt's, no other."""
+        return not self.lengths
+
     @classmethod
     def of(cls, cache: StaticCache, *, capacity: int) -> "StaticSpecCache | None":
         """A cache with the same content and structure, or `None` where a layer is not plain attention.

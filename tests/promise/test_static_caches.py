@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import GenerationConfig, StaticCache
+from transformers.masking_utils import create_masks_for_generate
 
 import hf_specdec
 from hf_specdec.compat import CACHE
@@ -30,6 +31,7 @@ MODES: dict[str, dict[str, Any]] = {
     "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 20},
     "penalty": {"repetition_penalty": 1.3},
 }
+OF_OTHER_MODELS = {"block_sequence_ids", "token_type_ids", "mm_token_type_ids", "is_first_iteration"}
 Recorded = Callable[[Any], list[dict[str, tuple[int, ...]]]]
 
 
@@ -329,3 +331,19 @@ def test_a_drafter_that_exceeds_what_it_announced_costs_shapes_and_nothing_else(
     ours = run(model, speculative, lambda: dict(STATIC), spec_method=Talkative)
     assert_same_run(ours, reference)
     assert {step["input_ids"][1] for step in shapes[1:]} == {91}
+
+
+def test_a_prompts_mask_is_the_one_made_for_static_caches() -> None:
+    """PaliGemma and its like have a function of their own for it, whose mask differs from their forward's."""
+    model = build(FAMILIES["llama"])
+
+    def seen_whole(inputs_embeds: torch.Tensor, **kwargs: Any) -> Any:
+        known = {name: value for name, value in kwargs.items() if name not in OF_OTHER_MODELS}
+        blocks = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long)
+        return create_masks_for_generate(inputs_embeds=inputs_embeds, block_sequence_ids=blocks, **known)
+
+    model.create_masks_for_generate = seen_whole
+    hf_specdec.enable(model)
+    expected, ours = both(model, lambda: STATIC, lambda _: {"spec_method": "prompt_lookup"})
+    assert expected.ids != run(model, plain, dict).ids
+    assert_same_run(ours, expected)
