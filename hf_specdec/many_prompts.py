@@ -20,13 +20,13 @@ from hf_specdec.assisted_arguments import ASSISTED_ARGUMENTS, check_others
 from hf_specdec.capabilities.findings import Found
 from hf_specdec.capabilities.probe import verifies_trees
 from hf_specdec.capabilities.trial_rows import RowTrial, TrialFailed
-from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
-from hf_specdec.engine.budget import Budget
+from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.continuous_batching import ContinuousBatching, QueuedSequence
-from hf_specdec.engine.decode import alone_reason, costs_of, drafting, fields_of, one_by_one_reason
+from hf_specdec.engine.decode import alone_reason, drafting, fields_of, one_by_one_reason
 from hf_specdec.engine.first_call import can_try, row_trial_of
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.random_streams import OwnDraws
+from hf_specdec.engine.shared_budget import weigh_drafts_of
 from hf_specdec.engine.speculative import queued_sequence_of
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError, without_frames
@@ -190,11 +190,10 @@ class _Job:
                     return
                 yield self._alone(index, prompt)
             return
-        costs = costs_of(self.model, request, compat.input_device(self.model))
-        budget = None if costs is None else Budget(costs, max_nodes=request.budget)
-        steps = StepRunner(SpecStats(), rank_sync, budget=budget, observer=request.observer)
+        steps = StepRunner(SpecStats(), rank_sync, budget=None, observer=request.observer)
+        weigh_drafts_of(steps, self.model, request)
         batching = ContinuousBatching(steps, max_rows=max_rows, max_columns=max_columns)
-        for done in batching.run(self._queued(prompts, found, rank_sync)):
+        for done in batching.run(self._queued(prompts, found, steps)):
             yield from self._finished()
             prompt = self._prompts.pop(done.index)
             self._held.append(self._result(done.index, prompt, done.emitted, done.error, done.stats))
@@ -220,7 +219,7 @@ class _Job:
         return _emptied(self._ready)
 
     def _queued(
-        self, prompts: Iterator[tuple[int, Any]], found: Found, rank_sync: RankSync
+        self, prompts: Iterator[tuple[int, Any]], found: Found, steps: StepRunner
     ) -> Iterator[QueuedSequence | None]:
         """Prompts ready to join the batch; those that cannot share it are decoded alone on the way."""
         for index, prompt in prompts:
@@ -228,9 +227,9 @@ class _Job:
                 yield None
                 continue
             try:
-                queued = self._prepared(index, prompt, found, rank_sync)
+                queued = self._prepared(index, prompt, found, steps)
             except Exception as error:
-                if not _is_the_prompts_own(error, prompt) or not rank_sync.intact:
+                if not _is_the_prompts_own(error, prompt) or not steps.rank_sync.intact:
                     raise
                 self._ready.append(self._result(index, prompt, [], error, SpecStats()))
                 continue
@@ -245,8 +244,9 @@ class _Job:
         if self._trial is not None:
             self._trial.is_last = True
 
-    def _prepared(self, index: int, prompt: Any, found: Found, rank_sync: RankSync) -> QueuedSequence | str | None:
+    def _prepared(self, index: int, prompt: Any, found: Found, steps: StepRunner) -> QueuedSequence | str | None:
         """One prompt ready to join the batch, or why it cannot; `None` where it wants no speculation."""
+        rank_sync = steps.rank_sync
         inputs = self._inputs(index, prompt)
         if _asks_for_none(inputs):
             return None
@@ -265,6 +265,8 @@ class _Job:
         drafter = make_drafter(0, generator)
         row = (drafter, index, generator, draft_runner, rank_sync, self._trial)
         queued = queued_sequence_of(call, request.budget, *row)
+        weigh_drafts_of(steps, self.model, request)
+        queued.sequence.is_weighed = request.config.fits_costs
         stats = queued.sequence.stats
         stats.method, stats.seeds = request.name or stats.method, None if seed is None else [seed]
         return queued

@@ -105,13 +105,19 @@ class Budget:
             num_steps=min(tokens_left, LIKELY_TOKENS) / self.rate,
         )
 
-    def cut(self, trees: Sequence[DraftTree], num_live: int) -> list[DraftTree]:
-        """The trees without what does not gain its time, each row's first branch in front."""
-        self._num_proposed = sum(tree.num_draft_tokens for tree in trees)
+    def cut(self, trees: Sequence[DraftTree], num_live: int, others: Sequence[DraftTree] = ()) -> list[DraftTree]:
+        """The trees without what does not gain its time, each row's first branch in front.
+
+        Args:
+            num_live: rows whose texts go on, those of `others` among them.
+            others: trees of the rows that other methods draft for; they stay, and the forward is as wide as they are.
+        """
+        self._num_proposed = sum(tree.num_draft_tokens for tree in (*trees, *others))
         if self._paused:
             return list(trees)
-        curve = self.costs.curve(len(trees))
-        size, self._expected = self._best_size(trees, num_live, curve)
+        curve = self.costs.curve(len(trees) + len(others))
+        least = max((tree.num_columns for tree in others), default=1)
+        size, self._expected = self._best_size(trees, num_live, curve, least)
         if self._exploring:
             self._explored.add(self._exploring)
             self._explored_at = self._num_steps
@@ -203,8 +209,12 @@ class Budget:
             self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
             self._gain = 0.0
 
-    def _best_size(self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve) -> tuple[int, float]:
-        """The number of columns a row with the greatest value, and how much more that is than one column's."""
+    def _best_size(self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve, least: int) -> tuple[int, float]:
+        """The number of columns a row with the greatest value, and how much more that is than one column's.
+
+        Args:
+            least: columns that the forward has anyway.
+        """
         gains = [0.0] * (self.max_nodes + 2)  # by size: what the node that is the last of that size adds, all rows
         largest = 1
         for tree in trees:
@@ -215,11 +225,11 @@ class Budget:
             largest = max(largest, min(len(tree), self.max_nodes + 1))
         time_value = self.rate * num_live  # tokens that come about in the time of one forward
         extra = max(tree.num_columns - len(tree) for tree in trees)  # drafters weigh these themselves
-        alone = time_value * curve.ratio(self._width_of(1 + extra))
+        alone = time_value * curve.ratio(self._width_of(max(1 + extra, least)))
         best, best_value, value = 1, 0.0, 0.0
         for size in range(2, largest + 1):
             value += gains[size]
-            gain = value - time_value * curve.ratio(self._width_of(size + extra)) + alone
+            gain = value - time_value * curve.ratio(self._width_of(max(size + extra, least))) + alone
             if gain > best_value:
                 best, best_value = size, gain
         return best, best_value

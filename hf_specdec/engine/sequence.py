@@ -39,6 +39,7 @@ class SequenceState:
         rank_sync (`RankSync`): of the processes that decode it.
         isolates_errors (`bool`): whether an error of its processors, criteria or observers ends this sequence alone.
         isolates_drafter (`bool`): the same for its drafter.
+        is_weighed (`bool`): whether its method drafts as many tokens as save time, by the step's budget.
         error (`Exception | None`): what ended the sequence alone.
     """
 
@@ -59,6 +60,7 @@ class SequenceState:
         self.visited: list[int] = []
         self.begun = self.finished = False
         self.isolates_errors = self.isolates_drafter = False
+        self.is_weighed = True
         self.error: Exception | None = None
         self.stats = stats
         self.length = len(text)

@@ -15,6 +15,7 @@ from hf_specdec.engine.sequence import OnToken
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.drafting import DraftForwards, propose_together
 from hf_specdec.forward.node_outputs import NodeOutputs
+from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.common_width import at_common_width
 from hf_specdec.observer import SpecStep
 from hf_specdec.stats import SpecStats
@@ -38,7 +39,7 @@ class StepRunner:
 
     Args:
         stats: gets the forwards and seconds; each sequence has its own for tokens and drafts.
-        budget: decides how much of the drafts is verified; without one, all of it.
+        budget: decides how much of the weighed sequences' drafts is verified; without one, all of it.
         observer: called with a `SpecStep` for every sequence after every verify step.
         rank_sync: of the processes that decode together.
 
@@ -85,10 +86,11 @@ class StepRunner:
 
     def run(self, batch: Batch) -> None:
         """One step of all sequences that have not ended."""
-        if self.budget is not None:
-            self._set_draft_cost(batch, self.budget)
+        budget = self.budget if any(one.is_weighed and not one.finished for one in batch.sequences) else None
+        if budget is not None:
+            self._set_draft_cost(batch, budget)
         began, forwards = time.perf_counter(), DraftForwards()
-        trees = self.rank_sync.trees(lambda: self._propose(batch, forwards), batch.draft_runner)
+        trees = self.rank_sync.trees(lambda: self._propose(batch, forwards, budget), batch.draft_runner)
         drafted = time.perf_counter()
         num_live = batch.num_live
         outputs = self._forward(batch, trees)
@@ -98,7 +100,7 @@ class StepRunner:
         self._observe(batch, trees, outputs, results)
         drafting = drafted - began + time.perf_counter() - committed
         seconds = _Seconds(drafting, verified - drafted, committed - verified, forwards)
-        self._record(batch, trees, results, num_live, seconds)
+        self._record(batch, trees, results, num_live, seconds, budget)
 
     def _set_draft_cost(self, batch: Batch, budget: Budget) -> None:
         """Let the drafters know what drafts have to gain."""
@@ -107,21 +109,22 @@ class StepRunner:
         network = None if batch.draft_runner is None else batch.draft_runner.network
         cost = budget.draft_cost(len(batch.sequences), len(live), tokens_left, network)
         for sequence in batch.sequences:
-            sequence.drafter.draft_cost = cost
+            if sequence.is_weighed:
+                sequence.drafter.draft_cost = cost
 
-    def _propose(self, batch: Batch, forwards: DraftForwards) -> list[DraftTree]:
+    def _propose(self, batch: Batch, forwards: DraftForwards, budget: Budget | None) -> list[DraftTree]:
         """The drafters' trees, cut to what the model can verify and what the texts have room for."""
         for sequence in batch.sequences:
             sequence.drafter.num_rows = len(batch.sequences)
             sequence.drafter.noise = None if sequence.finished else sequence.sampler.noise
         most, is_chain = batch.limits.max_nodes, batch.target.tier == "chain"
-        if self.budget is not None:
-            most = min(most, self.budget.max_draft)
+        weighed = most if budget is None else min(most, budget.max_draft)
         depths = batch.depths()
-        wanted = [
-            None if sequence.finished else (sequence.drafter, min(most, depth) if is_chain or not depth else most)
-            for sequence, depth in zip(batch.sequences, depths, strict=True)
-        ]
+        wanted: list[tuple[Drafter, int] | None] = []
+        for sequence, depth in zip(batch.sequences, depths, strict=True):
+            nodes = weighed if sequence.is_weighed else most
+            asked = (sequence.drafter, min(nodes, depth) if is_chain or not depth else nodes)
+            wanted.append(None if sequence.finished else asked)
         if batch.draft_runner is not None:
             proposed = propose_together(wanted, batch.draft_runner, forwards)
         else:
@@ -133,9 +136,7 @@ class StepRunner:
             DraftTree.chain(sequence.text.tokens[-1]) if tree is None else _cut(tree, batch, depth)
             for sequence, tree, depth in zip(batch.sequences, proposed, depths, strict=True)
         ]
-        if self.budget is not None:
-            return self.budget.cut(trees, batch.num_live)
-        return at_common_width(trees, [0.0 if s.finished else s.drafter.min_probability for s in batch.sequences])
+        return _worthwhile(batch, trees, budget)
 
     def _forward(self, batch: Batch, trees: Sequence[DraftTree]) -> list[NodeOutputs]:
         """What the target computes for each tree's nodes."""
@@ -184,6 +185,7 @@ class StepRunner:
         results: Sequence[VerifyResult],
         num_live: int,
         seconds: _Seconds,
+        budget: Budget | None,
     ) -> None:
         """Count the step, correct the budget, show it to the observer."""
         self.stats.draft_seconds += seconds.draft
@@ -197,8 +199,8 @@ class StepRunner:
                     sequence.stats.record_predictions(tree.predictions(result.path, result.tokens))
         before, self._compile_seconds = self._compile_seconds, batch.compile_seconds
         tells_costs = batch.target.tells_costs and before == self._compile_seconds  # not a step that compiles
-        if self.budget is not None and tells_costs:
-            self.budget.record(
+        if budget is not None and tells_costs:
+            budget.record(
                 trees,
                 num_live,
                 num_tokens=sum(len(result.tokens) for result in results),
@@ -236,6 +238,20 @@ class StepRunner:
                         observer_seconds=self._observer_seconds,
                     )
                 )
+
+
+def _worthwhile(batch: Batch, trees: Sequence[DraftTree], budget: Budget | None) -> list[DraftTree]:
+    """The trees without what is not worth its time: by the budget, or by what their drafters ask for."""
+    by_budget = [budget is not None and sequence.is_weighed for sequence in batch.sequences]
+    pairs = list(zip(batch.sequences, trees, strict=True))
+    rest = [pair for pair, weighed in zip(pairs, by_budget, strict=True) if not weighed]
+    bounds = [0.0 if sequence.finished else sequence.drafter.min_probability for sequence, _ in rest]
+    others = at_common_width([tree for _, tree in rest], bounds)
+    if budget is None:
+        return others
+    own = [tree for tree, weighed in zip(trees, by_budget, strict=True) if weighed]
+    kept, left = iter(budget.cut(own, batch.num_live, others)), iter(others)
+    return [next(kept if weighed else left) for weighed in by_budget]
 
 
 def _cut(tree: DraftTree, batch: Batch, depth: int) -> DraftTree:

@@ -123,6 +123,30 @@ def test_a_first_prompt_without_drafts_keeps_nobody_from_drafting(target: Any) -
 
 
 @pytest.mark.parametrize(
+    ("own", "others"),
+    [
+        ({"spec_method": "lookahead", "spec_config": [4, 3, 5]}, "auto"),
+        ({"spec_method": "prompt_lookup"}, "auto"),
+        ({"spec_method": "auto", "spec_config": {"deterministic": True, "pool": "request"}}, "lookahead"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["spec_method"],
+)
+def test_a_prompt_s_own_method_drafts_as_it_does_in_a_job_of_its_own(own: dict[str, Any], others: str) -> None:
+    """Where a job's method drafts as many tokens as save time, and where it does not."""
+
+    def drafted(**job: Any) -> tuple[int, int]:
+        model = hf_specdec.enable(build(FAMILIES["llama"]))  # which has no costs of earlier tests
+        prompts: list[dict[str, Any]] = [{"input_ids": torch.tensor([[5, 6, 7, 8] * 6]), **own}]
+        (result,) = check(model, prompts, **job).values()
+        assert result.stats.method == own["spec_method"]
+        return result.stats.num_draft_tokens, result.stats.num_drafts
+
+    expected = drafted(**own)
+    assert expected[0] > 0
+    assert drafted(spec_method=others) == expected
+
+
+@pytest.mark.parametrize(
     ("how", "method"),
     [
         ({}, "auto"),
