@@ -14,17 +14,28 @@ __all__ = ["CountedCandidates"]
 
 
 class CountedCandidates(CandidateGenerator):
-    """Passes a drafter's candidates on and keeps the call's `SpecStats`."""
+    """Passes a drafter's candidates on and keeps the call's `SpecStats`.
+
+    Args:
+        reads_prompt_alone (`bool`, *optional*, defaults to `False`): whether the first forward, the prompt's, gets no
+            candidates. It may read images, and has to find no more of their tokens than there are.
+    """
 
     requires_model_outputs = False
 
-    def __init__(self, drafter: Drafter, stats: SpecStats, rank_sync: RankSync) -> None:
+    def __init__(
+        self, drafter: Drafter, stats: SpecStats, rank_sync: RankSync, *, reads_prompt_alone: bool = False
+    ) -> None:
         self.drafter, self.stats, self.rank_sync = drafter, stats, rank_sync
         self._drafted = 0
+        self._reads_prompt = reads_prompt_alone
         self.begun = False
 
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> tuple[torch.LongTensor, Any]:
         """The text and a drafted chain after it, as the drafter gives them; where processes agree, the first's."""
+        if self._reads_prompt:
+            self._reads_prompt = False
+            return input_ids, None
         self.begun = self.rank_sync.is_leader
         if self.rank_sync.is_alone:
             candidates, logits = self.drafter.get_candidates(input_ids, **kwargs)

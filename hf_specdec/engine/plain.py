@@ -10,17 +10,21 @@ from hf_specdec.engine.assisted import CountedCandidates
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.stopping import agreed_criteria
 from hf_specdec.errors import ConfigError
+from hf_specdec.forward.inputs import tensors_of
 from hf_specdec.methods.base import Drafter
 from hf_specdec.stats import SpecStats
 
 __all__ = ["decode_assisted", "decode_plain"]
+
+OF_TEXT = {"attention_mask", "position_ids"}
 
 
 def decode_assisted(call: Call, drafter: Drafter, *, stats: SpecStats, rank_sync: RankSync) -> Any:
     """Decode with transformers' assisted loop and our drafter as its candidate generator."""
     if call.reads_embeddings:
         raise ConfigError("engine", 'must be "loop" for inputs_embeds', "assisted", "Drop the engine setting.")
-    candidates = CountedCandidates(drafter, stats, rank_sync)
+    is_alone = not call.model.config.is_encoder_decoder and bool(tensors_of(call.model_kwargs).keys() - OF_TEXT)
+    candidates = CountedCandidates(drafter, stats, rank_sync, reads_prompt_alone=is_alone)
     recorded = compat.recorded(call.model_kwargs.get(compat.cache_name(call.model_kwargs)))
     try:
         output = compat.assisted_decoding(call.model, candidates, call.input_ids, **_loop_arguments(call, rank_sync))

@@ -69,8 +69,8 @@ def test_an_image_in_the_prompt_changes_nothing(model_type: str, rows: int) -> N
         assert output.spec_stats.num_accepted_tokens > 0
 
 
-def test_images_share_no_batch() -> None:
-    """Two prompts of the same tokens with images of their own, and a text between them."""
+def tiny_llava() -> Any:
+    """A model whose images are four tokens, 127."""
     vision = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
     text = {"model_type": "llama", "vocab_size": 128, "num_hidden_layers": 2, "hidden_size": 32, "eos_token_id": None}
     heads = {"intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -80,6 +80,12 @@ def test_images_share_no_batch() -> None:
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(std=0.3)
+    return model
+
+
+def test_images_share_no_batch() -> None:
+    """Two prompts of the same tokens with images of their own, and a text between them."""
+    model = tiny_llava()
     text_ids = PROMPT[:, :20]
     ids = torch.cat([text_ids, torch.tensor([[127] * 4]), text_ids], dim=1)
     images = [{"input_ids": ids, "pixel_values": torch.randn(1, 3, 28, 28)} for _ in range(2)]
@@ -89,3 +95,14 @@ def test_images_share_no_batch() -> None:
     results = list(hf_specdec.generate_many(model, prompts, max_batch_size=2, max_new_tokens=6, do_sample=False))
     assert [result.error for result in results] == [None] * 3
     assert {result.index: result.token_ids for result in results} == dict(enumerate(expected))
+
+
+def test_the_assisted_engine_drafts_no_image() -> None:
+    """Its first forward reads prompt and draft, and prompt lookup would draft the image's tokens."""
+    model = hf_specdec.enable(tiny_llava())
+    ids = torch.cat([PROMPT[:, :10], torch.tensor([[127] * 4]), PROMPT[:, 10:], PROMPT[:, :10]], dim=1)
+    inputs = {"input_ids": ids, "pixel_values": torch.randn(1, 3, 28, 28), **SETTINGS}
+    assisted = {"spec_method": "prompt_lookup", "spec_config": {"engine": "assisted"}}
+    output = model.generate(**inputs, **assisted)
+    assert output.sequences.tolist() == plain(model, **inputs).sequences.tolist()
+    assert output.spec_stats.num_accepted_tokens > 0
