@@ -17,7 +17,7 @@ class Example:
 GALLERY: tuple[Example, ...] = (
     Example(
         "A table",
-        "Shines: each line is nearly the one before, so it can be copied from the text.",
+        "Most drafts are right: each line is nearly the one before.",
         """    parser.add_argument("-v", "--verbose", action="store_true", default=False,
                         dest="verbose", help="print more messages")
     parser.add_argument("-q", "--quiet", action="store_true", default=False,
@@ -29,7 +29,7 @@ GALLERY: tuple[Example, ...] = (
     ),
     Example(
         "A rename",
-        "Shines: the answer repeats the function above with other names.",
+        "Most drafts are right: the answer repeats the function above with other names.",
         '''# Before:
 
 def clear(left, right):
@@ -50,7 +50,7 @@ def clear(old, new):
     ),
     Example(
         "Tests",
-        "Often shines: test cases follow one pattern.",
+        "Many drafts are right: test cases follow one pattern.",
         """class TestQueue(unittest.TestCase):
 
     def test_put_and_get(self):
@@ -76,7 +76,7 @@ def clear(old, new):
     ),
     Example(
         "Nothing to copy",
-        "Does not shine: unlike numbers cannot be foreseen. Try it with a temperature of 1.",
+        "Few drafts are right: numbers without a pattern cannot be foreseen. Try it with a temperature of 1.",
         "PRIMES = [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31]\nSALT = b'\\x8f\\x02\\xd1\\x5e\\x77\\xa0\\x3c",
     ),
 )

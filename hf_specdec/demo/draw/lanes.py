@@ -66,7 +66,7 @@ def _verdict(race: Race, lane: Lane) -> str:
     """Equal or not, and what the ratio is made of."""
     count = len(lane.tokens)
     if lane.method == PLAIN:
-        ended = "Stopped after" if lane.is_stopped else "The yardstick:"
+        ended = "Stopped after" if lane.is_stopped else "The baseline:"
         return f"{ended} {counted(count, 'token')}, one forward for each, {lane.seconds:.2f} s."
     words = [escaped(lane.note)] if lane.note else []
     words.append(_equality(race, lane))
@@ -104,6 +104,6 @@ def _what_ratios_depend_on(race: Race) -> str:
     return (
         "What the ratio depends on: the text (drafts are right where it repeats itself or is easy to foresee), the "
         "temperature, and what a forward of several tokens costs beside a forward of one. On a GPU, or with billions "
-        f"of parameters, that is nearly the same; here it is a model of {size} on {where}. The times are of one "
+        f"of parameters, the two cost nearly the same; here it is a model of {size} on {where}. The times are of one "
         "run each: other work on the machine shows in them."
     )

@@ -14,9 +14,9 @@ def draw_idea(facts: dict[str, Any]) -> str:
     model = f"{facts['model']}, {facts['parameters'] / 1e6:.3g} million parameters, {facts['dtype']}"
     return f"""<div class="hs"><h1>Speculative decoding: the same text, sooner</h1>
 <ol class="hs-idea">
-<li><strong>1. Draft</strong> Something quick guesses the next tokens: the text itself, what the model found likely
-before, or a smaller model.</li>
-<li><strong>2. Verify</strong> One forward of the model looks at all guesses at once, as a tree.</li>
+<li><strong>1. Draft</strong> The next tokens are guessed: from the text itself, from what the model found likely
+before, or by a smaller model.</li>
+<li><strong>2. Verify</strong> One forward of the model computes all guesses, as a tree.</li>
 <li><strong>3. Keep</strong> What the model would have written anyway is kept, plus one token of its own. The text is
 the same; there are fewer forwards.</li>
 </ol>

@@ -60,7 +60,7 @@ def _what_happened(step: Step) -> str:
     if len(step.nodes) == 1:
         return f"Nothing was drafted: after {after} the target chose {choice}, as plain generate would."
     if not offered:
-        return f"The whole branch was accepted; after {after} the target chose {choice}, a token for free."
+        return f"The whole branch was accepted; after {after} the target chose {choice} in the same forward."
     others = ", ".join([f"<code>{one_line(text, 20)}</code>" for text in offered[:4]])
     more = f" and {len(offered) - 4} more" if len(offered) > 4 else ""
     return f"After {after} the draft had {others}{more}; the target chose {choice}."
