@@ -21,7 +21,6 @@ from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.transformers_lookup import transformers_generator
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.drafter import AutoDrafter
-from hf_specdec.methods.auto.recycled_logits import NUM_KEPT
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.node_logits import NodeLogits, read_logits
@@ -140,7 +139,7 @@ class TimedDrafter(Drafter):
         """See `Drafter.observe`."""
         assert logits is not None
         start = time.thread_time()
-        self.drafter.node_logits = NodeLogits(logits, read_logits(logits, NUM_KEPT))
+        self.drafter.node_logits = NodeLogits(logits, read_logits(logits, self.drafter.num_top_logits))
         reduced = time.thread_time()
         self.drafter.observe(tree, None, accepted)
         if len(tree) > 1:  # not the prompt's

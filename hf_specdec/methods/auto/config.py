@@ -40,7 +40,7 @@ class AutoSpecConfig(SpecConfig):
         max_pool_tokens (`int`, *optional*, defaults to `1_000_000`):
             Bound of the remembered texts, in tokens; the oldest leave first.
         max_recycled (`int`, *optional*, defaults to `262_144`):
-            Bound of the remembered logits, in entries of 8 tokens, 76 bytes each.
+            Bound of the remembered logits, in entries of 16 tokens, 140 bytes each.
         use_recycled (`bool`, *optional*, defaults to `True`):
             Whether the target's logits of verified nodes are guesses for later.
         window_size (`int`, *optional*, defaults to `5`):

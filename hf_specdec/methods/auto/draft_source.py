@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hf_specdec.methods.auto.calibration import MOST
-from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, Entry, best_tokens, entries_of, log_odds
+from hf_specdec.methods.auto.recycled_logits import NUM_LIKELIEST, Entry, best_tokens, entries_of, log_odds
 from hf_specdec.methods.auto.search import CompiledSearch, Found, Search
 from hf_specdec.methods.draft_scorer import DraftScorer
 from hf_specdec.methods.draw_noise import DrawNoise, coupled
@@ -100,7 +100,7 @@ class DraftSource:
         if self._noise is None:
             return best_tokens(NodeLogits(scores))
         log_probs = scores.log_softmax(dim=-1, dtype=torch.float32)
-        chosen = coupled(scores, depths, self._noise).topk(min(NUM_KEPT, rows.shape[-1]), dim=-1).indices
+        chosen = coupled(scores, depths, self._noise).topk(min(NUM_LIKELIEST, rows.shape[-1]), dim=-1).indices
         tokens, found = read_tensors((chosen, log_probs.gather(-1, chosen)))
         return entries_of(tokens.astype(np.int64), found, floor=UNLIKELIEST)
 

@@ -15,7 +15,7 @@ import torch
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.draft_source import draft_source_of
 from hf_specdec.methods.auto.predictor import NoiseRow, Predictor
-from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT
+from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, NUM_LIKELIEST
 from hf_specdec.methods.auto.search import CompiledSearch, Found, Search, search_of
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.auto.window import AutoWindow
@@ -50,7 +50,7 @@ class AutoDrafter(RoundDrafter):
         takes_trees: whether the target verifies siblings; where not, a chain is grown.
     """
 
-    num_top_logits = NUM_KEPT
+    num_top_logits: int
     index: NgramIndex
     window: AutoWindow | None
     _search: Search | CompiledSearch | None  # of the step under way
@@ -71,6 +71,7 @@ class AutoDrafter(RoundDrafter):
         super().__init__(scorer)
         self.draft = draft_source_of(scorer, translation, logits_processor)
         self.config, self.takes_trees, self.is_sampled = config, takes_trees, is_sampled
+        self.num_top_logits = NUM_KEPT if is_sampled else NUM_LIKELIEST
         self.remembers = memory is not None
         self._start(SpecMemory(1, config.max_recycled) if memory is None else memory)
 
@@ -263,5 +264,5 @@ class AutoDrafter(RoundDrafter):
 
     def _recycle(self, tree: DraftTree, logits: NodeLogits) -> None:
         """Keep what the target thought after every node, those that were rejected too."""
-        tokens, log_probs = logits.top(NUM_KEPT, slice(0, len(tree)))
+        tokens, log_probs = logits.top(self.num_top_logits, slice(0, len(tree)))
         self.memory.recycled.put_nodes(tree.tokens, tree.parents, self.index.tokens[-MAX_KEY:-1], tokens, log_probs)

@@ -14,13 +14,14 @@ from safetensors.torch import save
 from hf_specdec.errors import ConfigError
 from hf_specdec.files import check_path, replacing
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
-from hf_specdec.methods.auto.recycled_logits import NOTHING, NUM_KEPT, RecycledLogits
+from hf_specdec.methods.auto.recycled_logits import NOTHING, NUM_KEPT, RecycledLogits, filled
 from hf_specdec.methods.ngram.pool import BOUNDARY, NgramPool
 
 __all__ = ["MemoryFile"]
 
-FORMAT = "hf_specdec memory 3"
-EARLIER_FORMAT = "hf_specdec memory 2"  # its weights are of another blend
+FORMAT = "hf_specdec memory 4"
+EIGHT_KEPT = "hf_specdec memory 3"  # entries of 8 tokens
+OTHER_BLEND = "hf_specdec memory 2"  # these too, and weights of another blend
 FIELD, REMEDY = "spec_memory", "Give a file that SpecMemory.save wrote, or begin with SpecMemory()."
 GENERATIONS = ("old", "young")
 MOST_WEIGHT = 1000.0  # of weights, log odds, gains and counts; what is learned stays far below
@@ -54,7 +55,7 @@ class MemoryFile:
         try:
             with safe_open(shown, framework="pt") as opened:
                 metadata = opened.metadata() or {}
-                if metadata.get("format") not in (FORMAT, EARLIER_FORMAT):
+                if metadata.get("format") not in (FORMAT, EIGHT_KEPT, OTHER_BLEND):
                     raise ConfigError(FIELD, f"must be of format {FORMAT!r}", shown, REMEDY)
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
         except OSError as error:
@@ -93,7 +94,7 @@ class MemoryFile:
     @property
     def holds_weights(self) -> bool:
         """Whether what was learned about the sources is that of the blend as it is."""
-        return self.metadata["format"] == FORMAT
+        return self.metadata["format"] != OTHER_BLEND
 
     def put_texts(self, pool: NgramPool) -> None:
         """Take over the texts."""
@@ -122,8 +123,9 @@ class MemoryFile:
         count = len(keys)
         places = self._tensor("recycled.places", torch.int64, (count,))
         stamps = self._tensor("recycled.stamps", torch.int32, (count,))
-        tokens = self._tensor("recycled.tokens", torch.int32, (count, NUM_KEPT))
-        evidence = self._tensor("recycled.evidence", torch.float32, (count, NUM_KEPT))
+        width = NUM_KEPT if self.metadata["format"] == FORMAT else 8
+        tokens = self._tensor("recycled.tokens", torch.int32, (count, width))
+        evidence = self._tensor("recycled.evidence", torch.float32, (count, width))
         _check(bool((keys > 0).all()), "recycled.keys holds what is no key")
         _check(
             bool((places >= 0).all()) and len(set(places.tolist())) == count, "recycled.places holds what is no place"
@@ -131,8 +133,9 @@ class MemoryFile:
         _check(bool((stamps > 0).all()), "recycled.stamps holds what is no time")
         _check(bool((tokens >= NOTHING).all()), "recycled.tokens holds what is no token")
         _check(bool(((evidence >= 0.0) & (evidence <= MOST_WEIGHT)).all()), "recycled.evidence is out of range")
-        found = {"places": places, "stamps": stamps, "keys": keys, "tokens": tokens, "evidence": evidence}
-        recycled.restore({name: tensor.numpy() for name, tensor in found.items()})
+        found = {"places": places.numpy(), "stamps": stamps.numpy(), "keys": keys.numpy()}
+        rows = filled(tokens.numpy(), evidence.numpy())
+        recycled.restore({**found, "tokens": rows[0], "evidence": rows[1]})
 
     def put_experience(self, name: str, experience: AdaptiveWeights) -> None:
         """Take over what was learned from one kind of text."""

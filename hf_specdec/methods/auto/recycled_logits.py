@@ -24,18 +24,21 @@ __all__ = [
     "MAX_KEY",
     "NOTHING",
     "NUM_KEPT",
+    "NUM_LIKELIEST",
     "TOKEN_BITS",
     "Entry",
     "RecycledLogits",
     "best_tokens",
     "entries_of",
+    "filled",
     "key_of",
     "likeliest",
     "log_odds",
 ]
 
 MAX_KEY = 3
-NUM_KEPT = 8  # next tokens kept of a node; 16 drafted no better
+NUM_KEPT = 16  # next tokens of a node that an entry has room for, as sampled texts go on with unlikely ones
+NUM_LIKELIEST = 8  # that greedy texts, draft networks and windows name; 16 drafted no better
 FLOOR = 7.0  # evidence is counted from log odds of -7, about 1 in 1,000
 LEAST_SHARE = 1e-6  # probabilities nearer to 0 or 1 count as this near
 NUM_WAYS = 4  # places that one key can stand in
@@ -62,7 +65,7 @@ class RecycledLogits:
     """Entries by their last tokens, `MAX_KEY` of them and fewer.
 
     Args:
-        max_entries (`int`): bound of the memory; an entry takes 76 bytes, taken from the system as it is first written.
+        max_entries (`int`): bound of the memory; an entry takes 140 bytes, from the system as it is first written.
     """
 
     _clock: int
@@ -122,7 +125,7 @@ class RecycledLogits:
                 self._renumber_late_stamps()
                 self._clock = compiled.core.put_nodes(self._arrays, self._clock, tokens, parents, before, *rows)
             return
-        best, evidence = _filled(best, _evidence(log_probs))
+        best, evidence = filled(best, _evidence(log_probs))
         keys = _keys_of_nodes(tokens, parents, before)  # (MAX_KEY, N)
         shape = (keys.size, NUM_KEPT)
         repeated = [np.broadcast_to(row, (*keys.shape, NUM_KEPT)).reshape(shape) for row in (best, evidence)]
@@ -237,12 +240,12 @@ def _keys_of_nodes(tokens: Sequence[int], parents: Sequence[int], before: Sequen
 
 def likeliest(logits: NodeLogits, rows: slice | list[int] = ALL) -> tuple[Rows, Rows]:
     """`(C, NUM_KEPT)` tokens and the evidence for each, of these rows."""
-    tokens, log_probs = logits.top(NUM_KEPT, rows)
-    return _filled(tokens, _evidence(log_probs))
+    tokens, log_probs = logits.top(NUM_LIKELIEST, rows)
+    return filled(tokens, _evidence(log_probs))
 
 
-def _filled(tokens: Rows, evidence: Rows) -> tuple[Rows, Rows]:
-    """Rows of `NUM_KEPT` of them, where the vocabulary has fewer."""
+def filled(tokens: Rows, evidence: Rows) -> tuple[Rows, Rows]:
+    """Rows of `NUM_KEPT` of them, where there are fewer."""
     count = tokens.shape[1]
     if count == NUM_KEPT:
         return tokens, evidence
@@ -261,7 +264,7 @@ def _evidence(log_probs: Rows) -> Rows:
 
 def best_tokens(logits: NodeLogits, rows: slice | list[int] = ALL) -> Sequence[Entry]:
     """One entry for each of these rows: its likeliest tokens."""
-    return entries_of(*logits.top(NUM_KEPT, rows))
+    return entries_of(*logits.top(NUM_LIKELIEST, rows))
 
 
 def entries_of(tokens: Rows, log_probs: Rows, *, floor: float = 0.0) -> Sequence[Entry]:

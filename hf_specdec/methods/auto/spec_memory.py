@@ -27,7 +27,7 @@ class SpecMemory:
 
     Args:
         max_tokens (`int`, *optional*, defaults to 1,000,000): bound of the texts, in tokens; the oldest leave first.
-        max_entries (`int`, *optional*, defaults to 262,144): bound of the recycled logits, in entries of 76
+        max_entries (`int`, *optional*, defaults to 262,144): bound of the recycled logits, in entries of 140
             bytes; the oldest leave first.
 
     Raises:

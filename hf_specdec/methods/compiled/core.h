@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* As in __init__.py: a library built from other sources is left alone. */
-#define INTERFACE 7
+#define INTERFACE 8
 
 /* An n-gram index: see hf_specdec/methods/ngram/hashing.py. */
 typedef struct {
@@ -26,7 +26,7 @@ typedef struct {
     float *evidence;
 } Table;
 
-enum { NUM_KEPT = 8, MAX_KEY = 3, TOKEN_BITS = 21 };
+enum { NUM_KEPT = 16, MAX_KEY = 3, TOKEN_BITS = 21 };
 
 /* What the token that many places before the last adds to a key; what it has above TOKEN_BITS may fall off. */
 static inline int64_t key_part(int64_t token, int places) { return (int64_t)((uint64_t)token << (places * TOKEN_BITS)); }

@@ -13,6 +13,7 @@ from hf_specdec.methods.auto.recycled_logits import (
     FLOOR,
     LAST_STAMP,
     NUM_KEPT,
+    NUM_LIKELIEST,
     Entry,
     RecycledLogits,
     best_tokens,
@@ -78,17 +79,17 @@ def test_rows_of_one_batch_keep_each_other() -> None:
     """Keys that would choose one place all find another, and of equal keys the last one counts."""
     recycled = RecycledLogits(60)
     keys = np.array([key_of((token,)) for token in [*range(40), 7]])
-    tokens = np.arange(41).repeat(8).reshape(41, 8)
-    recycled.put_rows(keys, tokens, np.ones((41, 8)))
+    tokens = np.arange(41).repeat(NUM_KEPT).reshape(41, NUM_KEPT)
+    recycled.put_rows(keys, tokens, np.ones((41, NUM_KEPT)))
     assert len(recycled) == 40
     found = [recycled.get(int(key)) for key in keys[:40]]
     assert [entry and entry[0][0] for entry in found] == [*range(7), 40, *range(8, 40)]
 
 
-def test_an_entry_takes_less_than_80_bytes() -> None:
+def test_an_entry_takes_less_than_150_bytes() -> None:
     recycled = RecycledLogits(262_144)
     arrays = [value for value in vars(recycled).values() if isinstance(value, np.ndarray)]
-    assert sum(one.nbytes for one in arrays) < 80 * 262_144 < 40e6
+    assert sum(one.nbytes for one in arrays) < 150 * 262_144 < 40e6
 
 
 @pytest.mark.parametrize("bound", [6, 7, 50, 301])
@@ -117,12 +118,12 @@ def test_threads_that_write_at_once_lose_no_entry_of_their_own() -> None:
     assert get(recycled, 11_999) == entry(11_999)
 
 
-@pytest.mark.parametrize("vocab_size", [3, NUM_KEPT, 50])
+@pytest.mark.parametrize("vocab_size", [3, NUM_LIKELIEST, 50])
 def test_the_best_tokens_come_with_their_log_odds(vocab_size: int) -> None:
     logits = torch.randn(4, vocab_size)
     for row, (tokens, evidence) in zip(logits, best_tokens(NodeLogits(logits)), strict=True):
         shares = row.softmax(-1)
-        order = shares.argsort(descending=True)[:NUM_KEPT].tolist()
+        order = shares.argsort(descending=True)[:NUM_LIKELIEST].tolist()
         assert list(tokens) == order
         expected = [max(0.0, math.log(float(shares[token] / (1 - shares[token]))) + FLOOR) for token in order]
         assert list(evidence) == pytest.approx(expected, abs=1e-4)

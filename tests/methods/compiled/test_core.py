@@ -60,8 +60,8 @@ def test_an_index_is_the_same_in_every_array(core: Any, pieces: list[list[int]],
 
 def rows(rng: random.Random, count: int) -> tuple[Any, Any]:
     """Next tokens and their log probabilities for so many nodes, as a forward would bring them."""
-    width = rng.choice([3, NUM_KEPT])
-    tokens = [rng.sample(range(10), width) for _ in range(count)]
+    width = rng.choice([3, 8, NUM_KEPT])
+    tokens = [rng.sample(range(20), width) for _ in range(count)]
     log_probs = [sorted((-9 * rng.random() for _ in range(width)), reverse=True) for _ in range(count)]
     return np.array(tokens, dtype=np.int64), np.array(log_probs, dtype=np.float32)
 
@@ -235,8 +235,9 @@ def test_arrays_that_do_not_fit_are_refused(core: Any) -> None:
     best, evidence = rows(random.Random(0), 1)
     with pytest.raises(ValueError, match="a parent before it"):
         core.put_nodes(table.arrays, 0, (1, 2), (-1, 1), (), best.astype(np.int32), evidence)
+    wide = (1, NUM_KEPT + 1)
     with pytest.raises(ValueError, match="a parent before it"):
-        core.put_nodes(table.arrays, 0, (1,), (-1,), (), np.zeros((1, 9), dtype=np.int32), np.zeros((1, 9), np.float32))
+        core.put_nodes(table.arrays, 0, (1,), (-1,), (), np.zeros(wide, dtype=np.int32), np.zeros(wide, np.float32))
     with pytest.raises(ValueError, match="room for at most"):
         core.read_logits(np.zeros((2, 4), np.float32), np.zeros((2, 4), np.float32), 4, 2)
     with pytest.raises(ValueError, match="of its size"):
