@@ -113,6 +113,7 @@ def test_earlier_texts_are_a_source_once_there_are_any(
     assert "earlier_texts" in sources[1]
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("name", ["auto", "auto_drafted"])
 def test_auto_says_what_each_source_said(target: Any, draft: Any, tokenizer: Any, name: str) -> None:
     """The first vote is the one that weighs most, and names the node's source."""

@@ -45,7 +45,7 @@ def built_with(name: str, model: Any, layers: int) -> Any:
     return small
 
 
-@pytest.mark.at_most(2)
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("name", DECODERS)
 def test_it_generates_as_a_model_built_with_that_many_layers(name: str) -> None:
     model = build(FAMILIES[name])
@@ -166,7 +166,7 @@ def counting(forward: Any) -> Any:
     return count
 
 
-@pytest.mark.at_most(3)
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("replaced", [closure, wrapping, default, counting, functools.partial])
 def test_a_function_in_the_place_of_forward_runs_the_draft_not_the_model(replaced: Any, inside: bool) -> None:
@@ -219,7 +219,7 @@ def test_transformers_takes_it_as_assistant() -> None:
     assert text_of(model, assistant_model=self_draft(model, layers=2)) == text_of(model)
 
 
-@pytest.mark.at_most(2)
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize("spec_config", [{"draft_len": 3}, {"draft_len": 3, "num_branches": 2}], ids=["chain", "tree"])
 def test_a_model_speculates_with_its_own_first_layers(name: str, spec_config: dict[str, int]) -> None:

@@ -48,7 +48,7 @@ def check(finding: Finding) -> None:
     assert listed()[finding.name] == finding.key, "run python -m tests.capabilities.findings"
 
 
-@pytest.mark.at_most(5)
+@pytest.mark.at_most(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("model_type", "kind"), chosen())
 def test_an_architecture_writes_what_plain_generation_writes(model_type: str, kind: str) -> None:

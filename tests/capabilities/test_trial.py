@@ -103,6 +103,7 @@ def test_a_trial_that_is_interrupted_by_a_fault_leaves_it_to_the_probe(
     assert output.spec_stats.num_accepted_tokens > SHORTEST_CALL // 2
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_in_half_precision_the_tolerance_follows_what_rounding_does(probes: list[str], dtype: torch.dtype) -> None:
     """A tree that is right passes, one that is wrong does not."""

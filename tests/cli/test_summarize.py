@@ -50,6 +50,7 @@ def test_a_rouge_score_below_the_threshold_fails_the_check(run: Run) -> None:
     assert run(*SHORT, *LIST_FORMS["prompt_lookup"], "--rouge1-threshold", "99").exit_code == 0
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize(("options", "exit_code"), [((), 1), (("--equal-threshold", "0.5"), 0)])
 def test_other_tokens_fail_the_check(
     run: Run, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], exit_code: int
@@ -69,6 +70,7 @@ def test_other_tokens_fail_the_check(
     assert ("below 100%" in result.stderr) == bool(exit_code)
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize(("dtype", "is_told"), [("bf16", True), ("fp32", False)])
 def test_other_tokens_in_half_precision_come_with_the_reason(
     run: Run, monkeypatch: pytest.MonkeyPatch, dtype: str, is_told: bool

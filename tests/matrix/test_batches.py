@@ -81,6 +81,7 @@ def skip_refused(family: str, method: str) -> bool:
     return method == "lookahead" and FAMILIES[family].tier == "chain"
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -107,7 +108,7 @@ def test_rows_end_at_different_places(batches: Callable[[str, str], Batch]) -> N
     assert len({int(length) + padding for length, padding in zip(lengths, PADDING, strict=True)}) >= 3
 
 
-@pytest.mark.at_most(3)
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sampled_row_is_its_prompt_alone(batches: Callable[[str, str], Batch], family: str, method: str) -> None:
@@ -156,7 +157,7 @@ def test_several_answers_to_each_prompt(batches: Callable[[str, str], Batch], fa
     assert output.sequences[4, : len(alone)].tolist() == alone.tolist()
 
 
-@pytest.mark.at_most(3)
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if not family.is_seq2seq])
 def test_random_trees_in_rows(batches: Callable[[str, str], Batch], family: str, seed: int) -> None:

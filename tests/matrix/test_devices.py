@@ -46,7 +46,7 @@ def device() -> Iterator[EmulatedDevice]:
         yield entered
 
 
-@pytest.mark.at_most(2)
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("method", DRAFTING)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_row_is_plain_generates(device: EmulatedDevice, zoo: Zoo, family: str, method: str) -> None:
@@ -109,6 +109,7 @@ def test_a_static_cache_gives_the_same_tokens(device: EmulatedDevice, zoo: Zoo, 
     assert output.tolist() == expected.tolist()
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("method", READ_ONCE)
 def test_the_host_reads_once_a_step(device: EmulatedDevice, zoo: Zoo, method: str) -> None:
     """Whatever was accepted: two texts differ in their reads by the steps between them."""
@@ -124,6 +125,7 @@ def test_the_host_reads_once_a_step(device: EmulatedDevice, zoo: Zoo, method: st
     assert (reads[1] - reads[0]).total() == steps[1] - steps[0]
 
 
+@pytest.mark.at_most(3)
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_draft_is_read_once_a_level_for_all_rows(device: EmulatedDevice, zoo: Zoo, name: str) -> None:
     """Three rows, four levels, and the target: five reads a step."""
@@ -143,6 +145,7 @@ def test_a_draft_is_read_once_a_level_for_all_rows(device: EmulatedDevice, zoo: 
     assert num_steps < reads[1] - reads[0] <= (1 + SHAPES["tree"]["draft_len"]) * num_steps
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_a_drawn_draft_is_read_once_a_level(device: EmulatedDevice, zoo: Zoo, shape: str) -> None:
     """And verified by one read a step, whatever is accepted."""
@@ -164,7 +167,7 @@ def test_a_drawn_draft_is_read_once_a_level(device: EmulatedDevice, zoo: Zoo, sh
     assert max(reads) == 1 + fields["draft_len"]
 
 
-@pytest.mark.at_most(3)
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("method", ["prompt_lookup", "auto"])
 def test_choosing_reads_once_a_step_and_keeps_the_seed(

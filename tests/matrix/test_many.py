@@ -75,7 +75,7 @@ def alone(zoo: Callable[[str], Any], draft_of: Callable[[str], Any]) -> Callable
     return texts
 
 
-@pytest.mark.at_most(2)
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", wide_but(SOME, [*FAMILIES, *FALLBACK]))

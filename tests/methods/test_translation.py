@@ -53,6 +53,7 @@ def read(translation: Translation) -> str:
     return text
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("name", ["bytes", "larger"])
 @settings(max_examples=60, deadline=None)
 @given(text=TEXTS, cut=st.integers(0, 40), step=st.integers(1, 5))

@@ -110,6 +110,7 @@ def test_a_text_that_goes_on_over_a_cache_is_decoded_plainly(model: Any, has_dra
     assert "reads a text from its start" in output.spec_stats.plain_reason
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("settings", KEEP_STATE)
 @pytest.mark.parametrize("has_draft_model", [False, True])
 def test_a_processor_that_keeps_state_leaves_it_to_plain_decoding(

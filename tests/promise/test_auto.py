@@ -62,6 +62,7 @@ def generate(model: Any, make: Callable[..., Any] = speculative, **kwargs: Any) 
     return make(model, **{**given, **kwargs})
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("name", wide_but(LEARNT, CASES))
 def test_the_call_that_learns_the_costs_gives_plain_generates_tokens(name: str) -> None:
     family, how = CASES[name]
@@ -74,7 +75,7 @@ def test_the_call_that_learns_the_costs_gives_plain_generates_tokens(name: str) 
     assert generate(model, spec_method="auto", **how).sequences.tolist() == reference.tolist()
 
 
-@pytest.mark.at_most(2)
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("name", [name for name in CASES if "kept" not in name and "mamba2" not in name])
 def test_lookahead_s_window_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget.Budget, "_pause_or_go_on", lambda self, gain, least: None)
@@ -127,6 +128,7 @@ def test_no_forward_is_computed_to_find_out_what_it_costs() -> None:
     assert forwards.calls - probed == stats.num_forwards + 1
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_keep_the_costs_they_know(duplicate: Callable[..., Any]) -> None:
     model = fresh("llama")

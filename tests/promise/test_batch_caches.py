@@ -40,6 +40,7 @@ def conversation(model: Any, turns: list[dict[str, Any]], eos: list[int]) -> tup
     return texts, kept
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("order", ["ours", "plain first", "ours first"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["llama", "gemma3", "lfm2", "qwen3_next"])
@@ -57,6 +58,7 @@ def test_a_conversation_of_several_rows_is_the_same_whoever_answers(
     assert_same_cache(kept, expected)
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("at", [1, 4])
 @pytest.mark.parametrize("method", ["prompt_lookup", "draft_model"])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "lfm2", "qwen3_next", "gpt_neo"])

@@ -64,7 +64,7 @@ def test_any_draft_serves_a_batch(pair: tuple[Any, Any], ends: list[int], kind: 
         assert_same_batch(model, method | {"assistant_model": draft}, PADDED, eos_token_id=ends, **OPTIONS)
 
 
-@pytest.mark.at_most(2)
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("made", ["copied", "pickled", "compiled", "dispatched"])
 def test_a_batch_on_a_model_that_was_copied_or_wrapped(

@@ -53,6 +53,7 @@ def both_of(model: Any, how: dict[str, Any], kwargs: dict[str, Any]) -> tuple[li
     return expected, output.sequences.tolist()
 
 
+@pytest.mark.at_most(3)
 @pytest.mark.parametrize("cell", wide_but(ALWAYS, CELLS), ids=", ".join)
 def test_another_default_device_changes_nothing(cell: tuple[str, str, str]) -> None:
     family, method, kind = cell

@@ -77,6 +77,7 @@ def test_a_draft_that_cannot_forget_is_refused(pair: tuple[Any, Any], zoo: Calla
         pair[0].generate(PROMPT, spec_method="draft_model", assistant_model=zoo("mamba"), **OPTIONS)
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("config", [ALWAYS, {**ALWAYS, "num_branches": 3, "max_nodes": 10}])
 def test_the_drafts_cache_is_never_rebuilt(pair: tuple[Any, Any], config: dict[str, Any]) -> None:
     """It reads the prompt once; after that each token of the text at most once, and the nodes of its trees."""

@@ -38,7 +38,7 @@ def layers_of(model: Any) -> Any:
     return model.model.layers
 
 
-@pytest.mark.at_most(2)
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("family", ["llama", "gemma3", "bloom", "deepseek_v3", "gpt_neo"])
 def test_it_drafts_what_a_model_of_the_first_layers_drafts(family: str, shape: str) -> None:
@@ -100,6 +100,7 @@ def test_it_keeps_no_keys_of_its_own(zoo: Callable[[str], Any], monkeypatch: pyt
     assert_same_cache(output[CACHE], expected[CACHE])
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_each_row_of_a_batch_is_plain_generates(zoo: Callable[[str], Any], shape: str, cache: str) -> None:
@@ -186,7 +187,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.at_most(2)
+@pytest.mark.at_most(1)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("made", MADE)
 def test_it_works_on_models_that_were_copied_or_wrapped(model: Any, made: str) -> None:

@@ -197,6 +197,7 @@ def test_ids_of_another_integer_type_are_read(model: Any, draft: Draft) -> None:
     assert ours.output.sequences.dtype == reference.output.sequences.dtype
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("new_tokens", [20, 40], ids=["tried by a probe", "tried by the call"])
 def test_a_decoder_mask_that_one_token_ignores_is_ignored(new_tokens: int, rows: int) -> None:

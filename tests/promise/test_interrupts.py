@@ -176,6 +176,7 @@ def test_a_prompt_that_cannot_be_read_fails_with_its_own_error(model: Any, pool:
         handle.remove()
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("at", [1, 2, 3])
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_a_forward_that_fails_half_way_leaves_a_usable_cache(model: Any, draft: Draft, at: int, layer: int) -> None:

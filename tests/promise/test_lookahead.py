@@ -81,6 +81,7 @@ def test_an_observer_sees_window_and_pool(model: Any) -> None:
         assert drafted == {tail[0] for tail in tails} or following is steps[-1]  # where no token more has room
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("family", ["gpt2", "opt"])
 def test_a_window_that_reaches_beyond_the_models_positions_stays_away(family: str) -> None:
     """Learned positions end; the text may use the last one, the window must not look behind it."""

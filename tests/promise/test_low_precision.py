@@ -21,7 +21,7 @@ from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, QUICK, build
 
 
-@pytest.mark.at_most(2)
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("family", wide_but(QUICK, FAMILIES))
 def test_every_family_runs_in_half_precision(family: str, dtype: torch.dtype) -> None:
@@ -87,6 +87,7 @@ def test_values_are_kept_as_plain_keeps_them_where_autocast_rounds_them_alone() 
     assert found[0] == found[1]
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("family", ["llama", "gemma3"])  # rows of the second are decoded plainly
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_static_cache_under_autocast_where_plain_generation_keeps_none(family: str, rows: int) -> None:

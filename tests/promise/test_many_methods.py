@@ -64,6 +64,7 @@ def test_prompts_with_different_draft_models_take_turns(target: Any, first: str,
     check(target, [{"input_ids": torch.tensor([p]), **m} for p, m in zip(PROMPTS, chosen, strict=True)])
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("draft", ["head", "first_layers"])
 def test_a_prompt_whose_draft_reads_the_target_is_no_trial_of_it(draft: str) -> None:
     model = hf_specdec.enable(build(FAMILIES["llama"]))

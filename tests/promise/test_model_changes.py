@@ -119,7 +119,7 @@ def texts(model: Any, methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.at_most(2)
+@pytest.mark.at_most(1)
 def test_what_is_done_to_a_model_between_two_calls_is_noticed(fresh: Any, change: Any) -> None:
     methods = {name: method_of(name, noisy_copy(fresh)) for name in METHODS}
     before = plain(fresh, PROMPT, **CALL).tolist()

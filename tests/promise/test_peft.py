@@ -110,6 +110,7 @@ def test_many_prompts_have_virtual_tokens(virtual: Any) -> None:
     assert [result.token_ids for result in results] == [answer(virtual, ids[None])[0][len(ids) :] for ids in prompts]
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("name", ["second", "__base__"])
 def test_a_call_has_its_adapter(mixed: Any, name: str) -> None:
     expected = answer(mixed, PROMPT, adapter_names=[name])

@@ -116,6 +116,7 @@ def test_each_processing_setting_gives_the_same_text(model: Any, draft: Draft, s
     assert_same_run(ours, reference)
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("setting", ["sequence_bias", "bad_words_ids", "no_repeat_ngram_size", "guidance_scale"])
 def test_the_settings_make_a_difference(model: Any, setting: str) -> None:
     """Else the test above would pass with the processors left out."""
