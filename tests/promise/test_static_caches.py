@@ -77,7 +77,6 @@ def assert_shapes_follow_from_the_width(steps: list[dict[str, tuple[int, ...]]])
     assert sum(width & (width - 1) > 0 for width in by_width) <= 1
 
 
-@pytest.mark.at_most(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", NAMES)
@@ -109,7 +108,6 @@ def test_the_tokens_are_plain_generates(
     assert shapes[1]["input_ids"] == shapes[1]["position_ids"]
 
 
-@pytest.mark.at_most(1)
 @pytest.mark.parametrize("family", NAMES)
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "plain"])
 def test_drafts_are_accepted(
@@ -131,7 +129,6 @@ def padded_batch() -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-@pytest.mark.at_most(1)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", NAMES)
 def test_a_padded_batch_is_plain_generates(
@@ -165,7 +162,6 @@ def test_a_padded_batch_is_plain_generates(
         assert any(len(set(count)) > 1 for count in counts), "rows must differ"
 
 
-@pytest.mark.at_most(1)
 @pytest.mark.parametrize("family", SEVERAL)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_sampled_row_is_its_prompt_alone(
@@ -209,7 +205,6 @@ def test_a_compiled_forward_is_compiled_for_the_prompt_and_for_the_step(family: 
     assert numbers == [2, 2, 2, 2]
 
 
-@pytest.mark.at_most(1)
 @pytest.mark.parametrize("family", NAMES)
 @pytest.mark.parametrize("length", [5, 10, 30])
 @pytest.mark.parametrize("ours", [(1,), (0, 2), (0, 1, 2, 3)], ids=str)
