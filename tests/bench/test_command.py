@@ -51,6 +51,7 @@ def test_the_embedded_target_is_measured_in_fp32_on_one_thread(run: Run) -> None
     assert entry["summary"]["greedy"]["plain"]["share_equal"] == 1.0
 
 
+@pytest.mark.wide
 def test_weights_on_disk_are_measured_where_they_are_brought(run: Run, tmp_path: Path, short: tuple[str, str]) -> None:
     spread = {"model.layers.1": "disk"} | {f"model.layers.{i}": "cpu" for i in (0, 2, 3, 4, 5)}
     parts = spread | dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
@@ -165,7 +166,7 @@ def test_what_cannot_be_written_is_printed(run: Run, monkeypatch: pytest.MonkeyP
     assert "No space left on device. What was measured stands above" in result.stderr
 
 
-@pytest.mark.at_most(1)
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["bench.json", "bench.jsonl"])
 def test_a_run_goes_on_while_its_file_cannot_be_written(
     document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str

@@ -215,6 +215,7 @@ def folders(loaded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> li
     return found
 
 
+@pytest.mark.wide
 def test_the_command_measures_every_model_at_every_size(run: Run, folders: list[str], tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     words = ["bench", "--limit", "1", "--max-new-tokens", "4", "--rounds", "1", "--no-do-sample", "--row", "plain"]

@@ -60,6 +60,7 @@ def test_a_sample_is_compared_from_one_seed(run: Run) -> None:
     assert rows(run, "--dtype", "fp32", "--do-sample", "--temperature", "0.7")["auto"]["equal_to_plain"]
 
 
+@pytest.mark.wide
 def test_a_sampled_comparison_keeps_the_models_own_temperature(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --temperature no call gets one, as without --compare."""
     seen: list[Any] = []

@@ -125,7 +125,7 @@ def test_the_host_reads_once_a_step(device: EmulatedDevice, zoo: Zoo, method: st
     assert (reads[1] - reads[0]).total() == steps[1] - steps[0]
 
 
-@pytest.mark.at_most(3)
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_draft_is_read_once_a_level_for_all_rows(device: EmulatedDevice, zoo: Zoo, name: str) -> None:
     """Three rows, four levels, and the target: five reads a step."""

@@ -120,6 +120,7 @@ def test_a_draft_that_cannot_be_compiled_says_why_once(
     assert sum("is not compiled" in record.message for record in caplog.records) == 2, "of the target and of the draft"
 
 
+@pytest.mark.wide
 def test_buffers_left_by_a_call_hide_what_was_not_finite(pair: tuple[Any, Any], graphs: list[Any]) -> None:
     """NaN that one text has left does not reach the next one."""
     model, _ = pair

@@ -56,6 +56,7 @@ def test_few_graphs_serve_texts_of_any_length(model: Any, graphs: list[Any], met
     assert all(spent == 0.0 for spent in seconds[known + 1 :])
 
 
+@pytest.mark.wide
 def test_buffers_made_in_inference_mode_stay_there(model: Any, graphs: list[Any]) -> None:
     """Torch lets nobody write to them outside; those made outside serve both."""
     how: dict[str, Any] = {"max_new_tokens": 12, **STATIC}
@@ -68,7 +69,8 @@ def test_buffers_made_in_inference_mode_stay_there(model: Any, graphs: list[Any]
         assert ours.tolist() == expected
 
 
-@pytest.mark.parametrize("is_global", wide_but([False], [False, True]))
+@pytest.mark.wide
+@pytest.mark.parametrize("is_global", [False, True])
 def test_a_hook_that_comes_and_goes_between_two_calls_is_noticed(model: Any, is_global: bool) -> None:
     """A graph holds what hooks did when it was made."""
     how: dict[str, Any] = {"max_new_tokens": 12, **STATIC, "return_dict_in_generate": True}
@@ -129,7 +131,7 @@ HOOKS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", wide_but(["object", "function"], HOOKS))
+@pytest.mark.parametrize("kind", wide_but(["function"], HOOKS))
 def test_what_a_hook_raises_once_while_its_forward_is_compiled_is_shown(model: Any, kind: str) -> None:
     """As plain generate shows it; the next call compiles."""
     how: dict[str, Any] = {**STATIC, "max_new_tokens": 4, "return_dict_in_generate": True}

@@ -252,6 +252,7 @@ def test_an_interrupt_leaves_the_callers_cache_usable(model: Any, shape: str) ->
     assert again.tolist() == whole[:, : length + 6].tolist()
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_use_logits_samples_the_targets_distribution(model: Any, shape: str) -> None:
     """Drafts are drawn from the first layers; odds of a right run failing: one in a million."""

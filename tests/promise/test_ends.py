@@ -177,7 +177,7 @@ ENDS: dict[str, Callable[[Any, dict[str, Any]], None]] = {
 }
 
 
-@pytest.mark.at_most(12)
+@pytest.mark.at_most(5)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_nothing_of_a_job_stays(name: str, end: str, still_open: Open, without_collector: None) -> None:

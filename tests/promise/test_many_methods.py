@@ -56,7 +56,7 @@ def target() -> Any:
     return hf_specdec.enable(build(FAMILIES["llama"]))
 
 
-@pytest.mark.at_most(3)
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize(("first", "second"), list(itertools.permutations(DRAFTS, 2)))
 def test_prompts_with_different_draft_models_take_turns(target: Any, first: str, second: str) -> None:
     methods = methods_of(target)
@@ -93,6 +93,7 @@ def test_a_prompt_may_ask_for_transformers_own_assisted_decoding(target: Any) ->
     assert results[0].stats.plain_reason == "transformers' own assisted decoding was asked for"
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize(
     ("family", "own", "error"),
     [

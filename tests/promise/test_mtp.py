@@ -69,6 +69,7 @@ def test_drafts_are_those_of_transformers_layers_over_the_whole_text(pair: tuple
     assert compared > 0
 
 
+@pytest.mark.wide
 def test_the_last_layer_drafts_what_lies_beyond_the_layers() -> None:
     """One layer, five tokens a step; more of them are accepted than of one token a step."""
     model = build_target("glm4_moe, 1 layer")

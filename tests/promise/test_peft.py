@@ -146,6 +146,7 @@ def test_rows_that_end_keep_the_task_ids_of_the_others() -> None:
     assert model.generate(**call, spec_method="auto").tolist() == model.generate(**call).tolist()
 
 
+@pytest.mark.wide
 def test_what_is_known_of_a_model_with_tasks_holds_for_other_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """PEFT hands each call's tasks to the layers by new hooks; rows decide what can be tried, tasks do not."""
     model = hf_specdec.enable(poly())

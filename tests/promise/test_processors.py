@@ -109,6 +109,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.at_most(8)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_each_processing_setting_gives_the_same_text(model: Any, draft: Draft, setting: str) -> None:
     """All that `generate` builds processors from."""

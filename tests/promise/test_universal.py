@@ -173,6 +173,7 @@ def test_the_drafts_cache_is_never_rebuilt(pair: Pair) -> None:
     assert max(fed[1:]) <= 2 * MOST_TAIL + 2 < fed[0]
 
 
+@pytest.mark.wide
 def test_auto_asks_it_beside_its_other_sources(pair: Pair) -> None:
     """It takes fewer steps than without; greedily and in a batch the text is plain `generate`'s."""
     auto: dict[str, Any] = {"spec_method": "auto", "spec_config": {"num_nodes": 12, "pool": "request"}, **OPTIONS}

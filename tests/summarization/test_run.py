@@ -32,6 +32,7 @@ def test_both_ways_write_the_same_alone_and_in_batches(target: Any, tokenizer: A
     assert alone["plain"].tokens_per_second == 36 / alone["plain"].seconds
 
 
+@pytest.mark.wide
 def test_batches_need_no_padding_token(target: Any, tokenizer: Any) -> None:
     """Llama's, Mistral's and GPT-2's tokenizers have none."""
     wanted = summarize_all(Summarizer(target, tokenizer, OPTIONS), ARTICLES, WAYS)
@@ -78,6 +79,7 @@ def test_a_tokenizer_with_a_chat_template_is_asked_in_a_chat(
     assert prompt == "[user] Summarize the following article in a few sentences.\n\nText.[assistant]"
 
 
+@pytest.mark.wide
 def test_a_seed_makes_samples_the_same(target: Any, tokenizer: Any) -> None:
     options = {**OPTIONS, "do_sample": True, "top_k": 0}
     written = summarize_all(Summarizer(target, tokenizer, options, seed=3), ARTICLES, WAYS)

@@ -177,6 +177,7 @@ def test_the_target_writes_from_its_first_token_without_prompts(train: Callable[
     assert shard.ids.shape == (8, 21)
 
 
+@pytest.mark.wide
 def test_a_reduced_vocabulary_drafts_the_most_frequent_tokens(train: Callable[..., Any], tmp_path: Path) -> None:
     config = HeadTraining(**{name: getattr(TINY, name) for name in TINY.__dataclass_fields__} | {"draft_vocab_size": 6})
     train(tmp_path, config)

@@ -21,6 +21,7 @@ def target() -> tuple[Any, torch.Tensor]:
     return model, AutoTokenizer.from_pretrained(path)("def add(a, b):\n    return ", return_tensors="pt").input_ids
 
 
+@pytest.mark.at_most(3)
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize(("method", "has_core"), [("auto", True), ("auto", False), ("eagle3", True)])
 def test_a_head_whose_logits_are_nan(

@@ -42,7 +42,7 @@ def test_logits_are_those_of_the_familys_formula(case: Case) -> None:
             torch.testing.assert_close(ours, logits[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.at_most(8)
+@pytest.mark.at_most(4)
 @pytest.mark.each_value
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_text_is_that_of_plain_generation(case: Case, shape: str) -> None:
