@@ -19,6 +19,7 @@ import hf_specdec
 from hf_specdec.cli.job import Job
 from hf_specdec.cli.job_file import JobFile, check_job_output
 from hf_specdec.cli.processes import processes
+from hf_specdec.cli.report import noting_interrupts
 from hf_specdec.errors import ConfigError
 from hf_specdec.files import json_value, lines_of, lone_surrogate, read_text
 from hf_specdec.progress import with_bar
@@ -132,9 +133,10 @@ def run_many(job: Job, asked: ManyOptions, settings: Mapping[str, Any], *, is_on
         share = [index for index in range(len(prompts)) if index % count == own]
         todo = [index for index in share if index not in done]
         lines = _results(job, prompts, todo)
-        for line in with_bar(lines, total=len(share), done=len(share) - len(todo), is_shown=state.is_main_process):
-            if state.is_main_process or not is_one_model:
-                file.append(line)
+        with noting_interrupts(f"{out} keeps the results so far; the same command continues"):
+            for line in with_bar(lines, total=len(share), done=len(share) - len(todo), is_shown=state.is_main_process):
+                if state.is_main_process or not is_one_model:
+                    file.append(line)
         state.wait_for_everyone()
         if not state.is_main_process:
             return None

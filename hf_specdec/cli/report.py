@@ -1,7 +1,9 @@
 """What the commands print where: data on stdout, notes on stderr. Knows nothing about models."""
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -9,7 +11,7 @@ from rich.console import Console
 from hf_specdec.command_errors import process_rank, to_stderr
 from hf_specdec.stats import SpecStats
 
-__all__ = ["drafts_line", "near_tie_note", "note", "print_json", "stdout_console"]
+__all__ = ["drafts_line", "near_tie_note", "note", "noting_interrupts", "print_json", "stdout_console"]
 
 PIPE_WIDTH = 120
 
@@ -23,6 +25,16 @@ def note(message: str, style: str | None = None) -> None:
     """One log message on stderr, from the first of several processes."""
     if not process_rank():
         to_stderr(message, style)
+
+
+@contextlib.contextmanager
+def noting_interrupts(message: str) -> Iterator[None]:
+    """Say what an interrupt leaves, and how to continue."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"interrupted: {message}")
+        raise
 
 
 def near_tie_note(dtype: str) -> None:

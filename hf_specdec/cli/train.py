@@ -12,7 +12,7 @@ from rich.table import Table
 from hf_specdec.cli import options
 from hf_specdec.cli.options import LoadOptions
 from hf_specdec.cli.prompts_file import numbered_prompts, own_device
-from hf_specdec.cli.report import note, print_json, stdout_console
+from hf_specdec.cli.report import note, noting_interrupts, print_json, stdout_console
 from hf_specdec.cli.spread import spread
 from hf_specdec.command_errors import reports_errors
 from hf_specdec.compat import computes_bf16, input_device
@@ -124,11 +124,12 @@ def train(
     if target.dtype == torch.bfloat16 and not computes_bf16(input_device(target)):
         note("hint: this CPU computes bf16 slowly; --dtype fp32 writes the texts several times as fast", "cyan")
     _show_log()
-    if isinstance(config, HeadTraining):
-        head = None if training.head is None else load_head(training.head)
-        report = train_head(target, loaded.tokenizer, texts, out, config, head=head)
-    else:
-        report = train_draft(target, loaded.tokenizer, texts, out, config)
+    head = None if training.head is None else load_head(training.head)
+    with noting_interrupts(f"{out} keeps what was done; the same command continues"):
+        if isinstance(config, HeadTraining):
+            report = train_head(target, loaded.tokenizer, texts, out, config, head=head)
+        else:
+            report = train_draft(target, loaded.tokenizer, texts, out, config)
     if json:
         print_json({"out": str(out), **dataclasses.asdict(report)})
     else:

@@ -78,6 +78,27 @@ def test_an_output_of_another_job_is_refused_and_left_alone(
     assert out.read_bytes() == before
 
 
+def test_an_interrupted_job_says_how_to_continue(
+    run: Run, prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.jsonl"
+    words = ("generate", "--prompts-file", str(prompts_file), "--out", str(out), *OPTIONS)
+    append = prompts_file_module.JobFile.append
+
+    def interrupted(file: prompts_file_module.JobFile, line: dict[str, Any]) -> None:
+        append(file, line)
+        if out.read_bytes().count(b'"index"') == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(prompts_file_module.JobFile, "append", interrupted)
+        result = run(*words)
+    assert result.exit_code not in (0, 1, 2)
+    assert f"interrupted: {out} keeps the results so far; the same command continues" in result.stderr
+    run(*words)
+    assert [line["index"] for line in lines_of(out)] == list(range(len(PROMPTS) + 1))
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_killed_job_goes_on_and_ends_the_same(run: Run, prompts_file: Path, tmp_path: Path, seed: int) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -55,6 +55,19 @@ def test_train_distils_a_draft_model(run: Run, tmp_path: Path) -> None:
     assert draft.config.num_hidden_layers == 1
     assert len(AutoTokenizer.from_pretrained(out)) > 256
     assert "held-out" in (out / "README.md").read_text().lower()
+
+
+@pytest.mark.parametrize("kind", ["head", "draft"])
+def test_an_interrupted_training_says_how_to_continue(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def interrupt(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"hf_specdec.cli.train.train_{kind}", interrupt)
+    result = run("train", "--kind", kind, "--out", str(tmp_path / "draft"))
+    assert result.exit_code not in (0, 1, 2)
+    assert f"interrupted: {tmp_path / 'draft'} keeps what was done; the same command continues" in result.stderr
 
 
 def test_prompts_are_taken_from_text_files_and_folders(tmp_path: Path) -> None:
