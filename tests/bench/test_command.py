@@ -134,6 +134,7 @@ def test_an_interrupt_keeps_what_was_measured_and_resume_goes_on(
     assert json.loads(file.read_text()) == whole
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("name", ["bench.json", "bench.jsonl"])
 def test_a_run_that_measures_nothing_leaves_an_earlier_document_alone(
     run: Run, short: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str

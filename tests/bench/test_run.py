@@ -177,6 +177,7 @@ def test_a_candidate_generator_whose_verification_is_broken_is_flagged(loaded: L
     assert entry_of(document)["summary"]["greedy"][names[0]]["draft_share"] is not None
 
 
+@pytest.mark.wide
 def test_a_row_that_writes_into_the_prompt_harms_only_itself(loaded: LoadedModel) -> None:
     """Every row reads a prompt of its own, so an innocent one beside it is not flagged."""
     wrong = "tests.bench.wrong_rows:WritesIntoTheText"

@@ -154,6 +154,7 @@ def test_samples_follow_their_seed(fresh: Any) -> None:
     assert fresh.generate(**ALONE | {"do_sample": True}, spec_method="auto").tolist() == expected.tolist()
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("num_tokens", [8, SHORTEST_CALL + 4])
 @pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
 def test_a_first_call_in_train_mode_drops_out_what_plain_generation_does(family: str, num_tokens: int) -> None:

@@ -146,6 +146,7 @@ def test_a_cache_that_holds_more_than_the_text_is_not_continued(
         assert talk.num_reused == 0
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", [{}, {"spec_method": "auto"}], ids=["plain", "auto"])
 @pytest.mark.parametrize("family", ["jamba", "prophetnet"])
@@ -172,6 +173,7 @@ def test_a_chat_keeps_no_cache_of_a_kind_that_a_model_has_to_itself() -> None:
     assert takes_cache(build(FAMILIES["llama"]))
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("kind", ["static", "dynamic", "offloaded"])
 def test_a_cache_of_the_generation_configuration_gives_way_to_the_chat_s(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -102,6 +102,7 @@ def test_logits_are_those_of_forwards_as_they_are_written(zoo: Zoo, recorder: Re
     assert recorder.num_graphs <= len(widths_up_to(WIDEST)) * len(stages)
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_later_call_has_the_graphs_and_the_buffers_of_the_first(zoo: Zoo, recorder: Recorder, name: str) -> None:
     """And nothing of its text."""

@@ -73,6 +73,7 @@ def test_window_and_candidates_are_computed_as_texts_of_their_own(name: str) -> 
     assert max(len(tree) for _, tree, _ in recorder.steps) > 1 + LOOKAHEAD.ngram_size, "candidates branched"
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("sizes", [[4, 4, 4], [1, 3, 2], [6, 2, 3], [1, 1, 0]])
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_lookahead_gives_what_plain_generate_gives(sizes: list[int], do_sample: bool) -> None:

@@ -28,6 +28,7 @@ def own_model() -> Callable[[str], Any]:
     return lambda family: hf_specdec.enable(build(FAMILIES[family]))
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("family", FLASH)
 def test_the_double_is_flash_attention(family: str) -> None:
     """It gives the text of the model's own attention, alone and padded: what follows is about nothing else."""

@@ -167,7 +167,7 @@ def test_a_drawn_draft_is_read_once_a_level(device: EmulatedDevice, zoo: Zoo, sh
     assert max(reads) == 1 + fields["draft_len"]
 
 
-@pytest.mark.at_most(2)
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("method", ["prompt_lookup", "auto"])
 def test_choosing_reads_once_a_step_and_keeps_the_seed(

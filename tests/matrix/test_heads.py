@@ -34,7 +34,7 @@ def pairs(zoo: Zoo) -> Callable[[str], Pair]:
     return lambda name: (hf_specdec.enable(pair(name)[0]), pair(name)[1])
 
 
-@pytest.mark.at_most(10)
+@pytest.mark.at_most(6)
 @pytest.mark.each_value
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("cache", CACHES)

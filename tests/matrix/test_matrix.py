@@ -139,6 +139,7 @@ def test_speculation_changes_nothing(
 
 
 # Whether auto without a fixed number of nodes drafts in so short a text depends on the clock.
+@pytest.mark.at_most(10)
 @pytest.mark.each_value
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("plain", "auto")])
 @pytest.mark.parametrize("family", FAMILIES)

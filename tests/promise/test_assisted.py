@@ -45,6 +45,7 @@ def test_a_model_that_makes_its_own_cache_decodes_plainly(has_draft_model: bool)
     assert "cache that the model makes itself" in ours.stats.plain_reason
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("family", ["mistral", "gemma3", "lfm2", "t5"])
 def test_the_cache_is_as_plain_generate_leaves_it(zoo: Callable[[str], Any], family: str) -> None:
     """Its windows and convolutions do not go on to keep what they drop."""

@@ -131,7 +131,8 @@ HOOKS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", wide_but(["function"], HOOKS))
+@pytest.mark.wide
+@pytest.mark.parametrize("kind", HOOKS)
 def test_what_a_hook_raises_once_while_its_forward_is_compiled_is_shown(model: Any, kind: str) -> None:
     """As plain generate shows it; the next call compiles."""
     how: dict[str, Any] = {**STATIC, "max_new_tokens": 4, "return_dict_in_generate": True}

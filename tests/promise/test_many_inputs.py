@@ -157,6 +157,7 @@ class Fragile(hf_specdec.Drafter):
             raise RuntimeError("no idea")
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("where", ["begin", "propose", "root", "observe"])
 def test_a_drafter_that_fails_on_one_text_ends_that_text_alone(pair: tuple[Any, Any], where: str) -> None:
     options: dict[str, Any] = OPTIONS | {"spec_method": lambda: Fragile(where), "max_batch_size": 3}

@@ -53,6 +53,7 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return walked
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("length", [1, 40], ids=["short", "long"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_call_looks_for_nothing_in_the_models_parts_again(name: str, length: int, walked: list[str]) -> None:
@@ -103,6 +104,7 @@ def other_head(model: Any) -> None:
 CHANGES = [cut, grow_rotary, cast, add_adapter, other_head]
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.each_value
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("name", ["prompt_lookup", "draft model", "first layer"])

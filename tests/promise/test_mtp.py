@@ -35,6 +35,7 @@ def mellum() -> tuple[Any, MtpModel]:
     return model, random_mtp(model)
 
 
+@pytest.mark.at_most(2)
 def test_drafts_are_those_of_transformers_layers_over_the_whole_text(pair: tuple[Any, MtpModel]) -> None:
     """Each step's chain is what `MtpModel` drafts with caches made anew, however many layers there are."""
     model, mtp = pair

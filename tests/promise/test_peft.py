@@ -172,6 +172,7 @@ def test_adapters_of_rows_are_no_setting_of_many_prompts(mixed: Any, name: str) 
     assert isinstance(result.error, ConfigError)
 
 
+@pytest.mark.wide
 def test_a_draft_of_the_model_s_own_layers_has_the_rows_adapters(mixed: Any) -> None:
     names = ["first", "second", "__base__"]
     draft, always = hf_specdec.self_draft(mixed, layers=1), {"confidence_threshold": 0.0}

@@ -204,7 +204,7 @@ def test_auto_with_it_gives_the_seeds_text(pair: Pair, seed: int) -> None:
     assert pair.model.generate(**inputs, **options, spec_method="auto", **pair.how).tolist() == expected.tolist()
 
 
-@pytest.mark.at_most(1)
+@pytest.mark.wide
 @pytest.mark.parametrize("method", ["draft_model", "auto"])
 def test_many_prompts_share_a_batch(pair: Pair, method: str) -> None:
     how = {name: value for name, value in pair.how.items() if name != "tokenizer"}

@@ -27,6 +27,7 @@ def expected(model: Any, tokenizer: Any, prompt: str, **options: Any) -> str:
     return str(tokenizer.decode(new, skip_special_tokens=True))
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("method", ["prompt_lookup", "lookahead", "auto", "none"])
 def test_a_completion_is_plain_generation_s(
     client: openai.OpenAI, target: Any, chat_tokenizer: Any, method: str

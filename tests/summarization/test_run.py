@@ -44,6 +44,7 @@ def test_batches_need_no_padding_token(target: Any, tokenizer: Any) -> None:
     }
 
 
+@pytest.mark.wide
 def test_summaries_end_with_the_end_of_text(target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that end early are padded by `generate`; the padding is no part of the summary."""
     free = summarize_all(Summarizer(target, tokenizer, OPTIONS), ARTICLES, {"plain": {}})["plain"].token_ids

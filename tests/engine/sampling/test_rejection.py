@@ -200,6 +200,7 @@ def drops_unlikely_children(p: torch.Tensor, q: torch.Tensor, drawn: Sequence[in
     return rejection_sample(p, q, [token for token in drawn if q[token] > 0.1], generator)
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize(
     "rule",
     [

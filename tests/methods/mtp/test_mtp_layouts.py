@@ -24,6 +24,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return layout, saved, head
 
 
+@pytest.mark.at_most(8)
 def test_logits_are_those_of_the_familys_formula(case: Case) -> None:
     layout, saved, head = case
     text = torch.randint(3, 60, (1, 40), generator=torch.Generator().manual_seed(3))
