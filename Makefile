@@ -1,5 +1,5 @@
 # make demo          a real language model continues Python code, with and without speculation
-# make test          ruff, import-linter, mypy, the site, and pytest on a cover of the widest tests: 5 to 10 minutes on 2 cores
+# make test          ruff, import-linter, mypy, the site, and pytest on a cover of the widest tests: 5 to 8 minutes on 2 cores
 # make test-all      every cell of every test that needs no GPU: an hour
 # make test-oldest   the promise on the lowest versions that pyproject.toml allows, in an environment of its own
 # make mutants       break the engine on purpose, one fault at a time, and see which faults the tests catch

@@ -65,6 +65,7 @@ def test_json_holds_what_is_loaded_and_what_it_costs(run: Run) -> None:
     assert found["draft weights"]["error"] is None, "bf16 is the checkpoint's own"
 
 
+@pytest.mark.wide
 def test_text_says_what_is_loaded_and_what_this_machine_can_load(run: Run) -> None:
     result = run("info", "--dtype", "fp8")
     assert result.exit_code == 0, result.stderr

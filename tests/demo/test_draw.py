@@ -74,6 +74,7 @@ def everything(race: Race) -> dict[str, str]:
     return {"race": draw_race(race), "charts": draw_charts(race), **steps}
 
 
+@pytest.mark.wide
 def test_the_drawings_are_well_formed(race: Race) -> None:
     for name, html in everything(race).items():
         reader = Reader(html)

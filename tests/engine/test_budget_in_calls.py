@@ -44,6 +44,7 @@ class Clock:
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
 
+@pytest.mark.wide
 def test_a_slow_head_does_not_stop_the_other_sources(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first forward takes as long as 300 steps, the others as long as three, and its size promises less."""
     prompt = tokenizer("def add(a, b):\n    return a + b\n\n\ndef add_all(a, b):\n", return_tensors="pt").input_ids

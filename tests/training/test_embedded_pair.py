@@ -39,6 +39,7 @@ def test_half_of_the_own_texts_are_greedy(target):
     assert same == [True, True, False, False]
 
 
+@pytest.mark.wide
 def test_a_stage_of_its_own_trains_given_models_on(tmp_path, target, monkeypatch):
     """The draft learns, the target stays as it was, and a second run finds the work done."""
     start, work = tmp_path / "start", tmp_path / "work"
