@@ -15,7 +15,7 @@ from tests.helpers.support import DRAFTS, TREE_DRAFTS
 from tests.helpers.zoo import FAMILIES
 
 Draft = Callable[[list[int]], dict[str, Any]]
-CHAIN_FAMILIES = {name for name, family in FAMILIES.items() if family.tier == "chain"} | {"deepseek_v4"}
+CHAIN_FAMILIES = {name for name, family in FAMILIES.items() if family.tier == "chain"} | {"deepseek_v4"}  # of zoo_wide
 
 
 @pytest.hookimpl(tryfirst=True)
