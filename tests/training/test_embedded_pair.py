@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from hf_specdec.command_errors import run_program
 from hf_specdec.training import optimiser
 from hf_specdec.training.embedded import __main__ as script
-from hf_specdec.training.embedded import evaluate, fit, objectives
+from hf_specdec.training.embedded import evaluate, fit, loops, objectives
 from hf_specdec.training.embedded.models import new_model
 from hf_specdec.training.embedded.own_texts import own_texts
 
@@ -24,10 +24,61 @@ def target():
 
 def test_a_loop_is_a_piece_that_stands_three_times_in_a_row():
     text = torch.tensor([[9, 8, 7, *[1, 2, 3, 4] * 4, 5], [*range(20)]])
-    mask = objectives.loop_mask(text)
+    mask = loops.loop_mask(text)
     assert mask[0].nonzero().flatten().tolist() == [14, 15, 16, 17, 18]  # where the third time ends, and what follows
     assert not mask[1].any()
-    assert not objectives.loop_mask(torch.tensor([[1, 2, 1, 2, 1, 2, 3]])).any()  # six tokens are too few
+    assert not loops.loop_mask(torch.tensor([[1, 2, 1, 2, 1, 2, 3]])).any()  # six tokens are too few
+
+
+@pytest.mark.parametrize("period", [2, 3, 5, 20, 48])
+def test_what_would_begin_the_last_copy_of_a_loop_is_taken(period):
+    """And nothing else: neither after one copy nor at the copy's other tokens."""
+    piece = torch.arange(1, period + 1)
+    text = torch.cat([torch.tensor([60, 61]), piece.repeat(10)])[: 2 + 3 * max(period, 3)]
+    prompt_length, processor = 2, loops.NoLoops(2)
+    taken = [
+        length
+        for length in range(prompt_length, len(text))
+        if processor(text[None, :length], torch.zeros(1, 64))[0, text[length]].isneginf()
+    ]
+    first_loop = loops.loop_mask(text[None, prompt_length:])[0].nonzero()[0].item() + prompt_length
+    assert taken[0] == first_loop - period + 1
+    scores = processor(text[None, : taken[0]], torch.zeros(1, 64))
+    assert scores.isneginf().sum() == 1
+
+
+def test_a_text_without_loops_has_what_was_taken_and_what_remains(target):
+    prompts = torch.randint(64, (4, 8), generator=torch.Generator().manual_seed(0))
+    with_loops = target.generate(prompts, max_new_tokens=60, do_sample=False, eos_token_id=None)
+    assert loops.loop_mask(with_loops[:, 8:]).any(1).all()  # as an untrained model writes
+    texts = loops.loopless_texts(target, prompts, 60)
+    assert not loops.loop_mask(texts.ids[:, 8:]).any()
+    with torch.no_grad():
+        own = target(texts.ids).logits[:, 7:-1].softmax(-1)
+    removed = torch.where(texts.wanted == 0, own, 0.0).sum(-1)
+    torch.testing.assert_close(removed, texts.taken)
+    torch.testing.assert_close(texts.wanted * (1 - texts.taken[..., None]), torch.where(texts.wanted == 0, 0.0, own))
+    assert (texts.taken > 0).any(1).all()
+
+
+def test_a_model_learns_to_begin_no_loops(target):
+    """It loops less, and models other text as well as before."""
+    tokens = np.random.default_rng(0).integers(64, size=4000).astype(np.uint16)
+    batch = torch.from_numpy(tokens[:256].astype(np.int64).reshape(4, 64))
+    prompts = torch.from_numpy(tokens[1000:1256].astype(np.int64).reshape(32, 8))
+
+    def looping():
+        text = target.generate(prompts, max_new_tokens=40, do_sample=False, eos_token_id=None)
+        return loops.loop_mask(text[:, 8:]).any(1).float().mean().item()
+
+    before, loss_before = looping(), objectives.next_token(target, batch)
+    texts = loops.stream_of_loopless_texts(target, tokens, rows=16, at_once=16, prompt_length=8, new_tokens=40)
+    optimiser = torch.optim.AdamW(target.parameters(), lr=2e-3)
+    for _ in range(30):
+        loss = objectives.unloop(target, batch, next(texts), weight=100.0)
+        optimiser.zero_grad(), loss.backward(), optimiser.step()
+    assert looping() < before - 0.3
+    assert objectives.next_token(target, batch) < loss_before
 
 
 def test_half_of_the_own_texts_are_greedy(target):
@@ -40,8 +91,9 @@ def test_half_of_the_own_texts_are_greedy(target):
 
 
 @pytest.mark.wide
-def test_a_stage_of_its_own_trains_given_models_on(tmp_path, target, monkeypatch):
-    """The draft learns, the target stays as it was, and a second run finds the work done."""
+@pytest.mark.parametrize(("stage", "trained", "kept"), [("draft", "draft", "target"), ("unloop", "target", "draft")])
+def test_a_stage_of_its_own_trains_given_models_on(tmp_path, target, monkeypatch, stage, trained, kept):
+    """One model learns, the other stays as it was, and a second run finds the work done."""
     start, work = tmp_path / "start", tmp_path / "work"
     vocabulary = {chr(65 + place): place for place in range(64)}
     tokenizer = PreTrainedTokenizerFast(
@@ -58,12 +110,12 @@ def test_a_stage_of_its_own_trains_given_models_on(tmp_path, target, monkeypatch
     monkeypatch.setattr(script, "WINDOW", 32)
     monkeypatch.setattr(evaluate, "NUM_PROMPTS", 8)
     monkeypatch.setattr(evaluate, "NEW_TOKENS", 8)
-    options = {"work": work, "export": tmp_path / "out", "start": start, "stages": [script.Stage.DRAFT], "threads": 1}
+    options = {"work": work, "export": tmp_path / "out", "start": start, "stages": [script.Stage(stage)], "threads": 1}
     script.main(**options, minutes=0.01)
-    before, after = (LlamaForCausalLM.from_pretrained(folder / "draft") for folder in (start, tmp_path / "out"))
+    before, after = (LlamaForCausalLM.from_pretrained(folder / trained) for folder in (start, tmp_path / "out"))
     assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
-    kept = LlamaForCausalLM.from_pretrained(tmp_path / "out" / "target")
-    assert torch.equal(kept.lm_head.weight, before.lm_head.weight.to(torch.bfloat16))
+    other = LlamaForCausalLM.from_pretrained(tmp_path / "out" / kept)
+    assert torch.equal(other.lm_head.weight, before.lm_head.weight.to(torch.bfloat16))
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     script.main(**options, minutes=0.01)
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == report

@@ -23,11 +23,13 @@ from hf_specdec.distributed.placement import read_device
 from hf_specdec.errors import ConfigError
 from hf_specdec.training.embedded import corpus, evaluate, objectives
 from hf_specdec.training.embedded.fit import fit
+from hf_specdec.training.embedded.loops import LooplessTexts, stream_of_loopless_texts
 from hf_specdec.training.embedded.models import new_model
 from hf_specdec.training.embedded.own_texts import own_texts
 
 WINDOW, BATCH_SIZE = 512, 8
 NUM_OWN_TEXTS = 6144
+LOOP_WEIGHT = 600.0  # of a token after which the target gives all to a loop, beside 1 of any other
 Batches = Iterator[torch.Tensor]
 Wrap = Callable[[Any], Any]
 
@@ -71,7 +73,8 @@ def main(
     if Stage.TARGET in chosen:
         _train_target(target, batches, held_out, work, per_share * SHARES[Stage.TARGET], wrap)
     if Stage.UNLOOP in chosen:
-        _train_against_loops(target, batches, held_out, work, per_share * SHARES[Stage.UNLOOP])
+        texts = stream_of_loopless_texts(target, train, rows=BATCH_SIZE, seed=seed)
+        _train_against_loops(target, batches, held_out, texts, work, per_share * SHARES[Stage.UNLOOP])
     if Stage.DRAFT in chosen:
         target.eval().requires_grad_(False)
         own = _stream(_own_texts(target, train, work, seed), seed)
@@ -116,25 +119,28 @@ def _train_target(
 
 
 def _train_against_loops(
-    target: PreTrainedModel, batches: Batches, held_out: np.ndarray, work: Path, minutes: float
+    target: PreTrainedModel,
+    batches: Batches,
+    held_out: np.ndarray,
+    texts: Iterator[LooplessTexts],
+    work: Path,
+    minutes: float,
 ) -> None:
-    """Language modelling with a penalty on loops."""
+    """Language modelling, and what the target writes where it may not begin a loop."""
     few = held_out[: 64 * WINDOW]
     fit(
         target,
-        functools.partial(
-            objectives.unloop, target, prompt_length=64, new_tokens=128, rows=4 * BATCH_SIZE, weight=24.0
-        ),
+        lambda batch: objectives.unloop(target, batch, next(texts), weight=LOOP_WEIGHT),
         batches,
         checkpoint=work / "unloop.pt",
         minutes=minutes,
-        matrix_lr=0.002,
-        other_lr=2e-4,
+        matrix_lr=0.003,
+        other_lr=3e-4,
         evaluate=lambda: {
             "held-out": evaluate.held_out_loss(target, few),
             "looping": evaluate.looping_share(target, held_out),
         },
-        report_every=120.0,
+        report_every=600.0,
     )
 
 

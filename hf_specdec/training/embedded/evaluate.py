@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.training.embedded.objectives import loop_mask, next_token
+from hf_specdec.training.embedded.loops import loop_mask
+from hf_specdec.training.embedded.objectives import next_token
 
 WINDOW, ROWS = 512, 8
 NUM_PROMPTS, PROMPT_LENGTH, NEW_TOKENS = 256, 64, 128
@@ -30,9 +31,9 @@ def agreement(draft: PreTrainedModel, target: PreTrainedModel, tokens: np.ndarra
 
 
 def looping_share(model: PreTrainedModel, tokens: np.ndarray) -> float:
-    """Share of greedy continuations of held-out text that go round in circles somewhere in their 128 tokens.
+    """Share of greedy continuations of held-out text that loop somewhere in their 128 tokens.
 
-    In circles: one piece of at most 48 tokens three times in a row (`objectives.loop_mask`).
+    A loop: one piece of at most 48 tokens three times in a row (`loops.loop_mask`).
     """
     continued = _continuations(model, tokens)[:, PROMPT_LENGTH:]
     return loop_mask(continued).any(1).float().mean().item()
