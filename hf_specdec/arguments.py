@@ -83,7 +83,8 @@ def check_modes(settings: Callable[[str], Any], kwargs: Mapping[str, Any]) -> No
     if (settings("num_beams") or 1) > 1:
         refuse("num_beams", "1 with spec_method (beam search has no speculative form)", 1)
     if settings("use_cache") is False:
-        raise ConfigError("use_cache", "must be True with spec_method", False, f"Pass use_cache=True. {plain}")
+        remedy = "Pass use_cache=True. Or pass spec_method=None."
+        raise ConfigError("use_cache", "must be True with spec_method", False, remedy)
     for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids", "token_healing"):
         if settings(name):
             refuse(name, "unset with spec_method", None)
