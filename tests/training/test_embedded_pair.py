@@ -32,7 +32,7 @@ def test_a_loop_is_a_piece_that_stands_three_times_in_a_row():
 
 @pytest.mark.parametrize("period", [2, 3, 5, 20, 48])
 def test_what_would_begin_the_last_copy_of_a_loop_is_taken(period):
-    """And nothing else: neither after one copy nor at the copy's other tokens."""
+    """Not before two copies, and no other token."""
     piece = torch.arange(1, period + 1)
     text = torch.cat([torch.tensor([60, 61]), piece.repeat(10)])[: 2 + 3 * max(period, 3)]
     prompt_length, processor = 2, loops.NoLoops(2)
@@ -62,7 +62,7 @@ def test_a_text_without_loops_has_what_was_taken_and_what_remains(target):
 
 
 def test_a_model_learns_to_begin_no_loops(target):
-    """It loops less, and models other text as well as before."""
+    """It loops less, and learns the batch beside it."""
     tokens = np.random.default_rng(0).integers(64, size=4000).astype(np.uint16)
     batch = torch.from_numpy(tokens[:256].astype(np.int64).reshape(4, 64))
     prompts = torch.from_numpy(tokens[1000:1256].astype(np.int64).reshape(32, 8))

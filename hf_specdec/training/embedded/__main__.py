@@ -140,7 +140,6 @@ def _train_against_loops(
             "held-out": evaluate.held_out_loss(target, few),
             "looping": evaluate.looping_share(target, held_out),
         },
-        report_every=600.0,
     )
 
 

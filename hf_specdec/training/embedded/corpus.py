@@ -71,6 +71,11 @@ def encode(files: list[Path], tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     return np.concatenate(pieces)
 
 
+def pieces(tokens: np.ndarray, starts: np.ndarray, length: int) -> torch.Tensor:
+    """The `length` tokens from each start on, `(len(starts), length)`, int64."""
+    return torch.from_numpy(np.stack([tokens[start : start + length] for start in starts]).astype(np.int64))
+
+
 class TokenStream:
     """Endless batches of windows; each epoch starts at a new offset and visits every window once, shuffled."""
 
@@ -85,5 +90,4 @@ class TokenStream:
             starts = np.arange(offset, len(self.tokens) - self.window, self.window)
             self.rng.shuffle(starts)
             for batch in range(0, len(starts) - self.batch_size + 1, self.batch_size):
-                rows = [self.tokens[s : s + self.window] for s in starts[batch : batch + self.batch_size]]
-                yield torch.from_numpy(np.stack(rows).astype(np.int64))
+                yield pieces(self.tokens, starts[batch : batch + self.batch_size], self.window)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.training.embedded.corpus import pieces
 from hf_specdec.training.embedded.loops import loop_mask
 from hf_specdec.training.embedded.objectives import next_token
 
@@ -50,7 +51,7 @@ def greedy_agreement(draft: PreTrainedModel, target: PreTrainedModel, tokens: np
 def _continuations(model: PreTrainedModel, tokens: np.ndarray) -> torch.Tensor:
     """256 prompts of held-out text, each continued greedily: `(256, 64 + 128)`."""
     starts = np.linspace(0, len(tokens) - PROMPT_LENGTH - 1, NUM_PROMPTS).astype(int)
-    ids = torch.from_numpy(np.stack([tokens[s : s + PROMPT_LENGTH] for s in starts]).astype(np.int64))
+    ids = pieces(tokens, starts, PROMPT_LENGTH)
     text: torch.Tensor = model.generate(
         input_ids=ids.to(model.device), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None
     )

@@ -16,6 +16,7 @@ from hf_specdec.training.optimiser import Muon
 
 logger = logging.getLogger(__name__)
 WARM_UP, COOL_DOWN = 0.01, 0.6  # shares of the budget
+REPORT_EVERY = 300.0  # seconds; checkpoints are saved as often
 
 
 def fit(
@@ -28,7 +29,6 @@ def fit(
     matrix_lr: float,
     other_lr: float,
     evaluate: Callable[[], dict[str, float]],
-    report_every: float = 300.0,
 ) -> None:
     """Trains `model` in place for `minutes`, the time before a resume counted in."""
     device = next(model.parameters()).device
@@ -57,7 +57,7 @@ def fit(
         step, tokens = step + 1, tokens + batch.numel()
         used += time.perf_counter() - start
         smooth = loss.item() if not smooth else 0.98 * smooth + 0.02 * loss.item()
-        if used - reported >= report_every or used >= budget:
+        if used - reported >= REPORT_EVERY or used >= budget:
             rate = tokens / max(used - began, 1e-9)
             reported = used
             _save(checkpoint, model, optimisers, used, step)

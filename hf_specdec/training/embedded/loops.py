@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from hf_specdec.training.embedded.corpus import pieces
+
 MAX_PERIOD, COPIES, MIN_TOKENS = 48, 3, 8
 
 
@@ -34,7 +36,7 @@ def _equal_tokens(period: int) -> int:
 
 
 class NoLoops(LogitsProcessor):
-    """Takes from each row the tokens with which the last copy of a loop would begin.
+    """Takes from each row the tokens with which the last copy of a loop would begin or go on.
 
     Args:
         prompt_length (`int`): tokens that count for no loop.
@@ -110,5 +112,5 @@ def stream_of_loopless_texts(
     rng = np.random.default_rng(seed)
     while True:
         starts = rng.integers(len(tokens) - prompt_length, size=at_once)
-        prompts = torch.from_numpy(np.stack([tokens[s : s + prompt_length] for s in starts]).astype(np.int64))
-        yield from loopless_texts(model, prompts.to(model.device), new_tokens).split(rows)
+        prompts = pieces(tokens, starts, prompt_length).to(model.device)
+        yield from loopless_texts(model, prompts, new_tokens).split(rows)

@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.training.embedded.corpus import pieces
+
 TEMPERATURE = 0.7
 
 
@@ -27,7 +29,7 @@ def own_texts(
     written: list[np.ndarray] = []
     for first in range(0, num_texts, rows):
         starts = rng.integers(len(tokens) - prompt_length, size=min(rows, num_texts - first))
-        prompts = torch.from_numpy(np.stack([tokens[s : s + prompt_length] for s in starts]).astype(np.int64))
+        prompts = pieces(tokens, starts, prompt_length)
         draws = (
             {"do_sample": True, "temperature": TEMPERATURE, "top_k": 0} if first // rows % 2 else {"do_sample": False}
         )
