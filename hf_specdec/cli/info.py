@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 import hf_specdec
+from hf_specdec import compiled
 from hf_specdec.checkpoint_tokenizers import draft_tokenizers
 from hf_specdec.cli import options
 from hf_specdec.cli.extras import extras, versions
@@ -22,8 +23,8 @@ from hf_specdec.distributed.placement import available_devices, where_it_lies
 from hf_specdec.engine.draft_pairing import draft_capability, vocab_sizes
 from hf_specdec.engine.head_pairing import check_head
 from hf_specdec.errors import SpecError
+from hf_specdec.kernels import linear
 from hf_specdec.loading import describe_weights
-from hf_specdec.methods import compiled
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.quantization.precision import machine_support
@@ -83,10 +84,12 @@ def info(
 
 
 def _machine() -> dict[str, Any]:
+    reason = linear.why_unused()
     return {
         "devices": list(map(str, available_devices())),
         "threads": torch.get_num_threads(),
         "drafting": "in Python: no compiled core is installed" if compiled.core is None else "in the compiled core",
+        "linear layers": f"torch's: {reason}" if reason else "of a few tokens in the compiled core, where it is faster",
     }
 
 

@@ -47,6 +47,7 @@ from hf_specdec.compat.caches import (
 from hf_specdec.compat.compiling import compile_settings, compiled, mark_step_begin
 from hf_specdec.compat.devices import (
     computes_bf16,
+    computes_halves,
     execution_device,
     input_device,
     is_dispatched,
@@ -101,6 +102,7 @@ from hf_specdec.compat.models import (
     text_config,
     uncompiled,
 )
+from hf_specdec.compat.modules import is_dispatch_traced, modules_of
 from hf_specdec.compat.peft_hooks import has_row_hooks, places_adapters, without_adapter_hooks
 from hf_specdec.compat.settings import (
     dropped_settings,

@@ -4,7 +4,8 @@ Names                              Why
 `_hf_hook`, `hf_device_map`        accelerate's hooks bring weights and inputs together
 `torch._dynamo.mark_static_address`
                                    CUDA graphs skip forwards that write into buffers without it, as `StaticCache` knows
-`_is_mkldnn_bf16_supported`        torch has no public name for whether a CPU computes in bf16
+`_is_mkldnn_bf16_supported`, `_is_mkldnn_fp16_supported`
+                                   torch has no public name for whether a CPU computes in halves
 """
 
 from typing import Any
@@ -17,6 +18,7 @@ from hf_specdec.compat.modules import modules_of
 
 __all__ = [
     "computes_bf16",
+    "computes_halves",
     "execution_device",
     "input_device",
     "is_dispatched",
@@ -45,10 +47,16 @@ def execution_device(module: Any) -> torch.device | None:
 
 def computes_bf16(device: torch.device) -> bool:
     """Whether products of bf16 matrices are not slower than those of fp32; of CPUs, what oneDNN says."""
-    if device.type != "cpu":
-        return True
-    has_onednn = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-    return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return device.type != "cpu" or computes_halves(torch.bfloat16)
+
+
+def computes_halves(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies matrices of fp16, or of bf16, on this CPU; else torch converts each number."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    onednn = torch.ops.mkldnn
+    is_fp16 = dtype == torch.float16  # quantised weights are multiplied as bf16
+    return bool(onednn._is_mkldnn_fp16_supported() if is_fp16 else onednn._is_mkldnn_bf16_supported())
 
 
 def mark_static_address(tensor: torch.Tensor) -> None:

@@ -24,7 +24,8 @@ from hf_specdec.compat.peft_hooks import is_adapter_hook, rows_of_tasks
 
 __all__ = ["Fingerprint", "fingerprint", "hooks_of"]
 
-# Hooks that leave what is computed as it is: ours are there for single forwards, transformers' collect outputs.
+# Hooks and forwards that leave what is computed as it is: ours are there for single forwards, transformers' collect
+# outputs.
 HARMLESS_HOOKS = ("hf_specdec.", "transformers.utils.output_capturing")
 OWN_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill")
 ADAPTER_STATE = ("_disable_adapters", "_active_adapter", "merged_adapters")
@@ -108,8 +109,9 @@ def _changes_of(attributes: Mapping[str, Any]) -> Iterator[Hashable]:
         if numbers := _hooks(attributes.get(name, {})):
             yield name, numbers
     for name in ("forward", "_compiled_call_impl"):
-        if attributes.get(name) is not None:
-            yield name, _same(attributes[name])
+        own = attributes.get(name)
+        if own is not None and not _is_harmless(own):
+            yield name, _same(own)
     if "_active_adapter" in attributes:
         yield repr([attributes.get(name) for name in ADAPTER_STATE])
 

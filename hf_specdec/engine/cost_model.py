@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from hf_specdec.compat import computes_halves
 from hf_specdec.errors import ConfigError
 from hf_specdec.files import replacing
 from hf_specdec.methods.base import TOKEN_COST
@@ -28,7 +29,7 @@ ORDER = (1, 8, 32, 2, 64, 4, 16, 12, 24, 48)  # first those that tell most
 SLOPES = {"cpu": TOKEN_COST}  # cost of one more token before anything is known, over a forward of one
 SLOPE = 0.004  # on accelerators
 JUMPS = {"cpu": 0.25}  # what several tokens add on top, whatever their number: of one row, in fp32
-HALF_SLOPE = 0.015  # of weights in half precision on a CPU, which reading them bounds longer
+HALF_SLOPE = 0.015  # of halves, on a CPU that has instructions for them: reading the weights bounds it longer
 FORMAT = "hf_specdec costs 1"
 LARGEST_RATIO, LARGEST_SIZE = 1e6, 1 << 20  # that a file of costs may hold
 FAR = 8  # tokens: sizes from here on tell what each of them costs
@@ -233,7 +234,7 @@ class StepCosts:
             dtype: of the weights.
         """
         slope = self._slope
-        if dtype.itemsize < torch.float32.itemsize:
+        if dtype.itemsize < torch.float32.itemsize and computes_halves(dtype):
             slope = min(slope, HALF_SLOPE)
         return _for_rows(slope, num_rows)
 

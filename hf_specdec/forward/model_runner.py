@@ -22,6 +22,7 @@ from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.kernels.grouped import GroupedHeads
+from hf_specdec.kernels.linear import FewTokenLinear
 from hf_specdec.methods.node_logits import LogitsRead, NodeLogits, read_rows
 from hf_specdec.tree import DraftTree
 
@@ -73,14 +74,12 @@ class ModelRunner(HiddenStates):
         facts: ModelFacts | None = None,
     ) -> None:
         facts = facts or ModelFacts()
-        self.hidden_layers = tuple(hidden_layers)
         self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
-        self.texts, self.keep_cache = list(texts), keep_cache
+        self.texts, self.keep_cache, self.hidden_layers = list(texts), keep_cache, tuple(hidden_layers)
         length = input_ids.shape[1]
         reserve = min((generation_config.max_length or length + RESERVE) + MAX_DRAFT, length + RESERVE)
         self.adapter = facts.of(adapter_of, model) if works_by_hooks(model) and tier == "tree" else None
-        if self.adapter is None and not takes_positions(model):
-            tier = "chain"  # the model has been compiled since it was probed
+        tier = tier if self.adapter is not None or takes_positions(model) else "chain"  # compiled since it was probed
         self.lockstep = len(texts) > 1 and (tier != "tree" or compat.has_own_input_preparation(model))
         original = model_kwargs.get(compat.cache_name(model_kwargs))
         kept = None if fixed is None or compiled is None else compiled.take_cache(len(texts), fixed.capacity)
@@ -88,6 +87,7 @@ class ModelRunner(HiddenStates):
         self._widths, self.compiled = () if fixed is None else fixed.widths, compiled
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
         self.rotary, self._grouped = rotary_of(model, facts), GroupedHeads(model)
+        self._linear = FewTokenLinear(model, is_used=compiled is None)
         self._drop_length = facts.of(cache_drop_length, model)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
@@ -124,7 +124,8 @@ class ModelRunner(HiddenStates):
     def prefill(self) -> Any:
         """The prompt's forward. `outputs.logits[:, -1]` decides the first tokens."""
         self._half_done = True
-        self.outputs = compat.prefill(self.model, self.input_ids, self.generation_config, self.kwargs)
+        with self._linear if self._linear.reads_prompts else contextlib.nullcontext():
+            self.outputs = compat.prefill(self.model, self.input_ids, self.generation_config, self.kwargs)
         self.kwargs = compat.updated_kwargs(self.model, self.outputs, self.kwargs)
         self.cache = self.cache.adopt_prefill(self.kwargs.get(compat.cache_name(self.kwargs)))
         if self.cache.model_cache is None:
@@ -192,13 +193,12 @@ class ModelRunner(HiddenStates):
         model, adapter = rest or (self.model, self.adapter)
         adapted = adapter.applied(step_inputs.tree) if adapter else contextlib.nullcontext()
         rotated = self.rotary.applied(step_inputs.lengths) if self.rotary else contextlib.nullcontext()
-        with adapted, rotated, self._grouped:
+        with adapted, rotated, self._grouped, self._linear:
             if self.compiled is None or model is not self.model:
                 self.outputs, self._best = model(**inputs, return_dict=True), None
             else:
                 assert isinstance(self.cache.spec, StaticSpecCache)
-                shape = (len(self.texts), widest, self.cache.spec.capacity)
-                self.outputs, self._best = self.compiled(shape, inputs)
+                self.outputs, self._best = self.compiled((len(self.texts), widest, self.cache.spec.capacity), inputs)
         if rest is not None and self.early_exit is not None:
             self.early_exit.resumed(self._layouts)
         self._half_done = False

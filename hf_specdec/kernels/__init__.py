@@ -1,1 +1,1 @@
-"""Attention kernels from outside torch, behind transformers' `attn_implementation`."""
+"""Attention kernels from outside torch, behind transformers' `attn_implementation`, and faster products on CPUs."""

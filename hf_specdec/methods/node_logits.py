@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hf_specdec.methods import compiled
+from hf_specdec import compiled
 from hf_specdec.transfer import is_host
 
 __all__ = ["Choose", "LogitsRead", "NodeLogits", "read_logits", "read_rows", "read_tensors"]

@@ -12,6 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.cli import extras
+from hf_specdec.kernels import linear
 from hf_specdec.methods.registry import METHODS
 from tests.bench.conftest import tiny_llama
 from tests.cli.conftest import Run
@@ -29,10 +30,16 @@ def test_json_holds_versions_model_capability_methods_and_extras(run: Run) -> No
     assert found["model"]["devices"]
     assert found["model"]["attention"] == "sdpa"
     assert found["machine"]["threads"] == torch.get_num_threads()
+    assert found["machine"]["linear layers"] == "of a few tokens in the compiled core, where it is faster"
     assert found["capability"]["tier"] == "tree"
     assert found["capability"]["reason"]
     assert found["methods"]["prompt_lookup"] == ["ngram"]
     assert {extra["name"] for extra in found["extras"]} >= {"bench", "bnb", "fp8", "xformers"}
+
+
+def test_text_says_why_the_linear_layers_are_torchs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "core", None)
+    assert "torch's: no compiled core is installed" in run("info").stdout
 
 
 def test_a_model_that_decodes_plainly_has_no_error_in_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ import torch
 from transformers import AutoTokenizer
 
 import hf_specdec
+from hf_specdec import compiled
 from hf_specdec.bench.operations import OperationCounter, StepOperations
 from hf_specdec.engine.sampling.draws import LEVELS
-from hf_specdec.methods import compiled
 from tests.helpers.accelerator import emulate
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hf_specdec.methods import compiled
+from hf_specdec import compiled
 from hf_specdec.methods.node_logits import NodeLogits
 
 __all__ = [

@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hf_specdec.methods import compiled
+from hf_specdec import compiled
 from hf_specdec.methods.auto.calibration import MOST
 from hf_specdec.methods.auto.predictor import Context, NoiseRow, Prediction, Predictor
 from hf_specdec.methods.auto.recycled_logits import Entry

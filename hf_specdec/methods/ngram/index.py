@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from hf_specdec.methods import compiled
+from hf_specdec import compiled
 from hf_specdec.methods.ngram import hashing
 from hf_specdec.methods.ngram.top_counts import TopCounts
 

@@ -9,8 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 import hf_specdec
-from hf_specdec import embedded
-from hf_specdec.methods import compiled
+from hf_specdec import compiled, embedded
 from tests.helpers.support import plain
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec.methods import compiled
+from hf_specdec import compiled
 from hf_specdec.methods.ngram.pool import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter

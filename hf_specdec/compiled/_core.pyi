@@ -1,5 +1,5 @@
 """The compiled core: `link`, `move` and `places` of the n-gram index, `put_nodes` and `log_odds` of recycled
-logits, `read_logits`, and `auto`'s search.
+logits, `read_logits`, `auto`'s search, and `linear` layers of a few tokens.
 """
 
 from array import array
@@ -15,6 +15,22 @@ _Learned = tuple[array[float], array[int], array[float], array[float], array[flo
 
 INTERFACE: int
 
+def has_linear() -> bool:
+    """Whether `linear` works on this processor."""
+
+def linear(
+    tokens: int,
+    weights: int,
+    bias: int,
+    out: int,
+    num_tokens: int,
+    num_out: int,
+    num_in: int,
+    kind: int,
+    num_threads: int,
+    team: int,
+    /,
+) -> None: ...
 def link(
     tokens: array[int], older: array[int], slots: array[int], num_orders: int, start: int, /
 ) -> tuple[int, list[int]]: ...

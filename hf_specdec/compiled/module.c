@@ -1,4 +1,4 @@
-/* The module: see hf_specdec/methods/compiled/_core.pyi for what it offers. */
+/* The module: see hf_specdec/compiled/_core.pyi for what it offers. */
 
 #include "core.h"
 
@@ -23,6 +23,8 @@ int32_t *numbers_of(PyObject *sequence, Py_ssize_t *count) {
 }
 
 static PyMethodDef functions[] = {
+    {"has_linear", core_has_linear, METH_NOARGS, NULL},
+    {"linear", core_linear, METH_VARARGS, NULL},
     {"link", core_link, METH_VARARGS, NULL},
     {"log_odds", core_log_odds, METH_O, NULL},
     {"move", core_move, METH_VARARGS, NULL},
@@ -43,7 +45,7 @@ static int fill(PyObject *module) {
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, fill}, {0, NULL}};
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_core", "The compiled core of auto and of the n-gram index.", 0, functions, slots, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "_core", "The compiled core.", 0, functions, slots, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__core(void) {

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_specdec import AutoSpecConfig, SpecMemory
-from hf_specdec.methods import compiled, node_logits
+from hf_specdec import AutoSpecConfig, SpecMemory, compiled
+from hf_specdec.methods import node_logits
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.predictor import Predictor
 from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, RecycledLogits, _evidence
@@ -207,10 +207,10 @@ def test_rows_that_are_no_logits_are_left_to_torch(core: Any, odd: float) -> Non
 
 def test_a_core_of_other_sources_is_not_used(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert core.INTERFACE == compiled.INTERFACE
-    monkeypatch.setitem(sys.modules, "hf_specdec.methods.compiled._core", core)
+    monkeypatch.setitem(sys.modules, "hf_specdec.compiled._core", core)
     monkeypatch.setattr(compiled, "_core", core, raising=False)
     monkeypatch.setattr(core, "INTERFACE", 0)
-    source = importlib.util.find_spec("hf_specdec.methods.compiled")
+    source = importlib.util.find_spec("hf_specdec.compiled")
     assert source is not None
     again = importlib.util.module_from_spec(source)
     assert source.loader is not None
