@@ -47,6 +47,7 @@ CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
 MASK, RULES, LAYOUT = "forward/tree_mask.py", "forward/mask_rules.py", "forward/tree_layout.py"
 ROWS = "forward/tree_rows.py"
 LOOKUP = "methods/prompt_lookup/method.py"
+LINEAR = "kernels/linear.py"
 # The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.
 NEAREST: dict[str, tuple[str, ...]] = {
     VERIFY: ("engine/test_verify.py", "engine/sampling/test_rejection_texts.py"),
@@ -70,6 +71,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     LAYOUT: ("forward",),
     LOOKUP: ("methods/prompt_lookup", "test_observer.py"),
     SPECULATIVE: ("promise/test_batch_processors.py",),
+    LINEAR: ("kernels/test_linear.py",),
 }
 OTHERS = ("matrix", "promise engine forward cache methods kernels", "bench cli")
 MUTANTS = (
@@ -127,6 +129,8 @@ MUTANTS = (
         "num_draft_tokens, result.num_accepted)",
         "num_draft_tokens, len(result.tokens))",
     ),
+    Mutant("a linear layer loses its bias", LINEAR, "0 if bias is None else bias.data_ptr()", "0"),
+    Mutant("other threads get the kernel too", LINEAR, "not _here.depth\n            or not 0", "not 0"),
     Mutant("a forward counts twice", STEP, "num_forwards += 1", "num_forwards += 2"),
     Mutant(
         "the streamer gets the first token of a step only",

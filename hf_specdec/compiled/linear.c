@@ -27,20 +27,30 @@ typedef struct {
 
 typedef void Team(void (*work)(void *), void *job, unsigned num_threads, unsigned flags); /* libgomp's GOMP_parallel */
 
+static inline int64_t min_of(int64_t one, int64_t other) { return one < other ? one : other; }
+
+/* Where the block that begins at an output ends. */
+static inline int64_t end_of(const Job *job, int64_t first) { return min_of(first + job->block, job->num_out); }
+
+/* The first output of a block that no thread has taken yet. */
+static inline int64_t next_block(Job *job) { return __atomic_fetch_add(&job->next, job->block, __ATOMIC_RELAXED); }
+
 AVX2 static inline float sum_of(__m256 lanes) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-/* The products of some tokens with some rows of weights, token after token. */
+/* The products of some tokens with some rows of weights, token after token. Meanwhile memory is asked for what lies
+ * `ahead`, `step` bytes further each time: asked for at once, it would be waited for. */
 #define DEFINE_TILE(tokens_, outputs_)                                                                                 \
     AVX2 static void tile_##tokens_##_##outputs_(const float *tokens, const float *weights, int64_t num_in,            \
-                                                 float *products) {                                                    \
+                                                 const char *ahead, int64_t step, float *products) {                   \
         __m256 sums[tokens_][outputs_];                                                                                \
         UNROLLED for (int t = 0; t < tokens_; t++) UNROLLED for (int o = 0; o < outputs_; o++) sums[t][o] =            \
             _mm256_setzero_ps();                                                                                       \
-        for (int64_t i = 0; i < num_in; i += LANES) {                                                                  \
+        for (int64_t i = 0; i < num_in; i += LANES, ahead += step) {                                                   \
+            _mm_prefetch(ahead, _MM_HINT_T1);                                                                          \
             __m256 row[outputs_];                                                                                      \
             UNROLLED for (int o = 0; o < outputs_; o++) row[o] = _mm256_loadu_ps(weights + o * num_in + i);            \
             UNROLLED for (int t = 0; t < tokens_; t++) {                                                               \
@@ -55,7 +65,8 @@ AVX2 static inline float sum_of(__m256 lanes) {
 DEFINE_TILE(4, 3) DEFINE_TILE(3, 3) DEFINE_TILE(2, 3) DEFINE_TILE(1, 3)
 DEFINE_TILE(4, 1) DEFINE_TILE(3, 1) DEFINE_TILE(2, 1) DEFINE_TILE(1, 1)
 
-typedef void Tile(const float *tokens, const float *weights, int64_t num_in, float *products);
+typedef void Tile(const float *tokens, const float *weights, int64_t num_in, const char *ahead, int64_t step,
+                  float *products);
 static Tile *const whole_tiles[TOKENS] = {tile_1_3, tile_2_3, tile_3_3, tile_4_3};
 static Tile *const single_tiles[TOKENS] = {tile_1_1, tile_2_1, tile_3_1, tile_4_1};
 
@@ -95,15 +106,25 @@ AVX2 static void put(const Job *job, int64_t token, int64_t output, float produc
     else ((uint16_t *)job->out)[place] = bf16_of(product);
 }
 
-/* All tokens with the outputs from `first` to `end`, whose weights are in fp32. */
-static void multiply(const Job *job, const float *weights, int64_t first, int64_t end) {
+/* All tokens with the outputs from `first` to `end`, whose weights are in fp32. The weights of the block that begins at
+ * `next` come from memory meanwhile, where the tokens fill more than one tile: in a single one, they come as fast. */
+AVX2 static void multiply(const Job *job, const float *weights, int64_t first, int64_t end, int64_t next) {
     float products[TOKENS * OUTPUTS];
+    int64_t num_tiles = (job->num_tokens + TOKENS - 1) / TOKENS * ((end - first) / OUTPUTS + (end - first) % OUTPUTS);
+    int64_t row = job->num_in * (job->kind == FP32 ? 4 : 2), num_steps = num_tiles * job->num_in / LANES, step = 0;
+    const char *ahead = job->weights;
+    if (next < job->num_out && job->num_tokens > TOKENS) {
+        step = (end_of(job, next) - next) * row / num_steps;
+        ahead += next * row;
+    }
     for (int64_t token = 0; token < job->num_tokens; token += TOKENS) {
-        int64_t count = job->num_tokens - token < TOKENS ? job->num_tokens - token : TOKENS;
+        int64_t count = min_of(job->num_tokens - token, TOKENS);
         for (int64_t output = first, width; output < end; output += width) {
             width = end - output < OUTPUTS ? 1 : OUTPUTS;
             Tile *tile = (width == OUTPUTS ? whole_tiles : single_tiles)[count - 1];
-            tile(job->tokens + token * job->num_in, weights + (output - first) * job->num_in, job->num_in, products);
+            tile(job->tokens + token * job->num_in, weights + (output - first) * job->num_in, job->num_in, ahead, step,
+                 products);
+            ahead += step * (job->num_in / LANES);
             for (int64_t t = 0; t < count; t++)
                 for (int64_t o = 0; o < width; o++) put(job, token + t, output + o, products[t * width + o]);
         }
@@ -118,16 +139,15 @@ static void work(void *argument) {
         __atomic_store_n(&job->has_no_memory, 1, __ATOMIC_RELAXED);
         return;
     }
-    for (;;) {
-        int64_t first = __atomic_fetch_add(&job->next, job->block, __ATOMIC_RELAXED);
-        if (first >= job->num_out) break;
-        int64_t end = first + job->block < job->num_out ? first + job->block : job->num_out;
-        if (job->kind == FP32) {
-            multiply(job, (const float *)job->weights + first * job->num_in, first, end);
-        } else {
-            widen((const uint16_t *)job->weights + first * job->num_in, job->kind, (end - first) * job->num_in, widened);
-            multiply(job, widened, first, end);
+    for (int64_t first = next_block(job), next; first < job->num_out; first = next) {
+        next = next_block(job);
+        int64_t end = end_of(job, first), place = first * job->num_in;
+        const float *weights = (const float *)job->weights + place;
+        if (job->kind != FP32) {
+            widen((const uint16_t *)job->weights + place, job->kind, (end - first) * job->num_in, widened);
+            weights = widened;
         }
+        multiply(job, weights, first, end, next);
     }
     free(widened);
 }

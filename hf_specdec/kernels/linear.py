@@ -14,7 +14,7 @@ import ctypes
 import functools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +29,7 @@ __all__ = ["FewTokenLinear", "why_unused"]
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in linear.c
 LANES = 8  # what the core multiplies at once; inputs are a multiple of it
-MOST_TOKENS = 128  # torch's products of more are as fast
+MOST_TOKENS = 128  # torch's products of more are as fast, where the CPU has instructions for the dtype
 LEAST_WEIGHTS = 1 << 15  # of a layer; a call takes longer than smaller ones
 SHARED_WORK = 1 << 17  # multiplications from which on threads pay
 SAMPLES, SKIPPED = 10, 2  # timed products of each way, and how many of them only warm up
@@ -82,13 +82,13 @@ class FewTokenLinear:
     def __enter__(self) -> None:
         if not self.layers or not _is_usual():
             return
-        _here.depth += 1
         with _lock:
             for layer in self.layers:
                 installed = vars(layer.module).setdefault("forward", layer)
                 if type(installed) is _Layer:  # this one, or that of another thread
                     installed.users += 1
                     self._installed.append(installed)
+        _here.depth += bool(self._installed)
 
     def __exit__(self, *_: object) -> None:
         if not self._installed:
@@ -230,14 +230,15 @@ def _is_usual() -> bool:
 def _team() -> int:
     """The address of the function that runs work on torch's threads; 0 where there is none that is known."""
     try:
-        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "lib" in line}
-    except OSError:
-        return 0
-    libraries = [path for path in mapped if Path(path).name.startswith(OPENMP)]
-    own = [path for path in libraries if Path(path).is_relative_to(Path(torch.__file__).parent)] or libraries
-    if len(own) != 1:
-        return 0
-    try:
-        return ctypes.cast(ctypes.CDLL(own[0]).GOMP_parallel, ctypes.c_void_p).value or 0
+        maps = Path("/proc/self/maps").read_text()
+        library = _openmp({line.split()[-1] for line in maps.splitlines()})
+        return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value or 0 if library else 0
     except (OSError, AttributeError):
         return 0
+
+
+def _openmp(mapped: Iterable[str]) -> str | None:
+    """Torch's OpenMP library among the files that a process has mapped: the one beside torch, else the only one."""
+    found = [path for path in mapped if Path(path).name.startswith(OPENMP)]
+    own = [path for path in found if Path(path).is_relative_to(Path(torch.__file__).parent)] or found
+    return own[0] if len(own) == 1 else None

@@ -4,6 +4,7 @@ import copy
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -333,6 +334,14 @@ def test_threads_that_come_later_and_are_unknown_are_torchs(
     finally:
         torch.set_num_threads(before)
     assert block.layers and products == []
+
+
+def test_the_threads_are_those_of_torchs_openmp_library() -> None:
+    own, other = f"{Path(torch.__file__).parent}/lib/libgomp.so.1", "/usr/lib/libgomp.so.1"
+    assert linear._openmp({"[heap]", "/usr/lib/libc.so.6", own, other}) == own
+    assert linear._openmp({"/usr/lib/libc.so.6", "/env/lib/libiomp5.so"}) == "/env/lib/libiomp5.so"
+    assert linear._openmp({other, "/env/lib/libiomp5.so"}) is None
+    assert linear._openmp({"[stack]"}) is None
 
 
 def test_the_core_refuses_what_it_cannot_multiply() -> None:
