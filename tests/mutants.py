@@ -71,7 +71,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     LAYOUT: ("forward",),
     LOOKUP: ("methods/prompt_lookup", "test_observer.py"),
     SPECULATIVE: ("promise/test_batch_processors.py",),
-    LINEAR: ("kernels/test_linear.py",),
+    LINEAR: ("kernels/test_linear.py kernels/test_linear_blocks.py",),
 }
 OTHERS = ("matrix", "promise engine forward cache methods kernels", "bench cli")
 MUTANTS = (

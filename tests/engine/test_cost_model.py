@@ -210,8 +210,12 @@ def test_a_draft_network_s_speed_is_learned_from_two_steps() -> None:
     assert speed.factor == pytest.approx(2.0)
 
 
-def test_a_token_is_assumed_to_cost_the_same_whatever_the_clock_says() -> None:
+def test_a_token_is_assumed_to_cost_the_same_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In half precision less, if the processor has instructions for it."""
     costs = StepCosts.of_device(torch.device("cpu"))
+    monkeypatch.setattr(module, "computes_halves", lambda dtype: False)
+    assert costs.token_cost(1, torch.bfloat16) == TOKEN_COST
+    monkeypatch.setattr(module, "computes_halves", lambda dtype: True)
     wide, half = (costs.token_cost(1, dtype) for dtype in (torch.float32, torch.bfloat16))
     assert half < wide == TOKEN_COST
     costs.curve(1).set({1: 1.0, 8: 1.07})

@@ -1,0 +1,31 @@
+"""What the compiled core computes of linear layers."""
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from hf_specdec.kernels import linear
+from tests.kernels.linear_cases import decided
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The number of tokens of every product that the core computes; it computes all that it can."""
+    seen: list[int] = []
+    original = linear.core.linear
+
+    class Noting(ModuleType):
+        @staticmethod
+        def has_linear() -> bool:
+            return True
+
+        @staticmethod
+        def linear(*args: Any) -> None:
+            seen.append(args[4])
+            original(*args)
+
+    monkeypatch.setattr(linear, "core", Noting("core"))
+    monkeypatch.setattr(linear, "_trial", lambda size: decided(is_ours=True))
+    yield seen

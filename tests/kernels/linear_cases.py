@@ -1,0 +1,37 @@
+"""Linear layers, tokens for them, and their products inside a block."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from hf_specdec.kernels import linear
+from hf_specdec.kernels.linear import FewTokenLinear
+
+__all__ = ["decided", "has_core", "inside", "layer", "tokens"]
+
+has_core = pytest.mark.skipif(
+    linear.core is None or not linear.core.has_linear(), reason="no compiled core, or a processor that it does not know"
+)
+
+
+def layer(num_in: int = 256, num_out: int = 131, dtype: torch.dtype = torch.float32, **kwargs: Any) -> torch.nn.Linear:
+    torch.manual_seed(0)
+    return torch.nn.Linear(num_in, num_out, dtype=dtype, **kwargs).requires_grad_(False)
+
+
+def tokens(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+@torch.no_grad()
+def inside(module: torch.nn.Module, given: torch.Tensor) -> torch.Tensor:
+    with FewTokenLinear(module):
+        result: torch.Tensor = module(given)
+    return result
+
+
+def decided(*, is_ours: bool) -> linear._Trial:
+    trial = linear._Trial()
+    trial.is_over, trial.is_ours = True, is_ours
+    return trial

@@ -1,0 +1,138 @@
+"""Where linear layers of a few tokens take the kernel: in this package's own forwards, and nowhere else."""
+
+import copy
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+import hf_specdec
+from hf_specdec.compat.fingerprint import fingerprint
+from hf_specdec.kernels.linear import FewTokenLinear
+from tests.kernels.linear_cases import has_core, inside, layer, tokens
+
+pytestmark = has_core
+
+
+def test_outside_of_a_block_and_in_other_threads_torch_computes(products: list[int]) -> None:
+    module, given = layer(), tokens(3, 256)
+    with torch.no_grad(), FewTokenLinear(module):
+        thread = threading.Thread(target=lambda: torch.no_grad()(module)(given))
+        thread.start()
+        thread.join()
+        assert products == []
+        module(given)
+    assert products == [3]
+    module(given)
+    assert products == [3]
+
+
+def test_a_block_leaves_nothing_behind_also_after_an_error(products: list[int]) -> None:
+    module, given = torch.nn.Sequential(layer(256, 256), layer()), tokens(3, 256)
+    before = [dict(vars(part)) for part in module]
+    with pytest.raises(RuntimeError, match="shapes"):
+        inside(module, tokens(3, 128))
+    inside(module, given)
+    assert [vars(part) for part in module] == before
+
+
+def test_blocks_of_two_threads_do_not_end_each_other(products: list[int]) -> None:
+    module, given = layer(), tokens(3, 256)
+    entered, may_leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with torch.no_grad(), FewTokenLinear(module):
+            entered.set()
+            may_leave.wait(60)
+            module(given)
+
+    thread = threading.Thread(target=other)
+    with torch.no_grad(), FewTokenLinear(module):
+        thread.start()
+        assert entered.wait(60)
+    assert "forward" in vars(module)
+    may_leave.set()
+    thread.join()
+    assert products == [3] and "forward" not in vars(module)
+
+
+def test_a_model_is_no_other_one_while_a_block_is_open() -> None:
+    """Another thread's call on it finds what is known of it."""
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"))
+    before = fingerprint(model)
+    with torch.no_grad(), FewTokenLinear(model) as _:
+        assert "forward" in vars(model.lm_head)
+        assert fingerprint(model) == before
+
+
+def own_forward(module: torch.nn.Linear) -> None:
+    module.forward = lambda input: F.linear(input, module.weight, module.bias)  # type: ignore[method-assign]
+
+
+def compile_it(module: torch.nn.Linear) -> None:
+    module.compile(backend="eager")
+
+
+def transpose(module: torch.nn.Linear) -> None:
+    module.weight.data = module.weight.data.T.contiguous().T
+
+
+class Traced(torch.Tensor):
+    """A tensor that is not torch's own."""
+
+
+def wrap(module: torch.nn.Linear) -> None:
+    module.weight = torch.nn.Parameter(module.weight.data.as_subclass(Traced), requires_grad=False)
+
+
+@pytest.mark.parametrize("change", [own_forward, compile_it, transpose, wrap])
+def test_layers_that_are_not_torchs_own_keep_their_forward(
+    change: Callable[[torch.nn.Linear], None], products: list[int]
+) -> None:
+    module, given = layer(), tokens(3, 256)
+    expected = copy.deepcopy(module)(given)
+    change(module)
+    torch.testing.assert_close(inside(module, given).as_subclass(torch.Tensor), expected)
+    assert products == []
+
+
+class Doubling(torch.nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+def test_classes_derived_from_linear_keep_their_forward(products: list[int]) -> None:
+    module, given = Doubling(256, 131), tokens(3, 256)
+    torch.testing.assert_close(inside(module, given), module(given))
+    assert products == []
+
+
+@pytest.mark.parametrize("mode", ["gradients", "autocast", "deterministic", "dispatch"])
+def test_nothing_is_changed_where_torch_is_watched_or_told_how_to_compute(mode: str, products: list[int]) -> None:
+    module, given = layer(), tokens(3, 256)
+    if mode == "gradients":
+        with FewTokenLinear(module.requires_grad_(True)):
+            assert module(given).requires_grad
+    elif mode == "autocast":
+        with torch.autocast("cpu", torch.bfloat16):
+            assert inside(module, given).dtype == torch.bfloat16
+    elif mode == "deterministic":
+        torch.use_deterministic_algorithms(True)
+        try:
+            inside(module, given)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    else:
+        with FlopCounterMode(display=False) as counter:
+            inside(module, given)
+        assert counter.get_total_flops() == 2 * 3 * 256 * 131
+    assert products == []
+
+
+def test_tokens_and_weights_of_two_precisions_are_torchs_error(products: list[int]) -> None:
+    with pytest.raises(RuntimeError, match="dtype"):
+        inside(layer(), tokens(3, 256, dtype=torch.bfloat16))
+    assert products == []
