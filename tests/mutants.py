@@ -130,7 +130,7 @@ MUTANTS = (
         "num_draft_tokens, len(result.tokens))",
     ),
     Mutant("a linear layer loses its bias", LINEAR, "0 if bias is None else bias.data_ptr()", "0"),
-    Mutant("other threads get the kernel too", LINEAR, "not _here.depth\n            or not 0", "not 0"),
+    Mutant("other threads get the kernel too", LINEAR, "not _here.depth\n            or not num", "not num"),
     Mutant("a forward counts twice", STEP, "num_forwards += 1", "num_forwards += 2"),
     Mutant(
         "the streamer gets the first token of a step only",

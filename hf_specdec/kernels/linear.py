@@ -2,8 +2,9 @@
 
 Torch multiplies a matrix with one token as fast as memory delivers the matrix. For more tokens it copies an fp32 matrix
 into another layout first, and computes with bf16 and fp16 number by number on CPUs that have no instructions for them;
-either takes several times as long. The core reads the matrix once for all tokens. The first products of each size are
-computed by both in turns, later ones by the faster. Sums may be rounded in another order.
+either takes several times as long. The core reads the matrix once for all tokens. Where torch converts, it computes all
+products of several tokens; of others the first ones of each size are computed by both in turns, later ones by the
+faster. Sums may be rounded in another order.
 
     linear = FewTokenLinear(model)
     with linear:           # in this thread, until the block ends
@@ -61,8 +62,8 @@ class FewTokenLinear:
     """A block in which the linear layers of a model take the faster way, in the thread that enters it.
 
     For the block each layer has a `forward` of its own. Layers that have one already, as under accelerate's offloading,
-    whose weights are no plain tensors, or whose module is compiled, keep theirs; so do all where gradients, autocast,
-    deterministic algorithms or a dispatch mode are on.
+    or whose weights are no plain tensors, keep theirs; so do all where a part of the model is compiled, or where
+    gradients, autocast, deterministic algorithms or a dispatch mode are on.
 
     Args:
         model: whose layers they are.
@@ -77,7 +78,7 @@ class FewTokenLinear:
     @property
     def reads_prompts(self) -> bool:
         """Whether the core is to compute prompts too: torch converts the weights number by number."""
-        return any(_is_emulated(layer.module.weight.dtype) for layer in self.layers[:1])
+        return bool(self.layers) and _is_emulated(self.layers[0].module.weight.dtype)
 
     def __enter__(self) -> None:
         if not self.layers or not _is_usual():
@@ -118,7 +119,8 @@ class _Layer:
         is_emulated = _is_emulated(weight.dtype)
         if (
             not _here.depth
-            or not 0 < num_tokens <= (num_tokens if is_emulated else MOST_TOKENS)
+            or not num_tokens
+            or (num_tokens > MOST_TOKENS and not is_emulated)
             or not _fits(input, weight, bias)
             or not (threads == 1 or _team())
         ):

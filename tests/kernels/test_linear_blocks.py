@@ -63,7 +63,7 @@ def test_a_model_is_no_other_one_while_a_block_is_open() -> None:
     """Another thread's call on it finds what is known of it."""
     model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"))
     before = fingerprint(model)
-    with torch.no_grad(), FewTokenLinear(model) as _:
+    with torch.no_grad(), FewTokenLinear(model):
         assert "forward" in vars(model.lm_head)
         assert fingerprint(model) == before
 
