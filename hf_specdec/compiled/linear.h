@@ -1,0 +1,34 @@
+/* Products of a few tokens with a few rows of weights, by the widest instructions of the processor. */
+
+#ifndef HF_SPECDEC_LINEAR_H
+#define HF_SPECDEC_LINEAR_H
+
+#include <stdint.h>
+
+#if defined(__GNUC__) && defined(__x86_64__)
+#define AVX2 __attribute__((target("avx2,fma,f16c"))) /* the least that there are products for */
+#endif
+
+enum { FP32, BF16, FP16 }; /* as in hf_specdec/kernels/linear.py */
+enum { TILE_TOKENS = 4, TILE_OUTPUTS = 6 }; /* the most of a tile */
+
+/* The products of some tokens with some rows of weights, token after token. Meanwhile memory is asked for what lies
+ * `ahead`, a line every `step` bytes: asked for at once, it would be waited for. */
+typedef void Tile(const void *tokens, const void *weights, int64_t num_in, const char *ahead, int64_t step,
+                  float *products);
+
+/* Tiles for one kind of weights; the first is of one token. */
+typedef struct {
+    int lanes;         /* numbers of a row that are multiplied at once; a row is a multiple of them */
+    int outputs;       /* rows of weights in `whole`; in `single` it is one */
+    int lines;         /* of memory that `whole` asks for each time that it multiplies */
+    int widens_tokens; /* whether tokens are read in fp32 */
+    Tile *whole[TILE_TOKENS], *single[TILE_TOKENS];
+} Tiles;
+
+/* The fastest on this processor for rows of so many numbers; NULL where there are none. */
+const Tiles *linear_tiles(int kind, int64_t num_in);
+/* Halves as fp32; a multiple of 8. */
+void linear_widen(const uint16_t *halves, int kind, int64_t count, float *floats);
+
+#endif
