@@ -48,6 +48,7 @@ MASK, RULES, LAYOUT = "forward/tree_mask.py", "forward/mask_rules.py", "forward/
 ROWS = "forward/tree_rows.py"
 LOOKUP = "methods/prompt_lookup/method.py"
 LINEAR = "kernels/linear.py"
+ATTENTION = "kernels/core_attention.py"
 # The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.
 NEAREST: dict[str, tuple[str, ...]] = {
     VERIFY: ("engine/test_verify.py", "engine/sampling/test_rejection_texts.py"),
@@ -72,6 +73,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     LOOKUP: ("methods/prompt_lookup", "test_observer.py"),
     SPECULATIVE: ("promise/test_batch_processors.py",),
     LINEAR: ("kernels/test_linear.py kernels/test_linear_blocks.py",),
+    ATTENTION: ("kernels/test_few_query.py",),
 }
 OTHERS = ("matrix", "promise engine forward cache methods kernels", "bench cli")
 MUTANTS = (
@@ -130,6 +132,8 @@ MUTANTS = (
         "num_draft_tokens, len(result.tokens))",
     ),
     Mutant("a linear layer loses its bias", LINEAR, "0 if bias is None else bias.data_ptr()", "0"),
+    Mutant("all rows of a batch have the first one's mask", ATTENTION, "numbers.stride(0) * (len(numbers) > 1)", "0"),
+    Mutant("a missing mask hides nothing", ATTENTION, "num_queries == 1 if mask is None", "True if mask is None"),
     Mutant("other threads get the kernel too", LINEAR, "not _here.depth\n            or not num", "not num"),
     Mutant("a forward counts twice", STEP, "num_forwards += 1", "num_forwards += 2"),
     Mutant(

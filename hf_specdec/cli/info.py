@@ -23,7 +23,7 @@ from hf_specdec.distributed.placement import available_devices, where_it_lies
 from hf_specdec.engine.draft_pairing import draft_capability, vocab_sizes
 from hf_specdec.engine.head_pairing import check_head
 from hf_specdec.errors import SpecError
-from hf_specdec.kernels import linear
+from hf_specdec.kernels import cpu
 from hf_specdec.loading import describe_weights
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.registry import METHODS
@@ -84,12 +84,14 @@ def info(
 
 
 def _machine() -> dict[str, Any]:
-    reason = linear.why_unused()
+    reason = cpu.why_unused()
+    where = f"torch's: {reason}" if reason else "of a few tokens in the compiled core, where it is faster"
     return {
         "devices": list(map(str, available_devices())),
         "threads": torch.get_num_threads(),
         "drafting": "in Python: no compiled core is installed" if compiled.core is None else "in the compiled core",
-        "linear layers": f"torch's: {reason}" if reason else "of a few tokens in the compiled core, where it is faster",
+        "linear layers": where,
+        "attention": where,
     }
 
 

@@ -1,5 +1,5 @@
 """The compiled core: `link`, `move` and `places` of the n-gram index, `put_nodes` and `log_odds` of recycled
-logits, `read_logits`, `auto`'s search, and `linear` layers of a few tokens.
+logits, `read_logits`, `auto`'s search, `linear` layers of a few tokens, and `attention` of a few queries.
 """
 
 from array import array
@@ -15,8 +15,18 @@ _Learned = tuple[array[float], array[int], array[float], array[float], array[flo
 
 INTERFACE: int
 
-def has_linear() -> bool:
-    """Whether `linear` works on this processor."""
+def attention(
+    addresses: tuple[int, int, int, int, int],  # of query, key, value, mask, result
+    sizes: tuple[int, int, int, int, int, int, int],
+    strides: tuple[int, ...],
+    scale: float,
+    kind: int,
+    num_threads: int,
+    team: int,
+    /,
+) -> None: ...
+def has_kernels() -> bool:
+    """Whether `attention` and `linear` work on this processor."""
 
 def linear(
     tokens: int,

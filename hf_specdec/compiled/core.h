@@ -1,5 +1,5 @@
-/* What the files of the compiled core share. Every function but `linear` holds the interpreter's lock from start to end,
- * so what it reads and writes in the arrays that Python hands over is never seen half done; no buffer outlives a call. */
+/* What the files of the compiled core share. Every function but `attention` and `linear` holds the interpreter's lock from
+ * start to end, so what it reads and writes in the arrays that Python hands over is never seen half done; no buffer outlives a call. */
 
 #ifndef HF_SPECDEC_CORE_H
 #define HF_SPECDEC_CORE_H
@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* As in __init__.py: a library built from other sources is left alone. */
-#define INTERFACE 9
+#define INTERFACE 10
 
 /* An n-gram index: see hf_specdec/methods/ngram/hashing.py. */
 typedef struct {
@@ -43,7 +43,7 @@ void table_release(Table *table);
 /* The place of `key`, -1 where it has no entry. */
 int64_t table_find(const Table *table, int64_t key);
 
-PyObject *core_has_linear(PyObject *module, PyObject *nothing);
+PyObject *core_attention(PyObject *module, PyObject *args);
 PyObject *core_linear(PyObject *module, PyObject *args);
 PyObject *core_link(PyObject *module, PyObject *args);
 PyObject *core_log_odds(PyObject *module, PyObject *log_probs);

@@ -1,14 +1,13 @@
 /* Linear layers of a few tokens: every row of weights is read from memory once, whatever the number of tokens. For x86
- * with AVX2; elsewhere `has_linear` says that there are none. Halves are multiplied and summed up as fp32, and each
+ * with AVX2; elsewhere `has_kernels` says that there are none. Halves are multiplied and summed up as fp32, and each
  * result is rounded once. */
 
 #include "core.h"
-#include "linear.h"
+#include "halves.h"
+#include "tiles.h"
 
 #ifdef AVX2
-#include <immintrin.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { BLOCK = 24, BLOCK_NUMBERS = 24 * 1280 }; /* weights that stay in the second cache while all tokens meet them */
 
@@ -22,48 +21,18 @@ typedef struct {
     int kind;
 } Job;
 
-typedef void Team(void (*work)(void *), void *job, unsigned num_threads, unsigned flags); /* libgomp's GOMP_parallel */
-
-static inline int64_t min_of(int64_t one, int64_t other) { return one < other ? one : other; }
-
 /* Where the block that begins at an output ends. */
 static inline int64_t end_of(const Job *job, int64_t first) { return min_of(first + job->block, job->num_out); }
 
 /* The first output of a block that no thread has taken yet. */
 static inline int64_t next_block(Job *job) { return __atomic_fetch_add(&job->next, job->block, __ATOMIC_RELAXED); }
 
-static uint16_t bf16_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7FFFFFFF) > 0x7F800000) return (uint16_t)(bits >> 16 | 0x40); /* no number stays none */
-    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
-/* The number at a place of weights, bias or output. */
-AVX2 static float number_at(const void *numbers, int kind, int64_t place) {
-    if (kind == FP32) return ((const float *)numbers)[place];
-    uint16_t half = ((const uint16_t *)numbers)[place];
-    if (kind == FP16) return _cvtsh_ss(half);
-    uint32_t bits = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-AVX2 static void put(const Job *job, int64_t token, int64_t output, float product) {
-    int64_t place = token * job->num_out + output;
-    if (job->bias != NULL) product += number_at(job->bias, job->kind, output);
-    if (job->kind == FP32) ((float *)job->out)[place] = product;
-    else if (job->kind == FP16) ((uint16_t *)job->out)[place] = (uint16_t)_cvtss_sh(product, _MM_FROUND_TO_NEAREST_INT);
-    else ((uint16_t *)job->out)[place] = bf16_of(product);
-}
-
 /* All tokens with the outputs from `first` to `end`. Meanwhile the weights come from memory that are next: those of the
  * next tile where all tokens are in one, else those of the block that begins at `next`. */
 AVX2 static void multiply(const Job *job, int64_t first, int64_t end, int64_t next) {
     const Tiles *tiles = job->tiles;
-    float products[TILE_TOKENS * TILE_OUTPUTS];
-    int64_t size = job->kind == FP32 ? 4 : 2, token_size = tiles->widens_tokens ? 4 : size, row = job->num_in * size;
+    float products[TILE_TOKENS * TILE_SPACE];
+    int64_t size = size_of(job->kind), token_size = tiles->widens_tokens ? 4 : size, row = job->num_in * size;
     const char *weights = (const char *)job->weights + first * row, *ahead = weights + tiles->outputs * row;
     int64_t num_lines = job->num_in / tiles->lanes * tiles->lines;
     int64_t step = row <= SHORT_ROW ? tiles->outputs * row / num_lines : 0;
@@ -79,10 +48,14 @@ AVX2 static void multiply(const Job *job, int64_t first, int64_t end, int64_t ne
         for (int64_t output = first, width; output < end; output += width) {
             width = end - output < tiles->outputs ? 1 : tiles->outputs;
             Tile *tile = (width == tiles->outputs ? tiles->whole : tiles->single)[count - 1];
-            tile(tokens, weights + (output - first) * row, job->num_in, ahead, step, products);
+            tile(tokens, weights + (output - first) * row, job->num_in, ahead, step, products, TILE_SPACE);
             ahead += step * num_lines;
             for (int64_t t = 0; t < count; t++)
-                for (int64_t o = 0; o < width; o++) put(job, token + t, output + o, products[t * width + o]);
+                for (int64_t o = 0; o < width; o++) {
+                    float bias = job->bias == NULL ? 0.0f : number_at(job->bias, job->kind, output + o);
+                    int64_t place = (token + t) * job->num_out + output + o;
+                    put_number(job->out, job->kind, place, products[t * TILE_SPACE + o] + bias);
+                }
         }
     }
 }
@@ -108,7 +81,7 @@ static int run(Job *job, Team *team, unsigned num_threads) {
     if (job->kind != FP32 && job->tiles->widens_tokens) {
         int64_t count = job->num_tokens * job->num_in;
         if ((widened = malloc((size_t)count * sizeof(float))) == NULL) return 0;
-        linear_widen(job->tokens, job->kind, count, widened);
+        widen(job->tokens, job->kind, count, widened);
         job->tokens = widened;
     }
     job->block = block_of(job, num_threads);
@@ -126,7 +99,7 @@ PyObject *core_linear(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyArg_ParseTuple(args, "KKKKLLLiIK", &tokens, &weights, &bias, &out, &num_tokens, &num_out, &num_in, &job.kind,
                           &num_threads, &team))
         return NULL;
-    if (job.kind >= FP32 && job.kind <= FP16 && num_in > 0) job.tiles = linear_tiles(job.kind, num_in);
+    if (job.kind >= FP32 && job.kind <= FP16 && num_in > 0) job.tiles = tiles_for(job.kind, num_in);
     if (job.tiles == NULL || num_threads < 1 || (num_threads > 1 && team == 0)) {
         PyErr_SetString(PyExc_ValueError, "no product of such a size, of such numbers, or on this processor");
         return NULL;
@@ -149,7 +122,3 @@ PyObject *core_linear(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
     return NULL;
 }
 #endif
-
-PyObject *core_has_linear(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
-    return PyBool_FromLong(linear_tiles(FP32, 32) != NULL);
-}

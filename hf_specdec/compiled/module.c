@@ -1,6 +1,7 @@
 /* The module: see hf_specdec/compiled/_core.pyi for what it offers. */
 
 #include "core.h"
+#include "tiles.h"
 
 int32_t *numbers_of(PyObject *sequence, Py_ssize_t *count) {
     PyObject *items = PySequence_Tuple(sequence);
@@ -22,8 +23,13 @@ int32_t *numbers_of(PyObject *sequence, Py_ssize_t *count) {
     return numbers;
 }
 
+static PyObject *has_kernels(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
+    return PyBool_FromLong(tiles_for(FP32, 32) != NULL);
+}
+
 static PyMethodDef functions[] = {
-    {"has_linear", core_has_linear, METH_NOARGS, NULL},
+    {"attention", core_attention, METH_VARARGS, NULL},
+    {"has_kernels", has_kernels, METH_NOARGS, NULL},
     {"linear", core_linear, METH_VARARGS, NULL},
     {"link", core_link, METH_VARARGS, NULL},
     {"log_odds", core_log_odds, METH_O, NULL},

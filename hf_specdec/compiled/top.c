@@ -3,8 +3,9 @@
  * row's largest number by number. The loops are such that compilers vectorise them. */
 
 #include "core.h"
+#include "exponential.h"
+
 #include <math.h>
-#include <string.h>
 
 /* One version for each width of vector registers; the loader takes the processor's. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
@@ -14,20 +15,6 @@
 #endif
 
 enum { BLOCK = 64 };
-#define LOWEST -87.0f      /* e to it is nearly the smallest normal float */
-#define ROUNDS 12582912.0f /* 1.5 * 2**23: what is added to it loses its fraction */
-
-static inline float float_of(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline uint32_t bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
 
 /* An integer that is larger where a float is larger, and the other way round; what is no number is beyond infinity. */
 static inline int32_t ordered(int32_t bits) { return bits ^ (bits >> 31 & INT32_MAX); }
@@ -57,22 +44,9 @@ static inline float largest(const float *block) {
     return float_of((uint32_t)ordered(most));
 }
 
-/* Add e to each of a block, less `most`, to a sum of its own, within 2e-7 of it: two to the next whole number, times a
- * polynomial of the rest. No number where one of the block is none. */
+/* Add e to each of a block, less `most`, to a sum of its own. */
 static inline void add_exponentials(const float *block, float most, float *sums) {
-    for (int place = 0; place < BLOCK; place++) {
-        float power = block[place] - most;
-        power = power < LOWEST ? LOWEST : power;
-        float shifted = power * 1.44269504f + ROUNDS, whole = shifted - ROUNDS;
-        float rest = (power - whole * 0.693359375f) + whole * 2.12194440e-4f;
-        float value = 1.9875691500e-4f * rest + 1.3981999507e-3f;
-        value = value * rest + 8.3334519073e-3f;
-        value = value * rest + 4.1665795894e-2f;
-        value = value * rest + 1.6666665459e-1f;
-        value = value * rest + 5.0000001201e-1f;
-        value = value * rest * rest + rest + 1.0f;
-        sums[place] += value * float_of((bits_of(shifted) + 127) << 23); /* the whole number stands in the last bits */
-    }
+    for (int place = 0; place < BLOCK; place++) sums[place] += exponential(block[place] - most);
 }
 
 /* Put a value at its rank among the `kept` largest, of which there are at most `count`, behind its equals. */

@@ -13,7 +13,7 @@ from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
 from hf_specdec.forward.compiled_forward import CompiledShapes
 from hf_specdec.forward.runner_base import BaseDraftRunner, of_each_row
-from hf_specdec.kernels.grouped import GroupedHeads
+from hf_specdec.kernels.few_query import FewQueryAttention
 from hf_specdec.kernels.linear import FewTokenLinear
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.node_logits import NodeLogits
@@ -140,7 +140,7 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
         target_ids = head.target_ids
         self._target_ids = None if target_ids is None else target_ids.to(call.device)
         self._num_scored = [0] * len(self.texts)  # nodes of each row's tree in this round
-        self._has_ended, self._grouped = False, GroupedHeads(device=self.head_device)
+        self._has_ended, self._attention = False, FewQueryAttention(device=self.head_device)
         self._linear = FewTokenLinear(head, is_used=self.compiled is None)
 
     def room(self) -> int:
@@ -153,7 +153,7 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
         self.rank_sync.score(trees)
         self._end_round()
         counts = [0 if tree is None else len(tree) - known for tree, known in zip(trees, self._num_scored, strict=True)]
-        with self.rank_sync.forward(), self._grouped, self._linear:
+        with self.rank_sync.forward(), self._attention, self._linear:
             rows = of_each_row(self._like_the_targets(self._score(trees)), counts)
         for place, tree in enumerate(trees):
             if tree is not None:

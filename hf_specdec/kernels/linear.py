@@ -2,39 +2,27 @@
 
 Torch multiplies a matrix with one token as fast as memory delivers the matrix. For more tokens it copies an fp32 matrix
 into another layout first, and computes with bf16 and fp16 number by number on CPUs that have no instructions for them;
-either takes several times as long. The core reads the matrix once for all tokens. Where torch converts, it computes all
-products of several tokens; of others the first ones of each size are computed by both in turns, later ones by the
-faster. Sums may be rounded in another order.
+either takes several times as long. The core reads the matrix once for all tokens.
 
     linear = FewTokenLinear(model)
     with linear:           # in this thread, until the block ends
         model(**inputs)
 """
 
-import ctypes
-import functools
 import threading
-import time
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from statistics import median
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 
-from hf_specdec.compat import computes_halves, is_compiled, is_dispatch_traced, modules_of
-from hf_specdec.compiled import core
+from hf_specdec.compat import is_compiled, modules_of
+from hf_specdec.kernels import cpu
 
-__all__ = ["FewTokenLinear", "why_unused"]
+__all__ = ["FewTokenLinear"]
 
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in linear.c
 LANES = 8  # what the core multiplies at once; inputs are a multiple of it
 MOST_TOKENS = 128  # torch's products of more are as fast, where the CPU has instructions for the dtype
 LEAST_WEIGHTS = 1 << 15  # of a layer; a call takes longer than smaller ones
-SHARED_WORK = 1 << 17  # multiplications from which on threads pay
-SAMPLES, SKIPPED = 10, 2  # timed products of each way, and how many of them only warm up
-OPENMP = ("libgomp", "libiomp", "libomp")  # libraries that may hold torch's threads
 
 
 class _Here(threading.local):
@@ -45,17 +33,6 @@ class _Here(threading.local):
 
 _here = _Here()
 _lock = threading.Lock()
-
-
-def why_unused() -> str | None:
-    """Why every linear layer is torch's, with the threads that it has now; `None` where the core computes some."""
-    if core is None:
-        return "no compiled core is installed"
-    if not core.has_linear():
-        return "the processor has no AVX2"
-    if torch.get_num_threads() > 1 and not _team():
-        return "torch's threads are not libgomp's"
-    return None
 
 
 class FewTokenLinear:
@@ -71,17 +48,17 @@ class FewTokenLinear:
     """
 
     def __init__(self, model: torch.nn.Module, *, is_used: bool = True) -> None:
-        is_used = is_used and why_unused() is None and not is_compiled(model)
+        is_used = is_used and cpu.why_unused() is None and not is_compiled(model)
         self.layers = list(_layers_of(model)) if is_used else []
         self._installed: list[_Layer] = []  # while this block is open
 
     @property
     def reads_prompts(self) -> bool:
         """Whether the core is to compute prompts too: torch converts the weights number by number."""
-        return bool(self.layers) and _is_emulated(self.layers[0].module.weight.dtype)
+        return bool(self.layers) and cpu.is_emulated(self.layers[0].module.weight.dtype)
 
     def __enter__(self) -> None:
-        if not self.layers or not _is_usual():
+        if not self.layers or not cpu.is_usual():
             return
         with _lock:
             for layer in self.layers:
@@ -115,64 +92,20 @@ class _Layer:
         """As `torch.nn.Linear.forward`."""
         weight, bias = self.module.weight, self.module.bias
         num_tokens = input.numel() // weight.shape[1]
-        threads = torch.get_num_threads() if num_tokens * weight.numel() >= SHARED_WORK else 1
-        is_emulated = _is_emulated(weight.dtype)
+        work, is_emulated = num_tokens * weight.numel(), cpu.is_emulated(weight.dtype)
         if (
             not _here.depth
             or not num_tokens
             or (num_tokens > MOST_TOKENS and not is_emulated)
             or not _fits(input, weight, bias)
-            or not (threads == 1 or _team())
+            or not (threads := cpu.threads_for(work))
         ):
             return F.linear(input, weight, bias)
         if is_emulated and num_tokens > 1:
             return _product(input, weight, bias, threads)
         # products of about as many tokens and weights share what was measured
-        trial = _trial((weight.dtype, (num_tokens - 1).bit_length(), weight.numel().bit_length(), threads))
-        if trial.is_over:
-            return _product(input, weight, bias, threads) if trial.is_ours else F.linear(input, weight, bias)
-        is_ours, start = trial.turn(), time.perf_counter()
-        out = _product(input, weight, bias, threads) if is_ours else F.linear(input, weight, bias)
-        trial.add(is_ours, (time.perf_counter() - start) / (num_tokens * weight.numel()))
-        return out
-
-
-class _Trial:
-    """Which way is faster for products of one size.
-
-    Attributes:
-        is_over: whether that is known.
-        is_ours: whether the core is faster.
-    """
-
-    def __init__(self) -> None:
-        self.is_over = self.is_ours = False
-        self._seconds: tuple[list[float], list[float]] = ([], [])  # a multiplication's, by torch and by the core
-
-    def turn(self) -> bool:
-        """Whether the next product that is timed is the core's."""
-        torchs, own = self._seconds
-        return len(own) <= len(torchs)
-
-    def add(self, is_ours: bool, seconds: float) -> None:
-        """A product took so long for each of its multiplications."""
-        self._seconds[is_ours].append(seconds)
-        torchs, own = (timed[SKIPPED:] for timed in self._seconds)
-        if min(len(torchs), len(own)) >= SAMPLES - SKIPPED and not self.is_over:
-            self.is_ours = median(own) < median(torchs)
-            self.is_over = True
-
-
-@functools.cache
-def _is_emulated(dtype: torch.dtype) -> bool:
-    """Whether this CPU has no instructions for such numbers, so that torch converts each of them in every product."""
-    return dtype != torch.float32 and not computes_halves(dtype)
-
-
-@functools.cache
-def _trial(size: tuple[Any, ...]) -> _Trial:
-    """One for each size in a process: it is the machine that is tried."""
-    return _Trial()
+        trial = cpu.trial(("linear", weight.dtype, (num_tokens - 1).bit_length(), weight.numel().bit_length(), threads))
+        return trial(lambda: _product(input, weight, bias, threads), lambda: F.linear(input, weight, bias), work)
 
 
 def _layers_of(model: torch.nn.Module) -> Iterator[_Layer]:
@@ -180,7 +113,7 @@ def _layers_of(model: torch.nn.Module) -> Iterator[_Layer]:
     for module in modules_of(model):
         if type(module) is torch.nn.Linear and type(vars(module).get("forward")) in (type(None), _Layer):
             weight = module.weight
-            is_plain = type(weight) is torch.nn.Parameter and weight.dtype in KINDS
+            is_plain = type(weight) is torch.nn.Parameter and weight.dtype in cpu.KINDS
             if is_plain and weight.numel() >= LEAST_WEIGHTS and weight.shape[1] % LANES == 0:
                 yield _Layer(module)
 
@@ -190,7 +123,7 @@ def _product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     tokens = input.contiguous()
     num_out, num_in = weight.shape
     out = tokens.new_empty((*input.shape[:-1], num_out))
-    core.linear(
+    cpu.core.linear(
         tokens.data_ptr(),
         weight.data_ptr(),
         0 if bias is None else bias.data_ptr(),
@@ -198,9 +131,9 @@ def _product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
         tokens.numel() // num_in,
         num_out,
         num_in,
-        KINDS[weight.dtype],
+        cpu.KINDS[weight.dtype],
         num_threads,
-        0 if num_threads == 1 else _team(),
+        0 if num_threads == 1 else cpu.team(),
     )
     return out
 
@@ -215,32 +148,3 @@ def _fits(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
         and weight.is_contiguous()
         and (bias is None or (bias.dtype == weight.dtype and bias.is_contiguous()))
     )
-
-
-def _is_usual() -> bool:
-    """Whether nothing is on that changes or watches what torch computes."""
-    return not (
-        torch.is_grad_enabled()
-        or torch.is_autocast_enabled("cpu")
-        or torch.are_deterministic_algorithms_enabled()
-        or torch.compiler.is_compiling()
-        or is_dispatch_traced()
-    )
-
-
-@functools.cache
-def _team() -> int:
-    """The address of the function that runs work on torch's threads; 0 where there is none that is known."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-        library = _openmp({line.split()[-1] for line in maps.splitlines()})
-        return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value or 0 if library else 0
-    except (OSError, AttributeError):
-        return 0
-
-
-def _openmp(mapped: Iterable[str]) -> str | None:
-    """Torch's OpenMP library among the files that a process has mapped: the one beside torch, else the only one."""
-    found = [path for path in mapped if Path(path).name.startswith(OPENMP)]
-    own = [path for path in found if Path(path).is_relative_to(Path(torch.__file__).parent)] or found
-    return own[0] if len(own) == 1 else None

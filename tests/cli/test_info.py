@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.cli import extras
-from hf_specdec.kernels import linear
+from hf_specdec.kernels import cpu
 from hf_specdec.methods.registry import METHODS
 from tests.bench.conftest import tiny_llama
 from tests.cli.conftest import Run
@@ -30,7 +30,8 @@ def test_json_holds_versions_model_capability_methods_and_extras(run: Run) -> No
     assert found["model"]["devices"]
     assert found["model"]["attention"] == "sdpa"
     assert found["machine"]["threads"] == torch.get_num_threads()
-    assert found["machine"]["linear layers"] == "of a few tokens in the compiled core, where it is faster"
+    where = "of a few tokens in the compiled core, where it is faster"
+    assert found["machine"]["linear layers"] == found["machine"]["attention"] == where
     assert found["capability"]["tier"] == "tree"
     assert found["capability"]["reason"]
     assert found["methods"]["prompt_lookup"] == ["ngram"]
@@ -38,7 +39,7 @@ def test_json_holds_versions_model_capability_methods_and_extras(run: Run) -> No
 
 
 def test_text_says_why_the_linear_layers_are_torchs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "core", None)
+    monkeypatch.setattr(cpu, "core", None)
     assert "torch's: no compiled core is installed" in run("info").stdout
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.kernels import linear
+from hf_specdec.kernels import cpu
 from tests.kernels.linear_cases import decided
 
 
@@ -14,11 +14,11 @@ from tests.kernels.linear_cases import decided
 def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The number of tokens of every product that the core computes; it computes all that it can."""
     seen: list[int] = []
-    original = linear.core.linear
+    original = cpu.core.linear
 
     class Noting(ModuleType):
         @staticmethod
-        def has_linear() -> bool:
+        def has_kernels() -> bool:
             return True
 
         @staticmethod
@@ -26,6 +26,6 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
             seen.append(args[4])
             original(*args)
 
-    monkeypatch.setattr(linear, "core", Noting("core"))
-    monkeypatch.setattr(linear, "_trial", lambda size: decided(is_ours=True))
+    monkeypatch.setattr(cpu, "core", Noting("core"))
+    monkeypatch.setattr(cpu, "trial", lambda size: decided(is_ours=True))
     yield seen

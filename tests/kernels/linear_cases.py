@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec.kernels import linear
+from hf_specdec.kernels import cpu
 from hf_specdec.kernels.linear import FewTokenLinear
 
 __all__ = ["decided", "has_core", "inside", "layer", "tokens"]
 
 has_core = pytest.mark.skipif(
-    linear.core is None or not linear.core.has_linear(), reason="no compiled core, or a processor that it does not know"
+    cpu.core is None or not cpu.core.has_kernels(), reason="no compiled core, or a processor that it does not know"
 )
 
 
@@ -31,7 +31,7 @@ def inside(module: torch.nn.Module, given: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def decided(*, is_ours: bool) -> linear._Trial:
-    trial = linear._Trial()
+def decided(*, is_ours: bool) -> cpu.Trial:
+    trial = cpu.Trial()
     trial.is_over, trial.is_ours = True, is_ours
     return trial

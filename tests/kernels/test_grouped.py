@@ -9,11 +9,18 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from hf_specdec.kernels.grouped import GroupedHeads
+from hf_specdec.kernels import cpu
+from hf_specdec.kernels.few_query import FewQueryAttention
 from tests.kernels.families import family_model
 from tests.kernels.test_attention_function import arguments, layer_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(autouse=True)
+def no_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch computes all attention."""
+    monkeypatch.setattr(cpu, "core", None)
 
 
 @pytest.fixture
@@ -31,12 +38,12 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
 
 
 def attention(given: dict[str, Any], *, inside: bool, module: torch.nn.Module | None = None) -> torch.Tensor:
-    grouped = GroupedHeads()
+    block = FewQueryAttention()
     function = AttentionInterface()["sdpa"]
     module = module or layer_of("qwen2")
     if not inside:
         return function(module, **given)[0]
-    with grouped:
+    with block:
         return function(module, **given)[0]
 
 
@@ -105,7 +112,7 @@ def test_ungrouped_heads_are_left_alone(keys: list[tuple[int, int]]) -> None:
 
 def test_other_threads_see_nothing_of_it(keys: list[tuple[int, int]]) -> None:
     given = arguments()
-    with GroupedHeads(), GroupedHeads():
+    with FewQueryAttention(), FewQueryAttention():
         thread = threading.Thread(target=attention, args=(given,), kwargs={"inside": False})
         thread.start()
         thread.join()
@@ -114,16 +121,16 @@ def test_other_threads_see_nothing_of_it(keys: list[tuple[int, int]]) -> None:
 
 
 def test_it_is_registered_once_over_what_was_there() -> None:
-    GroupedHeads()
+    FewQueryAttention()
     first = AttentionInterface()["sdpa"]
-    GroupedHeads()
+    FewQueryAttention()
     assert AttentionInterface()["sdpa"] is first
     assert first.original.__name__ == "sdpa_attention_forward"
 
 
 def test_a_compiled_forward_stays_in_one_piece() -> None:
     given = arguments()
-    with GroupedHeads():
+    with FewQueryAttention():
         compiled = torch.compile(AttentionInterface()["sdpa"], backend="eager", fullgraph=True)
         output = compiled(layer_of("qwen2"), **given)[0]
     assert torch.equal(output, attention(given, inside=False))
@@ -152,13 +159,13 @@ def test_a_model_of_other_attention_enters_no_block() -> None:
     model = family_model("llama")
     model.set_attn_implementation("eager")
     try:
-        assert not GroupedHeads(model).is_used
+        assert not FewQueryAttention(model).is_used
     finally:
         model.set_attn_implementation("sdpa")
-    assert GroupedHeads(model).is_used
+    assert FewQueryAttention(model).is_used
 
 
 def test_off_the_cpu_nothing_is_wrapped() -> None:
-    assert GroupedHeads().is_used
-    assert not GroupedHeads(device="meta").is_used
-    assert not GroupedHeads(copy.deepcopy(family_model("llama")).to("meta")).is_used
+    assert FewQueryAttention().is_used
+    assert not FewQueryAttention(device="meta").is_used
+    assert not FewQueryAttention(copy.deepcopy(family_model("llama")).to("meta")).is_used

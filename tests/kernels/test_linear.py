@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import hf_specdec
-from hf_specdec.kernels import linear
+from hf_specdec.kernels import cpu, linear
 from hf_specdec.kernels.linear import FewTokenLinear
 from tests.helpers.support import PROMPT, plain
 from tests.kernels.linear_cases import has_core, inside, layer, tokens
@@ -75,7 +75,7 @@ def test_torch_computes_many_tokens_unless_it_converts_them_one_by_one(
     count: int, products: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for is_emulated in (False, True):
-        monkeypatch.setattr(linear, "_is_emulated", lambda dtype, found=is_emulated: found)
+        monkeypatch.setattr(cpu, "is_emulated", lambda dtype, found=is_emulated: found)
         assert FewTokenLinear(layer()).reads_prompts is is_emulated
         inside(layer(), tokens(count, 256))
     assert products == [count] * (2 if count <= linear.MOST_TOKENS else 1)
@@ -84,18 +84,18 @@ def test_torch_computes_many_tokens_unless_it_converts_them_one_by_one(
 @pytest.mark.parametrize("is_faster", [True, False])
 def test_the_faster_way_is_found_by_timing_both(is_faster: bool) -> None:
     """One outlier and a slow beginning decide nothing."""
-    trial, ways = linear._Trial(), []
+    trial, ways = cpu.Trial(), []
     while not trial.is_over:
         is_ours = trial.turn()
         ways.append(is_ours)
         seconds = 1.0 if is_ours == is_faster else 1.2
         trial.add(is_ours, 50.0 if len(ways) in (1, 2, 9, 10) else seconds)
     assert trial.is_ours == is_faster
-    assert ways.count(True) == ways.count(False) == linear.SAMPLES
+    assert ways.count(True) == ways.count(False) == cpu.SAMPLES
 
 
 def test_a_size_is_tried_once_and_then_computed_by_the_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    linear._trial.cache_clear()
+    cpu.trial.cache_clear()
     module, ways = layer(264, 300), []
     for way in ("_product", "F"):
         original = getattr(linear, way) if way == "_product" else F.linear
@@ -108,22 +108,22 @@ def test_a_size_is_tried_once_and_then_computed_by_the_faster(monkeypatch: pytes
 
         monkeypatch.setattr(target, "_product" if way == "_product" else "linear", noting)
     clock = itertools.count()
-    monkeypatch.setattr(linear.time, "perf_counter", lambda: next(clock))
-    for _ in range(2 * linear.SAMPLES):
+    monkeypatch.setattr(cpu.time, "perf_counter", lambda: next(clock))
+    for _ in range(2 * cpu.SAMPLES):
         inside(module, tokens(3, 264))
-    assert ways == ["_product", "F"] * linear.SAMPLES
+    assert ways == ["_product", "F"] * cpu.SAMPLES
     ways.clear()
     for _ in range(3):
         inside(module, tokens(4, 264))
     assert ways == ["F"] * 3
-    linear._trial.cache_clear()
+    cpu.trial.cache_clear()
 
 
 class Without(ModuleType):
     """A core on another processor."""
 
     @staticmethod
-    def has_linear() -> bool:
+    def has_kernels() -> bool:
         return False
 
 
@@ -132,7 +132,7 @@ class Without(ModuleType):
     [
         ("core", None, "no compiled core is installed"),
         ("core", Without("core"), "the processor has no AVX2"),
-        ("_team", lambda: 0, "torch's threads are not libgomp's"),
+        ("team", lambda: 0, "torch's threads are not libgomp's"),
     ],
 )
 def test_where_the_core_cannot_compute_torch_does_and_the_reason_is_told(
@@ -141,9 +141,9 @@ def test_where_the_core_cannot_compute_torch_does_and_the_reason_is_told(
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert linear.why_unused() is None
-        monkeypatch.setattr(linear, name, value)
-        assert linear.why_unused() == reason
+        assert cpu.why_unused() is None
+        monkeypatch.setattr(cpu, name, value)
+        assert cpu.why_unused() == reason
         assert FewTokenLinear(layer()).layers == []
         torch.testing.assert_close(inside(layer(), tokens(3, 256)), layer()(tokens(3, 256)))
     finally:
@@ -153,7 +153,7 @@ def test_where_the_core_cannot_compute_torch_does_and_the_reason_is_told(
 def test_threads_that_come_later_and_are_unknown_are_torchs(
     products: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear, "_team", lambda: 0)
+    monkeypatch.setattr(cpu, "team", lambda: 0)
     module = layer(1024, 1024)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -169,10 +169,10 @@ def test_threads_that_come_later_and_are_unknown_are_torchs(
 
 def test_the_threads_are_those_of_torchs_openmp_library() -> None:
     own, other = f"{Path(torch.__file__).parent}/lib/libgomp.so.1", "/usr/lib/libgomp.so.1"
-    assert linear._openmp({"[heap]", "/usr/lib/libc.so.6", own, other}) == own
-    assert linear._openmp({"/usr/lib/libc.so.6", "/env/lib/libiomp5.so"}) == "/env/lib/libiomp5.so"
-    assert linear._openmp({other, "/env/lib/libiomp5.so"}) is None
-    assert linear._openmp({"[stack]"}) is None
+    assert cpu._openmp({"[heap]", "/usr/lib/libc.so.6", own, other}) == own
+    assert cpu._openmp({"/usr/lib/libc.so.6", "/env/lib/libiomp5.so"}) == "/env/lib/libiomp5.so"
+    assert cpu._openmp({other, "/env/lib/libiomp5.so"}) is None
+    assert cpu._openmp({"[stack]"}) is None
 
 
 def test_the_core_refuses_what_it_cannot_multiply() -> None:
@@ -180,7 +180,7 @@ def test_the_core_refuses_what_it_cannot_multiply() -> None:
     place = given.data_ptr(), weight.data_ptr(), 0, torch.empty(2, 131).data_ptr()
     for sizes in ((2, 131, 255, 0, 1, 0), (2, 131, 256, 3, 1, 0), (2, 131, 256, 0, 0, 0), (2, 131, 256, 0, 2, 0)):
         with pytest.raises(ValueError, match="no product"):
-            linear.core.linear(*place, *sizes)
+            cpu.core.linear(*place, *sizes)
 
 
 @pytest.mark.parametrize("method", ["auto", "prompt_lookup", "lookahead", "draft_model", "eagle3", "plain"])

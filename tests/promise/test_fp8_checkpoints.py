@@ -135,11 +135,11 @@ def test_fp8_weights_may_be_offloaded_to_the_cpu(tmp_path: Path) -> None:
     """accelerate's hooks bring codes and scales along."""
     llama().save_pretrained(tmp_path)
     model = load(tmp_path, precision="fp8", device_map=spread("cpu"))
-    expected = plain(model, PROMPT, **SETTINGS)
+    expected, decoded = plain(model, PROMPT, **SETTINGS), model.generate(PROMPT, **SETTINGS, spec_method="plain")
     cpu_offload(model)
     assert model.lm_head.weight.device.type == "meta"
     assert plain(model, PROMPT, **SETTINGS).tolist() == expected.tolist()
-    assert model.generate(PROMPT, **SETTINGS, spec_method="plain").tolist() == expected.tolist()
+    assert model.generate(PROMPT, **SETTINGS, spec_method="plain").tolist() == decoded.tolist()
 
 
 def test_fp8_weights_on_the_disk_are_read_from_there_or_refused(tmp_path: Path) -> None:
@@ -153,6 +153,6 @@ def test_fp8_weights_on_the_disk_are_read_from_there_or_refused(tmp_path: Path) 
     model = load(tmp_path / "fp8", **offload)
     assert precision_of(model) == "fp8"
     assert model.lm_head.weight.device.type == "meta"
-    expected = plain(whole, PROMPT, **SETTINGS).tolist()
-    assert plain(model, PROMPT, **SETTINGS).tolist() == expected
-    assert model.generate(PROMPT, **SETTINGS, spec_method="plain").tolist() == expected
+    assert plain(model, PROMPT, **SETTINGS).tolist() == plain(whole, PROMPT, **SETTINGS).tolist()
+    found, expected = (one.generate(PROMPT, **SETTINGS, spec_method="plain") for one in (model, whole))
+    assert found.tolist() == expected.tolist()  # of bf16 activations, which plain `generate` may round otherwise

@@ -1,21 +1,28 @@
 /* Products of a few tokens with a few rows of weights, by the widest instructions of the processor. */
 
-#ifndef HF_SPECDEC_LINEAR_H
-#define HF_SPECDEC_LINEAR_H
+#ifndef HF_SPECDEC_TILES_H
+#define HF_SPECDEC_TILES_H
 
 #include <stdint.h>
 
 #if defined(__GNUC__) && defined(__x86_64__)
 #define AVX2 __attribute__((target("avx2,fma,f16c"))) /* the least that there are products for */
+#define UNROLLED _Pragma("GCC unroll 8")
 #endif
 
-enum { FP32, BF16, FP16 }; /* as in hf_specdec/kernels/linear.py */
-enum { TILE_TOKENS = 4, TILE_OUTPUTS = 6 }; /* the most of a tile */
+/* Runs work on several threads: libgomp's GOMP_parallel. */
+typedef void Team(void (*work)(void *), void *job, unsigned num_threads, unsigned flags);
 
-/* The products of some tokens with some rows of weights, token after token. Meanwhile memory is asked for what lies
- * `ahead`, a line every `step` bytes: asked for at once, it would be waited for. */
+static inline int64_t min_of(int64_t one, int64_t other) { return one < other ? one : other; }
+
+enum { FP32, BF16, FP16 }; /* as in hf_specdec/kernels/cpu.py */
+enum { TILE_TOKENS = 4, TILE_OUTPUTS = 6, TILE_SPACE = 8 }; /* the most of a tile; what it may write for a token */
+
+/* The products of some tokens with some rows of weights, a token's `space` numbers after those of the one before.
+ * Meanwhile memory is asked for what lies `ahead`, a line every `step` bytes: asked for at once, it would be waited
+ * for. */
 typedef void Tile(const void *tokens, const void *weights, int64_t num_in, const char *ahead, int64_t step,
-                  float *products);
+                  float *products, int64_t space);
 
 /* Tiles for one kind of weights; the first is of one token. */
 typedef struct {
@@ -27,8 +34,8 @@ typedef struct {
 } Tiles;
 
 /* The fastest on this processor for rows of so many numbers; NULL where there are none. */
-const Tiles *linear_tiles(int kind, int64_t num_in);
+const Tiles *tiles_for(int kind, int64_t num_in);
 /* Halves as fp32; a multiple of 8. */
-void linear_widen(const uint16_t *halves, int kind, int64_t count, float *floats);
+void widen(const uint16_t *halves, int kind, int64_t count, float *floats);
 
 #endif

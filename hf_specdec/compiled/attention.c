@@ -1,0 +1,243 @@
+/* Attention of a few queries: each key and value is read from memory once for all queries of its group. A softmax over
+ * blocks of keys, each of which scales what was summed up before it to the largest score so far. For x86 with AVX2;
+ * halves are multiplied and summed up as fp32, and each result is rounded once. */
+
+#include "core.h"
+#include "halves.h"
+#include "tiles.h"
+
+#ifdef AVX2
+#include <immintrin.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { KEYS = 96, SPACE = KEYS + TILE_SPACE }; /* of a block, whole tiles; from one query's scores to the next one's */
+enum { LANES = 8, WIDTH = 2 * LANES };         /* floats of a register; values of a key that are mixed at once */
+
+typedef struct {
+    const Tiles *tiles;
+    const char *query, *key, *value;
+    const float *mask; /* added to the scores, (batch, num_queries, num_keys); NULL where nothing is hidden */
+    void *out;         /* (batch, num_queries, heads, value_dim) */
+    int64_t batch, kv_heads, groups, num_queries, num_keys, dim, value_dim;
+    /* Numbers from one row of a batch, head, or query to the next; those of a head, and of a query, are without gaps. */
+    int64_t query_strides[3], key_strides[2], value_strides[2], mask_strides[2];
+    float scale;
+    int kind, has_no_memory;
+    int64_t next;
+} Job;
+
+/* What a thread keeps of the queries of a group: (rows, dim), (rows, SPACE), (rows, value_dim), (rows,), (rows,). */
+typedef struct {
+    char *queries; /* as the tiles read them */
+    float *scores, *sums, *largest, *totals;
+} Room;
+
+AVX2 static inline __m256 fp32_values(const void *numbers, int64_t place) {
+    return _mm256_loadu_ps((const float *)numbers + place);
+}
+AVX2 static inline __m256 bf16_values(const void *numbers, int64_t place) {
+    __m128i halves = _mm_loadu_si128((const __m128i *)((const uint16_t *)numbers + place));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+AVX2 static inline __m256 fp16_values(const void *numbers, int64_t place) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)numbers + place)));
+}
+
+/* Add the values of `count` keys to the sums of some queries, each by the query's weight for the key. */
+#define DEFINE_MIX(kind_, rows_)                                                                                       \
+    AVX2 static void kind_##_mix_##rows_(const float *weights, const void *values, int64_t count, int64_t dim,         \
+                                         float *sums) {                                                                \
+        for (int64_t d = 0; d < dim; d += WIDTH) {                                                                     \
+            __m256 low[rows_], high[rows_];                                                                            \
+            UNROLLED for (int r = 0; r < rows_; r++) {                                                                 \
+                low[r] = _mm256_loadu_ps(sums + r * dim + d);                                                          \
+                high[r] = _mm256_loadu_ps(sums + r * dim + d + LANES);                                                 \
+            }                                                                                                          \
+            for (int64_t k = 0; k < count; k++) {                                                                      \
+                __m256 first = kind_##_values(values, k * dim + d), second = kind_##_values(values, k * dim + d + LANES); \
+                UNROLLED for (int r = 0; r < rows_; r++) {                                                             \
+                    __m256 weight = _mm256_broadcast_ss(weights + r * SPACE + k);                                      \
+                    low[r] = _mm256_fmadd_ps(weight, first, low[r]);                                                   \
+                    high[r] = _mm256_fmadd_ps(weight, second, high[r]);                                                \
+                }                                                                                                      \
+            }                                                                                                          \
+            UNROLLED for (int r = 0; r < rows_; r++) {                                                                 \
+                _mm256_storeu_ps(sums + r * dim + d, low[r]);                                                          \
+                _mm256_storeu_ps(sums + r * dim + d + LANES, high[r]);                                                 \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+#define DEFINE_MIXES(kind_) DEFINE_MIX(kind_, 1) DEFINE_MIX(kind_, 2) DEFINE_MIX(kind_, 3) DEFINE_MIX(kind_, 4)
+
+DEFINE_MIXES(fp32) DEFINE_MIXES(bf16) DEFINE_MIXES(fp16)
+
+typedef void Mix(const float *weights, const void *values, int64_t count, int64_t dim, float *sums);
+static Mix *const mixes[][TILE_TOKENS] = {
+    [FP32] = {fp32_mix_1, fp32_mix_2, fp32_mix_3, fp32_mix_4},
+    [BF16] = {bf16_mix_1, bf16_mix_2, bf16_mix_3, bf16_mix_4},
+    [FP16] = {fp16_mix_1, fp16_mix_2, fp16_mix_3, fp16_mix_4},
+};
+
+/* The products of all queries of a group with `count` keys. */
+static void score(const Job *job, const Room *room, int64_t rows, const char *keys, int64_t count) {
+    const Tiles *tiles = job->tiles;
+    int64_t row = job->dim * size_of(job->kind), query = job->dim * (tiles->widens_tokens ? 4 : size_of(job->kind));
+    int64_t step = tiles->outputs * row / (job->dim / tiles->lanes * tiles->lines);
+    for (int64_t r = 0; r < rows; r += TILE_TOKENS, step = 0) {
+        int64_t some = min_of(rows - r, TILE_TOKENS);
+        for (int64_t k = 0, width; k < count; k += width) {
+            width = count - k < tiles->outputs ? 1 : tiles->outputs;
+            Tile *tile = (width == tiles->outputs ? tiles->whole : tiles->single)[some - 1];
+            const char *key = keys + k * row;
+            tile(room->queries + r * query, key, job->dim, key + tiles->outputs * row, step, room->scores + r * SPACE + k,
+                 SPACE);
+        }
+    }
+}
+
+/* As `exponential`, of eight at once. */
+AVX2 static inline __m256 exponentials(__m256 power) {
+    __m256 shifted = _mm256_fmadd_ps(power, _mm256_set1_ps(LOG2_E), _mm256_set1_ps(ROUNDS));
+    __m256 whole = _mm256_sub_ps(shifted, _mm256_set1_ps(ROUNDS)), value = _mm256_set1_ps(COEFFICIENTS[0]);
+    __m256 rest = _mm256_fnmadd_ps(whole, _mm256_set1_ps(LN_2_HIGH), power);
+    rest = _mm256_fmadd_ps(whole, _mm256_set1_ps(LN_2_LOW), rest);
+    UNROLLED for (int degree = 1; degree < 6; degree++) value =
+        _mm256_fmadd_ps(value, rest, _mm256_set1_ps(COEFFICIENTS[degree]));
+    value = _mm256_fmadd_ps(_mm256_mul_ps(value, rest), rest, _mm256_add_ps(rest, _mm256_set1_ps(1.0f)));
+    __m256i bits = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
+    value = _mm256_mul_ps(value, _mm256_castsi256_ps(_mm256_slli_epi32(bits, 23)));
+    return _mm256_andnot_ps(_mm256_cmp_ps(power, _mm256_set1_ps(LOWEST), _CMP_LT_OQ), value);
+}
+
+/* Make one query's scores of `count` keys weights, and what it summed up before comparable to them. */
+AVX2 static void weigh(const Job *job, const Room *room, int64_t r, const float *mask, int64_t count) {
+    float *scores = room->scores + r * SPACE, *sums = room->sums + r * job->value_dim;
+    float lanes[LANES], before = room->largest[r], most = before, total = 0.0f;
+    int64_t whole = count / LANES * LANES, end = (count + LANES - 1) / LANES * LANES;
+    __m256 scale = _mm256_set1_ps(job->scale), largest = _mm256_set1_ps(most), sum = _mm256_setzero_ps();
+    for (int64_t k = 0; k < end; k += LANES) {
+        float rest[LANES] = {0.0f}; /* of the mask, where that ends before the lanes */
+        if (mask != NULL && k == whole) memcpy(rest, mask + k, (size_t)(count - k) * sizeof(float));
+        __m256 added = _mm256_loadu_ps(mask == NULL || k == whole ? rest : mask + k);
+        _mm256_storeu_ps(scores + k, _mm256_fmadd_ps(_mm256_loadu_ps(scores + k), scale, added));
+    }
+    for (int64_t k = count; k < end; k++) scores[k] = -INFINITY;
+    for (int64_t k = 0; k < end; k += LANES) largest = _mm256_max_ps(_mm256_loadu_ps(scores + k), largest);
+    _mm256_storeu_ps(lanes, largest);
+    for (int l = 0; l < LANES; l++) most = lanes[l] > most ? lanes[l] : most;
+    if (most > before && room->totals[r] > 0.0f) {
+        float share = exponential(before - most);
+        room->totals[r] *= share;
+        for (int64_t d = 0; d < job->value_dim; d++) sums[d] *= share;
+    }
+    room->largest[r] = most;
+    __m256 base = _mm256_set1_ps(most == -INFINITY ? 0.0f : most); /* where all are hidden, all weigh nothing */
+    for (int64_t k = 0; k < end; k += LANES) {
+        __m256 weights = exponentials(_mm256_sub_ps(_mm256_loadu_ps(scores + k), base));
+        _mm256_storeu_ps(scores + k, weights);
+        sum = _mm256_add_ps(sum, weights);
+    }
+    _mm256_storeu_ps(lanes, sum);
+    for (int l = 0; l < LANES; l++) total += lanes[l];
+    room->totals[r] += total;
+}
+
+/* All queries of one group, in one row of the batch. */
+AVX2 static void attend(const Job *job, const Room *room, int64_t b, int64_t head) {
+    int64_t size = size_of(job->kind), rows = job->groups * job->num_queries, heads = job->groups * job->kv_heads;
+    const char *keys = job->key + (b * job->key_strides[0] + head * job->key_strides[1]) * size;
+    const char *values = job->value + (b * job->value_strides[0] + head * job->value_strides[1]) * size;
+    memset(room->sums, 0, (size_t)(rows * job->value_dim) * sizeof(float));
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t h = head * job->groups + r / job->num_queries, t = r % job->num_queries;
+        const int64_t *strides = job->query_strides;
+        const char *query = job->query + (b * strides[0] + h * strides[1] + t * strides[2]) * size;
+        if (job->kind == FP32 || !job->tiles->widens_tokens)
+            memcpy(room->queries + r * job->dim * size, query, (size_t)(job->dim * size));
+        else widen((const uint16_t *)query, job->kind, job->dim, (float *)room->queries + r * job->dim);
+        room->largest[r] = -INFINITY;
+        room->totals[r] = 0.0f;
+    }
+    for (int64_t first = 0; first < job->num_keys; first += KEYS) {
+        int64_t count = min_of(job->num_keys - first, KEYS);
+        score(job, room, rows, keys + first * job->dim * size, count);
+        for (int64_t r = 0; r < rows; r++) {
+            const float *mask = job->mask;
+            if (mask != NULL) mask += b * job->mask_strides[0] + r % job->num_queries * job->mask_strides[1] + first;
+            weigh(job, room, r, mask, count);
+        }
+        for (int64_t r = 0; r < rows; r += TILE_TOKENS)
+            mixes[job->kind][min_of(rows - r, TILE_TOKENS) - 1](
+                room->scores + r * SPACE, values + first * job->value_dim * size, count, job->value_dim,
+                room->sums + r * job->value_dim);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t h = head * job->groups + r / job->num_queries, t = r % job->num_queries;
+        int64_t place = ((b * job->num_queries + t) * heads + h) * job->value_dim;
+        float total = room->totals[r], share = total == 0.0f ? 0.0f : 1.0f / total; /* a query that sees nothing: 0 */
+        for (int64_t d = 0; d < job->value_dim; d++)
+            put_number(job->out, job->kind, place + d, room->sums[r * job->value_dim + d] * share);
+    }
+}
+
+/* What one thread does: groups of queries, each of them whichever is next. */
+static void work(void *argument) {
+    Job *job = argument;
+    int64_t rows = job->groups * job->num_queries, unit, num_units = job->batch * job->kv_heads;
+    float *numbers = malloc((size_t)(rows * (job->dim + SPACE + job->value_dim + 2)) * sizeof(float));
+    if (numbers == NULL) {
+        __atomic_store_n(&job->has_no_memory, 1, __ATOMIC_RELAXED);
+        return;
+    }
+    Room room = {.queries = (char *)numbers, .scores = numbers + rows * job->dim};
+    room.sums = room.scores + rows * SPACE;
+    room.largest = room.sums + rows * job->value_dim;
+    room.totals = room.largest + rows;
+    while ((unit = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < num_units)
+        attend(job, &room, unit / job->kv_heads, unit % job->kv_heads);
+    free(numbers);
+}
+
+PyObject *core_attention(PyObject *Py_UNUSED(module), PyObject *args) {
+    Job job = {0};
+    unsigned long long query, key, value, mask, out, team;
+    long long sizes[7], strides[9];
+    unsigned num_threads;
+    if (!PyArg_ParseTuple(args, "(KKKKK)(LLLLLLL)(LLLLLLLLL)fiIK", &query, &key, &value, &mask, &out, &sizes[0], &sizes[1],
+                          &sizes[2], &sizes[3], &sizes[4], &sizes[5], &sizes[6], &strides[0], &strides[1], &strides[2],
+                          &strides[3], &strides[4], &strides[5], &strides[6], &strides[7], &strides[8], &job.scale,
+                          &job.kind, &num_threads, &team))
+        return NULL;
+    job.batch = sizes[0], job.kv_heads = sizes[1], job.groups = sizes[2], job.num_queries = sizes[3];
+    job.num_keys = sizes[4], job.dim = sizes[5], job.value_dim = sizes[6];
+    for (int i = 0; i < 3; i++) job.query_strides[i] = strides[i];
+    for (int i = 0; i < 2; i++) {
+        job.key_strides[i] = strides[3 + i];
+        job.value_strides[i] = strides[5 + i];
+        job.mask_strides[i] = strides[7 + i];
+    }
+    if (job.kind >= FP32 && job.kind <= FP16 && job.dim > 0) job.tiles = tiles_for(job.kind, job.dim);
+    if (job.tiles == NULL || job.value_dim % WIDTH || num_threads < 1 || (num_threads > 1 && team == 0)) {
+        PyErr_SetString(PyExc_ValueError, "no attention of such a size, of such numbers, or on this processor");
+        return NULL;
+    }
+    job.query = (const char *)(uintptr_t)query;
+    job.key = (const char *)(uintptr_t)key;
+    job.value = (const char *)(uintptr_t)value;
+    job.mask = (const float *)(uintptr_t)mask;
+    job.out = (void *)(uintptr_t)out;
+    Py_BEGIN_ALLOW_THREADS
+    if (num_threads > 1) ((Team *)(uintptr_t)team)(work, &job, num_threads, 0);
+    else work(&job);
+    Py_END_ALLOW_THREADS
+    if (job.has_no_memory) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+#else
+PyObject *core_attention(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
+    PyErr_SetString(PyExc_ValueError, "there is no attention for this processor");
+    return NULL;
+}
+#endif

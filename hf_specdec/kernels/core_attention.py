@@ -1,0 +1,109 @@
+"""Attention of a few queries by the compiled core."""
+
+import torch
+
+from hf_specdec.kernels import cpu
+from hf_specdec.kernels.masks import additive, prepared
+
+__all__ = ["CoreAttention"]
+
+MOST_QUERIES = 128  # of a row
+LANES, WIDTH = 8, 16  # that keys and values are a multiple of
+
+
+class CoreAttention:
+    """One call of an attention function.
+
+    Args:
+        query: `(B, Hq, M, D)`; key, value: `(B, Hkv, K, D)` and `(B, Hkv, K, Dv)`; rows without gaps.
+        mask: `(B or 1, 1, M, K)`, of booleans or additive; `None` hides nothing from a single query.
+        scaling: of the scores; `None` for `D ** -0.5`.
+
+    Attributes:
+        fits (`bool`): whether the core can compute it.
+        work (`int`): multiplications.
+    """
+
+    def __init__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scaling: float | None,
+    ) -> None:
+        self.query, self.key, self.value, self.mask = query, key, value, mask
+        self.scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        self.fits = _fits(query, key, value, mask)
+        self.work = query.numel() * key.shape[2] * 2
+        self._threads = cpu.threads_for(self.work) if self.fits else 0
+        self.fits = self._threads > 0
+
+    @property
+    def is_surely_faster(self) -> bool:
+        """Whether nothing needs to be timed: torch converts number by number."""
+        return cpu.is_emulated(self.query.dtype)
+
+    @property
+    def trial(self) -> cpu.Trial:
+        """Of calls of about as many queries and keys."""
+        num_queries, num_keys = self.query.shape[2], self.key.shape[2]
+        buckets = (len(self.query).bit_length(), (num_queries - 1).bit_length(), (num_keys - 1).bit_length())
+        heads = (self.query.shape[1], self.key.shape[1], self.key.shape[3], self.value.shape[3])
+        return cpu.trial(("attention", self.query.dtype, self.mask is None, *buckets, *heads, self._threads))
+
+    def __call__(self) -> torch.Tensor:
+        """The attention, `(B, M, Hq, Dv)`."""
+        query, key, value = self.query, self.key, self.value
+        batch, num_heads, num_queries, dim = query.shape
+        num_kv_heads, num_keys, value_dim = key.shape[1], key.shape[2], value.shape[3]
+        out = query.new_empty(batch, num_queries, num_heads, value_dim)
+        mask, row, line = 0, 0, 0
+        if (given := self.mask) is not None:
+            numbers = prepared(given, ("core",), lambda: additive(given, torch.float32, -torch.inf).contiguous())
+            mask, row, line = numbers.data_ptr(), numbers.stride(0) * (len(numbers) > 1), numbers.stride(2)
+        cpu.core.attention(
+            (query.data_ptr(), key.data_ptr(), value.data_ptr(), mask, out.data_ptr()),
+            (batch, num_kv_heads, num_heads // num_kv_heads, num_queries, num_keys, dim, value_dim),
+            (*query.stride()[:3], *key.stride()[:2], *value.stride()[:2], row, line),
+            self.scaling,
+            cpu.KINDS[query.dtype],
+            self._threads,
+            0 if self._threads == 1 else cpu.team(),
+        )
+        return out
+
+
+def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Whether the core can read all of them, and a missing mask says that nothing is hidden."""
+    if not (query.dim() == key.dim() == value.dim() == 4) or not query.numel() or not key.numel():
+        return False
+    batch, num_heads, num_queries, dim = query.shape
+    num_keys, value_dim = key.shape[2], value.shape[3]
+    return (
+        all(type(tensor) is torch.Tensor and tensor.device.type == "cpu" for tensor in (query, key, value))
+        and query.dtype in cpu.KINDS
+        and query.dtype == key.dtype == value.dtype
+        and num_queries <= MOST_QUERIES
+        and len(key) == len(value) == batch
+        and num_heads % key.shape[1] == 0
+        and key.shape[1] == value.shape[1]
+        and key.shape[3] == dim
+        and value.shape[2] == num_keys
+        and dim % LANES == 0
+        and value_dim % WIDTH == 0
+        and query.stride(3) == 1
+        and key.stride()[2:] == (dim, 1)
+        and value.stride()[2:] == (value_dim, 1)
+        and (num_queries == 1 if mask is None else _mask_fits(mask, (batch, num_queries, num_keys)))
+    )
+
+
+def _mask_fits(mask: torch.Tensor, shape: tuple[int, int, int]) -> bool:
+    batch, num_queries, num_keys = shape
+    return (
+        mask.dim() == 4
+        and mask.shape[0] in (1, batch)
+        and tuple(mask.shape[1:]) == (1, num_queries, num_keys)
+        and (mask.dtype == torch.bool or mask.is_floating_point())
+    )

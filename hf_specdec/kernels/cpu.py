@@ -1,0 +1,120 @@
+"""What the kernels of the compiled core share: where they work, on whose threads, and whether they are the faster ones.
+
+The core computes in this package's own forwards on a CPU. Where torch converts numbers one by one it always does; else
+the first calls of each size are computed by torch and by the core in turns, later ones by the faster. Sums may be
+rounded in another order.
+"""
+
+import ctypes
+import functools
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+import torch
+
+from hf_specdec.compat import computes_halves, is_dispatch_traced
+from hf_specdec.compiled import core
+
+__all__ = ["KINDS", "Trial", "core", "is_emulated", "is_usual", "team", "threads_for", "trial", "why_unused"]
+
+T = TypeVar("T")
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in tiles.h
+SHARED_WORK = 1 << 17  # multiplications from which on threads pay
+SAMPLES, SKIPPED = 10, 2  # timed calls of each way, and how many of them only warm up
+
+
+def why_unused() -> str | None:
+    """Why torch computes everything, with the threads that it has now; `None` where the core computes some."""
+    if core is None:
+        return "no compiled core is installed"
+    if not core.has_kernels():
+        return "the processor has no AVX2"
+    if torch.get_num_threads() > 1 and not team():
+        return "torch's threads are not libgomp's"
+    return None
+
+
+def is_usual() -> bool:
+    """Whether nothing is on that changes or watches what torch computes."""
+    return not (
+        torch.is_grad_enabled()
+        or torch.is_autocast_enabled("cpu")
+        or torch.are_deterministic_algorithms_enabled()
+        or torch.compiler.is_compiling()
+        or is_dispatch_traced()
+    )
+
+
+@functools.cache
+def is_emulated(dtype: torch.dtype) -> bool:
+    """Whether this CPU has no instructions for such numbers, so that torch converts each of them."""
+    return dtype != torch.float32 and not computes_halves(dtype)
+
+
+def threads_for(work: int) -> int:
+    """How many threads share so many multiplications; 0 where it is several and they are none that are known."""
+    threads = torch.get_num_threads() if work >= SHARED_WORK else 1
+    return threads if threads == 1 or team() else 0
+
+
+class Trial:
+    """Which way is faster for calls of one size.
+
+    Attributes:
+        is_over: whether that is known.
+        is_ours: whether the core is faster.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = self.is_ours = False
+        self._seconds: tuple[list[float], list[float]] = ([], [])  # a multiplication's, by torch and by the core
+
+    def __call__(self, own: Callable[[], T], torchs: Callable[[], T], work: int) -> T:
+        """The result of the faster way, or of the one whose turn it is, for so many multiplications."""
+        if self.is_over:
+            return own() if self.is_ours else torchs()
+        is_ours, start = self.turn(), time.perf_counter()
+        result = own() if is_ours else torchs()
+        self.add(is_ours, (time.perf_counter() - start) / work)
+        return result
+
+    def turn(self) -> bool:
+        """Whether the next call that is timed is the core's."""
+        torchs, own = self._seconds
+        return len(own) <= len(torchs)
+
+    def add(self, is_ours: bool, seconds: float) -> None:
+        """A call took so long for each of its multiplications."""
+        self._seconds[is_ours].append(seconds)
+        torchs, own = (timed[SKIPPED:] for timed in self._seconds)
+        if min(len(torchs), len(own)) >= SAMPLES - SKIPPED and not self.is_over:
+            self.is_ours = median(own) < median(torchs)
+            self.is_over = True
+
+
+@functools.cache
+def trial(size: tuple[Any, ...]) -> Trial:
+    """One for each size in a process: it is the machine that is tried."""
+    return Trial()
+
+
+@functools.cache
+def team() -> int:
+    """The address of the function that runs work on torch's threads; 0 where there is none that is known."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+        library = _openmp({line.split()[-1] for line in maps.splitlines()})
+        return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value or 0 if library else 0
+    except (OSError, AttributeError):
+        return 0
+
+
+def _openmp(mapped: Iterable[str]) -> str | None:
+    """Torch's OpenMP library among the files that a process has mapped: the one beside torch, else the only one."""
+    found = [path for path in mapped if Path(path).name.startswith(("libgomp", "libiomp", "libomp"))]
+    own = [path for path in found if Path(path).is_relative_to(Path(torch.__file__).parent)] or found
+    return own[0] if len(own) == 1 else None

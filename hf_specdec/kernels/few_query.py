@@ -1,0 +1,122 @@
+"""Attention of a few queries in this package's own forwards on a CPU: by the compiled core where that is faster.
+
+Elsewhere torch computes it, without copies of grouped heads.
+
+    attention = FewQueryAttention(model)
+    with attention:        # in this thread, until the block ends
+        model(**inputs)
+"""
+
+import threading
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec.compat import attention_implementation
+from hf_specdec.compat.attention import attention_function_of, register_attention
+from hf_specdec.kernels import cpu
+from hf_specdec.kernels.core_attention import CoreAttention
+from hf_specdec.kernels.grouped import can_fold, folded
+
+__all__ = ["FewQueryAttention"]
+
+NAME = "sdpa"
+# Arguments that change the result and that only transformers' function knows.
+FOREIGN = ("position_bias", "cache", "softcap")
+
+
+class _Here(threading.local):
+    """How many blocks this thread is in, and whether the core may compute in them."""
+
+    depth = 0
+    has_core = False
+
+
+_here = _Here()
+_register_lock = threading.Lock()
+
+
+class FewQueryAttention:
+    """A block in which torch's attention takes the faster way, in the thread that enters it.
+
+    Outside, and for what is not known here, the function that is registered for `"sdpa"` is transformers' own. Off the
+    CPU nothing is wrapped.
+
+    Args:
+        model: whose attention it is; `None` for one that is known to be torch's.
+        device: where that one computes.
+    """
+
+    def __init__(self, model: PreTrainedModel | None = None, device: torch.device | str = "cpu") -> None:
+        is_torchs = model is None or attention_implementation(model.config) == NAME
+        self.is_used = is_torchs and torch.device(device if model is None else model.device).type == "cpu"
+        if self.is_used:
+            _register()
+
+    def __enter__(self) -> None:
+        if not self.is_used:
+            return
+        if not _here.depth:
+            _here.has_core = cpu.why_unused() is None and cpu.is_usual()
+        _here.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_used:
+            _here.depth -= 1
+
+
+class _Attention:
+    """The attention function that was registered, and inside a block the faster ones."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        def torchs() -> tuple[torch.Tensor, torch.Tensor | None]:
+            if is_known and attention_mask is not None and can_fold(module, query, key, value, attention_mask):
+                return folded(query, key, value, attention_mask, scaling), None
+            attended: tuple[torch.Tensor, torch.Tensor | None] = self.original(
+                module,
+                query,
+                key,
+                value,
+                attention_mask,
+                dropout=dropout,
+                scaling=scaling,
+                is_causal=is_causal,
+                **kwargs,
+            )
+            return attended
+
+        is_known = not torch.compiler.is_compiling() and _here.depth > 0
+        is_known = is_known and not (
+            dropout or any(kwargs.get(name) is not None for name in FOREIGN) or kwargs.get("output_attentions")
+        )
+        if not is_known or not _here.has_core:
+            return torchs()
+        own = CoreAttention(query, key, value, attention_mask, scaling)
+        if not own.fits:
+            return torchs()
+        if own.is_surely_faster:
+            return own(), None
+        return own.trial(lambda: (own(), None), torchs, own.work)
+
+
+def _register() -> None:
+    """Put the function with the faster ways in the place of the one that is registered; once."""
+    with _register_lock:
+        original = attention_function_of(NAME)
+        if not isinstance(original, _Attention):
+            register_attention(NAME, _Attention(original))

@@ -1,0 +1,238 @@
+"""Attention of a few queries by the compiled core: what torch computes, and only where it is known and faster."""
+
+import itertools
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AttentionInterface
+
+import hf_specdec
+from hf_specdec.kernels import core_attention, cpu
+from hf_specdec.kernels.few_query import FewQueryAttention
+from tests.helpers.support import PROMPT, plain
+from tests.kernels.linear_cases import decided, has_core
+from tests.kernels.test_attention_function import arguments, layer_of
+
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+
+pytestmark = has_core
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
+    """The sizes of every attention that the core computes; it computes all that it can."""
+    seen: list[tuple[int, ...]] = []
+    original = cpu.core.attention
+
+    class Noting(ModuleType):
+        has_kernels = staticmethod(lambda: True)
+        linear = staticmethod(cpu.core.linear)
+
+        @staticmethod
+        def attention(addresses: Any, sizes: tuple[int, ...], *others: Any) -> None:
+            seen.append(sizes)
+            original(addresses, sizes, *others)
+
+    monkeypatch.setattr(cpu, "core", Noting("core"))
+    monkeypatch.setattr(cpu, "trial", lambda size: decided(is_ours=True))
+    yield seen
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def attended(given: dict[str, Any], *, inside: bool = True) -> torch.Tensor:
+    block = FewQueryAttention()
+    with torch.no_grad():
+        if inside:
+            with block:
+                return AttentionInterface()["sdpa"](layer_of("qwen2"), **given)[0]
+        return AttentionInterface()["sdpa"](layer_of("qwen2"), **given)[0]
+
+
+def case(
+    queries: int,
+    keys: int,
+    dims: tuple[int, int] = (32, 32),
+    *,
+    heads: tuple[int, int] = (4, 2),
+    batch: int = 1,
+    dtype: torch.dtype = torch.float32,
+    mask: str = "bool",
+) -> dict[str, Any]:
+    """Queries as projections give them, keys and values as a cache does that has room for more."""
+    generator = torch.Generator().manual_seed(queries + keys)
+    query = torch.randn(batch, queries, heads[0], dims[0], generator=generator).transpose(1, 2)
+    key, value = (torch.randn(batch, heads[1], keys + 5, dim, generator=generator)[:, :, :keys] for dim in dims)
+    seen = torch.rand(batch, 1, queries, keys, generator=generator) < 0.6
+    seen[..., 0] = True
+    masks = {"bool": seen, "added": torch.zeros(seen.shape).masked_fill(~seen, -torch.inf).to(dtype), "none": None}
+    return {
+        "query": query.to(dtype),
+        "key": key.to(dtype),
+        "value": value.to(dtype),
+        "attention_mask": masks[mask],
+        "scaling": 0.2,
+    }
+
+
+def exact(given: dict[str, Any]) -> torch.Tensor:
+    """In fp64, `(B, M, Hq, Dv)`."""
+    query, key, value, mask = (given[name] for name in ("query", "key", "value", "attention_mask"))
+    groups = query.shape[1] // key.shape[1]
+    key, value = (part.double().repeat_interleave(groups, dim=1) for part in (key, value))
+    mask = mask.double() if mask is not None and mask.is_floating_point() else mask
+    return F.scaled_dot_product_attention(query.double(), key, value, attn_mask=mask, scale=given["scaling"]).transpose(
+        1, 2
+    )
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+def test_it_is_the_attention_but_for_its_rounding(
+    dtype: torch.dtype, threads: int, calls: list[tuple[int, ...]]
+) -> None:
+    """Of all remainders of queries, keys and lanes."""
+    sizes = itertools.product((1, 2, 5, 33), (1, 7, 96, 97, 300), ((32, 32), (40, 16), (128, 80)))
+    for count, (queries, keys, dims) in enumerate(sizes):
+        kind = ("bool", "added")[count % 2] if queries > 1 else ("none", "bool")[count % 2]
+        heads, batch = ((4, 2), (8, 1), (3, 3))[count % 3], 1 + count % 2 * 2
+        given = case(queries, keys, dims, heads=heads, batch=batch, dtype=dtype, mask=kind)
+        result = attended(given)
+        assert result.dtype == dtype and result.is_contiguous()
+        torch.testing.assert_close(result.double(), exact(given), atol=ROUNDING[dtype] * 2, rtol=ROUNDING[dtype])
+        assert calls.pop() == (batch, heads[1], heads[0] // heads[1], queries, keys, *dims)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+def test_a_query_is_attended_alike_whatever_stands_beside_it(dtype: torch.dtype, calls: list[tuple[int, ...]]) -> None:
+    """Also where others see keys after those that it sees."""
+    given = case(7, 150, dtype=dtype)
+    given["attention_mask"] = torch.ones(7, 150, dtype=torch.bool).tril(143)[None, None]
+    together = attended(given)
+    for place in range(7):
+        alone = given | {"query": given["query"][:, :, place : place + 1]}
+        alone |= {name: given[name][:, :, : 144 + place] for name in ("key", "value")} | {"attention_mask": None}
+        assert torch.equal(attended(alone)[:, 0], together[:, place])
+    assert len(calls) == 8
+
+
+def test_a_mask_of_one_row_serves_a_batch_and_one_is_made_for_all_layers(calls: list[tuple[int, ...]]) -> None:
+    given = case(4, 20, batch=3)
+    given["attention_mask"] = given["attention_mask"][:1]
+    for _ in range(3):
+        torch.testing.assert_close(attended(given).double(), exact(given), atol=1e-6, rtol=1e-5)
+    (made,) = given["attention_mask"]._hf_specdec_notes.made.values()
+    assert made.dtype == torch.float32 and len(calls) == 3
+
+
+def test_a_query_that_sees_nothing_is_zero_and_leaves_the_others_alone(calls: list[tuple[int, ...]]) -> None:
+    given = case(3, 120)
+    expected = attended(given)
+    given["attention_mask"] = given["attention_mask"].clone()
+    given["attention_mask"][:, :, 1] = False
+    result = attended(given)
+    assert result[:, 1].eq(0).all() and len(calls) == 2
+    assert torch.equal(result[:, [0, 2]], expected[:, [0, 2]])
+
+
+def test_a_long_text_of_large_scores_overflows_nowhere(calls: list[tuple[int, ...]]) -> None:
+    given = case(2, 500) | {"scaling": 40.0}
+    torch.testing.assert_close(attended(given).double(), exact(given), atol=1e-4, rtol=1e-4)
+    assert len(calls) == 1
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "several queries without a mask": arguments() | {"attention_mask": None},
+    "a mask for each head": arguments() | {"attention_mask": torch.zeros(1, 4, 5, 12)},
+    "a position bias": arguments() | {"position_bias": torch.zeros(1, 4, 5, 12)},
+    "dropout": arguments() | {"dropout": 0.1},
+    "fp64": {name: part.double() if name != "attention_mask" else part for name, part in arguments().items()},
+    "a width that is no multiple": arguments(head_dim=12),
+    "more queries than a few": arguments(queries=core_attention.MOST_QUERIES + 1, keys=140),
+    "columns of keys": arguments() | {"key": torch.randn(1, 2, 16, 12).transpose(2, 3)},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_the_core_does_not_know_is_torchs(name: str, calls: list[tuple[int, ...]]) -> None:
+    torch.manual_seed(3)
+    inside = attended(OTHERS[name])
+    torch.manual_seed(3)
+    torch.testing.assert_close(inside, attended(OTHERS[name], inside=False))
+    assert calls == []
+
+
+@pytest.mark.parametrize("mode", ["gradients", "autocast", "deterministic", "dispatch"])
+def test_nothing_is_changed_where_torch_is_watched_or_told_how_to_compute(
+    mode: str, calls: list[tuple[int, ...]]
+) -> None:
+    given = arguments()
+    if mode == "gradients":
+        given["query"].requires_grad_()
+        with FewQueryAttention():
+            AttentionInterface()["sdpa"](layer_of("qwen2"), **given)[0].sum().backward()
+        assert given["query"].grad is not None
+    elif mode == "autocast":
+        with torch.autocast("cpu", torch.bfloat16):
+            attended(given)
+    elif mode == "deterministic":
+        torch.use_deterministic_algorithms(True)
+        try:
+            attended(given)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    else:
+        with FlopCounterMode(display=False):
+            attended(given)
+    assert calls == []
+
+
+@pytest.mark.parametrize("is_emulated", [True, False])
+def test_it_is_timed_where_torch_may_be_faster(is_emulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "is_emulated", lambda dtype: is_emulated)
+    seen: list[Any] = []
+    monkeypatch.setattr(cpu, "trial", lambda size: seen.append(size) or decided(is_ours=False))
+    given = case(3, 50)
+    torch.testing.assert_close(attended(given).double(), exact(given), atol=1e-6, rtol=1e-5)
+    assert len(seen) == (not is_emulated)
+
+
+def test_the_core_refuses_what_it_cannot_attend_to() -> None:
+    numbers = torch.zeros(4096)
+    addresses = (numbers.data_ptr(),) * 5
+    for dim, value_dim, kind, threads, team in (
+        (12, 16, 0, 1, 0),
+        (16, 8, 0, 1, 0),
+        (16, 16, 3, 1, 0),
+        (16, 16, 0, 0, 0),
+        (16, 16, 0, 2, 0),
+    ):
+        with pytest.raises(ValueError, match="no attention"):
+            cpu.core.attention(addresses, (1, 1, 1, 1, 4, dim, value_dim), (0,) * 9, 1.0, kind, threads, team)
+
+
+@pytest.mark.parametrize("method", ["auto", "prompt_lookup", "lookahead", "draft_model", "eagle3", "plain"])
+def test_every_method_writes_plains_text_with_the_cores_attention(method: str, calls: list[tuple[int, ...]]) -> None:
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), dtype=torch.float32)
+    drafts = {
+        "draft_model": lambda: hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("draft")),
+        "eagle3": lambda: hf_specdec.AutoDraftHead.from_pretrained(hf_specdec.embedded.path("head")),
+    }
+    how = {"assistant_model": drafts[method]().float()} if method in drafts else {}
+    for settings in ({"do_sample": False}, {"do_sample": True, "temperature": 0.8}):
+        torch.manual_seed(3)
+        expected = plain(model, PROMPT, max_new_tokens=24, **settings)
+        torch.manual_seed(3)
+        found = model.generate(PROMPT, max_new_tokens=24, spec_method=method, **how, **settings)
+        assert found.tolist() == expected.tolist()
+    assert calls
