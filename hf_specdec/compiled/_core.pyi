@@ -37,6 +37,7 @@ def linear(
     num_out: int,
     num_in: int,
     kind: int,
+    is_transposed: bool,
     num_threads: int,
     team: int,
     /,

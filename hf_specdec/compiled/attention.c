@@ -13,7 +13,7 @@
 #include <string.h>
 
 enum { KEYS = 96, SPACE = KEYS + TILE_SPACE }; /* of a block, whole tiles; from one query's scores to the next one's */
-enum { LANES = 8, WIDTH = 2 * LANES };         /* floats of a register; values of a key that are mixed at once */
+enum { LANES = 8 };                            /* floats of a register */
 
 typedef struct {
     const Tiles *tiles;
@@ -33,52 +33,6 @@ typedef struct {
     char *queries; /* as the tiles read them */
     float *scores, *sums, *largest, *totals;
 } Room;
-
-AVX2 static inline __m256 fp32_values(const void *numbers, int64_t place) {
-    return _mm256_loadu_ps((const float *)numbers + place);
-}
-AVX2 static inline __m256 bf16_values(const void *numbers, int64_t place) {
-    __m128i halves = _mm_loadu_si128((const __m128i *)((const uint16_t *)numbers + place));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
-AVX2 static inline __m256 fp16_values(const void *numbers, int64_t place) {
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)numbers + place)));
-}
-
-/* Add the values of `count` keys to the sums of some queries, each by the query's weight for the key. */
-#define DEFINE_MIX(kind_, rows_)                                                                                       \
-    AVX2 static void kind_##_mix_##rows_(const float *weights, const void *values, int64_t count, int64_t dim,         \
-                                         float *sums) {                                                                \
-        for (int64_t d = 0; d < dim; d += WIDTH) {                                                                     \
-            __m256 low[rows_], high[rows_];                                                                            \
-            UNROLLED for (int r = 0; r < rows_; r++) {                                                                 \
-                low[r] = _mm256_loadu_ps(sums + r * dim + d);                                                          \
-                high[r] = _mm256_loadu_ps(sums + r * dim + d + LANES);                                                 \
-            }                                                                                                          \
-            for (int64_t k = 0; k < count; k++) {                                                                      \
-                __m256 first = kind_##_values(values, k * dim + d), second = kind_##_values(values, k * dim + d + LANES); \
-                UNROLLED for (int r = 0; r < rows_; r++) {                                                             \
-                    __m256 weight = _mm256_broadcast_ss(weights + r * SPACE + k);                                      \
-                    low[r] = _mm256_fmadd_ps(weight, first, low[r]);                                                   \
-                    high[r] = _mm256_fmadd_ps(weight, second, high[r]);                                                \
-                }                                                                                                      \
-            }                                                                                                          \
-            UNROLLED for (int r = 0; r < rows_; r++) {                                                                 \
-                _mm256_storeu_ps(sums + r * dim + d, low[r]);                                                          \
-                _mm256_storeu_ps(sums + r * dim + d + LANES, high[r]);                                                 \
-            }                                                                                                          \
-        }                                                                                                              \
-    }
-#define DEFINE_MIXES(kind_) DEFINE_MIX(kind_, 1) DEFINE_MIX(kind_, 2) DEFINE_MIX(kind_, 3) DEFINE_MIX(kind_, 4)
-
-DEFINE_MIXES(fp32) DEFINE_MIXES(bf16) DEFINE_MIXES(fp16)
-
-typedef void Mix(const float *weights, const void *values, int64_t count, int64_t dim, float *sums);
-static Mix *const mixes[][TILE_TOKENS] = {
-    [FP32] = {fp32_mix_1, fp32_mix_2, fp32_mix_3, fp32_mix_4},
-    [BF16] = {bf16_mix_1, bf16_mix_2, bf16_mix_3, bf16_mix_4},
-    [FP16] = {fp16_mix_1, fp16_mix_2, fp16_mix_3, fp16_mix_4},
-};
 
 /* The products of all queries of a group with `count` keys. */
 static void score(const Job *job, const Room *room, int64_t rows, const char *keys, int64_t count) {
@@ -170,8 +124,8 @@ AVX2 static void attend(const Job *job, const Room *room, int64_t b, int64_t hea
         }
         for (int64_t r = 0; r < rows; r += TILE_TOKENS)
             mixes[job->kind][min_of(rows - r, TILE_TOKENS) - 1](
-                room->scores + r * SPACE, values + first * job->value_dim * size, count, job->value_dim,
-                room->sums + r * job->value_dim);
+                room->scores + r * SPACE, SPACE, values + first * job->value_dim * size, job->value_dim, count,
+                job->value_dim, room->sums + r * job->value_dim, job->value_dim, 0);
     }
     for (int64_t r = 0; r < rows; r++) {
         int64_t h = head * job->groups + r / job->num_queries, t = r % job->num_queries;
@@ -219,7 +173,7 @@ PyObject *core_attention(PyObject *Py_UNUSED(module), PyObject *args) {
         job.mask_strides[i] = strides[7 + i];
     }
     if (job.kind >= FP32 && job.kind <= FP16 && job.dim > 0) job.tiles = tiles_for(job.kind, job.dim);
-    if (job.tiles == NULL || job.value_dim % WIDTH || num_threads < 1 || (num_threads > 1 && team == 0)) {
+    if (job.tiles == NULL || job.value_dim % MIX_WIDTH || num_threads < 1 || (num_threads > 1 && team == 0)) {
         PyErr_SetString(PyExc_ValueError, "no attention of such a size, of such numbers, or on this processor");
         return NULL;
     }

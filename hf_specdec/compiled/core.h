@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* As in __init__.py: a library built from other sources is left alone. */
-#define INTERFACE 10
+#define INTERFACE 11
 
 /* An n-gram index: see hf_specdec/methods/ngram/hashing.py. */
 typedef struct {

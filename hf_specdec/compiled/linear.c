@@ -1,6 +1,6 @@
-/* Linear layers of a few tokens: every row of weights is read from memory once, whatever the number of tokens. For x86
- * with AVX2; elsewhere `has_kernels` says that there are none. Halves are multiplied and summed up as fp32, and each
- * result is rounded once. */
+/* Linear layers of a few tokens: every weight is read from memory once, whatever the number of tokens. For x86 with AVX2;
+ * elsewhere `has_kernels` says that there are none. Halves are multiplied and summed up as fp32, and each result is
+ * rounded once. */
 
 #include "core.h"
 #include "halves.h"
@@ -12,13 +12,14 @@
 enum { BLOCK = 24, BLOCK_NUMBERS = 24 * 1280 }; /* weights that stay in the second cache while all tokens meet them */
 
 enum { SHORT_ROW = 4096 }; /* bytes; in longer ones the processor itself sees what is next */
+enum { COLUMNS = 512, DEPTH = 8 }; /* of weights that stay in the first cache, where inputs are their rows */
 
 typedef struct {
     const Tiles *tiles;
     const void *tokens, *weights, *bias; /* tokens are (num_tokens, num_in) */
     void *out;
     int64_t num_tokens, num_out, num_in, block, next;
-    int kind;
+    int kind, is_transposed, has_no_memory; /* weights are (num_out, num_in), or transposed */
 } Job;
 
 /* Where the block that begins at an output ends. */
@@ -26,6 +27,11 @@ static inline int64_t end_of(const Job *job, int64_t first) { return min_of(firs
 
 /* The first output of a block that no thread has taken yet. */
 static inline int64_t next_block(Job *job) { return __atomic_fetch_add(&job->next, job->block, __ATOMIC_RELAXED); }
+
+AVX2 static inline void put(const Job *job, int64_t token, int64_t output, float product) {
+    float bias = job->bias == NULL ? 0.0f : number_at(job->bias, job->kind, output);
+    put_number(job->out, job->kind, token * job->num_out + output, product + bias);
+}
 
 /* All tokens with the outputs from `first` to `end`. Meanwhile the weights come from memory that are next: those of the
  * next tile where all tokens are in one, else those of the block that begins at `next`. */
@@ -51,34 +57,55 @@ AVX2 static void multiply(const Job *job, int64_t first, int64_t end, int64_t ne
             tile(tokens, weights + (output - first) * row, job->num_in, ahead, step, products, TILE_SPACE);
             ahead += step * num_lines;
             for (int64_t t = 0; t < count; t++)
-                for (int64_t o = 0; o < width; o++) {
-                    float bias = job->bias == NULL ? 0.0f : number_at(job->bias, job->kind, output + o);
-                    int64_t place = (token + t) * job->num_out + output + o;
-                    put_number(job->out, job->kind, place, products[t * TILE_SPACE + o] + bias);
-                }
+                for (int64_t o = 0; o < width; o++) put(job, token + t, output + o, products[t * TILE_SPACE + o]);
         }
     }
+}
+
+/* The same of transposed weights; `sums` has room for (num_tokens, COLUMNS). */
+AVX2 static void multiply_transposed(const Job *job, int64_t first, int64_t end, float *sums) {
+    int64_t size = size_of(job->kind), row = job->num_out * size;
+    for (int64_t s = 0; s < job->num_tokens * COLUMNS; s++) sums[s] = 0.0f;
+    for (int64_t input = 0; input < job->num_in; input += DEPTH) {
+        int64_t depth = min_of(job->num_in - input, DEPTH);
+        const char *weights = (const char *)job->weights + input * row + first * size;
+        for (int64_t token = 0; token < job->num_tokens; token += TILE_TOKENS)
+            mixes[job->kind][min_of(job->num_tokens - token, TILE_TOKENS) - 1](
+                (const float *)job->tokens + token * job->num_in + input, job->num_in, weights, job->num_out, depth,
+                end - first, sums + token * COLUMNS, COLUMNS, token ? 0 : DEPTH * row);
+    }
+    for (int64_t token = 0; token < job->num_tokens; token++)
+        for (int64_t output = first; output < end; output++)
+            put(job, token, output, sums[token * COLUMNS + output - first]);
 }
 
 /* What one thread does: blocks of outputs, each of them whichever is next. */
 static void work(void *argument) {
     Job *job = argument;
+    float *sums = NULL;
+    if (job->is_transposed && (sums = malloc((size_t)(job->num_tokens * COLUMNS) * sizeof(float))) == NULL) {
+        __atomic_store_n(&job->has_no_memory, 1, __ATOMIC_RELAXED);
+        return;
+    }
     for (int64_t first = next_block(job), next; first < job->num_out; first = next) {
         next = next_block(job);
-        multiply(job, first, end_of(job, first), next);
+        if (job->is_transposed) multiply_transposed(job, first, end_of(job, first), sums);
+        else multiply(job, first, end_of(job, first), next);
     }
+    free(sums);
 }
 
 /* As many outputs as fit into the cache, and few enough that every thread gets some; whole tiles. */
 static int64_t block_of(const Job *job, int64_t num_threads) {
-    int64_t outputs = job->tiles->outputs, block = min_of(BLOCK, BLOCK_NUMBERS / job->num_in);
+    int64_t outputs = job->is_transposed ? MIX_WIDTH : job->tiles->outputs;
+    int64_t block = job->is_transposed ? COLUMNS : min_of(BLOCK, BLOCK_NUMBERS / job->num_in);
     block = min_of(block, job->num_out / (2 * num_threads) + 1);
     return block < outputs ? outputs : block - block % outputs;
 }
 
 static int run(Job *job, Team *team, unsigned num_threads) {
     float *widened = NULL;
-    if (job->kind != FP32 && job->tiles->widens_tokens) {
+    if (job->kind != FP32 && (job->is_transposed || job->tiles->widens_tokens)) {
         int64_t count = job->num_tokens * job->num_in;
         if ((widened = malloc((size_t)count * sizeof(float))) == NULL) return 0;
         widen(job->tokens, job->kind, count, widened);
@@ -88,7 +115,7 @@ static int run(Job *job, Team *team, unsigned num_threads) {
     if (num_threads > 1) team(work, job, num_threads, 0);
     else work(job);
     free(widened);
-    return 1;
+    return !job->has_no_memory;
 }
 
 PyObject *core_linear(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -96,11 +123,11 @@ PyObject *core_linear(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long tokens, weights, bias, out, team;
     long long num_tokens, num_out, num_in;
     unsigned num_threads;
-    if (!PyArg_ParseTuple(args, "KKKKLLLiIK", &tokens, &weights, &bias, &out, &num_tokens, &num_out, &num_in, &job.kind,
-                          &num_threads, &team))
+    if (!PyArg_ParseTuple(args, "KKKKLLLipIK", &tokens, &weights, &bias, &out, &num_tokens, &num_out, &num_in, &job.kind,
+                          &job.is_transposed, &num_threads, &team))
         return NULL;
     if (job.kind >= FP32 && job.kind <= FP16 && num_in > 0) job.tiles = tiles_for(job.kind, num_in);
-    if (job.tiles == NULL || num_threads < 1 || (num_threads > 1 && team == 0)) {
+    if (job.tiles == NULL || (job.is_transposed && num_out % MIX_WIDTH) || num_threads < 1 || (num_threads > 1 && team == 0)) {
         PyErr_SetString(PyExc_ValueError, "no product of such a size, of such numbers, or on this processor");
         return NULL;
     }

@@ -1,4 +1,4 @@
-/* Products of a few tokens with a few rows of weights, by the widest instructions of the processor. */
+/* Products of a few tokens with a few rows of weights, and sums of weighted rows. */
 
 #ifndef HF_SPECDEC_TILES_H
 #define HF_SPECDEC_TILES_H
@@ -37,5 +37,14 @@ typedef struct {
 const Tiles *tiles_for(int kind, int64_t num_in);
 /* Halves as fp32; a multiple of 8. */
 void widen(const uint16_t *halves, int kind, int64_t count, float *floats);
+
+/* Adds `count` rows of `width` values to the sums of some tokens, each by the token's weight for the row; in fp32. The
+ * spaces are from one token's weights, one row, and one token's sums to the next. Meanwhile memory is asked for what lies
+ * so many bytes ahead of the values. */
+typedef void Mix(const float *weights, int64_t weight_space, const void *values, int64_t value_space, int64_t count,
+                 int64_t width, float *sums, int64_t sum_space, int64_t ahead);
+
+enum { MIX_WIDTH = 16 };                  /* widths are a multiple of it */
+extern Mix *const mixes[][TILE_TOKENS]; /* by the kind of the values, and the number of tokens less one */
 
 #endif

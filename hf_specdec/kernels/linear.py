@@ -2,7 +2,8 @@
 
 Torch multiplies a matrix with one token as fast as memory delivers the matrix. For more tokens it copies an fp32 matrix
 into another layout first, and computes with bf16 and fp16 number by number on CPUs that have no instructions for them;
-either takes several times as long. The core reads the matrix once for all tokens.
+either takes several times as long. The core reads the matrix once for all tokens. GPT-2's `Conv1D` is such a layer with
+its matrix transposed.
 
     linear = FewTokenLinear(model)
     with linear:           # in this thread, until the block ends
@@ -13,14 +14,15 @@ import threading
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 
 from hf_specdec.compat import is_compiled, modules_of
+from hf_specdec.compat.weights import Conv1D
 from hf_specdec.kernels import cpu
 
 __all__ = ["FewTokenLinear"]
 
 LANES = 8  # what the core multiplies at once; inputs are a multiple of it
+WIDTH = 16  # outputs are a multiple of it where the matrix is transposed
 MOST_TOKENS = 128  # torch's products of more are as fast, where the CPU has instructions for the dtype
 LEAST_WEIGHTS = 1 << 15  # of a layer; a call takes longer than smaller ones
 
@@ -83,45 +85,62 @@ class FewTokenLinear:
 class _Layer:
     """The forward of one linear layer while a block is open in any thread."""
 
-    __slots__ = ("module", "users")
+    __slots__ = ("is_transposed", "module", "users")
 
-    def __init__(self, module: torch.nn.Linear) -> None:
+    def __init__(self, module: torch.nn.Linear | Conv1D) -> None:
         self.module, self.users = module, 0
+        self.is_transposed = type(module) is Conv1D
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
-        """As `torch.nn.Linear.forward`."""
+        """As the module's class has it."""
         weight, bias = self.module.weight, self.module.bias
-        num_tokens = input.numel() // weight.shape[1]
-        work, is_emulated = num_tokens * weight.numel(), cpu.is_emulated(weight.dtype)
+        num_out, num_in = reversed(weight.shape) if self.is_transposed else weight.shape
+        num_tokens = input.numel() // num_in
+        work, is_emulated = num_tokens * num_out * num_in, cpu.is_emulated(weight.dtype)
         if (
             not _here.depth
             or not num_tokens
             or (num_tokens > MOST_TOKENS and not is_emulated)
-            or not _fits(input, weight, bias)
+            or not _fits(input, weight, bias, num_in)
             or not (threads := cpu.threads_for(work))
         ):
-            return F.linear(input, weight, bias)
+            return self._torchs(input)
+
+        def own() -> torch.Tensor:
+            return _product(input, weight, bias, threads, self.is_transposed)
+
         if is_emulated and num_tokens > 1:
-            return _product(input, weight, bias, threads)
+            return own()
         # products of about as many tokens and weights share what was measured
-        trial = cpu.trial(("linear", weight.dtype, (num_tokens - 1).bit_length(), weight.numel().bit_length(), threads))
-        return trial(lambda: _product(input, weight, bias, threads), lambda: F.linear(input, weight, bias), work)
+        buckets = ((num_tokens - 1).bit_length(), weight.numel().bit_length())
+        trial = cpu.trial(("linear", self.is_transposed, weight.dtype, *buckets, threads))
+        return trial(own, lambda: self._torchs(input), work)
+
+    def _torchs(self, input: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = type(self.module).forward(self.module, input)
+        return result
 
 
 def _layers_of(model: torch.nn.Module) -> Iterator[_Layer]:
     """The layers that may take another way, by what does not change while a call runs."""
     for module in modules_of(model):
-        if type(module) is torch.nn.Linear and type(vars(module).get("forward")) in (type(None), _Layer):
+        if type(module) in (torch.nn.Linear, Conv1D) and type(vars(module).get("forward")) in (type(None), _Layer):
             weight = module.weight
-            is_plain = type(weight) is torch.nn.Parameter and weight.dtype in cpu.KINDS
-            if is_plain and weight.numel() >= LEAST_WEIGHTS and weight.shape[1] % LANES == 0:
-                yield _Layer(module)
+            if type(weight) is not torch.nn.Parameter or weight.dtype not in cpu.KINDS:
+                continue
+            layer = _Layer(module)
+            num_out, num_in = reversed(weight.shape) if layer.is_transposed else weight.shape
+            is_whole = num_in % LANES == 0 and not (layer.is_transposed and num_out % WIDTH)
+            if is_whole and weight.numel() >= LEAST_WEIGHTS:
+                yield layer
 
 
-def _product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_threads: int) -> torch.Tensor:
-    """`F.linear` by the core."""
+def _product(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_threads: int, is_transposed: bool = False
+) -> torch.Tensor:
+    """The layer's result by the core."""
     tokens = input.contiguous()
-    num_out, num_in = weight.shape
+    num_out, num_in = reversed(weight.shape) if is_transposed else weight.shape
     out = tokens.new_empty((*input.shape[:-1], num_out))
     cpu.core.linear(
         tokens.data_ptr(),
@@ -132,19 +151,20 @@ def _product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
         num_out,
         num_in,
         cpu.KINDS[weight.dtype],
+        is_transposed,
         num_threads,
         0 if num_threads == 1 else cpu.team(),
     )
     return out
 
 
-def _fits(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def _fits(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_in: int) -> bool:
     """Whether the core can read all of them."""
     return (
         type(tokens) is torch.Tensor
         and tokens.dtype == weight.dtype
         and tokens.device.type == weight.device.type == "cpu"
-        and tokens.shape[-1] == weight.shape[1]
+        and tokens.shape[-1] == num_in
         and weight.is_contiguous()
         and (bias is None or (bias.dtype == weight.dtype and bias.is_contiguous()))
     )

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.linear import FewTokenLinear
 
-__all__ = ["decided", "has_core", "inside", "layer", "tokens"]
+__all__ = ["decided", "has_core", "inside", "layer", "tokens", "transposed"]
 
 has_core = pytest.mark.skipif(
     cpu.core is None or not cpu.core.has_kernels(), reason="no compiled core, or a processor that it does not know"
@@ -18,6 +19,13 @@ has_core = pytest.mark.skipif(
 def layer(num_in: int = 256, num_out: int = 131, dtype: torch.dtype = torch.float32, **kwargs: Any) -> torch.nn.Linear:
     torch.manual_seed(0)
     return torch.nn.Linear(num_in, num_out, dtype=dtype, **kwargs).requires_grad_(False)
+
+
+def transposed(num_in: int = 256, num_out: int = 144, dtype: torch.dtype = torch.float32) -> Conv1D:
+    torch.manual_seed(0)
+    module = Conv1D(num_out, num_in)
+    torch.nn.init.normal_(module.bias, std=0.1)
+    return module.to(dtype).requires_grad_(False)
 
 
 def tokens(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -14,7 +14,7 @@ import hf_specdec
 from hf_specdec.kernels import cpu, linear
 from hf_specdec.kernels.linear import FewTokenLinear
 from tests.helpers.support import PROMPT, plain
-from tests.kernels.linear_cases import has_core, inside, layer, tokens
+from tests.kernels.linear_cases import decided, has_core, inside, layer, tokens, transposed
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
@@ -46,8 +46,28 @@ def test_a_product_is_torchs_but_for_its_rounding(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_token_is_computed_alike_whatever_stands_beside_it(dtype: torch.dtype, products: list[int]) -> None:
-    module, given = layer(dtype=dtype), tokens(9, 256, dtype=dtype)
+def test_a_transposed_product_is_torchs_but_for_its_rounding(
+    dtype: torch.dtype, threads: int, products: list[int]
+) -> None:
+    """GPT-2's layers, whose weights are `(inputs, outputs)`."""
+    for (num_in, num_out), count in itertools.product(
+        ((256, 144), (1288, 528), (40, 1040)), (1, 2, 3, 4, 5, 8, 31, 64)
+    ):
+        module, given = transposed(num_in, num_out, dtype), tokens(2, count, num_in, dtype=dtype)
+        exact = given.double() @ module.weight.double() + module.bias.double()
+        result = inside(module, given)
+        assert result.dtype == dtype and result.shape == (2, count, num_out)
+        torch.testing.assert_close(result.double(), exact, atol=ROUNDING[dtype] * 2, rtol=ROUNDING[dtype])
+        assert products.pop() == 2 * count
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_token_is_computed_alike_whatever_stands_beside_it(
+    dtype: torch.dtype, is_transposed: bool, products: list[int]
+) -> None:
+    module = transposed(dtype=dtype) if is_transposed else layer(dtype=dtype)
+    given = tokens(9, 256, dtype=dtype)
     together = inside(module, given)
     for place, alone in enumerate(given):
         assert torch.equal(inside(module, alone[None])[0], together[place])
@@ -61,6 +81,19 @@ def test_infinities_and_what_is_no_number_stay_so(dtype: torch.dtype, products: 
     assert result[0].isnan().all()
     assert torch.equal(result[1].float(), expected[1])
     assert result[2].isfinite().all()
+
+
+def test_outputs_that_do_not_fill_registers_are_torchs_where_weights_are_transposed(products: list[int]) -> None:
+    module, given = transposed(256, 136), tokens(3, 256)
+    assert FewTokenLinear(module).layers == []
+    torch.testing.assert_close(inside(module, given), module(given))
+    assert products == []
+
+
+def test_torch_computes_transposed_weights_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "trial", lambda size: decided(is_ours=False))
+    module, given = transposed(), tokens(3, 256)
+    assert torch.equal(inside(module, given), module(given))
 
 
 def test_any_shape_and_layout_of_tokens(products: list[int]) -> None:
@@ -178,7 +211,13 @@ def test_the_threads_are_those_of_torchs_openmp_library() -> None:
 def test_the_core_refuses_what_it_cannot_multiply() -> None:
     given, weight = tokens(2, 256), layer().weight
     place = given.data_ptr(), weight.data_ptr(), 0, torch.empty(2, 131).data_ptr()
-    for sizes in ((2, 131, 255, 0, 1, 0), (2, 131, 256, 3, 1, 0), (2, 131, 256, 0, 0, 0), (2, 131, 256, 0, 2, 0)):
+    for sizes in (
+        (2, 131, 255, 0, False, 1, 0),
+        (2, 131, 256, 3, False, 1, 0),
+        (2, 131, 256, 0, True, 1, 0),
+        (2, 131, 256, 0, False, 0, 0),
+        (2, 131, 256, 0, False, 2, 0),
+    ):
         with pytest.raises(ValueError, match="no product"):
             cpu.core.linear(*place, *sizes)
 
