@@ -21,7 +21,7 @@ typedef struct {
     const float *mask; /* added to the scores, (batch, num_queries, num_keys); NULL where nothing is hidden */
     void *out;         /* (batch, num_queries, heads, value_dim) */
     int64_t batch, kv_heads, groups, num_queries, num_keys, dim, value_dim;
-    /* Numbers from one row of a batch, head, or query to the next; those of a head, and of a query, are without gaps. */
+    /* Numbers from one row of a batch, head or query to the next; those of a key, value or query are without gaps. */
     int64_t query_strides[3], key_strides[2], value_strides[2], mask_strides[2];
     float scale;
     int kind, has_no_memory;
@@ -45,8 +45,8 @@ static void score(const Job *job, const Room *room, int64_t rows, const char *ke
             width = count - k < tiles->outputs ? 1 : tiles->outputs;
             Tile *tile = (width == tiles->outputs ? tiles->whole : tiles->single)[some - 1];
             const char *key = keys + k * row;
-            tile(room->queries + r * query, key, job->dim, key + tiles->outputs * row, step, room->scores + r * SPACE + k,
-                 SPACE);
+            float *scores = room->scores + r * SPACE + k;
+            tile(room->queries + r * query, key, job->dim, key + tiles->outputs * row, step, scores, SPACE);
         }
     }
 }
@@ -159,10 +159,10 @@ PyObject *core_attention(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long query, key, value, mask, out, team;
     long long sizes[7], strides[9];
     unsigned num_threads;
-    if (!PyArg_ParseTuple(args, "(KKKKK)(LLLLLLL)(LLLLLLLLL)fiIK", &query, &key, &value, &mask, &out, &sizes[0], &sizes[1],
-                          &sizes[2], &sizes[3], &sizes[4], &sizes[5], &sizes[6], &strides[0], &strides[1], &strides[2],
-                          &strides[3], &strides[4], &strides[5], &strides[6], &strides[7], &strides[8], &job.scale,
-                          &job.kind, &num_threads, &team))
+    if (!PyArg_ParseTuple(args, "(KKKKK)(LLLLLLL)(LLLLLLLLL)fiIK", &query, &key, &value, &mask, &out, &sizes[0],
+                          &sizes[1], &sizes[2], &sizes[3], &sizes[4], &sizes[5], &sizes[6], &strides[0], &strides[1],
+                          &strides[2], &strides[3], &strides[4], &strides[5], &strides[6], &strides[7], &strides[8],
+                          &job.scale, &job.kind, &num_threads, &team))
         return NULL;
     job.batch = sizes[0], job.kv_heads = sizes[1], job.groups = sizes[2], job.num_queries = sizes[3];
     job.num_keys = sizes[4], job.dim = sizes[5], job.value_dim = sizes[6];

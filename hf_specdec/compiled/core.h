@@ -1,5 +1,6 @@
-/* What the files of the compiled core share. Every function but `attention` and `linear` holds the interpreter's lock from
- * start to end, so what it reads and writes in the arrays that Python hands over is never seen half done; no buffer outlives a call. */
+/* What the files of the compiled core share. Every function but `attention` and `linear` holds the interpreter's lock
+ * from start to end, so what it reads and writes in the arrays that Python hands over is never seen half done; no buffer
+ * outlives a call. */
 
 #ifndef HF_SPECDEC_CORE_H
 #define HF_SPECDEC_CORE_H

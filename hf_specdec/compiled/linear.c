@@ -1,6 +1,6 @@
-/* Linear layers of a few tokens: every weight is read from memory once, whatever the number of tokens. For x86 with AVX2;
- * elsewhere `has_kernels` says that there are none. Halves are multiplied and summed up as fp32, and each result is
- * rounded once. */
+/* Linear layers of a few tokens: every weight is read from memory once, whatever the number of tokens. For x86 with
+ * AVX2; elsewhere `has_kernels` says that there are none. Halves are multiplied and summed up as fp32, and each result
+ * is rounded once. */
 
 #include "core.h"
 #include "halves.h"
@@ -123,11 +123,12 @@ PyObject *core_linear(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long tokens, weights, bias, out, team;
     long long num_tokens, num_out, num_in;
     unsigned num_threads;
-    if (!PyArg_ParseTuple(args, "KKKKLLLipIK", &tokens, &weights, &bias, &out, &num_tokens, &num_out, &num_in, &job.kind,
-                          &job.is_transposed, &num_threads, &team))
+    if (!PyArg_ParseTuple(args, "KKKKLLLipIK", &tokens, &weights, &bias, &out, &num_tokens, &num_out, &num_in,
+                          &job.kind, &job.is_transposed, &num_threads, &team))
         return NULL;
     if (job.kind >= FP32 && job.kind <= FP16 && num_in > 0) job.tiles = tiles_for(job.kind, num_in);
-    if (job.tiles == NULL || (job.is_transposed && num_out % MIX_WIDTH) || num_threads < 1 || (num_threads > 1 && team == 0)) {
+    if (job.tiles == NULL || (job.is_transposed && num_out % MIX_WIDTH) || num_threads < 1 ||
+        (num_threads > 1 && team == 0)) {
         PyErr_SetString(PyExc_ValueError, "no product of such a size, of such numbers, or on this processor");
         return NULL;
     }

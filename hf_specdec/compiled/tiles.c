@@ -18,7 +18,7 @@ enum { LINE = 64 }; /* bytes that memory delivers at once */
  * of what is loaded and of a sum, how two of the loaded are multiplied and added to a sum, and how the totals of some
  * sums are written. */
 #define DEFINE_TILE(tokens_, outputs_, name_, INSTRUCTIONS, lanes_, Token, Weight, load_token, load_weight, Lanes,     \
-                    Sum, add, put_totals)                                                                                   \
+                    Sum, add, put_totals)                                                                              \
     INSTRUCTIONS static void name_##_##tokens_##_##outputs_(const void *tokens, const void *weights, int64_t num_in,   \
                                                             const char *ahead, int64_t step, float *products,          \
                                                             int64_t space) {                                           \
@@ -56,7 +56,7 @@ enum { LINE = 64 }; /* bytes that memory delivers at once */
         {name_##_1_1, name_##_2_1, name_##_3_1, name_##_4_1},                                                          \
     };
 
-/* 12 sums, 3 rows and a token are 16 registers. */
+/* Of AVX2: 12 sums, 3 rows and a token are 16 registers. */
 
 AVX2 static inline __m256 bf16_256(const uint16_t *halves) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)halves)), 16));
@@ -65,6 +65,7 @@ AVX2 static inline __m256 fp16_256(const uint16_t *halves) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves));
 }
 AVX2 static inline __m256 add_256(__m256 sum, __m256 token, __m256 row) { return _mm256_fmadd_ps(token, row, sum); }
+
 /* Of three sums, or one, in the same order; what follows the last total, up to the fourth, is undefined. */
 AVX2 static inline void put_totals_256(const __m256 *sums, int count, float *totals) {
     __m256 first = _mm256_hadd_ps(sums[0], sums[count > 1]), last = _mm256_hadd_ps(sums[count - 1], sums[count - 1]);
@@ -82,7 +83,7 @@ DEFINE_TILES(3, fp16_avx2, AVX2, 8, float, uint16_t, _mm256_loadu_ps, fp16_256, 
              put_totals_256)
 
 /* 24 sums, 6 rows and a token are 31 of 32 registers. */
-#define AVX512 __attribute__((target("avx512f")))
+#define AVX512 __attribute__((target("avx512f,fma,f16c")))
 
 AVX512 static inline __m512 bf16_512(const uint16_t *halves) {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)halves));
@@ -111,7 +112,7 @@ DEFINE_TILES(6, fp16_avx512, AVX512, 16, float, uint16_t, _mm512_loadu_ps, fp16_
 
 #if (defined(__clang__) && __clang_major__ >= 10) || (!defined(__clang__) && __GNUC__ >= 11)
 #define HAS_PAIRS __builtin_cpu_supports("avx512bf16")
-#define AVX512_BF16 __attribute__((target("avx512f,avx512bf16")))
+#define AVX512_BF16 __attribute__((target("avx512f,avx512bf16,fma,f16c")))
 
 AVX512_BF16 static inline __m512i pairs(const uint16_t *halves) { return _mm512_loadu_si512(halves); }
 AVX512_BF16 static inline __m512 add_pairs(__m512 sum, __m512i token, __m512i row) {

@@ -39,8 +39,8 @@ const Tiles *tiles_for(int kind, int64_t num_in);
 void widen(const uint16_t *halves, int kind, int64_t count, float *floats);
 
 /* Adds `count` rows of `width` values to the sums of some tokens, each by the token's weight for the row; in fp32. The
- * spaces are from one token's weights, one row, and one token's sums to the next. Meanwhile memory is asked for what lies
- * so many bytes ahead of the values. */
+ * spaces are from one token's weights, one row, and one token's sums to the next. Meanwhile memory is asked for what
+ * lies so many bytes ahead of the values. */
 typedef void Mix(const float *weights, int64_t weight_space, const void *values, int64_t value_space, int64_t count,
                  int64_t width, float *sums, int64_t sum_space, int64_t ahead);
 
