@@ -109,7 +109,7 @@ class _Layer:
         def own() -> torch.Tensor:
             return _product(input, weight, bias, threads, self.is_transposed)
 
-        if is_emulated and num_tokens > 1:
+        if is_emulated and (num_tokens > 1 or self.is_transposed):
             return own()
         # products of about as many tokens and weights share what was measured
         buckets = ((num_tokens - 1).bit_length(), weight.numel().bit_length())

@@ -96,6 +96,16 @@ def test_torch_computes_transposed_weights_where_it_is_faster(monkeypatch: pytes
     assert torch.equal(inside(module, given), module(given))
 
 
+@pytest.mark.parametrize(("is_transposed", "count"), [(False, 2), (True, 1)])
+def test_what_torch_converts_number_by_number_is_not_timed(
+    is_transposed: bool, count: int, products: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "is_emulated", lambda dtype: True)
+    monkeypatch.setattr(cpu, "trial", None)
+    inside(transposed() if is_transposed else layer(), tokens(count, 256))
+    assert products == [count]
+
+
 def test_any_shape_and_layout_of_tokens(products: list[int]) -> None:
     module = layer()
     for given in (tokens(2, 3, 256), tokens(256), tokens(2, 9, 256)[:, ::3], tokens(256, 5).T, tokens(0, 256)):
