@@ -6,10 +6,12 @@ import pytest
 import torch
 from transformers.pytorch_utils import Conv1D
 
+import hf_specdec
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.linear import FewTokenLinear
+from tests.helpers.support import PROMPT, plain
 
-__all__ = ["decided", "has_core", "inside", "layer", "tokens", "transposed"]
+__all__ = ["decided", "has_core", "inside", "layer", "tokens", "transposed", "writes_plains_text"]
 
 has_core = pytest.mark.skipif(
     cpu.core is None or not cpu.core.has_kernels(), reason="no compiled core, or a processor that it does not know"
@@ -43,3 +45,19 @@ def decided(*, is_ours: bool) -> cpu.Trial:
     trial = cpu.Trial()
     trial.is_over, trial.is_ours = True, is_ours
     return trial
+
+
+def writes_plains_text(method: str) -> None:
+    """Fail where the embedded models write another text than plain `generate`, greedily or sampled, in fp32."""
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), dtype=torch.float32)
+    drafts = {
+        "draft_model": lambda: hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("draft")),
+        "eagle3": lambda: hf_specdec.AutoDraftHead.from_pretrained(hf_specdec.embedded.path("head")),
+    }
+    how = {"assistant_model": drafts[method]().float()} if method in drafts else {}
+    for settings in ({"do_sample": False}, {"do_sample": True, "temperature": 0.8}):
+        torch.manual_seed(3)
+        expected = plain(model, PROMPT, max_new_tokens=24, **settings)
+        torch.manual_seed(3)
+        found = model.generate(PROMPT, max_new_tokens=24, spec_method=method, **how, **settings)
+        assert found.tolist() == expected.tolist()

@@ -11,11 +11,9 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AttentionInterface
 
-import hf_specdec
 from hf_specdec.kernels import core_attention, cpu
 from hf_specdec.kernels.few_query import FewQueryAttention
-from tests.helpers.support import PROMPT, plain
-from tests.kernels.linear_cases import decided, has_core
+from tests.kernels.linear_cases import decided, has_core, writes_plains_text
 from tests.kernels.test_attention_function import arguments, layer_of
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
@@ -223,16 +221,5 @@ def test_the_core_refuses_what_it_cannot_attend_to() -> None:
 
 @pytest.mark.parametrize("method", ["auto", "prompt_lookup", "lookahead", "draft_model", "eagle3", "plain"])
 def test_every_method_writes_plains_text_with_the_cores_attention(method: str, calls: list[tuple[int, ...]]) -> None:
-    model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), dtype=torch.float32)
-    drafts = {
-        "draft_model": lambda: hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("draft")),
-        "eagle3": lambda: hf_specdec.AutoDraftHead.from_pretrained(hf_specdec.embedded.path("head")),
-    }
-    how = {"assistant_model": drafts[method]().float()} if method in drafts else {}
-    for settings in ({"do_sample": False}, {"do_sample": True, "temperature": 0.8}):
-        torch.manual_seed(3)
-        expected = plain(model, PROMPT, max_new_tokens=24, **settings)
-        torch.manual_seed(3)
-        found = model.generate(PROMPT, max_new_tokens=24, spec_method=method, **how, **settings)
-        assert found.tolist() == expected.tolist()
+    writes_plains_text(method)
     assert calls

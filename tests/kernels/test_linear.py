@@ -10,11 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import hf_specdec
 from hf_specdec.kernels import cpu, linear
 from hf_specdec.kernels.linear import FewTokenLinear
-from tests.helpers.support import PROMPT, plain
-from tests.kernels.linear_cases import decided, has_core, inside, layer, tokens, transposed
+from tests.kernels.linear_cases import decided, has_core, inside, layer, tokens, transposed, writes_plains_text
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
@@ -234,16 +232,5 @@ def test_the_core_refuses_what_it_cannot_multiply() -> None:
 
 @pytest.mark.parametrize("method", ["auto", "prompt_lookup", "lookahead", "draft_model", "eagle3", "plain"])
 def test_every_method_writes_plains_text_with_the_cores_products(method: str, products: list[int]) -> None:
-    model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), dtype=torch.float32)
-    drafts = {
-        "draft_model": lambda: hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("draft")),
-        "eagle3": lambda: hf_specdec.AutoDraftHead.from_pretrained(hf_specdec.embedded.path("head")),
-    }
-    how = {"assistant_model": drafts[method]().float()} if method in drafts else {}
-    for settings in ({"do_sample": False}, {"do_sample": True, "temperature": 0.8}):
-        torch.manual_seed(3)
-        expected = plain(model, PROMPT, max_new_tokens=24, **settings)
-        torch.manual_seed(3)
-        found = model.generate(PROMPT, max_new_tokens=24, spec_method=method, **how, **settings)
-        assert found.tolist() == expected.tolist()
+    writes_plains_text(method)
     assert products
