@@ -34,9 +34,8 @@ class CoreAttention:
     ) -> None:
         self.query, self.key, self.value, self.mask = query, key, value, mask
         self.scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        self.fits = _fits(query, key, value, mask)
         self.work = query.numel() * key.shape[2] * 2
-        self._threads = cpu.threads_for(self.work) if self.fits else 0
+        self._threads = cpu.threads_for(self.work) if _fits(query, key, value, mask) else 0
         self.fits = self._threads > 0
 
     @property

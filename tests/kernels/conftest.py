@@ -1,13 +1,22 @@
-"""What the compiled core computes of linear layers."""
+"""Threads, and what the compiled core computes of linear layers."""
 
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from hf_specdec.kernels import cpu
 from tests.kernels.linear_cases import decided
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

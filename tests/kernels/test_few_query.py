@@ -41,14 +41,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
     yield seen
 
 
-@pytest.fixture(params=[1, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def attended(given: dict[str, Any], *, inside: bool = True) -> torch.Tensor:
     block = FewQueryAttention()
     with torch.no_grad():
