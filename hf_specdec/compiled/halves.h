@@ -1,4 +1,4 @@
-/* Numbers of half the width, one at a time: see FP32, BF16 and FP16 in tiles.h. */
+/* Numbers of half the width, one or eight at a time: see FP32, BF16 and FP16 in tiles.h. */
 
 #ifndef HF_SPECDEC_HALVES_H
 #define HF_SPECDEC_HALVES_H
@@ -10,6 +10,14 @@
 #include <immintrin.h>
 
 static inline int64_t size_of(int kind) { return kind == FP32 ? 4 : 2; }
+
+/* Eight of them as fp32. */
+AVX2 static inline __m256 bf16_256(const uint16_t *halves) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)halves)), 16));
+}
+AVX2 static inline __m256 fp16_256(const uint16_t *halves) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves));
+}
 
 /* The number at a place. */
 AVX2 static inline float number_at(const void *numbers, int kind, int64_t place) {

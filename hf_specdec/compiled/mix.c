@@ -1,5 +1,6 @@
 /* Sums of weighted rows, for x86 with AVX2: 8 sums, 2 registers of a row and a weight. */
 
+#include "halves.h"
 #include "tiles.h"
 
 #ifdef AVX2
@@ -7,18 +8,7 @@
 
 enum { LANES = 8 }; /* floats of a register */
 
-AVX2 static inline __m256 fp32_values(const void *numbers, int64_t place) {
-    return _mm256_loadu_ps((const float *)numbers + place);
-}
-AVX2 static inline __m256 bf16_values(const void *numbers, int64_t place) {
-    __m128i halves = _mm_loadu_si128((const __m128i *)((const uint16_t *)numbers + place));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
-AVX2 static inline __m256 fp16_values(const void *numbers, int64_t place) {
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)numbers + place)));
-}
-
-#define DEFINE_MIX(kind_, size_, rows_)                                                                                \
+#define DEFINE_MIX(kind_, Value, load, rows_)                                                                          \
     AVX2 static void kind_##_mix_##rows_(const float *weights, int64_t weight_space, const void *values,               \
                                          int64_t value_space, int64_t count, int64_t width, float *sums,               \
                                          int64_t sum_space, int64_t ahead) {                                           \
@@ -29,9 +19,9 @@ AVX2 static inline __m256 fp16_values(const void *numbers, int64_t place) {
                 high[r] = _mm256_loadu_ps(sums + r * sum_space + d + LANES);                                           \
             }                                                                                                          \
             for (int64_t k = 0; k < count; k++) {                                                                      \
-                int64_t place = k * value_space + d;                                                                   \
-                _mm_prefetch((const char *)values + place * size_ + ahead, _MM_HINT_T0);                               \
-                __m256 first = kind_##_values(values, place), second = kind_##_values(values, place + LANES);          \
+                const Value *row = (const Value *)values + k * value_space + d;                                        \
+                _mm_prefetch((const char *)row + ahead, _MM_HINT_T0);                                                  \
+                __m256 first = load(row), second = load(row + LANES);                                                  \
                 UNROLLED for (int r = 0; r < rows_; r++) {                                                             \
                     __m256 weight = _mm256_broadcast_ss(weights + r * weight_space + k);                               \
                     low[r] = _mm256_fmadd_ps(weight, first, low[r]);                                                   \
@@ -44,10 +34,13 @@ AVX2 static inline __m256 fp16_values(const void *numbers, int64_t place) {
             }                                                                                                          \
         }                                                                                                              \
     }
-#define DEFINE_MIXES(kind_, size_)                                                                                     \
-    DEFINE_MIX(kind_, size_, 1) DEFINE_MIX(kind_, size_, 2) DEFINE_MIX(kind_, size_, 3) DEFINE_MIX(kind_, size_, 4)
+#define DEFINE_MIXES(kind_, Value, load)                                                                               \
+    DEFINE_MIX(kind_, Value, load, 1) DEFINE_MIX(kind_, Value, load, 2)                                                \
+    DEFINE_MIX(kind_, Value, load, 3) DEFINE_MIX(kind_, Value, load, 4)
 
-DEFINE_MIXES(fp32, 4) DEFINE_MIXES(bf16, 2) DEFINE_MIXES(fp16, 2)
+DEFINE_MIXES(fp32, float, _mm256_loadu_ps)
+DEFINE_MIXES(bf16, uint16_t, bf16_256)
+DEFINE_MIXES(fp16, uint16_t, fp16_256)
 
 Mix *const mixes[][TILE_TOKENS] = {
     [FP32] = {fp32_mix_1, fp32_mix_2, fp32_mix_3, fp32_mix_4},

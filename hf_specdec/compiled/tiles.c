@@ -1,6 +1,7 @@
 /* Tiles for x86 with AVX2, with AVX-512 and with its products of pairs of bf16; elsewhere there are none. Halves are
  * multiplied and summed up as fp32. */
 
+#include "halves.h"
 #include "tiles.h"
 
 #include <stddef.h>
@@ -58,12 +59,6 @@ enum { LINE = 64 }; /* bytes that memory delivers at once */
 
 /* Of AVX2: 12 sums, 3 rows and a token are 16 registers. */
 
-AVX2 static inline __m256 bf16_256(const uint16_t *halves) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)halves)), 16));
-}
-AVX2 static inline __m256 fp16_256(const uint16_t *halves) {
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves));
-}
 AVX2 static inline __m256 add_256(__m256 sum, __m256 token, __m256 row) { return _mm256_fmadd_ps(token, row, sum); }
 
 /* Of three sums, or one, in the same order; what follows the last total, up to the fourth, is undefined. */
