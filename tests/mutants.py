@@ -48,6 +48,9 @@ MASK, RULES, LAYOUT = "forward/tree_mask.py", "forward/mask_rules.py", "forward/
 ROWS = "forward/tree_rows.py"
 LOOKUP = "methods/prompt_lookup/method.py"
 LINEAR = "kernels/linear.py"
+OWN_FORWARD = "kernels/own_forward.py"
+NORM = "kernels/rms_norm.py"
+NORMS = "compat/norms.py"
 ATTENTION = "kernels/core_attention.py"
 # The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.
 NEAREST: dict[str, tuple[str, ...]] = {
@@ -72,7 +75,10 @@ NEAREST: dict[str, tuple[str, ...]] = {
     LAYOUT: ("forward",),
     LOOKUP: ("methods/prompt_lookup", "test_observer.py"),
     SPECULATIVE: ("promise/test_batch_processors.py",),
-    LINEAR: ("kernels/test_linear.py kernels/test_linear_blocks.py",),
+    LINEAR: ("kernels/test_linear.py kernels/test_few_token.py",),
+    OWN_FORWARD: ("kernels/test_few_token.py",),
+    NORM: ("kernels/test_rms_norm.py",),
+    NORMS: ("kernels/test_rms_norm.py",),
     ATTENTION: ("kernels/test_few_query.py",),
 }
 OTHERS = ("matrix", "promise engine forward cache methods kernels", "bench cli")
@@ -134,7 +140,9 @@ MUTANTS = (
     Mutant("a linear layer loses its bias", LINEAR, "0 if bias is None else bias.data_ptr()", "0"),
     Mutant("all rows of a batch have the first one's mask", ATTENTION, "numbers.stride(0) * (len(numbers) > 1)", "0"),
     Mutant("a missing mask hides nothing", ATTENTION, "num_queries == 1 if mask is None", "True if mask is None"),
-    Mutant("other threads get the kernel too", LINEAR, "not _here.depth\n            or not num", "not num"),
+    Mutant("a norm keeps its class's epsilon", NORM, "            self.epsilon,\n", "            1e-6,\n"),
+    Mutant("any norm is Llama's", NORMS, "getattr(code, name) == getattr(LLAMAS.__code__, name)", "True"),
+    Mutant("other threads get the kernels too", OWN_FORWARD, "here.depth > 0\n            and type(", "type("),
     Mutant("a forward counts twice", STEP, "num_forwards += 1", "num_forwards += 2"),
     Mutant(
         "the streamer gets the first token of a step only",

@@ -11,6 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.inputs import rows_of
+from hf_specdec.kernels.cpu_kernels import CpuKernels
 
 __all__ = [
     "EXACT",
@@ -87,14 +88,18 @@ def _may_pass(error: Exception) -> bool:
 def plain_logits(
     model: PreTrainedModel, kwargs: dict[str, Any], prompt: torch.Tensor, rows: torch.Tensor
 ) -> torch.Tensor:
-    """As plain generation computes them: a forward of `(rows, n)` prompts, then one for each token of `rows`."""
+    """As plain generation computes them: a forward of `(rows, n)` prompts, then one for each token of `rows`.
+
+    By the kernels that speculative forwards have, lest their rounding be taken for what several tokens do.
+    """
     ids = torch.cat([prompt, rows], dim=1)
     outputs = compat.prefill(model, prompt, GenerationConfig(), kwargs)
-    logits = []
+    logits, kernels = [], CpuKernels(model)
     for length in range(prompt.shape[1] + 1, ids.shape[1] + 1):
         kwargs = compat.updated_kwargs(model, outputs, kwargs)
         inputs = model.prepare_inputs_for_generation(ids[:, :length], next_sequence_length=1, **kwargs)
-        outputs = model(**inputs, return_dict=True)
+        with kernels:
+            outputs = model(**inputs, return_dict=True)
         logits.append(outputs.logits[:, -1].float())
     return torch.stack(logits, dim=1)
 

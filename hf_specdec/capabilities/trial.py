@@ -170,7 +170,8 @@ class TrialRunner(ModelRunner):
         ids = torch.cat([text.ids() for text in self.texts])
         for end in range(self._own.get_seq_length() + 1, length + 1):
             inputs = self.model.prepare_inputs_for_generation(ids[:, :end], next_sequence_length=1, **self._own_kwargs)
-            self.outputs = self.model(**inputs, return_dict=True)
+            with self._kernels:
+                self.outputs = self.model(**inputs, return_dict=True)
             self._own_kwargs = compat.updated_kwargs(self.model, self.outputs, self._own_kwargs)
 
     def _try_tree(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
@@ -221,7 +222,8 @@ class TrialRunner(ModelRunner):
         )
         with _rewound(self._own, count - 1):
             inputs = self.model.prepare_inputs_for_generation(ids, next_sequence_length=count, **kwargs)
-            self.outputs = self.model(**inputs, return_dict=True)
+            with self._kernels:
+                self.outputs = self.model(**inputs, return_dict=True)
         wanted = torch.stack(self._references[1:], dim=1)
         self._noise = relative_error(self.outputs.logits[:, : count - 1].float(), wanted)
         _check_noise(self._noise)

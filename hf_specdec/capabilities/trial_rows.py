@@ -230,7 +230,8 @@ class RowTrialRunner(ModelRunner):
             kwargs, found = dict(first), []
             for end in range(length + 1, length + count + 1):
                 inputs = self.model.prepare_inputs_for_generation(ids[:, :end], next_sequence_length=1, **kwargs)
-                outputs = self.model(**inputs, return_dict=True)
+                with self._kernels:
+                    outputs = self.model(**inputs, return_dict=True)
                 kwargs = compat.updated_kwargs(self.model, outputs, kwargs)
                 found.append(outputs.logits[0, -1].float())
             pairs.append((torch.stack(found), torch.stack(row.references[:count])))
@@ -240,7 +241,8 @@ class RowTrialRunner(ModelRunner):
                 inputs = self.model.prepare_inputs_for_generation(
                     ids[:, : length + count], next_sequence_length=count, **kwargs
                 )
-                at_once = self.model(**inputs, return_dict=True).logits[0].float()
+                with self._kernels:
+                    at_once = self.model(**inputs, return_dict=True).logits[0].float()
                 noise = max(noise, relative_error(at_once, pairs[-1][0]))
         return pairs, noise
 

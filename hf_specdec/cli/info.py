@@ -91,6 +91,7 @@ def _machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "drafting": "in Python: no compiled core is installed" if compiled.core is None else "in the compiled core",
         "linear layers": where,
+        "norms": where,
         "attention": where,
     }
 

@@ -5,12 +5,12 @@ Names                              Why
 `is_in_torch_dispatch_mode`        torch has no public name for whether operations are traced, counted or replaced
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-__all__ = ["as_read_by", "is_dispatch_traced", "modules_of", "own_weights"]
+__all__ = ["as_read_by", "is_dispatch_traced", "modules_of", "own_weights", "parameters_of"]
 
 
 def as_read_by(layer: torch.nn.Module, states: torch.Tensor) -> torch.Tensor:
@@ -45,3 +45,8 @@ def modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 def own_weights(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
     """The weights that a module itself holds."""
     return (weight for weight in module._parameters.values() if weight is not None)
+
+
+def parameters_of(module: torch.nn.Module) -> Mapping[str, torch.nn.Parameter | None]:
+    """The parameters that a module itself holds, by name, as they are at any later time."""
+    return module._parameters

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 /* As in __init__.py: a library built from other sources is left alone. */
-#define INTERFACE 11
+#define INTERFACE 12
 
 /* An n-gram index: see hf_specdec/methods/ngram/hashing.py. */
 typedef struct {
@@ -52,6 +52,7 @@ PyObject *core_move(PyObject *module, PyObject *args);
 PyObject *core_places(PyObject *module, PyObject *args);
 PyObject *core_put_nodes(PyObject *module, PyObject *args);
 PyObject *core_read_logits(PyObject *module, PyObject *args);
+PyObject *core_rms_norm(PyObject *module, PyObject *args);
 extern PyType_Spec search_spec;
 
 /* The C numbers of a sequence of Python numbers, freed by the caller; NULL with an exception. */

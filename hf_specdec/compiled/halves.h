@@ -12,11 +12,26 @@
 static inline int64_t size_of(int kind) { return kind == FP32 ? 4 : 2; }
 
 /* Eight of them as fp32. */
+AVX2 static inline __m256 widened_bf16(__m128i halves) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
 AVX2 static inline __m256 bf16_256(const uint16_t *halves) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)halves)), 16));
+    return widened_bf16(_mm_loadu_si128((const __m128i *)halves));
 }
 AVX2 static inline __m256 fp16_256(const uint16_t *halves) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves));
+}
+
+/* Eight of fp32, rounded to the nearest; no number stays none. */
+AVX2 static inline __m128i as_fp16(__m256 eight) { return _mm256_cvtps_ph(eight, _MM_FROUND_TO_NEAREST_INT); }
+AVX2 static inline __m128i as_bf16(__m256 eight) {
+    __m256i bits = _mm256_castps_si256(eight), high = _mm256_srli_epi32(bits, 16);
+    __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    __m256i near = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+    __m256i none = _mm256_castps_si256(_mm256_cmp_ps(eight, eight, _CMP_UNORD_Q));
+    near = _mm256_srli_epi32(near, 16);
+    near = _mm256_blendv_epi8(near, _mm256_or_si256(high, _mm256_set1_epi32(0x40)), none);
+    return _mm_packus_epi32(_mm256_castsi256_si128(near), _mm256_extracti128_si256(near, 1));
 }
 
 /* The number at a place. */

@@ -37,6 +37,7 @@ static PyMethodDef functions[] = {
     {"places", core_places, METH_VARARGS, NULL},
     {"put_nodes", core_put_nodes, METH_VARARGS, NULL},
     {"read_logits", core_read_logits, METH_VARARGS, NULL},
+    {"rms_norm", core_rms_norm, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

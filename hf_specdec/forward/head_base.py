@@ -13,8 +13,7 @@ from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
 from hf_specdec.forward.compiled_forward import CompiledShapes
 from hf_specdec.forward.runner_base import BaseDraftRunner, of_each_row
-from hf_specdec.kernels.few_query import FewQueryAttention
-from hf_specdec.kernels.linear import FewTokenLinear
+from hf_specdec.kernels.cpu_kernels import CpuKernels
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import Source
@@ -140,8 +139,8 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
         target_ids = head.target_ids
         self._target_ids = None if target_ids is None else target_ids.to(call.device)
         self._num_scored = [0] * len(self.texts)  # nodes of each row's tree in this round
-        self._has_ended, self._attention = False, FewQueryAttention(device=self.head_device)
-        self._linear = FewTokenLinear(head, is_used=self.compiled is None)
+        self._has_ended = False
+        self._kernels = CpuKernels(head, device=self.head_device, is_compiled=self.compiled is not None)
 
     def room(self) -> int:
         """How many tokens may be drafted below the root: rotary positions have no end."""
@@ -153,7 +152,7 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
         self.rank_sync.score(trees)
         self._end_round()
         counts = [0 if tree is None else len(tree) - known for tree, known in zip(trees, self._num_scored, strict=True)]
-        with self.rank_sync.forward(), self._attention, self._linear:
+        with self.rank_sync.forward(), self._kernels:
             rows = of_each_row(self._like_the_targets(self._score(trees)), counts)
         for place, tree in enumerate(trees):
             if tree is not None:

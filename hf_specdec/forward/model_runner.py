@@ -21,8 +21,7 @@ from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
-from hf_specdec.kernels.few_query import FewQueryAttention
-from hf_specdec.kernels.linear import FewTokenLinear
+from hf_specdec.kernels.cpu_kernels import CpuKernels
 from hf_specdec.methods.node_logits import LogitsRead, NodeLogits, read_rows
 from hf_specdec.tree import DraftTree
 
@@ -86,8 +85,8 @@ class ModelRunner(HiddenStates):
         self.cache = rollback_cache(original, reserve=reserve, lockstep=self.lockstep, fixed=fixed, kept=kept)
         self._widths, self.compiled = () if fixed is None else fixed.widths, compiled
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
-        self.rotary, self._attention = rotary_of(model, facts), FewQueryAttention(model)
-        self._linear = FewTokenLinear(model, is_used=compiled is None)
+        self.rotary = rotary_of(model, facts)
+        self._kernels = CpuKernels(model, is_compiled=compiled is not None)
         self._drop_length = facts.of(cache_drop_length, model)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
@@ -124,7 +123,7 @@ class ModelRunner(HiddenStates):
     def prefill(self) -> Any:
         """The prompt's forward. `outputs.logits[:, -1]` decides the first tokens."""
         self._half_done = True
-        with self._linear if self._linear.reads_prompts else contextlib.nullcontext():
+        with self._kernels.of_prompts:
             self.outputs = compat.prefill(self.model, self.input_ids, self.generation_config, self.kwargs)
         self.kwargs = compat.updated_kwargs(self.model, self.outputs, self.kwargs)
         self.cache = self.cache.adopt_prefill(self.kwargs.get(compat.cache_name(self.kwargs)))
@@ -193,7 +192,7 @@ class ModelRunner(HiddenStates):
         model, adapter = rest or (self.model, self.adapter)
         adapted = adapter.applied(step_inputs.tree) if adapter else contextlib.nullcontext()
         rotated = self.rotary.applied(step_inputs.lengths) if self.rotary else contextlib.nullcontext()
-        with adapted, rotated, self._attention, self._linear:
+        with adapted, rotated, self._kernels:
             if self.compiled is None or model is not self.model:
                 self.outputs, self._best = model(**inputs, return_dict=True), None
             else:

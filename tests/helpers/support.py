@@ -4,15 +4,18 @@ reference, ours = both(model, lambda: {"logits_processor": [Recorder()]}, DRAFTS
 assert_same_run(ours, reference)
 """
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from transformers import GenerationMixin
 
 import hf_specdec
+from hf_specdec.kernels import cpu
 from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
 from tests.helpers.seeds import seed
 
@@ -26,6 +29,7 @@ __all__ = [
     "assert_same_run",
     "assert_same_tensors",
     "both",
+    "computed_by_torch",
     "noisy_copy",
     "plain",
     "run",
@@ -53,6 +57,13 @@ CHAIN_DRAFTS = [name for name in DRAFTS if name not in TREE_DRAFTS]
 def plain(model: Any, *args: Any, **kwargs: Any) -> Any:
     """transformers' own `generate`, whatever the model has been made to do."""
     return GenerationMixin.generate(model, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def computed_by_torch() -> Iterator[None]:
+    """A block in which torch computes all layers, in our forwards too, so that they round one token as plain does."""
+    with mock.patch.object(cpu, "core", None):
+        yield
 
 
 def speculative(model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Threads, and what the compiled core computes of linear layers."""
+"""Threads, and what the compiled core computes of layers."""
 
 from collections.abc import Iterator
 from types import ModuleType
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_specdec.kernels import cpu
-from tests.kernels.linear_cases import decided
+from tests.kernels.layer_cases import decided
 
 
 @pytest.fixture(params=[1, 3])
@@ -19,22 +19,54 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+class _Noting(ModuleType):
+    """The core, with the sizes of all that it computes: tokens of products and norms, and attention's."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__("core")
+        self.original, self.products, self.norms, self.attentions = original, [], [], []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
+
+    def has_kernels(self) -> bool:
+        return True
+
+    def attention(self, addresses: Any, sizes: tuple[int, ...], *others: Any) -> None:
+        self.attentions.append(sizes)
+        self.original.attention(addresses, sizes, *others)
+
+    def linear(self, *args: Any) -> None:
+        self.products.append(args[4])
+        self.original.linear(*args)
+
+    def rms_norm(self, *args: Any) -> None:
+        self.norms.append(args[3])
+        self.original.rms_norm(*args)
+
+
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The number of tokens of every product that the core computes; it computes all that it can."""
-    seen: list[int] = []
-    original = cpu.core.linear
-
-    class Noting(ModuleType):
-        @staticmethod
-        def has_kernels() -> bool:
-            return True
-
-        @staticmethod
-        def linear(*args: Any) -> None:
-            seen.append(args[4])
-            original(*args)
-
-    monkeypatch.setattr(cpu, "core", Noting("core"))
+def noting(monkeypatch: pytest.MonkeyPatch) -> _Noting:
+    """A core that computes all that it can."""
+    core = _Noting(cpu.core)
+    monkeypatch.setattr(cpu, "core", core)
     monkeypatch.setattr(cpu, "trial", lambda size: decided(is_ours=True))
-    yield seen
+    return core
+
+
+@pytest.fixture
+def products(noting: _Noting) -> list[int]:
+    """The number of tokens of every product."""
+    return noting.products
+
+
+@pytest.fixture
+def norms(noting: _Noting) -> list[int]:
+    """The number of tokens of every norm."""
+    return noting.norms
+
+
+@pytest.fixture
+def calls(noting: _Noting) -> list[tuple[int, ...]]:
+    """The sizes of every attention."""
+    return noting.attentions

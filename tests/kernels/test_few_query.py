@@ -1,8 +1,6 @@
 """Attention of a few queries by the compiled core: what torch computes, and only where it is known and faster."""
 
 import itertools
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,32 +11,12 @@ from transformers import AttentionInterface
 
 from hf_specdec.kernels import core_attention, cpu
 from hf_specdec.kernels.few_query import FewQueryAttention
-from tests.kernels.linear_cases import decided, has_core, writes_plains_text
+from tests.kernels.layer_cases import decided, has_core, writes_plains_text
 from tests.kernels.test_attention_function import arguments, layer_of
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 pytestmark = has_core
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
-    """The sizes of every attention that the core computes; it computes all that it can."""
-    seen: list[tuple[int, ...]] = []
-    original = cpu.core.attention
-
-    class Noting(ModuleType):
-        has_kernels = staticmethod(lambda: True)
-        linear = staticmethod(cpu.core.linear)
-
-        @staticmethod
-        def attention(addresses: Any, sizes: tuple[int, ...], *others: Any) -> None:
-            seen.append(sizes)
-            original(addresses, sizes, *others)
-
-    monkeypatch.setattr(cpu, "core", Noting("core"))
-    monkeypatch.setattr(cpu, "trial", lambda size: decided(is_ours=True))
-    yield seen
 
 
 def attended(given: dict[str, Any], *, inside: bool = True) -> torch.Tensor:

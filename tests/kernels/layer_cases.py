@@ -1,4 +1,4 @@
-"""Linear layers, tokens for them, and their products inside a block."""
+"""Layers, tokens for them, and what they compute inside a block."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from transformers.pytorch_utils import Conv1D
 
 import hf_specdec
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.linear import FewTokenLinear
+from hf_specdec.kernels.few_token import FewTokenLayers
 from tests.helpers.support import PROMPT, plain
 
 __all__ = ["decided", "has_core", "inside", "layer", "tokens", "transposed", "writes_plains_text"]
@@ -36,7 +36,7 @@ def tokens(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 @torch.no_grad()
 def inside(module: torch.nn.Module, given: torch.Tensor) -> torch.Tensor:
-    with FewTokenLinear(module):
+    with FewTokenLayers(module):
         result: torch.Tensor = module(given)
     return result
 
@@ -59,5 +59,8 @@ def writes_plains_text(method: str) -> None:
         torch.manual_seed(3)
         expected = plain(model, PROMPT, max_new_tokens=24, **settings)
         torch.manual_seed(3)
-        found = model.generate(PROMPT, max_new_tokens=24, spec_method=method, **how, **settings)
-        assert found.tolist() == expected.tolist()
+        found = model.generate(
+            PROMPT, max_new_tokens=24, spec_method=method, return_dict_in_generate=True, **how, **settings
+        )
+        assert found.sequences.tolist() == expected.tolist()
+        assert found.spec_stats.plain_reason is None

@@ -1,0 +1,34 @@
+"""RMSNorm as most of transformers' models have it.
+
+Names                              Why
+`LlamaRMSNorm`                     each model has a class of its own, some 140 of them with this one's code
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import torch
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+__all__ = ["LlamaRMSNorm", "is_rms_norm"]
+
+CODE = ("co_code", "co_names", "co_varnames", "co_consts")
+LLAMAS = LlamaRMSNorm.forward  # before anybody replaces it
+
+
+def is_rms_norm(module: torch.nn.Module) -> TypeGuard[LlamaRMSNorm]:
+    """Whether the module's class computes `weight * (x / sqrt(mean(x ** 2) + variance_epsilon))` as Llama's does.
+
+    Told by the code of its `forward`: a class that rounds or scales in another way is no such norm, nor is one whose
+    `forward` was replaced.
+    """
+    return _is_llamas(type(module).forward)
+
+
+@functools.cache
+def _is_llamas(forward: Callable[..., Any]) -> bool:
+    if LLAMAS.__module__ != LlamaRMSNorm.__module__:  # somebody did
+        return False
+    code = getattr(forward, "__code__", None)
+    return code is not None and all(getattr(code, name) == getattr(LLAMAS.__code__, name) for name in CODE)

@@ -1,0 +1,48 @@
+"""All kernels of the compiled core for one model's forwards of a few tokens.
+
+A block, in the thread that enters it:
+
+    kernels = CpuKernels(model)
+    with kernels:
+        model(**inputs)
+"""
+
+import contextlib
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec.kernels.few_query import FewQueryAttention
+from hf_specdec.kernels.few_token import FewTokenLayers
+
+__all__ = ["CpuKernels"]
+
+
+class CpuKernels:
+    """A block in which the core computes attention and layers where it can and is faster; elsewhere nothing changes.
+
+    Args:
+        model: whose forwards they are.
+        device: where a network computes that is no model of transformers, and whose attention is torch's.
+        is_compiled: whether these forwards are compiled: their layers keep what they were traced with.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, *, device: torch.device | str | None = None, is_compiled: bool = False
+    ) -> None:
+        attends = model if isinstance(model, PreTrainedModel) and device is None else None
+        self._attention = FewQueryAttention(attends, device=device or "cpu")
+        self._layers = FewTokenLayers(model, is_used=not is_compiled)
+
+    @property
+    def of_prompts(self) -> contextlib.AbstractContextManager[None]:
+        """The block for forwards of prompts: they have many tokens, which most dtypes leave to torch."""
+        return self._layers if self._layers.reads_prompts else contextlib.nullcontext()
+
+    def __enter__(self) -> None:
+        self._attention.__enter__()
+        self._layers.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._layers.__exit__()
+        self._attention.__exit__()

@@ -1,0 +1,81 @@
+"""Layers of a few tokens by the compiled core, in this package's own forwards on a CPU, where that is faster.
+
+A layer is replaced for single forwards, in one thread:
+
+    layers = FewTokenLayers(model)
+    with layers:           # in this thread, until the block ends
+        model(**inputs)
+"""
+
+import threading
+
+import torch
+
+from hf_specdec.compat import is_compiled, modules_of
+from hf_specdec.kernels import cpu
+from hf_specdec.kernels.linear import LinearForward
+from hf_specdec.kernels.own_forward import OwnForward, here
+from hf_specdec.kernels.rms_norm import NormForward
+
+__all__ = ["FewTokenLayers"]
+
+KINDS: tuple[type[LinearForward] | type[NormForward], ...] = (LinearForward, NormForward)
+
+_lock = threading.Lock()
+
+
+class FewTokenLayers:
+    """A block in which layers of a model take the faster way, in the thread that enters it.
+
+    For the block each of them has a `forward` of its own. Layers that have one already, as under accelerate's
+    offloading, or whose weights are no plain tensors, keep theirs; so do all where a part of the model is compiled, or
+    where gradients, autocast, deterministic algorithms or a dispatch mode are on.
+
+    Args:
+        model: whose layers they are.
+        is_used: whether they may; compiled forwards keep what they were traced with.
+
+    Attributes:
+        forwards (`list[OwnForward]`): of the layers that the core can compute.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, is_used: bool = True) -> None:
+        is_used = is_used and cpu.why_unused() is None and not is_compiled(model)
+        forwards = map(_forward_for, modules_of(model)) if is_used else ()
+        self.forwards: list[OwnForward] = [forward for forward in forwards if forward is not None]
+        self._installed: list[OwnForward] = []  # while this block is open
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether the core is to compute prompts too: torch converts the weights number by number."""
+        return any(isinstance(forward, LinearForward) and forward.is_emulated for forward in self.forwards)
+
+    def __enter__(self) -> None:
+        if not self.forwards or not cpu.is_usual():
+            return
+        with _lock:
+            for forward in self.forwards:
+                installed = vars(forward.module).setdefault("forward", forward)
+                if isinstance(installed, OwnForward):  # this one, or that of another thread
+                    installed.users += 1
+                    self._installed.append(installed)
+        here.depth += bool(self._installed)
+
+    def __exit__(self, *_: object) -> None:
+        if not self._installed:
+            return
+        here.depth -= 1
+        with _lock:
+            for forward in self._installed:
+                forward.users -= 1
+                if not forward.users and vars(forward.module).get("forward") is forward:
+                    del vars(forward.module)["forward"]
+            self._installed.clear()
+
+
+def _forward_for(module: torch.nn.Module) -> OwnForward | None:
+    """What may stand in for the forward of a layer, where the core can compute it and the layer has none of its own."""
+    own = vars(module).get("forward")
+    if own is not None and not isinstance(own, OwnForward):
+        return None
+    return next((kind(module) for kind in KINDS if kind.can_replace(module)), None)

@@ -1,0 +1,61 @@
+"""A layer's forward that may take another way than torch's, in a thread that is in a block of such layers."""
+
+import threading
+
+import torch
+
+from hf_specdec.compat.modules import parameters_of
+
+__all__ = ["OwnForward", "here"]
+
+
+class _Here(threading.local):
+    """How many blocks this thread is in."""
+
+    depth = 0
+
+
+here = _Here()
+
+
+class OwnForward:
+    """What stands as `forward` in a layer while a block is open in any thread.
+
+    Args:
+        module: the layer, with a weight that is a plain parameter.
+
+    Attributes:
+        users (`int`): open blocks.
+    """
+
+    __slots__ = ("_parameters", "bias", "dtype", "module", "shape", "users", "weight")
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module, self.users = module, 0
+        self._parameters = parameters_of(module)
+        weight, self.bias = self._parameters["weight"], self._parameters.get("bias")
+        assert weight is not None
+        self.weight, self.dtype, self.shape = weight, weight.dtype, weight.shape
+
+    def torchs(self, states: torch.Tensor) -> torch.Tensor:
+        """What the layer's class computes."""
+        result: torch.Tensor = type(self.module).forward(self.module, states)
+        return result
+
+    def fits(self, states: torch.Tensor, size: int) -> bool:
+        """Whether this thread is in a block, and the core can read the layer, and states of `size` numbers a token."""
+        parameters, weight, bias = self._parameters, self.weight, self.bias
+        return (
+            here.depth > 0
+            and type(states) is torch.Tensor
+            and states.dtype == self.dtype
+            and states.is_cpu
+            and states.shape[-1:] == (size,)
+            and parameters.get("weight") is weight
+            and parameters.get("bias") is bias
+            and weight.dtype == self.dtype
+            and weight.shape == self.shape
+            and weight.is_cpu
+            and weight.is_contiguous()
+            and (bias is None or (bias.dtype == self.dtype and bias.is_cpu and bias.is_contiguous()))
+        )
