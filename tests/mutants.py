@@ -50,6 +50,7 @@ LOOKUP = "methods/prompt_lookup/method.py"
 LINEAR = "kernels/linear.py"
 OWN_FORWARD = "kernels/own_forward.py"
 NORM = "kernels/rms_norm.py"
+TRIAL = "kernels/cpu.py"
 NORMS = "compat/norms.py"
 ATTENTION = "kernels/core_attention.py"
 # The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.
@@ -78,6 +79,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     LINEAR: ("kernels/test_linear.py kernels/test_few_token.py",),
     OWN_FORWARD: ("kernels/test_few_token.py",),
     NORM: ("kernels/test_rms_norm.py",),
+    TRIAL: ("kernels/test_trial.py",),
     NORMS: ("kernels/test_rms_norm.py",),
     ATTENTION: ("kernels/test_few_query.py",),
 }
@@ -140,6 +142,7 @@ MUTANTS = (
     Mutant("a linear layer loses its bias", LINEAR, "0 if bias is None else bias.data_ptr()", "0"),
     Mutant("all rows of a batch have the first one's mask", ATTENTION, "numbers.stride(0) * (len(numbers) > 1)", "0"),
     Mutant("a missing mask hides nothing", ATTENTION, "num_queries == 1 if mask is None", "True if mask is None"),
+    Mutant("halves depend on what was timed before", TRIAL, "is_at_once=dtype != torch.float32", "is_at_once=False"),
     Mutant("a norm keeps its class's epsilon", NORM, "            self.epsilon,\n", "            1e-6,\n"),
     Mutant("any norm is Llama's", NORMS, "getattr(code, name) == getattr(LLAMAS.__code__, name)", "True"),
     Mutant("other threads get the kernels too", OWN_FORWARD, "here.depth > 0\n            and type(", "type("),

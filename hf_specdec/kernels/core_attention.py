@@ -49,7 +49,7 @@ class CoreAttention:
         num_queries, num_keys = self.query.shape[2], self.key.shape[2]
         buckets = (len(self.query).bit_length(), (num_queries - 1).bit_length(), (num_keys - 1).bit_length())
         heads = (self.query.shape[1], self.key.shape[1], self.key.shape[3], self.value.shape[3])
-        return cpu.trial(("attention", self.query.dtype, self.mask is None, *buckets, *heads, self._threads))
+        return cpu.trial(self.query.dtype, "attention", self.mask is None, *buckets, *heads, self._threads)
 
     def __call__(self) -> torch.Tensor:
         """The attention, `(B, M, Hq, Dv)`."""

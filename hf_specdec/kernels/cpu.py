@@ -2,7 +2,8 @@
 
 The core computes in this package's own forwards on a CPU. Where torch converts numbers one by one it always does; else
 the first calls of each size are computed by torch and by the core in turns, later ones by the faster. Sums may be
-rounded in another order.
+rounded in another order, which shows in halves: there both are timed before the first result, so that equal calls of
+a process compute alike.
 """
 
 import ctypes
@@ -25,6 +26,7 @@ T = TypeVar("T")
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in tiles.h
 SHARED_WORK = 1 << 17  # multiplications from which on threads pay
 SAMPLES, SKIPPED = 10, 2  # timed calls of each way, and how many of them only warm up
+SAMPLES_AT_ONCE = 6  # the same where nothing else is done meanwhile
 
 
 def why_unused() -> str | None:
@@ -64,23 +66,27 @@ def threads_for(work: int) -> int:
 class Trial:
     """Which way is faster for calls of one size.
 
+    Args:
+        is_at_once: whether to find out before the first result, lest results depend on how many came before.
+
     Attributes:
         is_over: whether that is known.
         is_ours: whether the core is faster.
     """
 
-    def __init__(self) -> None:
-        self.is_over = self.is_ours = False
+    def __init__(self, *, is_at_once: bool = False) -> None:
+        self.is_at_once, self.is_over, self.is_ours = is_at_once, False, False
         self._seconds: tuple[list[float], list[float]] = ([], [])  # a multiplication's, by torch and by the core
 
     def __call__(self, own: Callable[[], T], torchs: Callable[[], T], work: int) -> T:
         """The result of the faster way, or of the one whose turn it is, for so many multiplications."""
-        if self.is_over:
-            return own() if self.is_ours else torchs()
-        is_ours, start = self.turn(), time.perf_counter()
-        result = own() if is_ours else torchs()
-        self.add(is_ours, (time.perf_counter() - start) / work)
-        return result
+        while not self.is_over:
+            is_ours, start = self.turn(), time.perf_counter()
+            result = own() if is_ours else torchs()
+            self.add(is_ours, (time.perf_counter() - start) / work)
+            if not self.is_at_once:
+                return result
+        return own() if self.is_ours else torchs()
 
     def turn(self) -> bool:
         """Whether the next call that is timed is the core's."""
@@ -91,15 +97,16 @@ class Trial:
         """A call took so long for each of its multiplications."""
         self._seconds[is_ours].append(seconds)
         torchs, own = (timed[SKIPPED:] for timed in self._seconds)
-        if min(len(torchs), len(own)) >= SAMPLES - SKIPPED and not self.is_over:
+        needed = SAMPLES_AT_ONCE if self.is_at_once else SAMPLES
+        if min(len(torchs), len(own)) >= needed - SKIPPED and not self.is_over:
             self.is_ours = median(own) < median(torchs)
             self.is_over = True
 
 
 @functools.cache
-def trial(size: tuple[Any, ...]) -> Trial:
+def trial(dtype: torch.dtype, *size: Any) -> Trial:
     """One for each size in a process: it is the machine that is tried."""
-    return Trial()
+    return Trial(is_at_once=dtype != torch.float32)
 
 
 @functools.cache

@@ -56,7 +56,7 @@ class LinearForward(OwnForward):
             return self._product(input, threads)
         # products of about as many tokens and weights share what was measured
         buckets = ((num_tokens - 1).bit_length(), (self.num_out * self.num_in).bit_length())
-        trial = cpu.trial(("linear", self.is_transposed, self.dtype, *buckets, threads))
+        trial = cpu.trial(self.dtype, "linear", self.is_transposed, *buckets, threads)
         return trial(lambda: self._product(input, threads), lambda: self.torchs(input), work)
 
     def _product(self, input: torch.Tensor, num_threads: int) -> torch.Tensor:

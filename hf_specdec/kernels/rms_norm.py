@@ -39,7 +39,7 @@ class NormForward(OwnForward):
         count = hidden_states.numel()
         if not 0 < count <= MOST_NUMBERS or not self.fits(hidden_states, self.size):
             return self.torchs(hidden_states)
-        trial = cpu.trial(("rms_norm", self.dtype, (count // self.size - 1).bit_length(), self.size))
+        trial = cpu.trial(self.dtype, "rms_norm", (count // self.size - 1).bit_length(), self.size)
         return trial(lambda: self._norm(hidden_states), lambda: self.torchs(hidden_states), count)
 
     def _norm(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -50,7 +50,7 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> _Noting:
     """A core that computes all that it can."""
     core = _Noting(cpu.core)
     monkeypatch.setattr(cpu, "core", core)
-    monkeypatch.setattr(cpu, "trial", lambda size: decided(is_ours=True))
+    monkeypatch.setattr(cpu, "trial", lambda *size: decided(is_ours=True))
     return core
 
 

@@ -169,7 +169,7 @@ def test_nothing_is_changed_where_torch_is_watched_or_told_how_to_compute(
 def test_it_is_timed_where_torch_may_be_faster(is_emulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "is_emulated", lambda dtype: is_emulated)
     seen: list[Any] = []
-    monkeypatch.setattr(cpu, "trial", lambda size: seen.append(size) or decided(is_ours=False))
+    monkeypatch.setattr(cpu, "trial", lambda *size: seen.append(size) or decided(is_ours=False))
     given = case(3, 50)
     torch.testing.assert_close(attended(given).double(), exact(given), atol=1e-6, rtol=1e-5)
     assert len(seen) == (not is_emulated)

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 from hf_specdec.kernels import cpu, linear
 from hf_specdec.kernels.few_token import FewTokenLayers
-from hf_specdec.kernels.linear import LinearForward
 from tests.kernels.layer_cases import decided, has_core, inside, layer, tokens, transposed, writes_plains_text
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -81,7 +80,7 @@ def test_outputs_that_do_not_fill_registers_are_torchs_where_weights_are_transpo
 
 
 def test_torch_computes_transposed_weights_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "trial", lambda size: decided(is_ours=False))
+    monkeypatch.setattr(cpu, "trial", lambda *size: decided(is_ours=False))
     module, given = transposed(), tokens(3, 256)
     assert torch.equal(inside(module, given), module(given))
 
@@ -112,43 +111,6 @@ def test_torch_computes_many_tokens_unless_it_converts_them_one_by_one(
         assert FewTokenLayers(layer()).reads_prompts is is_emulated
         inside(layer(), tokens(count, 256))
     assert products == [count] * (2 if count <= linear.MOST_TOKENS else 1)
-
-
-@pytest.mark.parametrize("is_faster", [True, False])
-def test_the_faster_way_is_found_by_timing_both(is_faster: bool) -> None:
-    """One outlier and a slow beginning decide nothing."""
-    trial, ways = cpu.Trial(), []
-    while not trial.is_over:
-        is_ours = trial.turn()
-        ways.append(is_ours)
-        seconds = 1.0 if is_ours == is_faster else 1.2
-        trial.add(is_ours, 50.0 if len(ways) in (1, 2, 9, 10) else seconds)
-    assert trial.is_ours == is_faster
-    assert ways.count(True) == ways.count(False) == cpu.SAMPLES
-
-
-def test_a_size_is_tried_once_and_then_computed_by_the_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu.trial.cache_clear()
-    module, ways = layer(264, 300), []
-    for way in ("_product", "torchs"):
-        original = getattr(LinearForward, way)
-
-        def noting(*args: Any, name: str = way, original: Any = original) -> torch.Tensor:
-            ways.append(name)
-            result: torch.Tensor = original(*args)
-            return result
-
-        monkeypatch.setattr(LinearForward, way, noting)
-    clock = itertools.count()
-    monkeypatch.setattr(cpu.time, "perf_counter", lambda: next(clock))
-    for _ in range(2 * cpu.SAMPLES):
-        inside(module, tokens(3, 264))
-    assert ways == ["_product", "torchs"] * cpu.SAMPLES
-    ways.clear()
-    for _ in range(3):
-        inside(module, tokens(4, 264))
-    assert ways == ["torchs"] * 3
-    cpu.trial.cache_clear()
 
 
 class Without(ModuleType):

@@ -142,7 +142,7 @@ def test_torch_computes_many_tokens_and_where_it_is_faster(norms: list[int], mon
     for count in (most, most + 1):
         inside(module, tokens(count, 256))
     assert norms == [most]
-    monkeypatch.setattr(cpu, "trial", lambda size: decided(is_ours=False))
+    monkeypatch.setattr(cpu, "trial", lambda *size: decided(is_ours=False))
     inside(module, tokens(3, 256))
     assert norms == [most]
 
