@@ -93,8 +93,9 @@ def plain_logits(
     By the kernels that speculative forwards have, lest their rounding be taken for what several tokens do.
     """
     ids = torch.cat([prompt, rows], dim=1)
-    outputs = compat.prefill(model, prompt, GenerationConfig(), kwargs)
     logits, kernels = [], CpuKernels(model)
+    with kernels.of_prompts:
+        outputs = compat.prefill(model, prompt, GenerationConfig(), kwargs)
     for length in range(prompt.shape[1] + 1, ids.shape[1] + 1):
         kwargs = compat.updated_kwargs(model, outputs, kwargs)
         inputs = model.prepare_inputs_for_generation(ids[:, :length], next_sequence_length=1, **kwargs)

@@ -5,8 +5,8 @@ Names                              Why
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any, TypeGuard
+import types
+from typing import TypeGuard
 
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -23,12 +23,12 @@ def is_rms_norm(module: torch.nn.Module) -> TypeGuard[LlamaRMSNorm]:
     Told by the code of its `forward`: a class that rounds or scales in another way is no such norm, nor is one whose
     `forward` was replaced.
     """
-    return _is_llamas(type(module).forward)
+    forward = getattr(type(module), "forward", None)  # which modules of TorchScript lack
+    return isinstance(forward, types.FunctionType) and _is_llamas(forward)
 
 
 @functools.cache
-def _is_llamas(forward: Callable[..., Any]) -> bool:
+def _is_llamas(forward: types.FunctionType) -> bool:
     if LLAMAS.__module__ != LlamaRMSNorm.__module__:  # somebody did
         return False
-    code = getattr(forward, "__code__", None)
-    return code is not None and all(getattr(code, name) == getattr(LLAMAS.__code__, name) for name in CODE)
+    return all(getattr(forward.__code__, name) == getattr(LLAMAS.__code__, name) for name in CODE)

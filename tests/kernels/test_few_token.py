@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -108,6 +109,14 @@ def test_classes_derived_from_linear_keep_their_forward(products: list[int]) -> 
     module, given = Doubling(256, 131), tokens(3, 256)
     torch.testing.assert_close(inside(module, given), module(given))
     assert products == []
+
+
+def test_modules_of_torchscript_keep_their_forward(products: list[int]) -> None:
+    with warnings.catch_warnings(action="ignore"):  # TorchScript is deprecated
+        module = torch.nn.Sequential(torch.jit.script(layer(256, 256)), layer())
+    given = tokens(3, 256)
+    torch.testing.assert_close(inside(module, given), module(given))
+    assert products == [3]
 
 
 @pytest.mark.parametrize("mode", ["gradients", "autocast", "deterministic", "dispatch"])
