@@ -26,7 +26,7 @@ T = TypeVar("T")
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in tiles.h
 SHARED_WORK = 1 << 17  # multiplications from which on threads pay
 SAMPLES, SKIPPED = 10, 2  # timed calls of each way, and how many of them only warm up
-SAMPLES_AT_ONCE = 6  # the same where nothing else is done meanwhile
+SAMPLES_AT_ONCE, SKIPPED_AT_ONCE = 4, 1  # the same where nobody needs their results
 
 
 def why_unused() -> str | None:
@@ -76,6 +76,7 @@ class Trial:
 
     def __init__(self, *, is_at_once: bool = False) -> None:
         self.is_at_once, self.is_over, self.is_ours = is_at_once, False, False
+        self._needed, self._skipped = (SAMPLES_AT_ONCE, SKIPPED_AT_ONCE) if is_at_once else (SAMPLES, SKIPPED)
         self._seconds: tuple[list[float], list[float]] = ([], [])  # a multiplication's, by torch and by the core
 
     def __call__(self, own: Callable[[], T], torchs: Callable[[], T], work: int) -> T:
@@ -96,10 +97,9 @@ class Trial:
     def add(self, is_ours: bool, seconds: float) -> None:
         """A call took so long for each of its multiplications."""
         self._seconds[is_ours].append(seconds)
-        torchs, own = (timed[SKIPPED:] for timed in self._seconds)
-        needed = SAMPLES_AT_ONCE if self.is_at_once else SAMPLES
-        if min(len(torchs), len(own)) >= needed - SKIPPED and not self.is_over:
-            self.is_ours = median(own) < median(torchs)
+        if min(map(len, self._seconds)) >= self._needed and not self.is_over:
+            torchs, own = (median(timed[self._skipped :]) for timed in self._seconds)
+            self.is_ours = own < torchs
             self.is_over = True
 
 
