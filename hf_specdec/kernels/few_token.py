@@ -47,8 +47,11 @@ class FewTokenLayers:
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether the core is to compute prompts too: torch converts the weights number by number."""
-        return any(isinstance(forward, LinearForward) and forward.is_emulated for forward in self.forwards)
+        """Whether the core is to compute prompts too. Halves that are timed first are not worth it: prompts take long."""
+        return any(
+            isinstance(forward, LinearForward) and (forward.is_emulated or forward.dtype == torch.float32)
+            for forward in self.forwards
+        )
 
     def __enter__(self) -> None:
         if not self.forwards or not cpu.is_usual():

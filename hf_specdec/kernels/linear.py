@@ -16,7 +16,7 @@ __all__ = ["LinearForward"]
 
 LANES = 8  # what the core multiplies at once; inputs are a multiple of it
 WIDTH = 16  # outputs are a multiple of it where the matrix is transposed
-MOST_TOKENS = 128  # torch's products of more are as fast, where the CPU has instructions for the dtype
+MOST_TOKENS = 256  # torch's products of more are as fast, where the CPU has instructions for the dtype
 LEAST_WEIGHTS = 1 << 15  # of a layer; a call takes longer than smaller ones
 
 

@@ -12,7 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hf_specdec
 from hf_specdec.compat.fingerprint import fingerprint
+from hf_specdec.kernels import cpu
 from hf_specdec.kernels.few_token import FewTokenLayers
+from tests.helpers.support import plain
 from tests.kernels.layer_cases import has_core, inside, layer, tokens
 
 pytestmark = has_core
@@ -109,6 +111,24 @@ def test_classes_derived_from_linear_keep_their_forward(products: list[int]) -> 
     module, given = Doubling(256, 131), tokens(3, 256)
     torch.testing.assert_close(inside(module, given), module(given))
     assert products == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("is_emulated", [True, False])
+def test_prompts_have_the_kernels_where_these_need_not_be_timed_first(
+    is_emulated: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "is_emulated", lambda dtype: is_emulated and dtype != torch.float32)
+    assert FewTokenLayers(layer(dtype=dtype)).reads_prompts is (is_emulated or dtype == torch.float32)
+
+
+@pytest.mark.parametrize("method", ["plain", "auto"])
+def test_a_prompt_of_fp32_is_computed_by_the_core(method: str, products: list[int], norms: list[int]) -> None:
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), dtype=torch.float32)
+    prompt = torch.arange(5, 45)[None]
+    found = model.generate(prompt, max_new_tokens=1, do_sample=False, spec_method=method)
+    assert {40} <= {*products} & {*norms}
+    assert found.tolist() == plain(model, prompt, max_new_tokens=1, do_sample=False).tolist()
 
 
 def test_modules_of_torchscript_keep_their_forward(products: list[int]) -> None:
