@@ -47,7 +47,7 @@ class FewTokenLayers:
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether the core is to compute prompts too: not in halves that would be timed first, for prompts take long."""
+        """Whether the core is to compute prompts too: not in halves that would be timed first, as prompts take long."""
         return any(
             isinstance(forward, LinearForward) and (forward.is_emulated or forward.dtype == torch.float32)
             for forward in self.forwards
