@@ -144,7 +144,7 @@ MUTANTS = (
     Mutant("a missing mask hides nothing", ATTENTION, "num_queries == 1 if mask is None", "True if mask is None"),
     Mutant("halves depend on what was timed before", TRIAL, "is_at_once=dtype != torch.float32", "is_at_once=False"),
     Mutant("a norm keeps its class's epsilon", NORM, "            self.epsilon,\n", "            1e-6,\n"),
-    Mutant("any norm is Llama's", NORMS, "getattr(code, name) == getattr(LLAMAS.__code__, name)", "True"),
+    Mutant("any norm is Llama's", NORMS, "getattr(forward.__code__, name) == getattr(LLAMAS.__code__, name)", "True"),
     Mutant("other threads get the kernels too", OWN_FORWARD, "here.depth > 0\n            and type(", "type("),
     Mutant("a forward counts twice", STEP, "num_forwards += 1", "num_forwards += 2"),
     Mutant(
