@@ -8,6 +8,7 @@ A block, in the thread that enters it:
 """
 
 import contextlib
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel
@@ -30,13 +31,13 @@ class CpuKernels:
     def __init__(
         self, model: torch.nn.Module, *, device: torch.device | str | None = None, is_compiled: bool = False
     ) -> None:
-        attends = model if isinstance(model, PreTrainedModel) and device is None else None
-        self._attention = FewQueryAttention(attends, device=device or "cpu")
+        attending = cast(PreTrainedModel, model) if device is None else None  # or a wrapper that looks like one
+        self._attention = FewQueryAttention(attending, device=device or "cpu")
         self._layers = FewTokenLayers(model, is_used=not is_compiled)
 
     @property
     def of_prompts(self) -> contextlib.AbstractContextManager[None]:
-        """The block for forwards of prompts: they have many tokens, which most dtypes leave to torch."""
+        """The block for forwards of prompts, which leaves halves to torch that would have to be timed first."""
         return self._layers if self._layers.reads_prompts else contextlib.nullcontext()
 
     def __enter__(self) -> None:
