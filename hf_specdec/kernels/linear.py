@@ -10,7 +10,7 @@ import torch
 
 from hf_specdec.compat.weights import Conv1D
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.own_forward import OwnForward
+from hf_specdec.kernels.own_forward import OwnForward, is_readable
 
 __all__ = ["LinearForward"]
 
@@ -36,7 +36,7 @@ class LinearForward(OwnForward):
         if type(module) not in (torch.nn.Linear, Conv1D):
             return False
         weight = module.weight
-        if type(weight) is not torch.nn.Parameter or weight.dtype not in cpu.KINDS:
+        if not is_readable(weight):
             return False
         is_transposed = type(module) is Conv1D
         num_out, num_in = reversed(weight.shape) if is_transposed else weight.shape

@@ -5,8 +5,9 @@ import threading
 import torch
 
 from hf_specdec.compat.modules import parameters_of
+from hf_specdec.kernels import cpu
 
-__all__ = ["OwnForward", "here"]
+__all__ = ["OwnForward", "here", "is_readable"]
 
 
 class _Here(threading.local):
@@ -16,6 +17,11 @@ class _Here(threading.local):
 
 
 here = _Here()
+
+
+def is_readable(weight: torch.Tensor | None) -> bool:
+    """Whether the core can read numbers such as a layer's weight has: no subclass of tensors, and not sparse."""
+    return type(weight) is torch.nn.Parameter and weight.layout == torch.strided and weight.dtype in cpu.KINDS
 
 
 class OwnForward:

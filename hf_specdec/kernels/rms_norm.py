@@ -8,7 +8,7 @@ import torch
 
 from hf_specdec.compat.norms import LlamaRMSNorm, is_rms_norm
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.own_forward import OwnForward
+from hf_specdec.kernels.own_forward import OwnForward, is_readable
 
 __all__ = ["NormForward"]
 
@@ -31,7 +31,7 @@ class NormForward(OwnForward):
         if not is_rms_norm(module):
             return False
         weight = module.weight
-        is_known = type(weight) is torch.nn.Parameter and weight.dtype in cpu.KINDS and weight.dim() == 1
+        is_known = is_readable(weight) and weight.dim() == 1
         return is_known and weight.numel() % LANES == 0 and isinstance(module.variance_epsilon, float)
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:

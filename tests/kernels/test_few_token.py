@@ -91,7 +91,12 @@ def wrap(module: torch.nn.Linear) -> None:
     module.weight = torch.nn.Parameter(module.weight.data.as_subclass(Traced), requires_grad=False)
 
 
-@pytest.mark.parametrize("change", [own_forward, compile_it, transpose, wrap])
+def make_sparse(module: torch.nn.Linear) -> None:
+    with warnings.catch_warnings(action="ignore"):  # torch's support is in beta
+        module.weight = torch.nn.Parameter(module.weight.data.to_sparse_csr(), requires_grad=False)
+
+
+@pytest.mark.parametrize("change", [own_forward, compile_it, transpose, wrap, make_sparse])
 def test_layers_that_are_not_torchs_own_keep_their_forward(
     change: Callable[[torch.nn.Linear], None], products: list[int]
 ) -> None:
