@@ -1,6 +1,7 @@
 """A layer's forward that may take another way than torch's, in a thread that is in a block of such layers."""
 
 import threading
+from typing import TypeGuard
 
 import torch
 
@@ -19,7 +20,7 @@ class _Here(threading.local):
 here = _Here()
 
 
-def is_readable(weight: torch.Tensor | None) -> bool:
+def is_readable(weight: object) -> TypeGuard[torch.nn.Parameter]:
     """Whether the core can read numbers such as a layer's weight has: no subclass of tensors, and not sparse."""
     return type(weight) is torch.nn.Parameter and weight.layout == torch.strided and weight.dtype in cpu.KINDS
 
