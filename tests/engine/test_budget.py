@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hf_specdec.engine.budget import (
+    BATCH_MARGIN,
     EXPLORE_EVERY,
     EXPLORE_SHARE,
     FIRST_CREDIT,
@@ -101,7 +102,8 @@ def test_rows_are_weighed_together_as_brute_force_would(seed: int) -> None:
     ]
     curve = budget.costs.curve(4)
     values = [
-        sum(sum(row[: size - 1]) for row in rows) - 4 * budget.rate * (curve.ratio(size) - 1.0) for size in range(1, 15)
+        sum(sum(row[: size - 1]) for row in rows) - 4 * BATCH_MARGIN * budget.rate * (curve.ratio(size) - 1.0)
+        for size in range(1, 15)
     ]
     best = 1 + max(range(len(values)), key=values.__getitem__)
     assert [len(tree) for tree in budget.cut([chain(*row) for row in rows], 4)] == [min(best, 1 + len(r)) for r in rows]
@@ -138,6 +140,39 @@ def test_a_good_rate_makes_nodes_dearer() -> None:
         budget.record([chain(0.9, 0.8)], 1, num_tokens=3, seconds=1.2 * ONE, draft_seconds=0.0)
     assert budget.rate == pytest.approx(2.5, rel=0.1)
     assert len(budget.cut([chain(0.9, 0.8, 0.24, 0.15)], 1)[0]) == 3 < before
+
+
+def test_nodes_of_several_rows_have_to_gain_more_than_their_time() -> None:
+    """A batch ends with its slowest row: what is worth its time for one row is not for four."""
+    tree = chain(0.55, 0.01)
+    assert len(budget_of(0.5).cut([tree], 1)[0]) == 2
+    assert [len(cut) for cut in budget_of(0.5, rows=4).cut([tree] * 4, 4)] == [1] * 4
+
+
+def test_drafts_that_promise_more_than_they_keep_are_worth_less() -> None:
+    budget, tree = budget_of(0.3), chain(0.9, 0.8, 0.7)
+    assert len(budget.cut([tree], 1)[0]) == 4
+    for _ in range(10):
+        budget.record([tree], 1, num_tokens=1, seconds=1.9 * ONE, draft_seconds=0.0)
+    assert budget.trust < 0.3
+    assert len(budget.cut([tree], 1)[0]) == 1
+    for _ in range(100):
+        budget.record([tree], 1, num_tokens=4, seconds=1.9 * ONE, draft_seconds=0.0)
+    assert budget.trust > 0.9
+
+
+def test_drafts_that_keep_more_than_they_promise_are_worth_what_they_say() -> None:
+    budget = budget_of(0.3)
+    for _ in range(20):
+        budget.record([chain(0.5)], 1, num_tokens=2, seconds=1.3 * ONE, draft_seconds=0.0)
+    assert budget.trust == 1.0
+
+
+def test_rows_whose_drafts_promise_nothing_tell_nothing_of_promises() -> None:
+    budget = budget_of(0.3, rows=2)
+    for _ in range(20):
+        budget.record([chain(0.9, 0.8), DraftTree.chain(1, (2,))], 2, num_tokens=2, seconds=ONE, draft_seconds=0.0)
+    assert budget.trust == 1.0
 
 
 def test_plain_decoding_is_the_least_rate() -> None:
