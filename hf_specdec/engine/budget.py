@@ -2,11 +2,11 @@
 
 A step's value is the tokens it is expected to add less the tokens that would come about in its time otherwise, by the
 rate of the steps before it (so the rate itself grows as large as it can: Dinkelbach's rule for a ratio). The trees'
-probabilities say what to expect, as far as those of the last steps came true; a `CostCurve` says what a forward takes.
-Rows of a batch share a forward, so they are weighed together; those whose texts have ended and that cannot leave it
-cost as much, and bring nothing. Where nothing gains its time, steps verify one token, as plain decoding does; where
-drafting itself does not gain its time, drafters are paused, and tried again ever more rarely. A draft network's time is
-not part of that: drafters weigh each of its forwards by themselves.
+probabilities say what to expect, a `CostCurve` what a forward takes. Rows of a batch share a forward, so they are
+weighed together; those whose texts have ended and that cannot leave it cost as much, and bring nothing. Where nothing
+gains its time, steps verify one token, as plain decoding does; where drafting itself does not gain its time, drafters
+are paused, and tried again ever more rarely. A draft network's time is not part of that: drafters weigh each of its
+forwards by themselves.
 
 What forwards of unknown sizes cost is found out by steps of these sizes, a few of them where many tokens are to come.
 """
@@ -23,7 +23,6 @@ __all__ = ["Budget"]
 
 FADE = 0.97  # of what earlier steps brought, a step
 FIRST_STEPS = 4.0  # plain steps that the rate starts with
-PRIOR_TOKENS = 4.0  # accepted tokens as which it counts that drafts are as good as they say
 RETRY = 64  # steps of one token after which a small tree is tried, so that a changed machine is noticed
 RETRY_SIZE = 4
 BATCH_MARGIN = 1.4  # what nodes of several rows have to gain over their time: a batch ends with its slowest row
@@ -55,7 +54,6 @@ class Budget:
         self._num_plain = self._num_steps = 0
         self._gain = 0.0  # tokens that drafting brings a step and row beyond what its time would bring otherwise
         self._expected = 0.0  # the same of this step, without the time of drafting
-        self._promised = self._accepted = PRIOR_TOKENS  # drafted tokens, of the last steps
         self._credit, self._paused, self._next_pause = FIRST_CREDIT, 0, SHORTEST_PAUSE
         self._num_proposed = 0  # drafted tokens before the cut, all rows
         self._network: Hashable | None = None  # that may draft in this step
@@ -69,11 +67,6 @@ class Budget:
     def rate(self) -> float:
         """Tokens a live row that come about in the time of a step of one token; plain decoding's is 1."""
         return max(1.0, self._tokens / self._cost)
-
-    @property
-    def trust(self) -> float:
-        """How far the chosen drafts were as good as they said, at most 1: what says most often says too much."""
-        return min(1.0, self._accepted / self._promised)
 
     @property
     def max_draft(self) -> int:
@@ -168,7 +161,6 @@ class Budget:
         if curve.seconds_of_one is None:
             return
         self._tokens = FADE * self._tokens + num_tokens / num_live
-        self._compare(trees, num_tokens - num_live)
         time = curve.ratio(widest) + draft_seconds / curve.seconds_of_one
         self._cost, self._time = FADE * self._cost + time, self._time + time
         if forwards.usual_cost:
@@ -182,17 +174,6 @@ class Budget:
         else:
             gain = self._expected / num_live - self.rate * draft_seconds / curve.seconds_of_one
             self._pause_or_go_on(gain, num_live)
-
-    def _worth(self, num_live: int) -> float:
-        """Tokens a row that the time of a step of one token is worth."""
-        return self.rate * (BATCH_MARGIN if num_live > 1 else 1.0)
-
-    def _compare(self, trees: Sequence[DraftTree], num_accepted: int) -> None:
-        """Note what trees promised and what became of it, where all of them say."""
-        if all(tree.probabilities is not None or not tree.num_draft_tokens for tree in trees):
-            promised = sum(sum(tree.probabilities[1:]) for tree in trees if tree.probabilities is not None)
-            self._promised = FADE * self._promised + (1.0 - FADE) * PRIOR_TOKENS + promised
-            self._accepted = FADE * self._accepted + (1.0 - FADE) * PRIOR_TOKENS + num_accepted
 
     def _width_of(self, num_columns: int) -> int:
         """How many columns a forward of `num_columns` computes."""
@@ -236,14 +217,15 @@ class Budget:
             least: columns that the forward has anyway.
         """
         gains = [0.0] * (self.max_nodes + 2)  # by size: what the node that is the last of that size adds, all rows
-        largest, trust = 1, self.trust
+        largest = 1
         for tree in trees:
             if tree.probabilities is None:
                 continue
             for size, probability in enumerate(tree.probabilities[1 : self.max_nodes + 1], 2):
-                gains[size] += trust * probability
+                gains[size] += probability
             largest = max(largest, min(len(tree), self.max_nodes + 1))
-        time_value = self._worth(num_live) * num_live  # tokens that come about in the time of one forward
+        margin = BATCH_MARGIN if num_live > 1 else 1.0
+        time_value = margin * self.rate * num_live  # tokens that come about in the time of one forward
         extra = max(tree.num_columns - len(tree) for tree in trees)  # drafters weigh these themselves
         alone = time_value * curve.ratio(self._width_of(max(1 + extra, least)))
         best, best_value, value = 1, 0.0, 0.0

@@ -149,32 +149,6 @@ def test_nodes_of_several_rows_have_to_gain_more_than_their_time() -> None:
     assert [len(cut) for cut in budget_of(0.5, rows=4).cut([tree] * 4, 4)] == [1] * 4
 
 
-def test_drafts_that_promise_more_than_they_keep_are_worth_less() -> None:
-    budget, tree = budget_of(0.3), chain(0.9, 0.8, 0.7)
-    assert len(budget.cut([tree], 1)[0]) == 4
-    for _ in range(10):
-        budget.record([tree], 1, num_tokens=1, seconds=1.9 * ONE, draft_seconds=0.0)
-    assert budget.trust < 0.3
-    assert len(budget.cut([tree], 1)[0]) == 1
-    for _ in range(100):
-        budget.record([tree], 1, num_tokens=4, seconds=1.9 * ONE, draft_seconds=0.0)
-    assert budget.trust > 0.9
-
-
-def test_drafts_that_keep_more_than_they_promise_are_worth_what_they_say() -> None:
-    budget = budget_of(0.3)
-    for _ in range(20):
-        budget.record([chain(0.5)], 1, num_tokens=2, seconds=1.3 * ONE, draft_seconds=0.0)
-    assert budget.trust == 1.0
-
-
-def test_rows_whose_drafts_promise_nothing_tell_nothing_of_promises() -> None:
-    budget = budget_of(0.3, rows=2)
-    for _ in range(20):
-        budget.record([chain(0.9, 0.8), DraftTree.chain(1, (2,))], 2, num_tokens=2, seconds=ONE, draft_seconds=0.0)
-    assert budget.trust == 1.0
-
-
 def test_plain_decoding_is_the_least_rate() -> None:
     budget = budget_of(FLAT)
     for _ in range(50):

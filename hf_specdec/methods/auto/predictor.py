@@ -192,8 +192,7 @@ class Predictor:
             else _noise_scores(list(sums), noise, OTHERS_NOISE if drafted is None else OTHERS_DRAFTED)
         )
         raw = softmax(sums.values(), known)
-        usual = map(corrected, raw)
-        probabilities = [1.0 - (1.0 - one) ** trust if trust > 1.0 else one * trust for one in usual]
+        probabilities = [corrected(probability) * trust for probability in raw]
         total = 0.0
         for probability in probabilities:  # one after the other, as the compiled core adds them
             total += probability

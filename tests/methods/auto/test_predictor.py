@@ -146,17 +146,6 @@ def test_a_text_unlike_the_others_is_trusted_less(memory: SpecMemory) -> None:
     assert predictor.trust > 0.9
 
 
-@pytest.mark.parametrize("evidence", [2.0, 9.0, 11.0, 13.0])
-def test_a_token_is_never_certain_however_much_a_text_is_trusted(evidence: float, memory: SpecMemory) -> None:
-    """A chain of certain tokens would be drafted without end."""
-    memory.recycled.put((1, 2, 3), ((30,), (evidence,)))
-    usual, trusted = Predictor(memory, is_sampled=False), Predictor(memory, is_sampled=False)
-    trusted.arrays[-1][-1][1] = 100.0  # tokens accepted
-    assert trusted.trust == MOST_TRUST
-    (before,), (after,) = (ask(predictor, [1, 2, 3]).probabilities for predictor in (usual, trusted))
-    assert after == pytest.approx(1.0 - (1.0 - before) ** MOST_TRUST)
-
-
 def test_a_text_that_keeps_more_than_it_promised_is_trusted_more(memory: SpecMemory) -> None:
     memory.recycled.put((5, 6, 7), LIKELY)
     predictor = Predictor(memory, is_sampled=True)
