@@ -62,6 +62,20 @@ def test_a_token_is_computed_alike_whatever_stands_beside_it(
         assert torch.equal(inside(module, alone[None])[0], together[place])
 
 
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_long_prompt_is_computed_in_pieces_as_each_token_would_be_alone(
+    dtype: torch.dtype, is_transposed: bool, monkeypatch: pytest.MonkeyPatch, products: list[int]
+) -> None:
+    monkeypatch.setattr(linear, "MOST_TOKENS", 3000)
+    module = transposed(dtype=dtype) if is_transposed else layer(dtype=dtype)
+    given = tokens(1, 2050, 256, dtype=dtype)
+    together = inside(module, given)
+    assert products == [2050]
+    for place in (0, 1023, 1024, 2047, 2048, 2049):
+        assert torch.equal(inside(module, given[:, place]), together[:, place])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_infinities_and_what_is_no_number_stay_so(dtype: torch.dtype, products: list[int]) -> None:
     module, given = layer(dtype=dtype, bias=False), tokens(3, 256, dtype=dtype)
