@@ -1,10 +1,12 @@
 """`hf-specdec chat`: answers are plain generation's, turns reuse the cache, drafts can be seen."""
 
+import contextlib
 import dataclasses
 import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -265,7 +267,7 @@ class Terminal:
 
     def __init__(self, *words: str) -> None:
         self.own, other = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm", "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, "TERM": "xterm", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
         command = [sys.executable, "-m", "hf_specdec", *words]
         self.process = subprocess.Popen(
             command, stdin=other, stdout=other, stderr=other, env=environment, start_new_session=True
@@ -284,9 +286,23 @@ class Terminal:
         """What is shown until a text comes."""
         found, end = "", time.monotonic() + 120
         while wanted not in found:
-            assert time.monotonic() < end, f"waited in vain for {wanted!r} after {found!r}"
-            if select.select([self.own], [], [], 0.2)[0]:
-                found += os.read(self.own, 4096).decode(errors="replace")
+            if time.monotonic() > end:
+                pytest.fail(f"waited in vain for {wanted!r} after {found!r} at {self.stacks()}")
+            found += self.shown(0.2)
+        return found
+
+    def shown(self, seconds: float) -> str:
+        """What is shown next; empty where nothing comes in time."""
+        is_ready = bool(select.select([self.own], [], [], seconds)[0])
+        return os.read(self.own, 4096).decode(errors="replace") if is_ready else ""
+
+    def stacks(self) -> str:
+        """What the threads of the command do; ends it."""
+        self.process.send_signal(signal.SIGABRT)
+        found = ""
+        with contextlib.suppress(OSError):  # it has ended
+            while more := self.shown(5.0):
+                found += more
         return found
 
     def interrupt(self) -> None:
