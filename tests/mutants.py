@@ -140,6 +140,7 @@ MUTANTS = (
         "num_draft_tokens, len(result.tokens))",
     ),
     Mutant("a linear layer loses its bias", LINEAR, "0 if bias is None else bias.data_ptr()", "0"),
+    Mutant("sparse weights go to the core", OWN_FORWARD, "weight.layout == torch.strided and ", ""),
     Mutant("all rows of a batch have the first one's mask", ATTENTION, "numbers.stride(0) * (len(numbers) > 1)", "0"),
     Mutant("a missing mask hides nothing", ATTENTION, "num_queries == 1 if mask is None", "True if mask is None"),
     Mutant("halves depend on what was timed before", TRIAL, "is_at_once=dtype != torch.float32", "is_at_once=False"),

@@ -21,7 +21,7 @@ here = _Here()
 
 
 def is_readable(weight: object) -> TypeGuard[torch.nn.Parameter]:
-    """Whether the core can read numbers such as a layer's weight has: no subclass of tensors, and not sparse."""
+    """Whether the core can read a layer's weight: a plain parameter of a dtype that it knows, and not sparse."""
     return type(weight) is torch.nn.Parameter and weight.layout == torch.strided and weight.dtype in cpu.KINDS
 
 
