@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,16 @@ def test_a_chat_that_fills_the_model_s_positions_says_so(tokenizer: Any, monkeyp
     assert talk.stats.num_tokens == 8
 
 
+@contextlib.contextmanager
+def hearing_interrupts() -> Iterator[None]:
+    """Processes started within hear SIGINT, which a shell's background jobs and what they start ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Terminal:
     """A command in a terminal of its own."""
 
@@ -269,9 +280,10 @@ class Terminal:
         self.own, other = pty.openpty()
         environment = {**os.environ, "TERM": "xterm", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
         command = [sys.executable, "-m", "hf_specdec", *words]
-        self.process = subprocess.Popen(
-            command, stdin=other, stdout=other, stderr=other, env=environment, start_new_session=True
-        )
+        with hearing_interrupts():
+            self.process = subprocess.Popen(
+                command, stdin=other, stdout=other, stderr=other, env=environment, start_new_session=True
+            )
         os.close(other)
 
     def __enter__(self) -> "Terminal":
@@ -308,7 +320,7 @@ class Terminal:
     def interrupt(self) -> None:
         """Where it waits for input: again until it is heard, as Python misses one just before it begins to wait."""
         for _ in range(20):
-            self.process.send_signal(2)
+            self.process.send_signal(signal.SIGINT)
             if select.select([self.own], [], [], 5.0)[0]:
                 return
 
@@ -323,7 +335,9 @@ def test_in_a_terminal_errors_and_interrupts_end_an_answer_and_not_the_chat(temp
         terminal.until("> ")
         terminal.type("x = [1, 2, 3, 1, 2, 3, 1, 2,\n")
         assert "\x1b[32m" in terminal.until("\x1b[0m")  # an accepted draft
-        terminal.process.send_signal(2)
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.type("!stats\n")
+        terminal.until("there is no answer with drafts yet")
         terminal.until("> ")
         terminal.type("!help\n")
         assert "Ctrl-C ends an answer" in terminal.until("> ")
