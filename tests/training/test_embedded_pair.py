@@ -12,6 +12,7 @@ from hf_specdec.command_errors import run_program
 from hf_specdec.training import optimiser
 from hf_specdec.training.embedded import __main__ as script
 from hf_specdec.training.embedded import evaluate, fit, loops, objectives
+from hf_specdec.training.embedded.loop_free import LoopFreeText, loop_free_texts, stream_of_loop_free_texts
 from hf_specdec.training.embedded.models import new_model
 from hf_specdec.training.embedded.own_texts import own_texts
 
@@ -31,37 +32,56 @@ def test_a_loop_is_a_piece_that_stands_three_times_in_a_row():
 
 
 @pytest.mark.parametrize("period", [2, 3, 5, 20, 48])
-def test_what_would_begin_the_last_copy_of_a_loop_is_taken(period):
-    """Not before two copies, and no other token."""
+def test_a_loop_has_a_period(period):
     piece = torch.arange(1, period + 1)
-    text = torch.cat([torch.tensor([60, 61]), piece.repeat(10)])[: 2 + 3 * max(period, 3)]
-    prompt_length, processor = 2, loops.NoLoops(2)
-    taken = [
-        length
-        for length in range(prompt_length, len(text))
-        if processor(text[None, :length], torch.zeros(1, 64))[0, text[length]].isneginf()
-    ]
-    first_loop = loops.loop_mask(text[None, prompt_length:])[0].nonzero()[0].item() + prompt_length
-    assert taken[0] == first_loop - period + 1
-    scores = processor(text[None, : taken[0]], torch.zeros(1, 64))
-    assert scores.isneginf().sum() == 1
+    text = torch.cat([torch.tensor([60, 61]), piece.repeat(10)])[: 2 + 4 * max(period, 3)]
+    periods = loops.loop_periods(text[None])[0]
+    assert periods.unique().tolist() == [0, period]
+    assert int((periods > 0).int().argmax()) == 2 + max(3 * period, 8) - 1  # the last token of the third copy
 
 
-def test_a_text_without_loops_has_what_was_taken_and_what_remains(target):
+def test_a_text_is_led_out_of_each_loop_where_another_token_is_nearest(target):
+    """Everywhere else it is what the model writes greedily."""
     prompts = torch.randint(64, (4, 8), generator=torch.Generator().manual_seed(0))
     with_loops = target.generate(prompts, max_new_tokens=60, do_sample=False, eos_token_id=None)
-    assert loops.loop_mask(with_loops[:, 8:]).any(1).all()  # as an untrained model writes
-    texts = loops.loopless_texts(target, prompts, 60)
-    assert not loops.loop_mask(texts.ids[:, 8:]).any()
+    periods = loops.loop_periods(with_loops[:, 8:])
+    assert (periods > 0).any(1).all()  # as an untrained model writes
+    texts = loop_free_texts(target, prompts, 60, most_loops=60)
+    ids = torch.tensor([text.ids for text in texts])
+    assert torch.equal(ids[:, :8], prompts) and ids.shape == (4, 68)
+    assert not loops.loop_mask(ids[:, 8:]).any()
     with torch.no_grad():
-        own = target(texts.ids).logits[:, 7:-1].softmax(-1)
-    removed = torch.where(texts.wanted == 0, own, 0.0).sum(-1)
-    torch.testing.assert_close(removed, texts.taken)
-    torch.testing.assert_close(texts.wanted * (1 - texts.taken[..., None]), torch.where(texts.wanted == 0, 0.0, own))
-    assert (texts.taken > 0).any(1).all()
+        scores, looping = target(ids).logits, target(with_loops).logits
+    for row, text in enumerate(texts):
+        found, last = periods[row], int((periods[row] > 0).int().argmax()) + 8
+        copy = torch.arange(last + 1 - max(int(found[last - 8]), 4), last + 1)
+        gaps = looping[row, copy - 1].topk(2).values.diff()[:, 0]
+        assert text.avoided[0] == (int(copy[gaps.argmax()]), int(with_loops[row, copy[gaps.argmax()]]))
+        for place, token in text.avoided:
+            scores[row, place - 1, token] = -torch.inf
+    assert torch.equal(scores[:, 7:-1].argmax(-1), ids[:, 8:])
+    assert all(text.avoided for text in texts)
 
 
-def test_a_model_learns_to_begin_no_loops(target):
+def test_an_avoided_token_that_is_unlikely_already_adds_nothing(target):
+    batch = torch.arange(32)[None]
+    with torch.no_grad():
+        order = target(batch).logits[0, 19].argsort(descending=True)
+        plain = objectives.next_token(target, batch)
+        likely, unlikely = (
+            objectives.unloop(target, batch, [LoopFreeText(batch[0].tolist(), [(20, int(token))])], weight=100.0)
+            for token in (order[0], order[-1])
+        )
+        own = target(batch).logits[0, 19].softmax(-1)
+    torch.testing.assert_close(unlikely, plain)
+    wanted = own.clone()
+    wanted[order[0]] = 0.6 * own[order[1]]
+    wanted /= wanted.sum()
+    divergence = (wanted * (wanted / own).log()).sum()
+    torch.testing.assert_close(likely - plain, 100 * divergence / 32, rtol=1e-3, atol=1e-5)
+
+
+def test_a_model_learns_to_leave_loops(target):
     """It loops less, and learns the batch beside it."""
     tokens = np.random.default_rng(0).integers(64, size=4000).astype(np.uint16)
     batch = torch.from_numpy(tokens[:256].astype(np.int64).reshape(4, 64))
@@ -72,7 +92,7 @@ def test_a_model_learns_to_begin_no_loops(target):
         return loops.loop_mask(text[:, 8:]).any(1).float().mean().item()
 
     before, loss_before = looping(), objectives.next_token(target, batch)
-    texts = loops.stream_of_loopless_texts(target, tokens, rows=16, at_once=16, prompt_length=8, new_tokens=40)
+    texts = stream_of_loop_free_texts(target, tokens, rows=16, at_once=16, every=2, prompt_length=8, new_tokens=40)
     optimiser = torch.optim.AdamW(target.parameters(), lr=2e-3)
     for _ in range(30):
         loss = objectives.unloop(target, batch, next(texts), weight=100.0)

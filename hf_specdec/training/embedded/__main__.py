@@ -23,13 +23,13 @@ from hf_specdec.distributed.placement import read_device
 from hf_specdec.errors import ConfigError
 from hf_specdec.training.embedded import corpus, evaluate, objectives
 from hf_specdec.training.embedded.fit import fit
-from hf_specdec.training.embedded.loops import LooplessTexts, stream_of_loopless_texts
+from hf_specdec.training.embedded.loop_free import LoopFreeText, stream_of_loop_free_texts
 from hf_specdec.training.embedded.models import new_model
 from hf_specdec.training.embedded.own_texts import own_texts
 
 WINDOW, BATCH_SIZE = 512, 8
 NUM_OWN_TEXTS = 6144
-LOOP_WEIGHT = 600.0  # of a token after which the target gives all to a loop, beside 1 of any other
+NUM_LOOP_FREE, LOOP_WEIGHT = 12, 1200.0  # texts beside each batch; weight of a place of theirs, a token's being 1
 Batches = Iterator[torch.Tensor]
 Wrap = Callable[[Any], Any]
 
@@ -73,7 +73,7 @@ def main(
     if Stage.TARGET in chosen:
         _train_target(target, batches, held_out, work, per_share * SHARES[Stage.TARGET], wrap)
     if Stage.UNLOOP in chosen:
-        texts = stream_of_loopless_texts(target, train, rows=BATCH_SIZE, seed=seed)
+        texts = stream_of_loop_free_texts(target, train, rows=NUM_LOOP_FREE, seed=seed)
         _train_against_loops(target, batches, held_out, texts, work, per_share * SHARES[Stage.UNLOOP])
     if Stage.DRAFT in chosen:
         target.eval().requires_grad_(False)
@@ -122,11 +122,11 @@ def _train_against_loops(
     target: PreTrainedModel,
     batches: Batches,
     held_out: np.ndarray,
-    texts: Iterator[LooplessTexts],
+    texts: Iterator[list[LoopFreeText]],
     work: Path,
     minutes: float,
 ) -> None:
-    """Language modelling, and what the target writes where it may not begin a loop."""
+    """Language modelling, and one token of each loop that the target writes less likely than another."""
     few = held_out[: 64 * WINDOW]
     fit(
         target,
@@ -134,8 +134,8 @@ def _train_against_loops(
         batches,
         checkpoint=work / "unloop.pt",
         minutes=minutes,
-        matrix_lr=0.003,
-        other_lr=3e-4,
+        matrix_lr=0.004,
+        other_lr=4e-4,
         evaluate=lambda: {
             "held-out": evaluate.held_out_loss(target, few),
             "looping": evaluate.looping_share(target, held_out),

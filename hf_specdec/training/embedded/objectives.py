@@ -1,7 +1,7 @@
 """What each stage minimises. A pure function from (model, batch) to a loss in nats a token.
 
 ``next_token``  plain language modelling, for the target
-``unloop``      language modelling, plus distillation of texts in which the model began no loop
+``unloop``      language modelling, and at one token of each loop that the model writes another one likelier
 ``distil``      the draft learns the target's distribution
 """
 
@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from hf_specdec.compat import computes_bf16
-from hf_specdec.training.embedded.loops import LooplessTexts
+from hf_specdec.training.embedded.loop_free import LoopFreeText
+
+BELOW = 0.6  # a token that would go on with a loop, to the likeliest other one
 
 
 def next_token(model: PreTrainedModel, batch: torch.Tensor) -> torch.Tensor:
@@ -26,16 +28,28 @@ def distil(model: PreTrainedModel, teacher: PreTrainedModel, batch: torch.Tensor
     return F.cross_entropy(_logits(model, batch).flatten(0, 1), wanted.flatten(0, 1))
 
 
-def unloop(model: PreTrainedModel, batch: torch.Tensor, texts: LooplessTexts, *, weight: float) -> torch.Tensor:
-    """`next_token` of `batch`, plus the cross-entropy of `texts` under the distributions they were chosen from.
+def unloop(model: PreTrainedModel, batch: torch.Tensor, texts: list[LoopFreeText], *, weight: float) -> torch.Tensor:
+    """`next_token` of `batch`, and that no avoided token of `texts` is the likeliest.
 
-    A token counts `1 + weight * q` times, q being what the model gave to the tokens that would have begun a loop.
+    At each place of avoided tokens it adds the divergence of `model` from its own distribution in which these are at
+    most `BELOW` times as likely as the likeliest other token. A place counts `weight` times a token of `batch`.
     """
-    prompt_length = texts.ids.shape[1] - texts.wanted.shape[1]
-    logits = _logits(model, texts.ids)[:, prompt_length - 1 : -1]
-    loss = F.cross_entropy(logits.flatten(0, 1), texts.wanted.flatten(0, 1), reduction="none")
-    own = (loss * (1 + weight * texts.taken.flatten())).sum() / batch.numel()
-    return next_token(model, batch) + own
+    loss = next_token(model, batch)
+    if not texts:
+        return loss
+    length = max(place for text in texts for place, _ in text.avoided)
+    places = sorted({(row, place) for row, text in enumerate(texts) for place, _ in text.avoided})
+    rows, columns = torch.tensor(places, device=batch.device).T
+    scores = _logits(model, torch.tensor([text.ids[:length] for text in texts], device=batch.device))[rows, columns - 1]
+    avoided = torch.zeros_like(scores, dtype=torch.bool)
+    for row, text in enumerate(texts):
+        for place, token in text.avoided:
+            avoided[places.index((row, place)), token] = True
+    own = scores.detach().softmax(-1)
+    most = BELOW * own.masked_fill(avoided, 0.0).amax(-1, keepdim=True)
+    wanted = torch.where(avoided, own.minimum(most), own)
+    wanted = wanted / wanted.sum(-1, keepdim=True)
+    return loss + weight * F.kl_div(scores.log_softmax(-1), wanted, reduction="sum") / batch.numel()
 
 
 def _logits(model: PreTrainedModel, batch: torch.Tensor) -> torch.Tensor:
