@@ -9,7 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.training.embedded.corpus import pieces
-from hf_specdec.training.embedded.loops import MIN_TOKENS, loop_periods
+from hf_specdec.training.embedded.loops import loop_periods
+
+LEAST_PLACES = 4  # to choose from, where a copy has fewer tokens
 
 
 @dataclass
@@ -31,7 +33,8 @@ def loop_free_texts(
 ) -> list[LoopFreeText]:
     """`prompts`, `(rows, length)`, continued greedily by `model` and led out of each text's first `most_loops` loops.
 
-    The way out is the place in the loop's last copy where another token comes nearest to the one that goes on with it.
+    The way out is the place in the loop's last copy, or in its last four tokens where a copy has fewer, where another
+    token comes nearest to the one that goes on with it.
     """
     begin, end = prompts.shape[1], prompts.shape[1] + new_tokens
     texts = [LoopFreeText(ids) for ids in _continue(model, prompts.tolist(), end)]
@@ -53,7 +56,7 @@ def loop_free_texts(
 
 def _lead_out(text: LoopFreeText, end: int, period: int, logits: torch.Tensor) -> None:
     """Cuts `text` in the copy before `end` and puts another token there. `logits` are `(length, vocab)`."""
-    places = torch.arange(end - max(period, MIN_TOKENS // 2), end)
+    places = torch.arange(end - max(period, LEAST_PLACES), end)
     scores = logits[places - 1]
     for place, token in text.avoided:
         if place >= int(places[0]) and place < end:

@@ -37,14 +37,16 @@ def unloop(model: PreTrainedModel, batch: torch.Tensor, texts: list[LoopFreeText
     loss = next_token(model, batch)
     if not texts:
         return loss
-    length = max(place for text in texts for place, _ in text.avoided)
-    places = sorted({(row, place) for row, text in enumerate(texts) for place, _ in text.avoided})
-    rows, columns = torch.tensor(places, device=batch.device).T
-    scores = _logits(model, torch.tensor([text.ids[:length] for text in texts], device=batch.device))[rows, columns - 1]
-    avoided = torch.zeros_like(scores, dtype=torch.bool)
+    tokens_at: dict[tuple[int, int], list[int]] = {}
     for row, text in enumerate(texts):
         for place, token in text.avoided:
-            avoided[places.index((row, place)), token] = True
+            tokens_at.setdefault((row, place), []).append(token)
+    rows, places = torch.tensor(list(tokens_at), device=batch.device).T
+    ids = torch.tensor([text.ids for text in texts], device=batch.device)[:, : int(places.max())]
+    scores = _logits(model, ids)[rows, places - 1]
+    avoided = torch.zeros_like(scores, dtype=torch.bool)
+    for mask, tokens in zip(avoided, tokens_at.values(), strict=True):
+        mask[tokens] = True
     own = scores.detach().softmax(-1)
     most = BELOW * own.masked_fill(avoided, 0.0).amax(-1, keepdim=True)
     wanted = torch.where(avoided, own.minimum(most), own)
