@@ -18,6 +18,7 @@ from hf_specdec import DraftTree, SpecStep
 
 IMAGES = Path(__file__).parent / "images"
 ACCEPTED, REJECTED, ROOT, PLAIN = "#bcdcff", "#ffd9c2", "#d9d9d9", "#eeeeee"
+MOST_LETTERS = 6  # of a word in a box of a row
 SOURCES = {
     "text": "this text",
     "earlier_texts": "earlier texts",
@@ -177,7 +178,8 @@ def _row(axes: Axes, height: float, title: str, words: list[str], colors: list[s
     axes.text(start - 0.8, height, title, ha="right", va="center")
     for place, (word, color) in enumerate(zip(words, colors, strict=True)):
         box = {"boxstyle": "round,pad=0.25", "fc": color, "ec": "#888888"}
-        axes.text(start + place, height, word, ha="center", va="center", bbox=box, family="DejaVu Sans Mono", size=7)
+        shown = word if len(word) <= MOST_LETTERS else word[: MOST_LETTERS - 1] + "…"
+        axes.text(start + place, height, shown, ha="center", va="center", bbox=box, family="DejaVu Sans Mono", size=7)
 
 
 def _tree(axes: Axes, run: Run, step: SpecStep) -> None:

@@ -228,12 +228,12 @@ def test_an_embedded_head_reads_once_a_level(device: EmulatedDevice) -> None:
     """
     target = hf_specdec.AutoModelForCausalLM.from_pretrained(embedded.path("target"), dtype=torch.float32).to(DEVICE)
     head = hf_specdec.AutoDraftHead.from_pretrained(embedded.path("head")).to(DEVICE)
-    seen: list[tuple[int, int]] = []
-    levels: list[int] = []
+    seen: list[tuple[int, int, int]] = []
+    forwards: list[Any] = []
+    head.register_forward_hook(lambda *call: forwards.append(call))
 
     def observe(step: hf_specdec.SpecStep) -> None:
-        seen.append((len(device.reads), len(device.uploads)))
-        levels.append(max(step.tree.depths))
+        seen.append((len(device.reads), len(device.uploads), len(forwards)))
 
     config = {"num_branches": 3, "draft_len": 3, "max_nodes": 8, "confidence_threshold": 0.0}
     output = target.generate(
@@ -247,9 +247,9 @@ def test_an_embedded_head_reads_once_a_level(device: EmulatedDevice) -> None:
         return_dict_in_generate=True,
     )
     assert output.spec_stats.num_accepted_tokens > 0
-    reads, uploads = (
+    reads, uploads, levels = (
         [later - earlier for earlier, later in itertools.pairwise(counted)] for counted in zip(*seen, strict=True)
     )
-    assert reads == [1 + depth for depth in levels[1:]], "the verification, and each level"
+    assert reads == [1 + number for number in levels], "the verification, and each level"
     assert max(levels) == config["draft_len"]
     assert max(uploads) <= 2 + 2 * config["draft_len"]
