@@ -21,7 +21,9 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.extra_tokens import ExtraTokens
 from hf_specdec.tree_checks import Children, check_distributions, check_probabilities, children_of, no_child
 
-__all__ = ["DraftTree", "ExtraTokens", "TreeBuilder"]
+__all__ = ["ANY_DEPTH", "DraftTree", "ExtraTokens", "TreeBuilder"]
+
+ANY_DEPTH = 2**31 - 1  # as deep as a tree may become
 
 
 @dataclass(frozen=True, slots=True)

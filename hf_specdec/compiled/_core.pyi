@@ -80,6 +80,7 @@ class Search:
         learned: _Learned,
         common: tuple[array[int], array[int], int],
         takes_trees: bool,
+        max_depth: int,
         noise: tuple[npt.NDArray[np.float32], ...],
         /,
     ) -> None: ...

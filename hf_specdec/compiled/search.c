@@ -78,7 +78,7 @@ static int offer(Queue *queue, Least *best, int budget, int *arrivals, int node,
 static int offer_following(Search *search, const Arrays *arrays, int node, double floor, int budget, Queue *queue,
                            Least *best, int *arrivals) {
     double reached = search->nodes.at[node].probability, most = -1.0;
-    if (reached * MOST < floor) return 0;
+    if (reached * MOST < floor || search->nodes.at[node].depth >= search->max_depth) return 0;
     const Prediction *prediction = predicted(search, arrays, node);
     if (prediction == NULL) return -1;
     int32_t token = 0;

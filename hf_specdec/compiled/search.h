@@ -50,7 +50,7 @@ typedef struct {
     PyObject *texts[NUM_TEXTS], *tables[NUM_TABLES], *learned; /* arrays that Python owns, NULL where there are none */
     PyObject *noise; /* of the draws after the nodes of each depth, as far as it is known: a tuple of fp32 arrays */
     PyObject *common_of; /* (tokens, counts, total): the text's commonest tokens */
-    int takes_trees, has_common;
+    int takes_trees, max_depth, has_common;
     int64_t end; /* of the text when the search began */
     LIST(Node) nodes;
     LIST(Match) matches;

@@ -220,9 +220,9 @@ static int add_root(Search *search) {
 
 static PyObject *search_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
     PyObject *texts[NUM_TEXTS], *tables[NUM_TABLES], *learned, *common, *noise;
-    int takes_trees;
-    if (!PyArg_ParseTuple(args, "OOOOOO!O!pO!", &texts[0], &texts[1], &texts[2], &tables[0], &tables[1], &PyTuple_Type,
-                          &learned, &PyTuple_Type, &common, &takes_trees, &PyTuple_Type, &noise)) return NULL;
+    int takes_trees, max_depth;
+    if (!PyArg_ParseTuple(args, "OOOOOO!O!piO!", &texts[0], &texts[1], &texts[2], &tables[0], &tables[1], &PyTuple_Type,
+                          &learned, &PyTuple_Type, &common, &takes_trees, &max_depth, &PyTuple_Type, &noise)) return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Search *self = (Search *)allocate(type, 0);
     if (self == NULL) return NULL;
@@ -232,6 +232,7 @@ static PyObject *search_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
     self->common_of = owned(common);
     self->noise = owned(noise);
     self->takes_trees = takes_trees;
+    self->max_depth = max_depth;
     if (self->texts[OWN_TEXT] != NULL && add_root(self) == 0) return (PyObject *)self;
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a search needs a text");
     Py_DECREF(self);

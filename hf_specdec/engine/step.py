@@ -122,6 +122,7 @@ class StepRunner:
         depths = batch.depths()
         wanted: list[tuple[Drafter, int] | None] = []
         for sequence, depth in zip(batch.sequences, depths, strict=True):
+            sequence.drafter.max_depth = depth
             nodes = weighed if sequence.is_weighed else most
             asked = (sequence.drafter, min(nodes, depth) if is_chain or not depth else nodes)
             wanted.append(None if sequence.finished else asked)

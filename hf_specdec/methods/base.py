@@ -20,7 +20,7 @@ from transformers.generation import CandidateGenerator
 from hf_specdec.methods.draw_noise import DrawNoise
 from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import DraftedNode
-from hf_specdec.tree import DraftTree
+from hf_specdec.tree import ANY_DEPTH, DraftTree
 
 __all__ = ["TOKEN_COST", "DraftCost", "Drafter"]
 
@@ -59,6 +59,8 @@ class Drafter(CandidateGenerator, ABC):
         max_extra_tokens (`int`): most extra tokens beside a tree; a static cache's forwards have room for them.
         draft_cost (`DraftCost`): what a draft has to gain.
         num_rows (`int`): rows that share the target's next forward; set before each `propose`.
+        max_depth (`int`): drafted tokens one under the other that the text has room for; set before each `propose`.
+            Deeper trees are cut.
         noise (`DrawNoise | None`): the random numbers of the draws to come, where tokens are drawn; set before each
             `propose`.
         view: what it shows of itself to `spec_observer` after a step, if anything.
@@ -71,6 +73,7 @@ class Drafter(CandidateGenerator, ABC):
     max_extra_tokens: int = 0
     draft_cost: DraftCost = DraftCost()
     num_rows: int = 1
+    max_depth: int = ANY_DEPTH
     noise: DrawNoise | None = None
     view: Any = None
     _assisted_ids: list[int] | None = None

@@ -21,7 +21,7 @@ from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, RecycledLogits, _e
 from hf_specdec.methods.auto.search import Found, search_of
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.methods.node_logits import NodeLogits, read_logits
-from hf_specdec.tree import DraftTree
+from hf_specdec.tree import ANY_DEPTH, DraftTree
 from tests.helpers.draft_tables import TableScorer, random_table
 
 OFTEN = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -89,8 +89,10 @@ def steps(core: Any, text: Sequence[int], earlier: Sequence[Sequence[int]], seed
     predictor.found = RecycledLogits(rng.choice([8, 100]))
     index.extend(text)
     for _ in range(5):
-        search = search_of(predictor, index, takes_trees=takes_trees, noise=noise_of(rng))
+        depth = rng.choice([ANY_DEPTH, 0, 1, 3])
+        search = search_of(predictor, index, takes_trees=takes_trees, max_depth=depth, noise=noise_of(rng))
         found = search.likeliest(rng.choice([1, 6, 24]), rng.choice([1e-3, 2e-2]))
+        assert max(found.depths) <= depth
         seen.append(found)
         if rng.random() < 0.4:
             search.score(rng.choice(found.nodes), ([1, 2, 3], [9.0, 5.0, 3.0]))

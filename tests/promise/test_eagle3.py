@@ -151,12 +151,14 @@ def test_a_wrapped_target_works_with_a_head(model: Any) -> None:
 
 
 def test_use_logits_samples_the_targets_distribution(model: Any) -> None:
-    """Odds of a right run failing: one in a million."""
+    """Of five tokens, one of which the head does not know. Odds of a right run failing: one in a million."""
     head = random_head(model, draft_vocab_size=64)
+    allowed = {20, 40, 41, 60, 80}
+    warps = {"temperature": 1.5, "top_k": 0, "suppress_tokens": sorted(set(range(VOCAB_SIZE)) - allowed)}
     how = always({**SHAPES["tree"], "use_logits": True})
-    found = compare_pairs(model, {"temperature": 1.5, "top_k": 4}, num_texts=250, assistant_model=head, **how)
+    found = compare_pairs(model, warps, num_texts=250, assistant_model=head, **how)
     assert found.statistic < found.bound
-    assert found.num_accepted > 0
+    assert found.num_accepted > 100
 
 
 def test_a_head_for_another_target_is_refused_with_both_sizes(zoo: Zoo) -> None:

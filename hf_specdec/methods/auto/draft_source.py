@@ -19,7 +19,7 @@ from hf_specdec.methods.draw_noise import DrawNoise, coupled
 from hf_specdec.methods.node_logits import NodeLogits, read_tensors
 from hf_specdec.methods.processed_rows import LogitsProcessorFn, process_rows
 from hf_specdec.methods.translation import Translation
-from hf_specdec.tree import DraftTree, TreeBuilder
+from hf_specdec.tree import ANY_DEPTH, DraftTree, TreeBuilder
 
 __all__ = ["AnyDraftSource", "DraftSource", "TranslatedSource", "draft_source_of"]
 
@@ -43,9 +43,14 @@ class DraftSource:
         """Start a text."""
         self.scorer.begin(prompt_ids)
 
-    def start(self, text: Sequence[int], noise: DrawNoise | None = None) -> None:
-        """A step begins after `text`, with the noise of the draws to come where that is known."""
+    def start(self, text: Sequence[int], noise: DrawNoise | None = None, max_depth: int = ANY_DEPTH) -> None:
+        """A step begins after `text`, with the noise of the draws to come where that is known.
+
+        Args:
+            max_depth: of the search; nodes that deep are not asked about, as none can follow them.
+        """
         self._text, self._noise, self._request = text, noise, TreeBuilder(text[-1])
+        self._max_depth = max_depth
         self._ids: torch.Tensor | None = None  # (1, L) of the text, once a processor asks for it
         self._tree = DraftTree.chain(text[-1])  # what was requested last
         self._places: dict[int, int] = {}  # in the request, of the nodes that are in it
@@ -55,7 +60,9 @@ class DraftSource:
     def request(self, search: Search | CompiledSearch, found: Found) -> DraftTree | None:
         """What the draft model's next forward scores: the likeliest nodes that it can and has not; `None` for none."""
         known = self._places
-        wanted = [node for node in found.nodes if node not in known and (not node or search.parent(node) in known)]
+        with_depths = zip(found.nodes, found.depths, strict=True)
+        new = [node for node, depth in with_depths if node not in known and depth < self._max_depth]
+        wanted = [node for node in new if not node or search.parent(node) in known]
         if not self.scorer.takes_trees and known:
             last = next(reversed(known))
             wanted = [node for node in wanted if search.parent(node) == last][:1]
@@ -126,8 +133,10 @@ class TranslatedSource:
         """Start a text; the translation has its prompt."""
         self.scorer.begin(self.translation.fixed)
 
-    def start(self, text: Sequence[int], noise: DrawNoise | None = None) -> None:
+    def start(self, text: Sequence[int], noise: DrawNoise | None = None, max_depth: int = ANY_DEPTH) -> None:
         """A step begins after `text`. The noise is of the target's vocabulary, and not used."""
+        self._max_depth = max_depth
+        self._longest = 0  # tokens of the target that it has written
         self._chain: list[int] = []  # the draft's tokens after the tail
         self._probability = 1.0  # of all of them
         self._paths: dict[tuple[int, ...], float] = {(): 1.0}  # in the target's tokens, with their probabilities
@@ -137,7 +146,7 @@ class TranslatedSource:
         """What the draft model's next forward reads: the text's tail and what it has written; `None` after its end."""
         self._catch_up()
         known = self.translation
-        if self._chain and known.ends(self._chain[-1]):
+        if (self._chain and known.ends(self._chain[-1])) or self._longest > self._max_depth:  # the last one may change
             return None
         if len(known.tail) + len(self._chain) > self.scorer.room():
             return None
@@ -149,6 +158,7 @@ class TranslatedSource:
         self._chain.append(int(tokens[0, 0]))
         self._probability *= math.exp(log_probs[0, 0])
         path = tuple(self.translation.drafted(self._chain))
+        self._longest = max(self._longest, len(path))
         for end in range(1, len(path) + 1):
             self._paths.setdefault(path[:end], self._probability)
 

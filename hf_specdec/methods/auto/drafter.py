@@ -99,12 +99,14 @@ class AutoDrafter(RoundDrafter):
             self._search = None
             return DraftTree.chain(self.index.tokens[-1])
         noise = self._known_noise()
-        search = search_of(self.predictor, self.index, takes_trees=self.takes_trees, noise=noise)
+        search = search_of(
+            self.predictor, self.index, takes_trees=self.takes_trees, max_depth=self.max_depth, noise=noise
+        )
         self._search = self._described = search
         found = search.likeliest(budget, self._floor)
         if self.draft is None:
             return self._tree_of(search, found)
-        self.draft.start(self.index.tokens, self.noise)
+        self.draft.start(self.index.tokens, self.noise, self.max_depth)
         without: list[Found | None] = []  # what would have been drafted without each forward; `None` for nothing
         while len(without) < self.config.draft_len:
             request = self.draft.request(search, found) if self._pays(len(without)) else None

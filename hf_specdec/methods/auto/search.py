@@ -14,7 +14,7 @@ from hf_specdec.methods.auto.predictor import Context, NoiseRow, Prediction, Pre
 from hf_specdec.methods.auto.recycled_logits import Entry
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.observer import SourceVote
-from hf_specdec.tree import DraftTree
+from hf_specdec.tree import ANY_DEPTH, DraftTree
 
 __all__ = ["CompiledSearch", "Found", "Search", "search_of"]
 
@@ -69,11 +69,16 @@ class _Node:
 
 
 def search_of(
-    predictor: Predictor, index: NgramIndex, *, takes_trees: bool = True, noise: Sequence[NoiseRow] = ()
+    predictor: Predictor,
+    index: NgramIndex,
+    *,
+    takes_trees: bool = True,
+    max_depth: int = ANY_DEPTH,
+    noise: Sequence[NoiseRow] = (),
 ) -> "Search | CompiledSearch":
     """The search of one step, compiled where the core is there; see `Search` for the arguments."""
     kind = Search if compiled.core is None else CompiledSearch
-    return kind(predictor, index, takes_trees=takes_trees, noise=noise)
+    return kind(predictor, index, takes_trees, max_depth, noise)
 
 
 class Search:
@@ -83,13 +88,14 @@ class Search:
         predictor: knows what follows a context.
         index: the text; its last token is the root.
         takes_trees: whether siblings are verified; where not, a chain is grown.
+        max_depth: nodes one under the other, the root apart, at most.
         noise: of the draws after the nodes of depth 0, 1, ... as far as it is known; see `methods/draw_noise.py`.
     """
 
     def __init__(
-        self, predictor: Predictor, index: NgramIndex, *, takes_trees: bool = True, noise: Sequence[NoiseRow] = ()
+        self, predictor: Predictor, index: NgramIndex, takes_trees: bool, max_depth: int, noise: Sequence[NoiseRow]
     ) -> None:
-        self._predictor, self._takes_trees, self._noise = predictor, takes_trees, noise
+        self._predictor, self._takes_trees, self._max_depth, self._noise = predictor, takes_trees, max_depth, noise
         self._nodes = [_Node(0, index.tokens[-1], None, predictor.text_of(index))]
 
     def likeliest(self, budget: int, floor: float) -> Found:
@@ -186,7 +192,7 @@ class Search:
     def _candidates(self, node: _Node, floor: float) -> list[tuple[int, float]]:
         """Tokens after `node` that are as likely as `floor` together with all before them."""
         reached = node.probability
-        if reached * MOST < floor:
+        if reached * MOST < floor or node.depth >= self._max_depth:
             return []
         prediction = self._predicted(node)
         both = zip(prediction.tokens, prediction.probabilities, strict=True)
@@ -232,13 +238,22 @@ class CompiledSearch:
     """The same search in the compiled core. Arguments and methods are those of `Search`."""
 
     def __init__(
-        self, predictor: Predictor, index: NgramIndex, *, takes_trees: bool = True, noise: Sequence[NoiseRow] = ()
+        self, predictor: Predictor, index: NgramIndex, takes_trees: bool, max_depth: int, noise: Sequence[NoiseRow]
     ) -> None:
         assert compiled.core is not None
         self._predictor = predictor
         young, old, recycled, found, learned = predictor.arrays
         self._search = compiled.core.Search(
-            index.arrays, young, old, recycled, found, learned, index.common.arrays, takes_trees, tuple(noise)
+            index.arrays,
+            young,
+            old,
+            recycled,
+            found,
+            learned,
+            index.common.arrays,
+            takes_trees,
+            max_depth,
+            tuple(noise),
         )
         self.token, self.parent = self._search.token, self._search.parent
         self.child, self.probability = self._search.child, self._search.probability

@@ -155,7 +155,7 @@ class DraftModelDrafter(RoundDrafter):
         drawn: list[Candidate] = []
         chosen, least = [growth.root], self.min_probability
         while chosen:
-            room, rounds = budget - len(drawn), self.config.draft_len - growth.num_forwards
+            room, rounds = budget - len(drawn), self._num_levels - growth.num_forwards
             shares = self._shares(chosen, -(-room // rounds), least)
             if not shares:
                 break
@@ -187,9 +187,9 @@ class DraftModelDrafter(RoundDrafter):
         Args:
             weakest: the value that a new node has to exceed.
         """
-        if growth.num_forwards >= self.config.draft_len:
+        if growth.num_forwards >= self._num_levels:
             return []
-        unscored = [c for c in candidates if c.scored_as is None and c.depth < self.config.draft_len]
+        unscored = [c for c in candidates if c.scored_as is None and c.depth < self._num_levels]
         unscored.sort(key=lambda candidate: -candidate.value)
         if not self.scorer.takes_trees:
             unscored = [c for c in unscored if c.parent is growth.last_scored][:1]
@@ -217,6 +217,11 @@ class DraftModelDrafter(RoundDrafter):
         for _, _, candidate in slots[:room]:
             shares[candidate] = shares.get(candidate, 0) + 1
         return shares
+
+    @property
+    def _num_levels(self) -> int:
+        """How deep this round's tree may be."""
+        return min(self.config.draft_len, self.max_depth)
 
     @property
     def chooses_size(self) -> bool:

@@ -88,6 +88,11 @@ class TranslatedDrafter(DraftModelDrafter):
         """The draft model drafts everything; what the target's tokens are worth is not known one by one."""
         return tuple(DraftedNode(self.scorer.source) for _ in tree.tokens[1:])
 
+    @property
+    def _num_levels(self) -> int:
+        """The text's room is in the target's tokens, one of which may take several of the draft's."""
+        return self.config.draft_len
+
     def _translated(self, tree: DraftTree) -> DraftTree:
         builder = TreeBuilder(self._root)
         paths = [tree.first_branch()]
