@@ -9,6 +9,9 @@ A table of fixed size in arrays: a key has four places that it can stand in, and
 longest time. Safe to share between threads: a reader that meets a writer gets an entry of another key at worst.
 """
 
+import contextlib
+import math
+import mmap
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -208,9 +211,8 @@ class RecycledLogits:
         self._num_sets = sets - 1 + sets % 2 or 1  # odd, so that all tokens of a key tell sets apart
         count = self._num_sets * self._num_ways
         self._way_numbers = np.arange(self._num_ways)
-        self._keys, self._stamps = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int32)
-        self._tokens = np.zeros((count, NUM_KEPT), dtype=np.int32)
-        self._evidence = np.zeros((count, NUM_KEPT), dtype=np.float32)
+        self._keys, self._stamps = _zeros((count,), np.int64), _zeros((count,), np.int32)
+        self._tokens, self._evidence = _zeros((count, NUM_KEPT), np.int32), _zeros((count, NUM_KEPT), np.float32)
         self._arrays = self._keys, self._stamps, self._tokens, self._evidence, self._num_sets, self._num_ways
         # Single values are read three times as fast through these.
         self._keys_read = self._keys.data
@@ -224,6 +226,17 @@ class RecycledLogits:
         self._lock = threading.Lock()
         self._allocate(state["max_entries"])
         self.restore(state["entries"])
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any) -> Rows:
+    """Zeros in small pages: the first entries lie all over the table, and would have all of it cleared in huge ones."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size < mmap.PAGESIZE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
+        return np.zeros(shape, dtype=dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel that has no huge pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype=dtype).reshape(shape)
 
 
 def _keys_of_nodes(tokens: Sequence[int], parents: Sequence[int], before: Sequence[int]) -> Rows:
