@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from hf_specdec.compat import computes_halves
+from hf_specdec.engine.time_estimate import TimeEstimate
 from hf_specdec.errors import ConfigError
 from hf_specdec.files import replacing
 from hf_specdec.methods.base import TOKEN_COST
@@ -33,9 +34,6 @@ HALF_SLOPE = 0.015  # of halves, on a CPU that has instructions for them: readin
 FORMAT = "hf_specdec costs 1"
 LARGEST_RATIO, LARGEST_SIZE = 1e6, 1 << 20  # that a file of costs may hold
 FAR = 8  # tokens: sizes from here on tell what each of them costs
-TOWARDS_NOW = 0.1  # share of a step's surprise that goes into the time of one token
-TOWARDS_SHAPE = 0.03  # and into the ratio of its size; of first steps of a size more, the mean of all of them
-LARGEST_SURPRISE = 2.0  # a step that took longer was disturbed from outside
 ASSUMED_SPAN = 16  # tokens as which the assumed slope counts beyond the largest known size
 MEASURED_COUNT = 32  # steps as which a measured size counts
 NUM_SPEEDS = 9  # steps that a draft network's speed is the median of
@@ -79,6 +77,7 @@ class CostCurve:
         self.counts = [0] * len(SIZES)
         self.seconds_of_one: float | None = None
         self.is_measured = self.is_fixed = False
+        self._estimate: TimeEstimate | None = None  # from the first step on
 
     @property
     def is_known(self) -> bool:
@@ -111,7 +110,7 @@ class CostCurve:
         for size, taken in seconds.items():
             self.ratios[SIZES.index(size)] = max(LEAST, taken / seconds[1])
         self._fill()
-        self.is_measured = True
+        self.is_measured, self._estimate = True, None
 
     def unknown(self, limit: int) -> list[int]:
         """Sizes up to `limit` that nothing was learned from, those that would tell most first."""
@@ -129,29 +128,17 @@ class CostCurve:
         return curve
 
     def observe(self, num_columns: int, seconds: float) -> None:
-        """Correct the curve by a step that was taken: the time of one token quickly, the ratios slowly."""
+        """Correct the curve by a step that was taken, the ratios of other sizes too as far as they depend on it."""
         if self.is_fixed:
             return
-        if self.seconds_of_one is None:
-            self.seconds_of_one = seconds / self.ratio(num_columns)
-            self.counts[0] += num_columns == 1
-            return
-        surprise = seconds / (self.seconds_of_one * self.ratio(num_columns))
-        surprise = max(1.0 / LARGEST_SURPRISE, min(LARGEST_SURPRISE, surprise))
-        if num_columns == 1:  # then all other sizes cost less, or more, in comparison
-            share = max(TOWARDS_NOW, 1.0 / (self.counts[0] + 2))
-            self.counts[0] += 1
-            self.seconds_of_one *= surprise**share
-            for place in range(1, len(SIZES)):
-                is_known = self.counts[place] > 0  # then what it took stays, as long as little is known of one token
-                self.ratios[place] *= surprise ** -max(TOWARDS_SHAPE, is_known * (share - TOWARDS_NOW))
-            return
-        self.seconds_of_one *= surprise**TOWARDS_NOW
-        place = min(range(1, len(SIZES)), key=lambda place: abs(SIZES[place] - num_columns))
-        share = max(TOWARDS_SHAPE, 1.0 / (self.counts[place] + 2))
-        self.counts[place] += 1
-        self.ratios[place] = max(LEAST, self.ratios[place] * surprise**share)
-        self._fill()
+        if self._estimate is None:
+            self._estimate = TimeEstimate(SIZES, self.ratios, self.counts, self.seconds_of_one)
+        is_first = self.seconds_of_one is None  # which tells what one token takes, by the ratio that is assumed
+        self.seconds_of_one, ratios = self._estimate.observe(num_columns, seconds)
+        self.ratios = [max(LEAST, ratio) for ratio in ratios]
+        others = range(1, len(SIZES))
+        place = 0 if num_columns == 1 else min(others, key=lambda place: abs(SIZES[place] - num_columns))
+        self.counts[place] += not is_first or place == 0
 
     def _fill(self) -> None:
         """Let sizes that nothing was learned from follow: lines between known ones; beyond, the last line.

@@ -62,7 +62,7 @@ def test_the_line_below_a_curve(times: dict[int, float], limit: int, expected: t
 def test_what_is_seen_moves_the_curve_towards_it() -> None:
     curve = linear(0.1)
     curve.observe(1, 0.01)
-    assert curve.seconds_of_one == 0.01
+    assert curve.seconds_of_one == pytest.approx(0.01)
     before = curve.ratio(8)
     curve.observe(8, 0.01 * before * 1.5)
     assert before < curve.ratio(8) < 1.3 * before
@@ -175,12 +175,36 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
         StepCosts(0.1).load(tmp_path / "costs.json")
 
 
-def test_a_single_token_that_takes_longer_makes_the_other_sizes_cheaper_by_comparison() -> None:
+def test_a_single_token_that_takes_longer_makes_sizes_that_were_seen_cheaper_by_comparison() -> None:
     curve = linear(0.1)
     curve.observe(1, 0.01)
+    curve.observe(8, 0.017)
     before = curve.ratio(8)
     curve.observe(1, 0.015)
-    assert 0.9 * before < curve.ratio(8) < before
+    assert 0.8 * before < curve.ratio(8) < before
+
+
+@pytest.mark.parametrize("after", [1, 60])
+def test_a_first_token_that_was_disturbed_is_corrected_by_the_next_three(after: int) -> None:
+    """Steps of several tokens between them tell what they take, and not what one would have taken."""
+    curve = linear(0.045)
+    curve.observe(1, 0.018)
+    for size in range(after):
+        curve.observe((8, 12, 16)[size % 3], 0.01 * (1.0 + 0.045 * (7, 11, 15)[size % 3]))
+    for _ in range(3):
+        curve.observe(1, 0.01)
+    assert curve.seconds_of_one == pytest.approx(0.01, rel=0.15)
+    assert curve.ratio(12) == pytest.approx(1.0 + 0.045 * 11, rel=0.2)
+
+
+def test_a_machine_that_turns_fast_for_all_sizes_keeps_the_shape() -> None:
+    curve = linear(0.045)
+    for seconds in (0.0135, 0.01):
+        for size in (1, 8, 12, 16) * 3:
+            curve.observe(size, seconds * (1.0 + 0.045 * (size - 1)))
+    assert curve.seconds_of_one == pytest.approx(0.01, rel=0.03)
+    for size in (8, 12, 16, 32):
+        assert curve.ratio(size) == pytest.approx(1.0 + 0.045 * (size - 1), rel=0.05)
 
 
 @pytest.mark.parametrize("first", [0.02, 0.01])

@@ -13,7 +13,7 @@ def decode(budget: Budget, num_tokens: int, slope: float) -> list[int]:
     for done in range(num_tokens):
         cost = budget.draft_cost(1, 1, num_tokens - done)
         most = 64 if cost.of_node < 1.0 else 0
-        (tree,) = budget.cut([chain(*[0.01] * most)], 1)
+        (tree,) = budget.cut([chain(*[0.005] * most)], 1)
         seconds = ONE * (1.0 + slope * (len(tree) - 1))
         budget.record([tree], 1, num_tokens=1, seconds=seconds, draft_seconds=0.0)
         sizes.append(len(tree))
