@@ -16,7 +16,7 @@ from hf_specdec.bench.captions import facts, panels
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parent / "images" / "auto-by-task.svg"
 ROWS = {"auto": ("auto", "#4c8bf5"), "transformers:prompt_lookup": ("transformers' prompt lookup", "#c8ccd2")}
-SHOWN = "cpu-avx512"
+SHOWN = "cpu-avx2-auto"
 
 
 def main() -> None:
