@@ -1,6 +1,8 @@
 """What forwards cost: curves by points, corrected by what is seen, kept in files."""
 
 import json
+import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +220,29 @@ def test_what_larger_sizes_took_stays_as_one_token_gets_known(first: float) -> N
         curve.observe(1, first)
     assert curve.seconds_of_one == pytest.approx(first, rel=0.1)
     assert curve.ratio(8) * curve.seconds_of_one == pytest.approx(0.034, rel=0.25)
+
+
+def test_a_clock_that_stands_still_leaves_numbers() -> None:
+    curve = linear(0.1)
+    for size in (8, 1, 8, 1, 200):
+        curve.observe(size, 0.0)
+    assert curve.seconds_of_one is not None
+    assert all(map(math.isfinite, (curve.seconds_of_one, *curve.ratios)))
+
+
+def test_a_long_life_wears_no_estimate_out() -> None:
+    """Thousands of noisy steps of two sizes, then another machine, which a few steps of the same sizes tell."""
+    curve, rng = linear(0.1), random.Random(0)
+    for _ in range(5_000):
+        size = rng.choice([1, 8])
+        curve.observe(size, 0.01 * (1.0 + 0.2 * (size == 8)) * rng.uniform(0.9, 1.1))
+    assert curve.ratio(8) == pytest.approx(1.2, rel=0.05)
+    assert 1.2 < curve.ratio(16) < linear(0.1).ratio(16), "sizes that were never seen follow those that were"
+    for _ in range(300):
+        size = rng.choice([1, 8])
+        curve.observe(size, 0.02 * (1.0 + 0.5 * (size == 8)) * rng.uniform(0.9, 1.1))
+    assert curve.seconds_of_one == pytest.approx(0.02, rel=0.1)
+    assert curve.ratio(8) == pytest.approx(1.5, rel=0.1)
 
 
 def test_a_draft_network_s_speed_is_learned_from_two_steps() -> None:
