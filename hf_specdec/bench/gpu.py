@@ -1,10 +1,11 @@
 """Everything that waits for a GPU, by one command: tests, what a step costs, and the 1B and 7B shapes.
 
     python -m hf_specdec.bench.gpu --output gpu.json --tests tests/gpu
+    python -m hf_specdec.bench.gpu --output part.json --shape 7B --batch 1 --context-length 512 --row "auto*" --no-steps
     python -m hf_specdec.bench.gpu --output tiny.json --shape tiny       # tries the same on a CPU
 
 The embedded target is widened to each shape, so text and acceptance are real and the cost is that of the shape. Writes
-one JSON document, and its tables as Markdown beside it.
+one JSON document, and its tables as Markdown beside it, after each row.
 """
 
 import gc
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,14 +27,14 @@ from hf_specdec.bench.document import GPU, check_document_file, check_form, writ
 from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel, load_model, pick_device
 from hf_specdec.bench.measure import synchronize
-from hf_specdec.bench.prompts import Prompt, default_prompts, spread
+from hf_specdec.bench.prompts import default_prompts, spread
 from hf_specdec.bench.steps import measure_steps
 from hf_specdec.bench.tables import markdown
 from hf_specdec.command_errors import run_program
 from hf_specdec.compat import assists_static_caches
 from hf_specdec.errors import ConfigError, first_line, unknown_name
 
-__all__ = ["SHAPES", "Shape", "measure_gpu"]
+__all__ = ["SHAPES", "Selection", "Shape", "measure_gpu"]
 
 COPIED_BYTES, NUM_COPIES = 1 << 30, 20
 STATIC = {"cache_implementation": "static"}
@@ -58,6 +60,30 @@ class Shape:
     max_new_tokens: int = 128
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What of the shapes is measured; all of it by default.
+
+    Attributes:
+        batches, contexts (`tuple[int, ...]`): in the place of the shape's, where there are any.
+        rows (`tuple[str, ...]`): shell patterns of the rows' names. The first row, plain generate, is always measured.
+        steps (`bool`): whether what a step costs is, too.
+        num_texts (`int`): that each row writes, each once, after a first call on another text.
+        num_prompts (`int`): default prompts by which steps are measured.
+    """
+
+    batches: tuple[int, ...] = ()
+    contexts: tuple[int, ...] = ()
+    rows: tuple[str, ...] = ()
+    steps: bool = True
+    num_texts: int = 4
+    num_prompts: int = 12
+
+    def has_row(self, name: str) -> bool:
+        """Whether the row of this name is measured."""
+        return not self.rows or any(fnmatchcase(name, pattern) for pattern in self.rows)
+
+
 SHAPES: Mapping[str, Shape] = {
     "1B": Shape((2048, 22)),
     "7B": Shape((4096, 32)),
@@ -70,7 +96,7 @@ def measure_gpu(
     *,
     device: str | None = None,
     tests: Path | None = None,
-    num_prompts: int = 12,
+    selection: Selection | None = None,
     keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """A document of kind "gpu".
@@ -78,13 +104,13 @@ def measure_gpu(
     Args:
         names: of `SHAPES`.
         tests: a folder whose tests marked `gpu` are run first; they are left out by default.
-        num_prompts: default prompts by which steps are measured.
-        keep (*optional*): gets the document so far after each shape.
+        selection: what of the shapes is measured.
+        keep (*optional*): gets the document so far after each row and each shape.
     """
     for name in names:
         if name not in SHAPES:
             raise unknown_name("shape", name, SHAPES)
-    where, prompts = pick_device(device), spread(default_prompts(), num_prompts)
+    where, chosen = pick_device(device), selection or Selection()
     if device is None and where.type == "cpu" and (large := [name for name in names if SHAPES[name].size is not None]):
         remedy = "Try it with the shape tiny (make gpu SHAPES=tiny), or name the device cpu to measure on the CPU."
         raise ConfigError("shape", "must be tiny where there is no accelerator", ", ".join(large), remedy)
@@ -92,38 +118,49 @@ def measure_gpu(
     bandwidth = _copy_bandwidth(where)
     entries: list[dict[str, Any]] = []
     facts: list[dict[str, Any]] = []
-    document: dict[str, Any] = {}
+
+    def document() -> dict[str, Any]:
+        fields = {"tests": outcome, "copy_bandwidth": bandwidth, "shapes": entries}
+        return new_document(GPU, where, settings={"shapes": list(names)}, models=facts, **fields)
+
+    def progress() -> None:
+        if keep is not None and facts:
+            keep(document())
+
     for name in names:
         entries.append({"shape": name, "rows": [], "left_out": [], "bandwidth_share": None})
-        _measure_shape(entries[-1], facts, where, prompts, bandwidth)
+        _measure_shape(entries[-1], facts, where, chosen, bandwidth, progress)
         _free_memory(where)
-        fields = {"tests": outcome, "copy_bandwidth": bandwidth, "shapes": entries}
-        document = new_document(GPU, where, settings={"shapes": list(names)}, models=facts, **fields)
-        if keep is not None:
-            keep(document)
-    return document
+        progress()
+    return document()
 
 
 def _measure_shape(
     entry: dict[str, Any],
     facts: list[dict[str, Any]],
     where: torch.device,
-    prompts: Sequence[Prompt],
+    chosen: Selection,
     bandwidth: float,
+    progress: Callable[[], None],
 ) -> None:
     """Fill in the entry of one shape and add the model's facts; what has no room in memory is among `left_out`."""
     shape, stage = SHAPES[entry["shape"]], "loading the model"
+    contexts = chosen.contexts or shape.contexts
     try:
         loaded = load_model(dtype=shape.dtype, head=embedded.path("head"), widen_to=shape.size, device=where)
-        longest = max(shape.contexts) + shape.max_new_tokens + 256
+        longest = max(contexts) + shape.max_new_tokens + 256
         for model in (loaded.model, loaded.assistant):
             if model is not None:  # the text beyond is worse, its cost the same
                 model.config.max_position_embeddings = max(model.config.max_position_embeddings, longest)
         facts.append(model_facts(loaded))
-        entry["rows"], entry["left_out"] = _rows(loaded, shape, prompts)
-        entry["bandwidth_share"] = _bandwidth_share(loaded, entry["rows"], bandwidth)
+        for batch in chosen.batches or shape.batches:
+            for context in contexts:
+                _measure_cell(entry, loaded, chosen, batch, context, progress)
+                entry["bandwidth_share"] = _bandwidth_share(loaded, entry["rows"], bandwidth)
         stage = "what a step costs"
-        entry["steps"] = measure_steps(loaded, prompts, max_new_tokens=min(shape.max_new_tokens, 64))
+        if chosen.steps:
+            prompts = spread(default_prompts(), chosen.num_prompts)
+            entry["steps"] = measure_steps(loaded, prompts, max_new_tokens=min(shape.max_new_tokens, 64))
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
@@ -163,56 +200,46 @@ def _methods(loaded: LoadedModel, batch: int, length: int) -> dict[str, dict[str
     return rows | ours | {f"{name}, static cache": arguments | STATIC for name, arguments in ours.items()}
 
 
-def _rows(
-    loaded: LoadedModel, shape: Shape, prompts: Sequence[Prompt]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Tokens a second of each way to generate, at each batch size and context; and those without room in memory.
+def _measure_cell(
+    entry: dict[str, Any],
+    loaded: LoadedModel,
+    chosen: Selection,
+    batch: int,
+    context: int,
+    progress: Callable[[], None],
+) -> None:
+    """Add tokens a second of each way to generate at one batch size and context; and those without room in memory.
 
     Sampled too where there is one sequence, which then has plain generate's tokens, of the shortest context.
     """
-    rows: list[dict[str, Any]] = []
-    left_out: list[dict[str, Any]] = []
-    text = [token for prompt in prompts for token in encode(loaded, prompt)["input_ids"][0].tolist()]
-    for batch in shape.batches:
-        for context in shape.contexts:
-            inputs = _inputs(text, batch, context, loaded.model.device)
-            methods = _methods(loaded, batch, context + shape.max_new_tokens)
-            ways = [methods]
-            if batch == 1 and context == min(shape.contexts):
-                ways.append({f"{name}, sampled": arguments | SAMPLED for name, arguments in methods.items()})
-            for way in ways:
-                found, without_room = _compared(loaded, inputs, shape.max_new_tokens, way)
-                cell = {"batch": batch, "context": context}
-                rows += [cell | row for row in found]
-                left_out += [cell | row for row in without_room]
-    return rows, left_out
-
-
-def _compared(
-    loaded: LoadedModel,
-    inputs: Mapping[str, torch.Tensor],
-    max_new_tokens: int,
-    methods: Mapping[str, Mapping[str, Any]],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows of one batch and context, beside the first of them, plain generate; and those without room in memory."""
-    rows, left_out = [], []
-    plain: tuple[float, list[list[int]]] | None = None
-    for name, arguments in methods.items():
-        try:
-            row, tokens = _row(loaded, inputs, max_new_tokens, arguments)
-        except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            left_out.append({"name": name, "reason": first_line(error)})
-            _free_memory(loaded.model.device)
-            continue
-        if plain is None and not name.startswith("plain"):
-            left_out.append({"name": name, "reason": "no room for plain generate, which it is compared with"})
-            continue
-        speed, expected = plain = plain or (row["tokens_per_second"], tokens)
-        equality = {"equal": tokens == expected, "over_plain": row["tokens_per_second"] / speed}
-        rows.append({"name": name, **row, **equality})
-    return rows, left_out
+    shape = SHAPES[entry["shape"]]
+    texts = _texts(loaded, batch, context, 1 + chosen.num_texts)
+    methods = _methods(loaded, batch, context + shape.max_new_tokens)
+    ways = [methods]
+    if batch == 1 and context == min(chosen.contexts or shape.contexts):
+        ways.append({f"{name}, sampled": arguments | SAMPLED for name, arguments in methods.items()})
+    for way in ways:
+        plain: tuple[float, list[list[int]]] | None = None
+        for place, (name, arguments) in enumerate(way.items()):
+            if place and not chosen.has_row(name):
+                continue
+            cell: dict[str, Any] = {"batch": batch, "context": context, "name": name}
+            try:
+                row, tokens = _row(loaded, texts, shape.max_new_tokens, arguments)
+            except (MemoryError, RuntimeError) as error:
+                if not _is_out_of_memory(error):
+                    raise
+                entry["left_out"].append(cell | {"reason": first_line(error)})
+                _free_memory(loaded.model.device)
+                continue
+            if plain is None and place:
+                reason = "no room for plain generate, which it is compared with"
+                entry["left_out"].append(cell | {"reason": reason})
+                continue
+            speed, expected = plain = plain or (row["tokens_per_second"], tokens)
+            equality = {"equal": tokens == expected, "over_plain": row["tokens_per_second"] / speed}
+            entry["rows"].append(cell | row | equality)
+            progress()
 
 
 def _free_memory(device: torch.device) -> None:
@@ -221,31 +248,44 @@ def _free_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _inputs(text: Sequence[int], batch: int, context: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """`(batch, context)` ids: the prompts' tokens in a circle, each row from another place."""
-    step = max(len(text) // batch, 1)
-    rows = [[text[(row * step + place) % len(text)] for place in range(context)] for row in range(batch)]
-    ids = torch.tensor(rows, device=device)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+def _texts(loaded: LoadedModel, batch: int, context: int, count: int) -> list[dict[str, torch.Tensor]]:
+    """Inputs of `(batch, context)` ids: the default prompts' tokens in a circle, each row from another place."""
+    text = [token for prompt in default_prompts() for token in encode(loaded, prompt)["input_ids"][0].tolist()]
+    step = max(len(text) // (batch * count), 1)
+    found = []
+    for first in range(count):
+        places = [(first + row * count) * step for row in range(batch)]
+        ids = [[text[(place + token) % len(text)] for token in range(context)] for place in places]
+        tensor = torch.tensor(ids, device=loaded.model.device)
+        found.append({"input_ids": tensor, "attention_mask": torch.ones_like(tensor)})
+    return found
 
 
 def _row(
-    loaded: LoadedModel, inputs: Mapping[str, torch.Tensor], max_new_tokens: int, arguments: Mapping[str, Any]
+    loaded: LoadedModel,
+    texts: Sequence[Mapping[str, torch.Tensor]],
+    max_new_tokens: int,
+    arguments: Mapping[str, Any],
 ) -> tuple[dict[str, Any], list[list[int]]]:
-    """Seconds of the second of two equal calls, the first of which compiles and allocates; and its tokens."""
+    """Seconds of a call for each text but the first, whose call compiles and allocates; and the tokens of all."""
     model: Any = loaded.model
-    options = {**inputs, "max_new_tokens": max_new_tokens, "do_sample": False, "eos_token_id": None}
+    options = {"max_new_tokens": max_new_tokens, "do_sample": False, "eos_token_id": None}
     options |= {"pad_token_id": 0, "return_dict_in_generate": True, **arguments}
-    (_, first), (output, seconds) = (_timed(model, options) for _ in range(2))
-    stats = getattr(output, "spec_stats", None)
-    tokens: list[list[int]] = output.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+    calls = [_timed(model, {**inputs, **options}) for inputs in texts]
+    all_stats = [stats for output, _ in calls[1:] if (stats := getattr(output, "spec_stats", None)) is not None]
+    (output, first), last = calls[0], all_stats[-1] if all_stats else None
+    compiling = getattr(getattr(output, "spec_stats", None), "compile_seconds", None)
+    tokens: list[list[int]] = [
+        row for output, _ in calls for row in output.sequences[:, texts[0]["input_ids"].shape[1] :].tolist()
+    ]
+    num_steps, num_drafted = (sum(getattr(stats, name) for stats in all_stats) for name in ("num_drafts", "num_tokens"))
     row = {
-        "tokens_per_second": sum(map(len, tokens)) / seconds,
+        "tokens_per_second": len(tokens) // len(calls) * max_new_tokens * len(calls[1:]) / sum(s for _, s in calls[1:]),
         "first_call_seconds": first,
-        "mean_acceptance_length": None if stats is None else stats.mean_acceptance_length,
-        "num_graphs": None if stats is None else stats.num_graphs,
-        "compile_seconds": None if stats is None else stats.compile_seconds,
-        "plain_reason": None if stats is None else stats.plain_reason,
+        "mean_acceptance_length": num_drafted / num_steps if num_steps else None,
+        "num_graphs": None if last is None else last.num_graphs,
+        "compile_seconds": compiling,
+        "plain_reason": None if last is None else last.plain_reason,
     }
     return row, tokens
 
@@ -294,6 +334,13 @@ def main(
     shape: Annotated[list[str] | None, typer.Option(help="Of 1B, 7B and tiny. Default: 1B and 7B.")] = None,
     tests: Annotated[Path | None, typer.Option(help="Also run this folder's tests marked gpu.")] = None,
     device: Annotated[str | None, typer.Option(help="Default: the accelerator, or the CPU.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Rows of a batch. Default: the shape's.")] = None,
+    context_length: Annotated[
+        list[int] | None, typer.Option(min=1, help="Tokens of a prompt. Default: the shape's.")
+    ] = None,
+    row: Annotated[list[str] | None, typer.Option(help='Shell pattern of rows, such as "auto*". Default: all.')] = None,
+    steps: Annotated[bool, typer.Option(help="Measure what a step costs, too.")] = True,
+    num_texts: Annotated[int, typer.Option(min=1, help="That each row writes.")] = 4,
     num_prompts: Annotated[int, typer.Option(min=1, help="By which steps are measured.")] = 12,
 ) -> None:
     """Measure, and write one document."""
@@ -304,8 +351,10 @@ def main(
         write_document(document, output)
         output.with_suffix(".md").write_text(markdown(document))
 
-    names = shape or ["1B", "7B"]
-    document = measure_gpu(names, device=device, tests=tests, num_prompts=num_prompts, keep=keep)
+    selection = Selection(
+        tuple(batch or ()), tuple(context_length or ()), tuple(row or ()), steps, num_texts, num_prompts
+    )
+    document = measure_gpu(shape or ["1B", "7B"], device=device, tests=tests, selection=selection, keep=keep)
     if document["tests"] is not None and document["tests"]["exit_code"]:
         raise typer.Exit(1)
 

@@ -109,7 +109,7 @@ def load_model(
     where = pick_device(device)
     folder = embedded.path("target") if path is None else path
     draft = embedded.path("draft") if path is None and assistant is None else assistant
-    model, drafting, facts = _target_and_head(folder, precision, head, widen_to, placement or {})
+    model, drafting, facts = _target_and_head(folder, precision, head, widen_to, placement or {}, where)
     if attn_implementation is not None:
         _set_attention(model, attn_implementation)
     helper = None if draft is None else hf_specdec.AutoModelForCausalLM.from_pretrained(draft, precision=own_precision)
@@ -134,8 +134,12 @@ def _target_and_head(
     head: str | None,
     widen_to: tuple[int, int] | None,
     placement: Mapping[str, Any],
+    where: torch.device,
 ) -> tuple[Any, DraftHead | None, dict[str, Any]]:
-    """The model, its head, both at their new size where one is wanted, and what is to be told of that."""
+    """The model, its head, both at their new size where one is wanted, and what is to be told of that.
+
+    They are made larger on the device, in seconds, where it has room for them in fp32, otherwise in the host's memory.
+    """
     drafting: DraftHead | None = None
     if widen_to is None:
         model = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision, **placement)
@@ -143,10 +147,15 @@ def _target_and_head(
             drafting = hf_specdec.AutoDraftHead.from_pretrained(head, dtype=model.dtype)
         return model, drafting, {}
     original = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision="fp32")
-    large, facts = _widened(original, folder, precision, widen_to)
-    if head is not None:
-        drafting = widen_head(hf_specdec.AutoDraftHead.from_pretrained(head).float(), original, large)
-        drafting.to(large.dtype)
+    small = None if head is None else hf_specdec.AutoDraftHead.from_pretrained(head).float()
+    try:
+        large, drafting, facts = _widened(original.to(where), small, folder, precision, widen_to)
+    except torch.OutOfMemoryError:
+        large = None
+    if large is None:  # what did not fit has been freed with the error
+        large, drafting, facts = _widened(original.cpu(), small, folder, precision, widen_to)
+    if where.type == "cuda":
+        torch.cuda.empty_cache()  # of fp32
     return large, drafting, {"widening": facts}
 
 
@@ -176,18 +185,20 @@ def _set_attention(model: Any, name: str) -> None:
 
 
 def _widened(
-    original: PreTrainedModel, folder: str, precision: str, size: tuple[int, int]
-) -> tuple[Any, dict[str, Any]]:
-    """The model at its new size, widened and checked in fp32 and then brought to its precision."""
-    model = widen(original, hidden_size=size[0], num_layers=size[1])
+    original: PreTrainedModel, head: DraftHead | None, folder: str, precision: str, size: tuple[int, int]
+) -> tuple[Any, DraftHead | None, dict[str, Any]]:
+    """The model and its head at their new size, widened and checked in fp32 and then brought to their precision."""
+    model: Any = widen(original, hidden_size=size[0], num_layers=size[1])
     difference = check_widening(original, model)
     facts = {"hidden_size": size[0], "num_layers": size[1], "largest_logit_difference": difference}
-    if precision not in DTYPES:
-        return _quantised(model, precision), facts
-    wanted = DTYPES[precision]
-    dtype = wanted if isinstance(wanted, torch.dtype) else AutoConfig.from_pretrained(folder).dtype
-    hf_specdec.enable(model.to(dtype=dtype))
-    return model, facts
+    if precision in DTYPES:
+        wanted = DTYPES[precision]
+        dtype = wanted if isinstance(wanted, torch.dtype) else AutoConfig.from_pretrained(folder).dtype
+        hf_specdec.enable(model.to(dtype=dtype))
+    else:
+        model = _quantised(model, precision)
+    drafting = None if head is None else widen_head(head.to(original.device), original, model).to(model.dtype)
+    return model, drafting, facts
 
 
 def _quantised(model: PreTrainedModel, precision: str) -> Any:

@@ -18,9 +18,11 @@ Knows nothing about benchmarks.
     widen_head(head, model, large)  # drafts for `large` what `head` drafts for `model`
 """
 
+import contextlib
 import copy
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -62,9 +64,8 @@ def widen(model: PreTrainedModel, *, hidden_size: int, num_layers: int) -> PreTr
     """
     _check_shape(model)
     config = _larger_config(model.config, hidden_size, num_layers)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        large = AutoModelForCausalLM.from_config(config).to(dtype=model.dtype, device=model.device).eval()
+    with _seeded(model.device):
+        large = AutoModelForCausalLM.from_config(config, dtype=model.dtype).eval()
     scale = math.sqrt(model.config.hidden_size / hidden_size)
     sources = dict(model.named_parameters())
     with torch.no_grad():
@@ -99,8 +100,7 @@ def widen_head(head: DraftHead, original: PreTrainedModel, widened: PreTrainedMo
         target_hidden_size=wide,
         layer_ids=tuple(widened.config.num_hidden_layers if layer == last else layer for layer in own_ids),
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with _seeded(head.device):
         large = Eagle3Head(config, has_embedding=head.embed_tokens is not None)
     large = large.to(dtype=head.dtype, device=head.device).eval()
     sources, scale = dict(head.named_parameters()), math.sqrt(width / wide)
@@ -135,6 +135,15 @@ def check_widening(original: PreTrainedModel, widened: PreTrainedModel, *, num_t
             "Only models built like Llama can be widened; measure this one at its own size."
         )
     return float(difference)
+
+
+@contextlib.contextmanager
+def _seeded(device: torch.device) -> Iterator[None]:
+    """Weights are drawn on the device, which takes seconds where a CPU takes minutes, and always alike."""
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type), device:
+        torch.manual_seed(0)
+        yield
 
 
 def _check_shape(model: Any) -> None:

@@ -22,6 +22,7 @@ from hf_specdec.compat import (
     StaticCache,
     StaticLayer,
     StaticSlidingWindowLayer,
+    mark_dynamic,
     mark_static_address,
 )
 from hf_specdec.transfer import is_staged
@@ -59,6 +60,8 @@ class StaticWriteIndex:
         self.rows, self.columns, self.length = rows, columns, length
         for tensor in (rows, columns, length):
             mark_static_address(tensor)
+        if columns.shape[1] > 1:
+            mark_dynamic(columns, [1])
 
 
 class StaticSpecLayer(SpecLayer):
@@ -104,8 +107,10 @@ class StaticSpecLayer(SpecLayer):
         self.make_room(capacity)
         if index is not self.static_index or self.keys is not keys:
             self.static_index = index
-            mark_static_address(self.keys)
-            mark_static_address(self.values)
+            for tensor in (self.keys, self.values):
+                mark_static_address(tensor)
+            for tensor in (self.keys, self.values, *self.buffers):
+                mark_dynamic(tensor, [tensor.ndim - 2])  # (..., heads, columns, head_dim)
 
     def empty(self) -> None:
         """Forget everything; the buffers stay where they are."""

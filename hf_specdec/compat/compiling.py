@@ -20,18 +20,13 @@ __all__ = ["compile_settings", "compiled", "mark_step_begin"]
 def compile_settings(
     model: PreTrainedModel, generation_config: GenerationConfig, model_kwargs: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Arguments of `torch.compile` where plain generate would compile its steps; `None` where it would not.
-
-    Shapes are static unless the caller says otherwise: each width has a graph of its own.
-    """
+    """Arguments of `torch.compile` where plain generate would compile its steps; `None` where it would not."""
     if "llama4" in model.config.model_type:  # transformers' `get_compiled_call` leaves it out as well
         return None
     if not model._valid_auto_compile_criteria(dict(model_kwargs), generation_config):
         return None
     config = generation_config.compile_config or model._default_compile_config()
     settings: dict[str, Any] = config.to_dict()
-    if settings.get("dynamic") is None:
-        settings["dynamic"] = False
     if settings.get("options") is not None:
         settings.pop("mode")  # torch takes one of them
     return settings

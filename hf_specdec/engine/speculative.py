@@ -111,7 +111,7 @@ def _run(loop: SpecLoop, stats: SpecStats) -> None:
     loop.run()
     stats.compile_seconds = loop.batch.compile_seconds - compiled_before
     for forward in loop.batch.compiled:
-        stats.num_graphs += len(forward.shapes)
+        stats.num_graphs += forward.num_graphs
         if forward.reason is not None:
             state_of(forward.model).warn_once(f"{type(forward.model).__name__} is not compiled: {forward.reason}")
 

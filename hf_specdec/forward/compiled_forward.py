@@ -1,7 +1,7 @@
-"""A network's forwards over a static cache, compiled once for each shape, with what is read of their logits inside.
+"""A network's forwards over a static cache, compiled once for all widths, with what is read of their logits inside.
 
-A shape that cannot be compiled runs as it is written, and the reason is kept; what a hook raises is shown. Knows
-nothing of trees or texts.
+What cannot be compiled runs as it is written, and the reason is kept; what a hook raises is shown. Knows nothing of
+trees or texts.
 """
 
 import threading
@@ -20,6 +20,7 @@ from hf_specdec.transfer import is_host
 __all__ = ["CompiledForward", "CompiledShapes", "Step"]
 
 Step = Callable[..., tuple[Any, torch.Tensor]]
+NUM_WARMING = 2  # forwards of a shape that take longer on an accelerator: CUDA graphs are recorded in the second
 
 
 class CompiledForward:
@@ -32,8 +33,9 @@ class CompiledForward:
         hooks: those that the model has, to be compared.
 
     Attributes:
-        shapes: what was compiled: `(batch, width, columns)` of each graph, and what else graphs are made for.
-        seconds (`float`): of the first forward of each shape, which compiles.
+        shapes: `(batch, width, columns)` of what has run, and what else graphs are made for, with the number of runs as
+            long as they are the first ones.
+        seconds (`float`): of the first forwards of each shape, which compile.
         reason (`str | None`): why forwards run as they are written, once that was found out.
     """
 
@@ -47,10 +49,10 @@ class CompiledForward:
         self.model: Any = model
         self.hooks = hooks
         self.settings, self._make_step = dict(settings), make_step or _model_step
-        self.shapes: set[tuple[int, ...]] = set()
+        self.shapes: dict[tuple[int, ...], int] = {}
         self.seconds = 0.0
         self.reason: str | None = None
-        self._steps: dict[tuple[int, ...], Step] = {}  # by shape: torch stops compiling what has too many graphs
+        self._steps: dict[tuple[int, ...], Step] = {}  # by graph: torch stops compiling what has too many
         self._kept: dict[int, StaticSpecCache] = {}
         self._lock = threading.Lock()
 
@@ -58,6 +60,11 @@ class CompiledForward:
     def is_lent(self) -> bool:
         """Whether the next forward may write over what one has returned, as CUDA graphs do."""
         return self.reason is None and not is_host(self.model.device)
+
+    @property
+    def num_graphs(self) -> int:
+        """How many graphs were compiled."""
+        return len(self._steps)
 
     def __call__(self, shape: tuple[int, ...], inputs: Mapping[str, Any]) -> tuple[Any, torch.Tensor]:
         """What the step returns: of a model its output, and the best token of each column, `(batch, width)`.
@@ -67,10 +74,14 @@ class CompiledForward:
         """
         if self.reason is not None:
             return self.as_written(inputs)
-        if shape in self.shapes:
+        num_runs = self.shapes.get(shape, 0)
+        if num_runs >= (1 if is_host(self.model.device) else NUM_WARMING):
             return self._step_of(shape)(**inputs)
         start = time.perf_counter()
         try:
+            if not num_runs:
+                for name, value in inputs.items():
+                    _mark_lengths(name, value)
             found = self._step_of(shape)(**inputs)
         except Exception as error:  # compilers fail in many ways; what the forward itself raises comes below
             if raised_in_hook(error, self.model):  # it may not raise again
@@ -78,7 +89,7 @@ class CompiledForward:
             found = self.as_written(inputs)
             self.reason = " ".join([type(error).__name__, *str(error).split("\n")[:2]])
             return found
-        self.shapes.add(shape)
+        self.shapes[shape] = num_runs + 1
         self.seconds += time.perf_counter() - start
         return found
 
@@ -113,9 +124,18 @@ class CompiledForward:
     def _step_of(self, shape: tuple[int, ...]) -> Step:
         if not is_host(self.model.device):
             compat.mark_step_begin()
-        if shape not in self._steps:
-            self._steps[shape] = compat.compiled(self._make_step(self.model), self.settings)
-        return self._steps[shape]
+        graph = self._graph_of(shape)
+        if graph not in self._steps:
+            self._steps[graph] = compat.compiled(self._make_step(self.model), self.settings)
+        return self._steps[graph]
+
+    def _graph_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """What forwards with the same graph share: of more than one token, all but width and columns.
+
+        Unless the caller wants a graph for each shape.
+        """
+        batch, width, _, *rest = shape
+        return shape if self.settings.get("dynamic") is False else (batch, min(width, 2), *rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +155,27 @@ class CompiledShapes:
             return self.compiled.as_written(inputs)
         first, second = self.compiled(shape, inputs)
         return (first.clone(), second.clone()) if self.compiled.is_lent else (first, second)
+
+
+def _mark_lengths(name: str, value: Any) -> None:
+    """Let the graph take any number of tokens and columns: torch reads the marks when it compiles.
+
+    Args:
+        name: of the argument.
+        value: `(..., width)` ids or positions, `(batch, width, hidden_size)` states, a `(batch, 1, width, columns)`
+            mask, `(batch, heads, columns, head_dim)` buffers; or several of them.
+    """
+    if isinstance(value, (Mapping, tuple)):
+        for own in value.values() if isinstance(value, Mapping) else value:
+            _mark_lengths(name, own)
+    if not isinstance(value, torch.Tensor) or value.ndim < 2:
+        return
+    dims = [value.ndim - 1]
+    if value.ndim == 4:
+        dims = [2, 3] if "mask" in name else [2]
+    elif value.is_floating_point():
+        dims = [1]
+    compat.mark_dynamic(value, [dim for dim in dims if value.shape[dim] > 1])
 
 
 def _model_step(model: Any) -> Step:

@@ -197,7 +197,8 @@ class ModelRunner(HiddenStates):
                 self.outputs, self._best = model(**inputs, return_dict=True), None
             else:
                 assert isinstance(self.cache.spec, StaticSpecCache)
-                self.outputs, self._best = self.compiled((len(self.texts), widest, self.cache.spec.capacity), inputs)
+                shape = (len(self.texts), widest, self.cache.spec.capacity, *self.hidden_layers)
+                self.outputs, self._best = self.compiled(shape, inputs)
         if rest is not None and self.early_exit is not None:
             self.early_exit.resumed(self._layouts)
         self._half_done = False

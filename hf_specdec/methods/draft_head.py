@@ -112,7 +112,7 @@ class PairHead(DraftHead):
         """`(..., draft_vocab_size)` of states that `forward` returned."""
 
     def stage_logits(self, states: torch.Tensor, stages: Sequence[int]) -> torch.Tensor:
-        """`(N, draft_vocab_size)` of states `(N, hidden_size)` that `stages`, one for each, returned."""
+        """`(N, draft_vocab_size)` of states `(N, hidden_size)` that `stages`, one for each or one for all, returned."""
         return self.logits(states)
 
 

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import itertools
 import logging
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import hf_specdec
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import capacity_for, widths_up_to
+from hf_specdec.forward import compiled_forward
 from tests.helpers.cover import wide_but
 from tests.helpers.graphs import counting, on_cpu
 from tests.helpers.support import PROMPT, plain, speculative
@@ -35,7 +37,7 @@ def model() -> Any:
 @pytest.mark.parametrize("batch", wide_but([2], [1, 2]))
 @pytest.mark.parametrize("method", wide_but(["prompt_lookup"], METHODS))
 def test_few_graphs_serve_texts_of_any_length(model: Any, graphs: list[Any], method: str, batch: int) -> None:
-    """As many as there are widths, at most; a second round of other lengths compiles nothing."""
+    """One for one token and one for all widths, at most; a second round of other lengths compiles nothing."""
     config = on_cpu(counting(graphs))
     numbers, seconds = [], []
     for length, new in ((20, 18), (9, 16), (20, 18), (5, 24)):
@@ -47,7 +49,7 @@ def test_few_graphs_serve_texts_of_any_length(model: Any, graphs: list[Any], met
         )
         assert output.sequences.tolist() == expected.tolist()
         stats = output.spec_stats
-        assert stats.num_graphs == len(graphs) <= len(widths_up_to(7 + 8))
+        assert stats.num_graphs == len(graphs) <= 2
         numbers.append(len(graphs))
         seconds.append(stats.compile_seconds)
     assert numbers[0] > (0 if method == "auto" else 1), "auto may fill its six nodes at every step"
@@ -192,6 +194,45 @@ def test_a_model_that_cannot_be_compiled_runs_as_it_is_and_says_why_once(
     said = [record.message for record in caplog.records if "is not compiled" in record.message]
     assert len(said) == 1
     assert "no such card" in said[0]
+
+
+@pytest.mark.parametrize("run", [1, 2])
+def test_a_graph_that_fails_when_it_runs_is_given_up_and_the_reason_told_once(
+    model: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, run: int
+) -> None:
+    """As a CUDA graph does that cannot be recorded, in the second run of its shape."""
+    monkeypatch.setattr(compiled_forward, "is_host", lambda device: False)
+    monkeypatch.setattr(compiled_forward.compat, "mark_step_begin", lambda: None)
+
+    def failing(module: torch.fx.GraphModule, inputs: Any, **_: Any) -> Any:
+        runs = itertools.count(1)
+
+        def call(*arguments: Any) -> Any:
+            if next(runs) == run:
+                raise RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture")
+            return module.forward(*arguments)
+
+        return call
+
+    expected = plain(model, PROMPT, max_new_tokens=12, **STATIC)
+    with caplog.at_level(logging.WARNING, logger="hf_specdec"):
+        for _ in range(2):
+            options = {"max_new_tokens": 12, **STATIC, "compile_config": on_cpu(failing)}
+            assert speculative(model, PROMPT, **options, **METHODS["prompt_lookup"]).equal(expected)
+    said = [record.message for record in caplog.records if "is not compiled" in record.message]
+    assert len(said) == 1
+    assert "CUDA graph capture" in said[0]
+
+
+@pytest.mark.wide
+def test_a_caller_who_wants_a_graph_for_each_shape_gets_it(model: Any, graphs: list[Any]) -> None:
+    config = on_cpu(counting(graphs), dynamic=False)
+    expected = plain(model, PROMPT, max_new_tokens=18, **STATIC)
+    options = {"max_new_tokens": 18, **STATIC, "compile_config": config, "return_dict_in_generate": True}
+    output = speculative(model, PROMPT, **options, **METHODS["prompt_lookup"])
+    assert output.sequences.equal(expected)
+    (forward,) = state_of(model).compiled.values()
+    assert output.spec_stats.num_graphs == len(graphs) == len(forward.shapes) > 2
 
 
 @pytest.mark.wide
