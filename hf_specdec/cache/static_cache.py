@@ -22,7 +22,6 @@ from hf_specdec.compat import (
     StaticCache,
     StaticLayer,
     StaticSlidingWindowLayer,
-    mark_dynamic,
     mark_static_address,
 )
 from hf_specdec.transfer import is_staged
@@ -60,8 +59,6 @@ class StaticWriteIndex:
         self.rows, self.columns, self.length = rows, columns, length
         for tensor in (rows, columns, length):
             mark_static_address(tensor)
-        if columns.shape[1] > 1:
-            mark_dynamic(columns, [1])
 
 
 class StaticSpecLayer(SpecLayer):
@@ -107,10 +104,8 @@ class StaticSpecLayer(SpecLayer):
         self.make_room(capacity)
         if index is not self.static_index or self.keys is not keys:
             self.static_index = index
-            for tensor in (self.keys, self.values):
-                mark_static_address(tensor)
-            for tensor in (self.keys, self.values, *self.buffers):
-                mark_dynamic(tensor, [tensor.ndim - 2])  # (..., heads, columns, head_dim)
+            mark_static_address(self.keys)
+            mark_static_address(self.values)
 
     def empty(self) -> None:
         """Forget everything; the buffers stay where they are."""

@@ -20,7 +20,10 @@ __all__ = ["compile_settings", "compiled", "mark_step_begin"]
 def compile_settings(
     model: PreTrainedModel, generation_config: GenerationConfig, model_kwargs: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Arguments of `torch.compile` where plain generate would compile its steps; `None` where it would not."""
+    """Arguments of `torch.compile` where plain generate would compile its steps; `None` where it would not.
+
+    As there, `dynamic` is `None` unless the caller says otherwise: what changes is made dynamic when it changes.
+    """
     if "llama4" in model.config.model_type:  # transformers' `get_compiled_call` leaves it out as well
         return None
     if not model._valid_auto_compile_criteria(dict(model_kwargs), generation_config):

@@ -1,5 +1,7 @@
 """Static caches: whether a call can keep one, and the shapes that all of its forwards after the prompt have."""
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,7 @@ from hf_specdec.forward.model_runner import MAX_UNCACHED
 from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.transfer import is_host
 
 __all__ = [
     "DraftShapes",
@@ -26,12 +29,14 @@ __all__ = [
     "compiled_forward",
     "draft_shapes",
     "fixed_shapes",
+    "forward_widths",
     "head_shapes",
     "reason_against_static",
 ]
 
 GRAIN = 64  # the smallest capacity, and what capacities are multiples of
 ROUND_WIDTHS = 4  # columns of a head's round, over its widest forward: more make its buffers grow
+FLAT_WIDTHS = (1, 16, 96)  # an accelerator computes any number of tokens up to each in about the same time
 
 
 def reason_against_static(call: Call, tier: str, engine: str) -> str | None:
@@ -88,15 +93,22 @@ def fixed_shapes(call: Call, drafters: Iterable[Drafter], budget: int) -> FixedS
     if not isinstance(cache, compat.StaticCache):
         return None
     width = 1 + budget + max(drafter.max_extra_tokens for drafter in drafters)
-    columns = max(_columns_of(call), cache.get_max_length()) + width
     # A forward that the caller compiled counts its shapes together, and torch gives up after a few.
-    widths = (width,) if compat.is_compiled(call.model) else widths_up_to(width)
+    widths = (width,) if compat.is_compiled(call.model) else forward_widths(width, is_host(call.model.device))
+    columns = max(_columns_of(call), cache.get_max_length()) + widths[-1]
     return FixedShapes(widths, capacity_for(columns))
 
 
-def widths_up_to(largest: int) -> tuple[int, ...]:
-    """Powers of two below `largest`, and `largest`: the widths that forwards are compiled for."""
-    return (*(1 << power for power in range((largest - 1).bit_length())), largest)
+def forward_widths(most: int, on_host: bool) -> tuple[int, ...]:
+    """Widths that forwards of up to `most` tokens are compiled for, ascending.
+
+    On a CPU, where each token takes its time, the powers of two below `most`, and `most`. On an accelerator few, the
+    same for all methods: there compiling takes long, and tokens cost little.
+    """
+    if on_host:
+        return (*(1 << power for power in range((most - 1).bit_length())), most)
+    lower = [width for width in FLAT_WIDTHS if width < most]
+    return (*lower, next((width for width in FLAT_WIDTHS if width >= most), most))
 
 
 def capacity_for(columns: int) -> int:
@@ -138,16 +150,16 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
     if not isinstance(target_cache, compat.StaticCache):
         return None
     num_columns = max(num_columns, target_cache.get_max_length())  # generate's own never gets shorter again
-    width = 1 + budget
-    round_columns = 2 * width + MAX_UNCACHED  # each forward is widened to a power of two, at most twice its size
-    capacity = capacity_for(num_columns + round_columns)
+    widths = forward_widths(1 + budget, is_host(draft.device))
+    growth = max(after / (before + 1) for before, after in itertools.pairwise((0, *widths)))  # of a forward, at most
+    capacity = capacity_for(num_columns + math.ceil(growth * (1 + budget + MAX_UNCACHED)))
     cache = compat.StaticCache(config=compat.text_config(draft.config), max_cache_len=capacity)
     reason = _reason_against_buffers(draft, tier, cache)
     compiled = _compiled_forward(draft, call, {compat.CACHE: cache}, reason)
     if compiled is None or compiled.reason is not None:
         return None
     compiled_beside(call.model, draft)
-    return DraftShapes(cache, FixedShapes(widths_up_to(width), capacity), compiled)
+    return DraftShapes(cache, FixedShapes(widths, capacity), compiled)
 
 
 def head_shapes(
@@ -174,8 +186,9 @@ def head_shapes(
         return None
     compiled_beside(call.model, head)
     num_columns = max(num_columns, target_cache.get_max_length())  # generate's own never gets shorter again
-    capacity = capacity_for(num_columns + ROUND_WIDTHS * widest)
-    return CompiledShapes(FixedShapes(widths_up_to(widest), capacity), compiled)
+    widths = forward_widths(widest, is_host(call.model.device))
+    capacity = capacity_for(num_columns + (ROUND_WIDTHS - 1) * widest + widths[-1])
+    return CompiledShapes(FixedShapes(widths, capacity), compiled)
 
 
 def _reason_against_head(call: Call, head: DraftHead) -> str | None:

@@ -1,4 +1,4 @@
-"""A network's forwards over a static cache, compiled once for all widths, with what is read of their logits inside.
+"""A network's forwards over a static cache, compiled once for each width, with what is read of their logits inside.
 
 What cannot be compiled runs as it is written, and the reason is kept; what a hook raises is shown. Knows nothing of
 trees or texts.
@@ -52,7 +52,7 @@ class CompiledForward:
         self.shapes: dict[tuple[int, ...], int] = {}
         self.seconds = 0.0
         self.reason: str | None = None
-        self._steps: dict[tuple[int, ...], Step] = {}  # by graph: torch stops compiling what has too many
+        self._steps: dict[tuple[int, ...], Step] = {}  # torch stops compiling a function that has too many graphs
         self._kept: dict[int, StaticSpecCache] = {}
         self._lock = threading.Lock()
 
@@ -63,8 +63,10 @@ class CompiledForward:
 
     @property
     def num_graphs(self) -> int:
-        """How many graphs were compiled."""
-        return len(self._steps)
+        """How many graphs torch has made: of one function that of the first length, and one of any length after it."""
+        lengths = [sum(self._function_of(shape) == function for shape in self.shapes) for function in self._steps]
+        dynamic = self.settings.get("dynamic")
+        return sum(min(number, 1 if dynamic else 2) if dynamic is not False else number for number in lengths)
 
     def __call__(self, shape: tuple[int, ...], inputs: Mapping[str, Any]) -> tuple[Any, torch.Tensor]:
         """What the step returns: of a model its output, and the best token of each column, `(batch, width)`.
@@ -79,9 +81,6 @@ class CompiledForward:
             return self._step_of(shape)(**inputs)
         start = time.perf_counter()
         try:
-            if not num_runs:
-                for name, value in inputs.items():
-                    _mark_lengths(name, value)
             found = self._step_of(shape)(**inputs)
         except Exception as error:  # compilers fail in many ways; what the forward itself raises comes below
             if raised_in_hook(error, self.model):  # it may not raise again
@@ -124,18 +123,15 @@ class CompiledForward:
     def _step_of(self, shape: tuple[int, ...]) -> Step:
         if not is_host(self.model.device):
             compat.mark_step_begin()
-        graph = self._graph_of(shape)
-        if graph not in self._steps:
-            self._steps[graph] = compat.compiled(self._make_step(self.model), self.settings)
-        return self._steps[graph]
+        function = self._function_of(shape)
+        if function not in self._steps:
+            self._steps[function] = compat.compiled(self._make_step(self.model), self.settings)
+        return self._steps[function]
 
-    def _graph_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """What forwards with the same graph share: of more than one token, all but width and columns.
-
-        Unless the caller wants a graph for each shape.
-        """
+    def _function_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Which shapes are compiled together: unless the caller wants static shapes, those that differ in columns."""
         batch, width, _, *rest = shape
-        return shape if self.settings.get("dynamic") is False else (batch, min(width, 2), *rest)
+        return shape if self.settings.get("dynamic") is False else (batch, width, *rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,27 +151,6 @@ class CompiledShapes:
             return self.compiled.as_written(inputs)
         first, second = self.compiled(shape, inputs)
         return (first.clone(), second.clone()) if self.compiled.is_lent else (first, second)
-
-
-def _mark_lengths(name: str, value: Any) -> None:
-    """Let the graph take any number of tokens and columns: torch reads the marks when it compiles.
-
-    Args:
-        name: of the argument.
-        value: `(..., width)` ids or positions, `(batch, width, hidden_size)` states, a `(batch, 1, width, columns)`
-            mask, `(batch, heads, columns, head_dim)` buffers; or several of them.
-    """
-    if isinstance(value, (Mapping, tuple)):
-        for own in value.values() if isinstance(value, Mapping) else value:
-            _mark_lengths(name, own)
-    if not isinstance(value, torch.Tensor) or value.ndim < 2:
-        return
-    dims = [value.ndim - 1]
-    if value.ndim == 4:
-        dims = [2, 3] if "mask" in name else [2]
-    elif value.is_floating_point():
-        dims = [1]
-    compat.mark_dynamic(value, [dim for dim in dims if value.shape[dim] > 1])
 
 
 def _model_step(model: Any) -> Step:

@@ -9,7 +9,7 @@ import torch
 
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
-from hf_specdec.engine.static_shapes import widths_up_to
+from hf_specdec.engine.static_shapes import forward_widths
 from hf_specdec.forward.block_runner import BlockRunner, block_step
 from hf_specdec.forward.compiled_forward import CompiledForward, CompiledShapes
 from hf_specdec.forward.head_base import HeadCall
@@ -44,7 +44,7 @@ class Both:
         )
         is_block = isinstance(head, BlockHead)
         self.compiled = compiled or CompiledForward(head, {}, block_step if is_block else pair_step)
-        shapes = CompiledShapes(FixedShapes(widths_up_to(WIDEST), CAPACITY), self.compiled)
+        shapes = CompiledShapes(FixedShapes(forward_widths(WIDEST, on_host=True), CAPACITY), self.compiled)
         calls = (call, dataclasses.replace(call, shapes=shapes))
         self.runners: list[Any] = [
             BlockRunner(head, call, target.get_output_embeddings()) if is_block else HeadRunner(head, call)
@@ -95,10 +95,11 @@ def test_logits_are_those_of_forwards_as_they_are_written(zoo: Zoo, recorder: Re
     both.go_on(0, [5] * 20)  # more than one forward has room for
     both.assert_alike([DraftTree.chain(both.root(0)), None])
     assert all(len(kinds) == 1 for kinds in recorder.kinds)
-    stages = {shape[3:] for shape in both.compiled.shapes}
-    assert 0 < recorder.num_graphs == both.compiled.num_graphs <= 2 * len(stages) < len(both.compiled.shapes)
-    assert {shape[1] for shape in both.compiled.shapes} <= set(widths_up_to(WIDEST))
+    assert recorder.num_graphs == len(both.compiled.shapes) > 1
+    stages = {shape[-1] for shape in both.compiled.shapes}
+    assert {shape[1] for shape in both.compiled.shapes} <= set(forward_widths(WIDEST, on_host=True))
     assert {shape[2] for shape in both.compiled.shapes} == {CAPACITY}
+    assert recorder.num_graphs <= len(forward_widths(WIDEST, on_host=True)) * len(stages)
 
 
 @pytest.mark.at_most(2)
@@ -145,7 +146,7 @@ def test_a_round_that_outgrows_the_buffers_has_longer_ones(zoo: Zoo, recorder: R
     both.assert_alike([DraftTree.chain(both.root(0))])
     both.assert_alike([tree_of(both.root(0), [(0, token) for token in range(WIDEST + 2)])])
     assert max(shape[2] for shape in both.compiled.shapes) > CAPACITY
-    assert {shape[1] for shape in both.compiled.shapes} <= set(widths_up_to(WIDEST))
+    assert {shape[1] for shape in both.compiled.shapes} <= set(forward_widths(WIDEST, on_host=True))
 
 
 @pytest.mark.parametrize("name", ["eagle3, two layers", "mtp, glm4_moe, 3 layers"])

@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 import hf_specdec
 from hf_specdec import compat
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.static_shapes import widths_up_to
+from hf_specdec.engine.static_shapes import forward_widths
 from hf_specdec.methods.registry import as_head
 from tests.helpers.graphs import Recorder, counting, on_cpu
 from tests.helpers.head_cases import CASES, INPUTS, MODES, SHAPES, Zoo, always
@@ -49,7 +49,7 @@ def compiled(target: Any, head: Any, method: str, shape: str = "tree", **options
 def test_texts_are_plain_generates_and_graphs_are_few(
     zoo: Zoo, recorder: Recorder, name: str, inputs: str, mode: str, shape: str
 ) -> None:
-    """Two for each stage at most, whatever widths and lengths; each for one kind of arguments."""
+    """As many as there are widths and stages, whatever the lengths; each for one kind of arguments."""
     target = hf_specdec.disable(CASES[name].target(zoo))
     head = CASES[name].head(hf_specdec.enable(target))
     reference: Call = lambda **options: plain(target, **options)  # noqa: E731
@@ -66,8 +66,8 @@ def test_texts_are_plain_generates_and_graphs_are_few(
         assert output.spec_stats.num_graphs == recorder.num_graphs == len(recorder.kinds)
     found: Any = as_head(head)
     (forward,) = state_of(found).compiled.values()
-    widths = widths_up_to(getattr(found, "block_size", 1 + SHAPES[shape].get("max_nodes", 5)))
-    assert 0 < forward.num_graphs <= 2 * getattr(found, "num_stages", 1)
+    widths = forward_widths(getattr(found, "block_size", 1 + SHAPES[shape].get("max_nodes", 5)), on_host=True)
+    assert 0 < len(forward.shapes) <= len(widths) * getattr(found, "num_stages", 1)
     assert {width for _, width, *_ in forward.shapes} <= set(widths)
 
 

@@ -12,7 +12,7 @@ import torch
 
 import hf_specdec
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.static_shapes import capacity_for, widths_up_to
+from hf_specdec.engine.static_shapes import capacity_for, forward_widths
 from hf_specdec.forward import compiled_forward
 from tests.helpers.cover import wide_but
 from tests.helpers.graphs import counting, on_cpu
@@ -37,7 +37,7 @@ def model() -> Any:
 @pytest.mark.parametrize("batch", wide_but([2], [1, 2]))
 @pytest.mark.parametrize("method", wide_but(["prompt_lookup"], METHODS))
 def test_few_graphs_serve_texts_of_any_length(model: Any, graphs: list[Any], method: str, batch: int) -> None:
-    """One for one token and one for all widths, at most; a second round of other lengths compiles nothing."""
+    """Two for each width, at most: one for the first length of the buffers, one for all others."""
     config = on_cpu(counting(graphs))
     numbers, seconds = [], []
     for length, new in ((20, 18), (9, 16), (20, 18), (5, 24)):
@@ -49,7 +49,7 @@ def test_few_graphs_serve_texts_of_any_length(model: Any, graphs: list[Any], met
         )
         assert output.sequences.tolist() == expected.tolist()
         stats = output.spec_stats
-        assert stats.num_graphs == len(graphs) <= 2
+        assert stats.num_graphs == len(graphs) <= 2 * len(forward_widths(7 + 8, on_host=True))
         numbers.append(len(graphs))
         seconds.append(stats.compile_seconds)
     assert numbers[0] > (0 if method == "auto" else 1), "auto may fill its six nodes at every step"
@@ -243,11 +243,18 @@ def test_graphs_are_not_copied_with_the_model(model: Any, graphs: list[Any]) -> 
     assert state_of(copy.deepcopy(model)).compiled == {}
 
 
-def test_widths_are_powers_of_two_up_to_the_largest() -> None:
-    assert widths_up_to(1) == (1,)
-    assert widths_up_to(11) == (1, 2, 4, 8, 11)
-    assert widths_up_to(64) == (1, 2, 4, 8, 16, 32, 64)
-    assert widths_up_to(65) == (1, 2, 4, 8, 16, 32, 64, 65)
+def test_widths_on_a_cpu_are_powers_of_two_and_the_largest() -> None:
+    assert forward_widths(1, on_host=True) == (1,)
+    assert forward_widths(11, on_host=True) == (1, 2, 4, 8, 11)
+    assert forward_widths(64, on_host=True) == (1, 2, 4, 8, 16, 32, 64)
+    assert forward_widths(65, on_host=True) == (1, 2, 4, 8, 16, 32, 64, 65)
+
+
+def test_widths_on_an_accelerator_are_few_and_shared_by_methods() -> None:
+    assert forward_widths(1, on_host=False) == (1,)
+    assert forward_widths(11, on_host=False) == forward_widths(16, on_host=False) == (1, 16)
+    assert forward_widths(33, on_host=False) == forward_widths(95, on_host=False) == (1, 16, 96)
+    assert forward_widths(121, on_host=False) == (1, 16, 96, 121)
 
 
 def test_capacities_are_few_and_an_eighth_too_large_at_most() -> None:
