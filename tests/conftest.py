@@ -69,6 +69,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     made = Recorder()
     monkeypatch.setattr(compat, "compiled", made)
+    monkeypatch.setattr(compat, "num_compiled", lambda: made.num_graphs)
     return made
 
 

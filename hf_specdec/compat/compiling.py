@@ -3,6 +3,7 @@
 Names                              Why
 `_valid_auto_compile_criteria`     when plain generate compiles a forward, by itself or when asked
 `_default_compile_config`          how, where the caller says nothing
+`torch._dynamo.utils.counters`     graphs that were made, of which `torch.compile` says nothing
 `isolate_recompiles`               of `torch.compile` from 2.12 on: the graphs of one function do not count for another
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-__all__ = ["compile_settings", "compiled", "mark_step_begin"]
+__all__ = ["compile_settings", "compiled", "mark_step_begin", "num_compiled"]
 
 
 def compile_settings(
@@ -57,6 +58,11 @@ def _with_own_code(function: Any) -> FunctionType:
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
+
+
+def num_compiled() -> int:
+    """Graphs that torch has made in this process."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def mark_step_begin() -> None:

@@ -35,6 +35,7 @@ class CompiledForward:
     Attributes:
         shapes: `(batch, width, columns)` of what has run, and what else graphs are made for, with the number of runs as
             long as they are the first ones.
+        num_graphs (`int`): what torch has made of them: one or more of each function, few of them for all lengths.
         seconds (`float`): of the first forwards of each shape, which compile.
         reason (`str | None`): why forwards run as they are written, once that was found out.
     """
@@ -50,7 +51,7 @@ class CompiledForward:
         self.hooks = hooks
         self.settings, self._make_step = dict(settings), make_step or _model_step
         self.shapes: dict[tuple[int, ...], int] = {}
-        self.seconds = 0.0
+        self.num_graphs, self.seconds = 0, 0.0
         self.reason: str | None = None
         self._steps: dict[tuple[int, ...], Step] = {}  # torch stops compiling a function that has too many graphs
         self._kept: dict[int, StaticSpecCache] = {}
@@ -60,13 +61,6 @@ class CompiledForward:
     def is_lent(self) -> bool:
         """Whether the next forward may write over what one has returned, as CUDA graphs do."""
         return self.reason is None and not is_host(self.model.device)
-
-    @property
-    def num_graphs(self) -> int:
-        """How many graphs torch has made: of one function that of the first length, and one of any length after it."""
-        lengths = [sum(self._function_of(shape) == function for shape in self.shapes) for function in self._steps]
-        dynamic = self.settings.get("dynamic")
-        return sum(min(number, 1 if dynamic else 2) if dynamic is not False else number for number in lengths)
 
     def __call__(self, shape: tuple[int, ...], inputs: Mapping[str, Any]) -> tuple[Any, torch.Tensor]:
         """What the step returns: of a model its output, and the best token of each column, `(batch, width)`.
@@ -79,7 +73,7 @@ class CompiledForward:
         num_runs = self.shapes.get(shape, 0)
         if num_runs >= (1 if is_host(self.model.device) else NUM_WARMING):
             return self._step_of(shape)(**inputs)
-        start = time.perf_counter()
+        start, known = time.perf_counter(), compat.num_compiled()
         try:
             found = self._step_of(shape)(**inputs)
         except Exception as error:  # compilers fail in many ways; what the forward itself raises comes below
@@ -89,6 +83,7 @@ class CompiledForward:
             self.reason = " ".join([type(error).__name__, *str(error).split("\n")[:2]])
             return found
         self.shapes[shape] = num_runs + 1
+        self.num_graphs += compat.num_compiled() - known
         self.seconds += time.perf_counter() - start
         return found
 

@@ -50,19 +50,25 @@ def test_its_tables_have_a_line_for_each_row() -> None:
 def test_the_tiny_shape_goes_the_way_of_the_large_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = gpu.Shape(None, dtype="fp32", batches=(1, 2), contexts=(24,), max_new_tokens=6)
     monkeypatch.setattr(gpu, "SHAPES", {"tiny": shape})
-    document = gpu.measure_gpu(["tiny"], device="cpu", num_prompts=1)
+    kept: list[int] = []
+    document = gpu.measure_gpu(
+        ["tiny"],
+        device="cpu",
+        selection=gpu.Selection(num_texts=1, num_prompts=1),
+        keep=lambda so_far: kept.append(len(so_far["shapes"][0]["rows"])),
+    )
     write_document(document, tmp_path / "gpu.json")
     again = read_document(tmp_path / "gpu.json")
     (entry,) = again["shapes"]
     different = {row["name"] for row in entry["rows"] if not row["equal"]}
-    theirs = {f"transformers' assistant{cache}, sampled" for cache in ("", ", static cache")}
-    assert different <= theirs, "in fp32 every other way gives plain generate's tokens"
+    assert all(name.startswith("transformers'") and name.endswith("sampled") for name in different), "ours never differ"
     assert all(row["tokens_per_second"] > 0.0 for row in entry["rows"])
     ours = [row for row in entry["rows"] if row["plain_reason"] is None and row["mean_acceptance_length"] is not None]
     expected = {("auto, static cache", 2), ("draft_model", 1), ("eagle3", 2), ("auto+head, static cache, sampled", 1)}
     assert {(row["name"], row["batch"]) for row in ours} >= expected
     assert 0.0 < entry["bandwidth_share"] < 1.0
     assert "transformers' assistant" in markdown(again)
+    assert kept == [*range(1, len(entry["rows"]) + 1), len(entry["rows"])], "after each row, and at the end"
     (page,) = write_page(again, tmp_path / "gpu.md")
     assert "auto, static cache" in page.read_text()
 
@@ -77,23 +83,42 @@ def test_the_outcome_of_tests_is_part_of_the_document(tmp_path: Path) -> None:
     assert len(outcome["failed"]) == 1
 
 
+def cells(monkeypatch: pytest.MonkeyPatch, row: Any, selection: gpu.Selection, *batches: int) -> dict[str, Any]:
+    """A shape's entry after these batches of eight tokens, measured by `row`."""
+    monkeypatch.setattr(gpu, "_row", row)
+    monkeypatch.setattr(gpu, "SHAPES", {"tiny": gpu.Shape(None, dtype="fp32", contexts=(8,))})
+    entry: dict[str, Any] = {"shape": "tiny", "rows": [], "left_out": []}
+    loaded = load_model(device="cpu")
+    for batch in batches:
+        gpu._measure_cell(entry, loaded, selection, batch, 8, lambda: None)
+    return entry
+
+
 def test_rows_without_room_are_left_out_and_the_others_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour's measurement does not end with its largest batch."""
 
-    def row(loaded: Any, inputs: Any, max_new_tokens: int, arguments: Any) -> tuple[dict[str, Any], list[list[int]]]:
+    def row(loaded: Any, texts: Any, max_new_tokens: int, arguments: Any) -> tuple[dict[str, Any], list[list[int]]]:
         full = {1: "eagle3", 2: "lookahead", 4: None}  # methods without room, by the batch
-        if arguments["spec_method"] == full[len(inputs["input_ids"])]:
+        if arguments["spec_method"] == full[len(texts[0]["input_ids"])]:
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB.")
         return {"tokens_per_second": 10.0}, [[1]]
 
-    monkeypatch.setattr(gpu, "_row", row)
-    shape = gpu.Shape(None, dtype="fp32", batches=(1, 2, 4), contexts=(8,))
-    rows, left_out = gpu._rows(load_model(device="cpu"), shape, default_prompts()[:1])
-    assert {row["batch"] for row in rows} == {1, 2}
-    reasons = {(row["name"], row["batch"]): row["reason"] for row in left_out}
+    entry = cells(monkeypatch, row, gpu.Selection(), 1, 2, 4)
+    assert {row["batch"] for row in entry["rows"]} == {1, 2}
+    reasons = {(row["name"], row["batch"]): row["reason"] for row in entry["left_out"]}
     assert {name for name, batch in reasons if batch == 2} == {"lookahead", "lookahead, static cache"}
     assert reasons["lookahead", 2] == reasons["plain, eager", 4] == "CUDA out of memory."
     assert reasons["auto", 4] == "no room for plain generate, which it is compared with"
+
+
+def test_a_selection_has_plain_generate_and_the_rows_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(loaded: Any, texts: Any, max_new_tokens: int, arguments: Any) -> tuple[dict[str, Any], list[list[int]]]:
+        assert len({tuple(text["input_ids"].flatten().tolist()) for text in texts}) == len(texts) == 3
+        return {"tokens_per_second": 10.0}, [[1]]
+
+    entry = cells(monkeypatch, row, gpu.Selection(rows=("auto*", "plain, static cache"), num_texts=2), 2)
+    names = [row["name"] for row in entry["rows"]]
+    assert names == ["plain, eager", "plain, static cache", "auto", "auto, static cache"]
 
 
 @pytest.mark.parametrize("stage", ["loading the model", "what a step costs"])
@@ -128,7 +153,7 @@ def test_a_shape_without_room_is_left_out_and_the_others_are_kept(
     monkeypatch.setattr(gpu, "load_model", load)
     monkeypatch.setattr(gpu, "measure_steps", steps)
     monkeypatch.setattr(gpu, "_copy_bandwidth", lambda device: 1e9)
-    monkeypatch.setattr(gpu, "_rows", lambda *_: ([], []))
+    monkeypatch.setattr(gpu, "_measure_cell", lambda *_: None)
     gpu.main(output, shape=["small", "large"], device="cpu", num_prompts=1)
     first, second = read_document(output)["shapes"]
     assert (first["left_out"], "steps" in first) == ([], True)
