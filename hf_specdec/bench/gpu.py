@@ -13,8 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +22,7 @@ import typer
 from hf_specdec import embedded
 from hf_specdec.bench.conversation import encode
 from hf_specdec.bench.document import GPU, check_document_file, check_form, write_document
+from hf_specdec.bench.gpu_shapes import SHAPES, Selection
 from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel, load_model, pick_device
 from hf_specdec.bench.measure import synchronize
@@ -34,61 +33,12 @@ from hf_specdec.command_errors import run_program
 from hf_specdec.compat import assists_static_caches
 from hf_specdec.errors import ConfigError, first_line, unknown_name
 
-__all__ = ["SHAPES", "Selection", "Shape", "measure_gpu"]
+__all__ = ["measure_gpu"]
 
 COPIED_BYTES, NUM_COPIES = 1 << 30, 20
 STATIC = {"cache_implementation": "static"}
 NUM_LOOKED_UP, MAX_ASSISTED = 10, 64  # tokens that transformers' prompt lookup drafts, and the most of its methods
 SAMPLED = {"do_sample": True, "temperature": 0.7}
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A size of the embedded target and what is measured at it.
-
-    Attributes:
-        size (`tuple[int, int] | None`): hidden size and layers; `None` leaves the model as it is.
-        dtype (`str`): precision of the target and its draft.
-        batches, contexts (`tuple[int, ...]`): rows of a batch, and tokens of their prompts.
-        max_new_tokens (`int`): tokens written in each call.
-    """
-
-    size: tuple[int, int] | None
-    dtype: str = "bf16"
-    batches: tuple[int, ...] = (1, 8)
-    contexts: tuple[int, ...] = (512, 8192)
-    max_new_tokens: int = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """What of the shapes is measured; all of it by default.
-
-    Attributes:
-        batches, contexts (`tuple[int, ...]`): in the place of the shape's, where there are any.
-        rows (`tuple[str, ...]`): shell patterns of the rows' names. The first row, plain generate, is always measured.
-        steps (`bool`): whether what a step costs is, too.
-        num_texts (`int`): that each row writes, each once, after a first call on another text.
-        num_prompts (`int`): default prompts by which steps are measured.
-    """
-
-    batches: tuple[int, ...] = ()
-    contexts: tuple[int, ...] = ()
-    rows: tuple[str, ...] = ()
-    steps: bool = True
-    num_texts: int = 4
-    num_prompts: int = 12
-
-    def has_row(self, name: str) -> bool:
-        """Whether the row of this name is measured."""
-        return not self.rows or any(fnmatchcase(name, pattern) for pattern in self.rows)
-
-
-SHAPES: Mapping[str, Shape] = {
-    "1B": Shape((2048, 22)),
-    "7B": Shape((4096, 32)),
-    "tiny": Shape(None, dtype="fp32", batches=(1, 2), contexts=(32,), max_new_tokens=8),
-}
 
 
 def measure_gpu(

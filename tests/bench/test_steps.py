@@ -8,6 +8,7 @@ import torch
 
 from hf_specdec.bench import gpu
 from hf_specdec.bench.document import read_document, write_document
+from hf_specdec.bench.gpu_shapes import Selection, Shape
 from hf_specdec.bench.loaded_model import load_model
 from hf_specdec.bench.page import write_page
 from hf_specdec.bench.prompts import default_prompts, spread
@@ -48,13 +49,13 @@ def test_its_tables_have_a_line_for_each_row() -> None:
 
 @pytest.mark.wide
 def test_the_tiny_shape_goes_the_way_of_the_large_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = gpu.Shape(None, dtype="fp32", batches=(1, 2), contexts=(24,), max_new_tokens=6)
+    shape = Shape(None, dtype="fp32", batches=(1, 2), contexts=(24,), max_new_tokens=6)
     monkeypatch.setattr(gpu, "SHAPES", {"tiny": shape})
     kept: list[int] = []
     document = gpu.measure_gpu(
         ["tiny"],
         device="cpu",
-        selection=gpu.Selection(num_texts=1, num_prompts=1),
+        selection=Selection(num_texts=1, num_prompts=1),
         keep=lambda so_far: kept.append(len(so_far["shapes"][0]["rows"])),
     )
     write_document(document, tmp_path / "gpu.json")
@@ -83,10 +84,10 @@ def test_the_outcome_of_tests_is_part_of_the_document(tmp_path: Path) -> None:
     assert len(outcome["failed"]) == 1
 
 
-def cells(monkeypatch: pytest.MonkeyPatch, row: Any, selection: gpu.Selection, *batches: int) -> dict[str, Any]:
+def cells(monkeypatch: pytest.MonkeyPatch, row: Any, selection: Selection, *batches: int) -> dict[str, Any]:
     """A shape's entry after these batches of eight tokens, measured by `row`."""
     monkeypatch.setattr(gpu, "_row", row)
-    monkeypatch.setattr(gpu, "SHAPES", {"tiny": gpu.Shape(None, dtype="fp32", contexts=(8,))})
+    monkeypatch.setattr(gpu, "SHAPES", {"tiny": Shape(None, dtype="fp32", contexts=(8,))})
     entry: dict[str, Any] = {"shape": "tiny", "rows": [], "left_out": []}
     loaded = load_model(device="cpu")
     for batch in batches:
@@ -103,7 +104,7 @@ def test_rows_without_room_are_left_out_and_the_others_measured(monkeypatch: pyt
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB.")
         return {"tokens_per_second": 10.0}, [[1]]
 
-    entry = cells(monkeypatch, row, gpu.Selection(), 1, 2, 4)
+    entry = cells(monkeypatch, row, Selection(), 1, 2, 4)
     assert {row["batch"] for row in entry["rows"]} == {1, 2}
     reasons = {(row["name"], row["batch"]): row["reason"] for row in entry["left_out"]}
     assert {name for name, batch in reasons if batch == 2} == {"lookahead", "lookahead, static cache"}
@@ -116,7 +117,7 @@ def test_a_selection_has_plain_generate_and_the_rows_it_names(monkeypatch: pytes
         assert len({tuple(text["input_ids"].flatten().tolist()) for text in texts}) == len(texts) == 3
         return {"tokens_per_second": 10.0}, [[1]]
 
-    entry = cells(monkeypatch, row, gpu.Selection(rows=("auto*", "plain, static cache"), num_texts=2), 2)
+    entry = cells(monkeypatch, row, Selection(rows=("auto*", "plain, static cache"), num_texts=2), 2)
     names = [row["name"] for row in entry["rows"]]
     assert names == ["plain, eager", "plain, static cache", "auto", "auto, static cache"]
 
@@ -131,7 +132,7 @@ def test_a_shape_without_room_is_left_out_and_the_others_are_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stage: str, error: Exception
 ) -> None:
     """Each shape is in the document on the disk before the next one is loaded."""
-    shapes = {name: gpu.Shape(None, dtype="fp32", contexts=(8,)) for name in ("small", "large")}
+    shapes = {name: Shape(None, dtype="fp32", contexts=(8,)) for name in ("small", "large")}
     output, started = tmp_path / "gpu.json", list[str]()
     real = gpu.load_model
 
