@@ -37,10 +37,12 @@ class FixedShapes:
         widths (`tuple[int, ...]`): tokens of each row in a forward after the prompt, ascending: each forward has the
             least of them that holds what it computes.
         capacity (`int`): columns of the key/value buffers.
+        flat_tokens (`int`): tokens of all rows that a forward computes in about the time of one.
     """
 
     widths: tuple[int, ...]
     capacity: int
+    flat_tokens: int = 0
 
     def width_of(self, num_columns: int) -> int:
         """The least width that holds so many columns; as many as these where none does."""

@@ -37,6 +37,7 @@ __all__ = [
 GRAIN = 64  # the smallest capacity, and what capacities are multiples of
 ROUND_WIDTHS = 4  # columns of a head's round, over its widest forward: more make its buffers grow
 FLAT_WIDTHS = (1, 16, 96)  # an accelerator computes any number of tokens up to each in about the same time
+FLAT_TOKENS = 128  # of all rows, in about the time of one
 
 
 def reason_against_static(call: Call, tier: str, engine: str) -> str | None:
@@ -94,9 +95,10 @@ def fixed_shapes(call: Call, drafters: Iterable[Drafter], budget: int) -> FixedS
         return None
     width = 1 + budget + max(drafter.max_extra_tokens for drafter in drafters)
     # A forward that the caller compiled counts its shapes together, and torch gives up after a few.
-    widths = (width,) if compat.is_compiled(call.model) else forward_widths(width, is_host(call.model.device))
+    on_host = is_host(call.model.device)
+    widths = (width,) if compat.is_compiled(call.model) else forward_widths(width, on_host)
     columns = max(_columns_of(call), cache.get_max_length()) + widths[-1]
-    return FixedShapes(widths, capacity_for(columns))
+    return FixedShapes(widths, capacity_for(columns), 0 if on_host else FLAT_TOKENS)
 
 
 def forward_widths(most: int, on_host: bool) -> tuple[int, ...]:

@@ -6,7 +6,8 @@ trees or texts.
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,11 @@ from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.compat.hook_errors import raised_in_hook
 from hf_specdec.transfer import is_host
 
-__all__ = ["CompiledForward", "CompiledShapes", "Step"]
+__all__ = ["CompiledForward", "CompiledShapes", "ForwardWidths", "Step"]
 
 Step = Callable[..., tuple[Any, torch.Tensor]]
 NUM_WARMING = 2  # forwards of a shape that take longer on an accelerator: CUDA graphs are recorded in the second
+NUM_SERVED = 2000  # forwards that take about as long as compiling one
 
 
 class CompiledForward:
@@ -53,6 +55,7 @@ class CompiledForward:
         self.shapes: dict[tuple[int, ...], int] = {}
         self.num_graphs, self.seconds = 0, 0.0
         self.reason: str | None = None
+        self._wanted = Counter[tuple[int, ...]]()  # forwards of functions that are not compiled yet
         self._steps: dict[tuple[int, ...], Step] = {}  # torch stops compiling a function that has too many graphs
         self._kept: dict[int, StaticSpecCache] = {}
         self._lock = threading.Lock()
@@ -86,6 +89,27 @@ class CompiledForward:
         self.num_graphs += compat.num_compiled() - known
         self.seconds += time.perf_counter() - start
         return found
+
+    def width_for(self, shape: tuple[int, ...], wider: Sequence[int], flat_tokens: int) -> int:
+        """The width that a forward runs at: its own, or one of `wider` that takes about the same time.
+
+        So a method starts with one graph; the narrower ones are compiled once they were wanted `NUM_SERVED` times.
+
+        Args:
+            shape: of the least width that holds the forward.
+            wider: other widths that hold it, ascending.
+            flat_tokens: of `FixedShapes`.
+        """
+        batch, width, *rest = shape
+        serving = [other for other in wider if batch * other <= flat_tokens]
+        function = self._function_of(shape)
+        if not serving or self.reason is not None or function in self._steps:
+            return width
+        found = next((other for other in serving if self._function_of((batch, other, *rest)) in self._steps), None)
+        if found is None:
+            return serving[-1]
+        self._wanted[function] += 1
+        return found if self._wanted[function] <= NUM_SERVED else width
 
     def as_written(self, inputs: Mapping[str, Any]) -> tuple[Any, torch.Tensor]:
         """The same, not compiled, for any shape."""
@@ -146,6 +170,34 @@ class CompiledShapes:
             return self.compiled.as_written(inputs)
         first, second = self.compiled(shape, inputs)
         return (first.clone(), second.clone()) if self.compiled.is_lent else (first, second)
+
+
+class ForwardWidths:
+    """How many columns the forwards of one call compute; any number where no shapes are fixed.
+
+    Attributes:
+        all (`tuple[int, ...]`): ascending; grows for good beyond what drafters announced.
+    """
+
+    def __init__(self, fixed: FixedShapes | None, compiled: CompiledForward | None) -> None:
+        self.all = () if fixed is None else fixed.widths
+        self._flat_tokens = 0 if fixed is None else fixed.flat_tokens
+        self._compiled = compiled
+
+    def of(self, num_columns: int, shape_of: Callable[[int], tuple[int, ...]], *, is_one: bool = False) -> int:
+        """For a forward of `num_columns`; with `is_one` that of all forwards.
+
+        Args:
+            shape_of: from a width to what `CompiledForward` takes.
+        """
+        if self.all and num_columns > self.all[-1]:
+            self.all = (*self.all, num_columns)
+        if is_one:
+            return max((num_columns, *self.all[-1:]))
+        fitting = [width for width in self.all if width >= num_columns]
+        if not fitting or self._compiled is None:
+            return min(fitting, default=num_columns)
+        return self._compiled.width_for(shape_of(fitting[0]), fitting[1:], self._flat_tokens)
 
 
 def _model_step(model: Any) -> Step:

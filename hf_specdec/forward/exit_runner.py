@@ -21,6 +21,7 @@ from hf_specdec.compat.placement import device_mesh
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.adapters import TreeAdapter, adapter_of
+from hf_specdec.forward.compiled_forward import ForwardWidths
 from hf_specdec.forward.early_exit import EarlyExit
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import ModelRunner
@@ -180,8 +181,8 @@ class ExitRunner(BaseDraftRunner):
         own.model, own.adapter, own.early_exit = self.parts.draft, self._adapters[0], None
         own.cache = rollback_over(self._first.cache, lockstep=target.lockstep)
         inputs = target.step_inputs().over(own.model, self._first.cache, self._masks, own.adapter)
-        own._inputs, own._layouts, own._widths = inputs, [], ()  # noqa: SLF001 a copy that nobody else has
-        own.compiled = None
+        own._inputs, own._layouts = inputs, []  # noqa: SLF001 a copy that nobody else has
+        own._widths, own.compiled = ForwardWidths(None, None), None  # noqa: SLF001
         return own
 
     def _compute(self, drafting: ModelRunner, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import adapter_of, takes_positions, works_by_hooks
-from hf_specdec.forward.compiled_forward import CompiledForward
+from hf_specdec.forward.compiled_forward import CompiledForward, ForwardWidths
 from hf_specdec.forward.exit_rounds import EarlyExitRounds
 from hf_specdec.forward.hidden_states import HiddenStates
 from hf_specdec.forward.inputs import StepInputs, rows_of
@@ -83,7 +83,7 @@ class ModelRunner(HiddenStates):
         original = model_kwargs.get(compat.cache_name(model_kwargs))
         kept = None if fixed is None or compiled is None else compiled.take_cache(len(texts), fixed.capacity)
         self.cache = rollback_cache(original, reserve=reserve, lockstep=self.lockstep, fixed=fixed, kept=kept)
-        self._widths, self.compiled = () if fixed is None else fixed.widths, compiled
+        self._widths, self.compiled = ForwardWidths(fixed, compiled), compiled
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
         self.rotary = rotary_of(model, facts)
         self._kernels = CpuKernels(model, is_compiled=compiled is not None)
@@ -148,7 +148,7 @@ class ModelRunner(HiddenStates):
         if not self._layouts:
             if len(self.texts) > 1 and not self.cache.keeps_beginnings:
                 self._feed_common()
-            if self._widths and not self.lockstep:
+            if self._widths.all and not self.lockstep:
                 self._feed_ahead(trees)
             self._layouts = [TreeLayout(self._pending(row)) for row in range(len(self.texts))]
         self._compute(trees)
@@ -179,7 +179,8 @@ class ModelRunner(HiddenStates):
         """The forward itself, in the columns that are there."""
         for layout, tree in zip(self._layouts, trees, strict=True):
             layout.write(tree)
-        widest = self._width_of(max(len(layout.new_tokens) for layout in self._layouts))
+        needed = max(len(layout.new_tokens) for layout in self._layouts)
+        widest = self._widths.of(needed, self._shape_of, is_one=self.early_exit is not None)  # whose rounds have one
         for layout in self._layouts:
             layout.pad(widest)
         if isinstance(self.cache.spec, StaticSpecCache):
@@ -196,20 +197,15 @@ class ModelRunner(HiddenStates):
             if self.compiled is None or model is not self.model:
                 self.outputs, self._best = model(**inputs, return_dict=True), None
             else:
-                assert isinstance(self.cache.spec, StaticSpecCache)
-                shape = (len(self.texts), widest, self.cache.spec.capacity, *self.hidden_layers)
-                self.outputs, self._best = self.compiled(shape, inputs)
+                self.outputs, self._best = self.compiled(self._shape_of(widest), inputs)
         if rest is not None and self.early_exit is not None:
             self.early_exit.resumed(self._layouts)
         self._half_done = False
 
-    def _width_of(self, num_columns: int) -> int:
-        """How many columns a forward of `num_columns` computes; grows for good beyond what drafters announced."""
-        if self._widths and num_columns > self._widths[-1]:
-            self._widths = (*self._widths, num_columns)
-        if self.early_exit is not None:  # its rounds have one width
-            return max((num_columns, *self._widths[-1:]))
-        return next((width for width in self._widths if width >= num_columns), num_columns)
+    def _shape_of(self, width: int) -> tuple[int, ...]:
+        """What a graph is compiled for."""
+        assert isinstance(self.cache.spec, StaticSpecCache)
+        return (len(self.texts), width, self.cache.spec.capacity, *self.hidden_layers)
 
     def _rewind(self, trees: Sequence[DraftTree | None]) -> tuple[list[DraftTree | None], list[int]]:
         """Forget the uncommitted columns, to compute whole trees again.
@@ -281,7 +277,7 @@ class ModelRunner(HiddenStates):
 
     def catch_up(self, length: int) -> None:
         """Feed what the cache lacks of the texts' first `length` - 1 tokens."""
-        step = max(self._widths, default=length)
+        step = max(self._widths.all, default=length)
         for start in range(min(self._num_cached), length - 1, step):
             end = min(start + step, length - 1)
             uncached = [text.tokens[cached:end] for text, cached in zip(self.texts, self._num_cached, strict=True)]
@@ -338,7 +334,7 @@ class ModelRunner(HiddenStates):
 
     def _feed_ahead(self, trees: Sequence[DraftTree | None]) -> None:
         """Feed pending tokens in forwards of their own where they would not fit beside a row's tree."""
-        sizes, most = [tree.num_columns if tree is not None else 0 for tree in trees], self._widths[-1]
+        sizes, most = [tree.num_columns if tree is not None else 0 for tree in trees], self._widths.all[-1]
         while any(0 < self._num_uncached(row) > most - size for row, size in enumerate(sizes)):
             self._feed([self._pending(row)[:most] for row in range(len(self.texts))])
 

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.engine import static_shapes
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import capacity_for, forward_widths
 from hf_specdec.forward import compiled_forward
+from hf_specdec.forward.compiled_forward import CompiledForward
 from tests.helpers.cover import wide_but
 from tests.helpers.graphs import counting, on_cpu
 from tests.helpers.support import PROMPT, plain, speculative
@@ -222,6 +224,32 @@ def test_a_graph_that_fails_when_it_runs_is_given_up_and_the_reason_told_once(
     said = [record.message for record in caplog.records if "is not compiled" in record.message]
     assert len(said) == 1
     assert "CUDA graph capture" in said[0]
+
+
+@pytest.mark.parametrize(("served", "compiled"), [(2000, {16}), (0, {1, 16})])
+def test_on_an_accelerator_one_graph_serves_all_widths_until_others_pay(
+    model: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch, served: int, compiled: set[int]
+) -> None:
+    monkeypatch.setattr(static_shapes, "is_host", lambda device: False)
+    monkeypatch.setattr(compiled_forward, "NUM_SERVED", served)
+    config = on_cpu(counting(graphs))
+    for length in (20, 12):
+        options = {"max_new_tokens": 18, **STATIC}
+        expected = plain(model, PROMPT[:, :length], **options)
+        options |= {"compile_config": config, "return_dict_in_generate": True}
+        output = speculative(model, PROMPT[:, :length], **options, **METHODS["prompt_lookup"])
+        assert output.sequences.equal(expected)
+    (forward,) = state_of(model).compiled.values()
+    assert {width for _, width, _ in forward.shapes} == compiled
+    assert output.spec_stats.num_graphs == len(graphs) == len(compiled)
+
+
+def test_a_wider_graph_serves_as_many_tokens_as_take_the_time_of_one(model: Any) -> None:
+    forward = CompiledForward(model, {})
+    assert forward.width_for((1, 1, 512), (16, 96), 128) == 96, "the first one is as wide as may be"
+    assert forward.width_for((8, 1, 512), (16, 96), 128) == 16
+    assert forward.width_for((8, 16, 512), (96,), 128) == 16
+    assert forward.width_for((1, 1, 512), (2, 4), 0) == 1, "on a CPU each token takes its time"
 
 
 @pytest.mark.wide
