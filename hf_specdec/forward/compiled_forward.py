@@ -81,6 +81,7 @@ class CompiledForward:
             found = self._step_of(shape)(**inputs)
         except Exception as error:  # compilers fail in many ways; what the forward itself raises comes below
             if raised_in_hook(error, self.model):  # it may not raise again
+                self._steps.pop(self._function_of(shape), None)  # which torch may have given up
                 raise
             found = self.as_written(inputs)
             self.reason = " ".join([type(error).__name__, *str(error).split("\n")[:2]])
