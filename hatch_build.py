@@ -3,6 +3,7 @@
 An editable install gets it beside its sources. Nothing that goes wrong here fails an installation.
 """
 
+import runpy
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -23,11 +24,12 @@ def built(root: Path, target: Path) -> Path | None:
         from setuptools import Distribution, Extension
     except ImportError:
         return None
+    number = runpy.run_path(str(root / FOLDER / "sources.py"))["sources_number"](root / FOLDER)
     unix = sysconfig.get_config_var("CC") is not None
     extension = Extension(
         "_core",
         sorted(str(source) for source in (root / FOLDER).glob("*.c")),
-        define_macros=[("Py_LIMITED_API", ABI)],
+        define_macros=[("Py_LIMITED_API", ABI), ("SOURCES_NUMBER", str(number))],
         extra_compile_args=FLAGS if unix else ["/std:c11"],
         libraries=["m"] if unix else [],
         py_limited_api=True,

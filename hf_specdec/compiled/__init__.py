@@ -6,18 +6,23 @@ arrays and with the same results, only slower, and layers by torch; `core` is `N
 """
 
 import logging
+from pathlib import Path
+
+from hf_specdec.compiled.sources import sources_number
 
 __all__ = ["core"]
 
-INTERFACE = 12  # of the C sources; a library built from others, as after an update of a checkout, is not used
+logger = logging.getLogger("hf_specdec")
 
 try:
     from hf_specdec.compiled import _core as core
-
-    if core.INTERFACE != INTERFACE:
-        raise ImportError("it was built from other sources: install hf_specdec again")
 except ImportError as error:
     core = None  # type: ignore[assignment]
-    logging.getLogger("hf_specdec").info(
-        "Drafts are made in Python and layers are torch's, without the compiled core: %s", error
-    )
+    logger.info("Drafts are made in Python and layers are torch's, without the compiled core: %s", error)
+else:
+    if sources_number(Path(__file__).parent) not in (None, getattr(core, "SOURCES", None)):
+        core = None  # type: ignore[assignment]
+        logger.warning(
+            "The compiled core was built from other sources and is not used: drafts are made in Python and layers are "
+            "torch's. Install hf_specdec again, as after each update of a checkout."
+        )

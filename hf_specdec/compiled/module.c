@@ -46,7 +46,7 @@ static int fill(PyObject *module) {
     if (type == NULL) return -1;
     int failed = PyModule_AddType(module, (PyTypeObject *)type);
     Py_DECREF(type);
-    return failed || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0 ? -1 : 0;
+    return failed || PyModule_AddIntConstant(module, "SOURCES", SOURCES_NUMBER) < 0 ? -1 : 0;
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, fill}, {0, NULL}};

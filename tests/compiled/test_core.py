@@ -1,10 +1,12 @@
 """The compiled core against the same functions in Python: the same bytes in the same arrays, node for node."""
 
 import importlib.util
+import logging
 import random
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_specdec import AutoSpecConfig, SpecMemory, compiled
+from hf_specdec.compiled.sources import sources_number
 from hf_specdec.methods import node_logits
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.predictor import Predictor
@@ -22,6 +25,7 @@ from hf_specdec.methods.auto.search import Found, search_of
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.methods.node_logits import NodeLogits, read_logits
 from hf_specdec.tree import ANY_DEPTH, DraftTree
+from tests.compiled.conftest import ROOT
 from tests.helpers.draft_tables import TableScorer, random_table
 
 OFTEN = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -207,17 +211,31 @@ def test_rows_that_are_no_logits_are_left_to_torch(core: Any, odd: float) -> Non
         compiled.core = core
 
 
-def test_a_core_of_other_sources_is_not_used(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert core.INTERFACE == compiled.INTERFACE
+@pytest.mark.parametrize("is_stale", [False, True])
+def test_a_core_of_other_sources_is_not_used(
+    core: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_stale: bool
+) -> None:
+    assert sources_number(ROOT / "hf_specdec" / "compiled") == core.SOURCES
     monkeypatch.setitem(sys.modules, "hf_specdec.compiled._core", core)
     monkeypatch.setattr(compiled, "_core", core, raising=False)
-    monkeypatch.setattr(core, "INTERFACE", 0)
+    if is_stale:
+        monkeypatch.setattr(core, "SOURCES", 0)
     source = importlib.util.find_spec("hf_specdec.compiled")
     assert source is not None
     again = importlib.util.module_from_spec(source)
     assert source.loader is not None
-    source.loader.exec_module(again)
-    assert again.core is None
+    with caplog.at_level(logging.WARNING, logger="hf_specdec"):
+        source.loader.exec_module(again)
+    assert (again.core is None) == is_stale == ("Install hf_specdec again" in caplog.text)
+
+
+def test_the_number_of_the_sources_changes_with_any_of_them(tmp_path: Path) -> None:
+    assert sources_number(tmp_path) is None
+    (tmp_path / "core.h").write_text("int a;")
+    (tmp_path / "module.c").write_text("int b;")
+    before = sources_number(tmp_path)
+    (tmp_path / "core.h").write_text("long a;")
+    assert sources_number(tmp_path) not in (None, before)
 
 
 def test_arrays_that_do_not_fit_are_refused(core: Any) -> None:
