@@ -34,9 +34,10 @@ class SpecStats:
         peak_tree_size (`int`): most nodes verified at once, the root counted.
         seeds (`list[int] | None`): of a sampled batch: row r draws what plain generation of its prompt alone draws
             after `torch.manual_seed(seeds[r])`.
-        num_graphs (`int`): forwards of different shapes that are compiled for the model and its draft model or
-            head; 0 where none is.
-        compile_seconds (`float`): what this call spent on compiling, the first forward of each shape.
+        num_graphs (`int`): graphs that torch has made for the model and its draft model or head, in earlier calls too;
+            0 where nothing is compiled.
+        compile_seconds (`float`): what this call spent on compiling: the first forward of each shape, and on
+            accelerators the second one, in which CUDA graphs are recorded.
         plain_reason (`str | None`): why the engine decoded without speculation, if it did.
         predictions (`list[list[float]]`): of drafted tokens whose parents were accepted, where the method predicts
             acceptance: for each tenth of probability how many there were, the sum of their probabilities, and how many
