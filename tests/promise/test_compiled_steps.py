@@ -181,6 +181,17 @@ def test_nothing_is_compiled_where_plain_generate_would_not(
     assert (output.spec_stats.num_graphs, output.spec_stats.compile_seconds) == (0, 0.0)
 
 
+def warned_once(model: Any, backend: Any, caplog: pytest.LogCaptureFixture) -> str:
+    """The one warning of two calls that cannot be compiled and write plain generate's text."""
+    expected = plain(model, PROMPT, max_new_tokens=12, **STATIC)
+    with caplog.at_level(logging.WARNING, logger="hf_specdec"):
+        for _ in range(2):
+            options = {"max_new_tokens": 12, **STATIC, "compile_config": on_cpu(backend)}
+            assert speculative(model, PROMPT, **options, **METHODS["prompt_lookup"]).equal(expected)
+    (said,) = [record.message for record in caplog.records if "is not compiled" in record.message]
+    return said
+
+
 def test_a_model_that_cannot_be_compiled_runs_as_it_is_and_says_why_once(
     model: Any, graphs: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,14 +199,7 @@ def test_a_model_that_cannot_be_compiled_runs_as_it_is_and_says_why_once(
         graphs.append(inputs)
         raise NotImplementedError("no such card")
 
-    expected = plain(model, PROMPT, max_new_tokens=12, **STATIC)
-    with caplog.at_level(logging.WARNING, logger="hf_specdec"):
-        for _ in range(2):
-            options = {"max_new_tokens": 12, **STATIC, "compile_config": on_cpu(broken)}
-            assert speculative(model, PROMPT, **options, **METHODS["prompt_lookup"]).equal(expected)
-    said = [record.message for record in caplog.records if "is not compiled" in record.message]
-    assert len(said) == 1
-    assert "no such card" in said[0]
+    assert "no such card" in warned_once(model, broken, caplog)
 
 
 @pytest.mark.parametrize("run", [1, 2])
@@ -216,14 +220,7 @@ def test_a_graph_that_fails_when_it_runs_is_given_up_and_the_reason_told_once(
 
         return call
 
-    expected = plain(model, PROMPT, max_new_tokens=12, **STATIC)
-    with caplog.at_level(logging.WARNING, logger="hf_specdec"):
-        for _ in range(2):
-            options = {"max_new_tokens": 12, **STATIC, "compile_config": on_cpu(failing)}
-            assert speculative(model, PROMPT, **options, **METHODS["prompt_lookup"]).equal(expected)
-    said = [record.message for record in caplog.records if "is not compiled" in record.message]
-    assert len(said) == 1
-    assert "CUDA graph capture" in said[0]
+    assert "CUDA graph capture" in warned_once(model, failing, caplog)
 
 
 @pytest.mark.parametrize(("served", "compiled"), [(2000, {16}), (0, {1, 16})])
