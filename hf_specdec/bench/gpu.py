@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
@@ -218,35 +218,41 @@ def _row(
     arguments: Mapping[str, Any],
 ) -> tuple[dict[str, Any], list[list[int]]]:
     """Seconds of a call for each text but the first, whose call compiles and allocates; and the tokens of all."""
-    model: Any = loaded.model
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, "eos_token_id": None}
     options |= {"pad_token_id": 0, "return_dict_in_generate": True, **arguments}
-    calls = [_timed(model, {**inputs, **options}) for inputs in texts]
-    all_stats = [stats for output, _ in calls[1:] if (stats := getattr(output, "spec_stats", None)) is not None]
-    (output, first), last = calls[0], all_stats[-1] if all_stats else None
-    compiling = getattr(getattr(output, "spec_stats", None), "compile_seconds", None)
-    tokens: list[list[int]] = [
-        row for output, _ in calls for row in output.sequences[:, texts[0]["input_ids"].shape[1] :].tolist()
-    ]
-    num_steps, num_drafted = (sum(getattr(stats, name) for stats in all_stats) for name in ("num_drafts", "num_tokens"))
+    calls = [_timed(loaded.model, {**inputs, **options}) for inputs in texts]
+    first, *others = calls
+    known = [call.stats for call in others if call.stats is not None]
+    num_drafts = sum(stats.num_drafts for stats in known)
+    num_accepted = sum(stats.num_accepted_tokens for stats in known)
     row = {
-        "tokens_per_second": len(tokens) // len(calls) * max_new_tokens * len(calls[1:]) / sum(s for _, s in calls[1:]),
-        "first_call_seconds": first,
-        "mean_acceptance_length": num_drafted / num_steps if num_steps else None,
-        "num_graphs": None if last is None else last.num_graphs,
-        "compile_seconds": compiling,
-        "plain_reason": None if last is None else last.plain_reason,
+        "tokens_per_second": sum(len(row) for call in others for row in call.tokens) / sum(c.seconds for c in others),
+        "first_call_seconds": first.seconds,
+        "mean_acceptance_length": 1.0 + num_accepted / num_drafts if num_drafts else None,
+        "num_graphs": known[-1].num_graphs if known else None,
+        "compile_seconds": None if first.stats is None else first.stats.compile_seconds,
+        "plain_reason": known[-1].plain_reason if known else None,
     }
-    return row, tokens
+    return row, [row for call in calls for row in call.tokens]
 
 
-def _timed(model: Any, options: Mapping[str, Any]) -> tuple[Any, float]:
-    """The output of a call and its seconds; calls that sample draw alike."""
+class _Call(NamedTuple):
+    """What is kept of a call: not its cache."""
+
+    tokens: list[list[int]]
+    stats: Any
+    seconds: float
+
+
+def _timed(model: Any, options: Mapping[str, Any]) -> _Call:
+    """A call's new tokens, `spec_stats` and seconds; calls that sample draw alike."""
     torch.manual_seed(0)
     start = time.perf_counter()
     output = model.generate(**options)
     synchronize(model.device)
-    return output, time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    new = output.sequences[:, options["input_ids"].shape[1] :].tolist()
+    return _Call(new, getattr(output, "spec_stats", None), seconds)
 
 
 def _bandwidth_share(loaded: LoadedModel, rows: Sequence[Mapping[str, Any]], bandwidth: float) -> float | None:
