@@ -30,7 +30,8 @@ ORDER = (1, 8, 32, 2, 64, 4, 16, 12, 24, 48)  # first those that tell most
 SLOPES = {"cpu": TOKEN_COST}  # cost of one more token before anything is known, over a forward of one
 SLOPE = 0.004  # on accelerators
 JUMPS = {"cpu": 0.25}  # what several tokens add on top, whatever their number: of one row, in fp32
-HALF_SLOPE = 0.015  # of halves, on a CPU that has instructions for them: reading the weights bounds it longer
+HALF_SLOPE = 0.015  # of halves, on a CPU that has instructions for them: reading the weights bounds forwards of
+NUM_READ_BOUND = 12  # tokens and fewer; computing bounds larger ones
 FORMAT = "hf_specdec costs 1"
 LARGEST_RATIO, LARGEST_SIZE = 1e6, 1 << 20  # that a file of costs may hold
 FAR = 8  # tokens: sizes from here on tell what each of them costs
@@ -212,16 +213,18 @@ class StepCosts:
                 curve.is_fixed, curve.seconds_of_one = True, 1.0
         return self._curves[rows]
 
-    def token_cost(self, num_rows: int, dtype: torch.dtype) -> float:
+    def token_cost(self, num_rows: int, dtype: torch.dtype, num_nodes: int) -> float:
         """What a drafted token more a row adds to a forward of one token a row, before anything is measured.
 
         What steps teach is left out: it follows the clock, and the same call drafts the same.
 
         Args:
             dtype: of the weights.
+            num_nodes: most drafted tokens a row.
         """
         slope = self._slope
-        if dtype.itemsize < torch.float32.itemsize and computes_halves(dtype):
+        is_half = dtype.itemsize < torch.float32.itemsize and computes_halves(dtype)
+        if is_half and num_rows * (num_nodes + 1) <= NUM_READ_BOUND:
             slope = min(slope, HALF_SLOPE)
         return _for_rows(slope, num_rows)
 

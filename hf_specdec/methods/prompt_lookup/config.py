@@ -34,8 +34,8 @@ class PromptLookupConfig(SpecConfig):
         draft_len_per_match (`int | str`, *optional*, defaults to `"auto"`):
             A chain is at most this many times as long as the matching text: short matches rarely hold for long.
             `"auto"` follows a match as long as a token's chance exceeds what it adds to a forward: 4 tokens a matching
-            one in fp32 on a CPU, more in half precision and on accelerators, fewer in batches and where few of the
-            text's drafts were accepted. `None` always drafts `max_draft_len`.
+            one on a CPU, more on accelerators and of one row in half precision, fewer in batches and where few of
+            the text's drafts were accepted. `None` always drafts `max_draft_len`.
         num_branches (`int`, *optional*, defaults to `1`):
             Most continuations followed from any one node of a tree; 1 drafts a chain.
         max_nodes (`int`, *optional*):
