@@ -63,7 +63,8 @@ def test_a_text_is_led_out_of_each_loop_where_another_token_is_nearest(target):
     assert all(text.avoided for text in texts)
 
 
-def test_an_avoided_token_that_is_unlikely_already_adds_nothing(target):
+def test_an_avoided_token_that_is_unlikely_already_adds_nothing(target, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(objectives, "computes_bf16", lambda device: False)  # whose rounding differs by a thousandth
     batch = torch.arange(32)[None]
     with torch.no_grad():
         order = target(batch).logits[0, 19].argsort(descending=True)
