@@ -213,14 +213,14 @@ class StepCosts:
                 curve.is_fixed, curve.seconds_of_one = True, 1.0
         return self._curves[rows]
 
-    def token_cost(self, num_rows: int, dtype: torch.dtype, num_nodes: int) -> float:
+    def token_cost(self, num_rows: int, num_nodes: int, *, dtype: torch.dtype) -> float:
         """What a drafted token more a row adds to a forward of one token a row, before anything is measured.
 
         What steps teach is left out: it follows the clock, and the same call drafts the same.
 
         Args:
+            num_nodes: drafted tokens that a row has then.
             dtype: of the weights.
-            num_nodes: most drafted tokens a row.
         """
         slope = self._slope
         is_half = dtype.itemsize < torch.float32.itemsize and computes_halves(dtype)

@@ -253,7 +253,7 @@ def drafting(
     is_sampled = bool(call.generation_config.do_sample)
     is_fixed = torch.are_deterministic_algorithms_enabled()
     costs = state.step_costs(call.model, call.input_ids.device, is_fixed=is_fixed)
-    token_cost = functools.partial(costs.token_cost, dtype=call.model.dtype, num_nodes=request.budget)
+    token_cost = functools.partial(costs.token_cost, dtype=call.model.dtype)
     jump = functools.partial(costs.jump, dtype=call.model.dtype)
 
     def make_drafter(row: int, generator: torch.Generator | None) -> Drafter:

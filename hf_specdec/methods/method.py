@@ -59,7 +59,8 @@ class DrafterContext:
         generator: the sequence's random generator; `None` is the global one.
         is_sampled: whether the call draws its tokens.
         takes_trees: whether the target verifies siblings.
-        token_cost: what a drafted token more a row adds to a forward of so many rows, over that of one token a row.
+        token_cost: what a drafted token more a row adds to a forward of so many rows, over that of one token a row,
+            where a row has so many drafted tokens.
         jump: what a forward of several tokens a row adds beside that, whatever their number; also by rows.
         translation: the sequence's text in the draft model's vocabulary, where that is another one.
     """
@@ -70,7 +71,7 @@ class DrafterContext:
     generator: torch.Generator | None = None
     is_sampled: bool = False
     takes_trees: bool = True
-    token_cost: Callable[[int], float] = lambda num_rows: TOKEN_COST
+    token_cost: Callable[[int, int], float] = lambda num_rows, num_nodes: TOKEN_COST
     jump: Callable[[int], float] = lambda num_rows: 0.0
     translation: Translation | None = None
 

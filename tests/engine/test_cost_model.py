@@ -261,33 +261,33 @@ def test_a_draft_network_s_speed_is_learned_from_two_steps() -> None:
 
 def test_a_token_is_assumed_to_cost_the_same_whatever_the_clock_says() -> None:
     costs = StepCosts.of_device(torch.device("cpu"))
-    assert costs.token_cost(1, torch.float32, 4) == TOKEN_COST
+    assert costs.token_cost(1, 4, dtype=torch.float32) == TOKEN_COST
     costs.curve(1).set({1: 1.0, 8: 1.07})
-    assert costs.token_cost(1, torch.float32, 4) == TOKEN_COST
-    assert StepCosts.of_device(torch.device("cuda")).token_cost(1, torch.float32, 4) < TOKEN_COST / 4
+    assert costs.token_cost(1, 4, dtype=torch.float32) == TOKEN_COST
+    assert StepCosts.of_device(torch.device("cuda")).token_cost(1, 4, dtype=torch.float32) < TOKEN_COST / 4
 
 
 def test_a_token_of_a_small_forward_of_halves_is_assumed_to_cost_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the processor has instructions for them; the tokens of all rows count."""
     costs = StepCosts.of_device(torch.device("cpu"))
     monkeypatch.setattr(module, "computes_halves", lambda dtype: False)
-    assert costs.token_cost(1, torch.bfloat16, 4) == TOKEN_COST
+    assert costs.token_cost(1, 4, dtype=torch.bfloat16) == TOKEN_COST
     monkeypatch.setattr(module, "computes_halves", lambda dtype: True)
-    assert costs.token_cost(1, torch.bfloat16, 10) < TOKEN_COST == costs.token_cost(1, torch.bfloat16, 16)
-    two, four = (costs.token_cost(num_rows, torch.bfloat16, 4) for num_rows in (2, 4))
-    assert two < costs.token_cost(2, torch.float32, 4) < four == costs.token_cost(4, torch.float32, 4)
+    assert costs.token_cost(1, 10, dtype=torch.bfloat16) < TOKEN_COST == costs.token_cost(1, 16, dtype=torch.bfloat16)
+    two, four = (costs.token_cost(num_rows, 4, dtype=torch.bfloat16) for num_rows in (2, 4))
+    assert two < costs.token_cost(2, 4, dtype=torch.float32) < four == costs.token_cost(4, 4, dtype=torch.float32)
 
 
 def test_several_tokens_are_assumed_to_cost_extra_where_one_alone_is_a_vector_in_fp32_on_a_cpu() -> None:
     cpu, cuda = (StepCosts.of_device(torch.device(name)) for name in ("cpu", "cuda"))
-    assert cpu.jump(1, torch.float32) > 5 * cpu.token_cost(1, torch.float32, 4)
+    assert cpu.jump(1, torch.float32) > 5 * cpu.token_cost(1, 4, dtype=torch.float32)
     assert cpu.jump(2, torch.float32) == cpu.jump(1, torch.bfloat16) == cuda.jump(1, torch.float32) == 0.0
 
 
 @pytest.mark.parametrize("num_rows", [2, 8])
 def test_a_token_more_a_row_costs_what_so_many_tokens_add_to_a_forward(num_rows: int) -> None:
     costs = StepCosts.of_device(torch.device("cpu"))
-    slope = costs.token_cost(1, torch.float32, 4)
+    slope = costs.token_cost(1, 4, dtype=torch.float32)
     forward_of_one_each, forward_of_two_each = (1.0 + slope * (tokens - 1) for tokens in (num_rows, 2 * num_rows))
-    found = costs.token_cost(num_rows, torch.float32, 4)
+    found = costs.token_cost(num_rows, 4, dtype=torch.float32)
     assert found == pytest.approx(forward_of_two_each / forward_of_one_each - 1.0)

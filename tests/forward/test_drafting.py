@@ -41,7 +41,7 @@ def drafted(
         for row, (cost, scale) in enumerate(zip(relative_costs, scales, strict=True))
     ]
     config = DraftModelConfig(**fields)
-    drafters = [DraftModelDrafter(config, scorer, token_cost=lambda num_rows: 0.0) for scorer in scorers]
+    drafters = [DraftModelDrafter(config, scorer, token_cost=lambda num_rows, num_nodes: 0.0) for scorer in scorers]
     for drafter in drafters:
         drafter.begin([0])
         drafter.num_rows = len(drafters)

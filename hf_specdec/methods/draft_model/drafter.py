@@ -43,7 +43,8 @@ class DraftModelDrafter(RoundDrafter):
         generator: for the draws; `None` is the global one.
         counts: acceptances counted in earlier calls. Not used where children are drawn: the text depends on the drafts
             then, so that the same seed has to give the same drafts.
-        token_cost: what a drafted token more a row adds to a forward of so many rows, over that of one token a row.
+        token_cost: what a drafted token more a row adds to a forward of so many rows, over that of one token a row,
+            where a row has so many drafted tokens.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class DraftModelDrafter(RoundDrafter):
         logits_processor: LogitsProcessorFn | None = None,
         generator: torch.Generator | None = None,
         counts: AcceptanceCounts | None = None,
-        token_cost: Callable[[int], float] = lambda num_rows: TOKEN_COST,
+        token_cost: Callable[[int, int], float] = lambda num_rows, num_nodes: TOKEN_COST,
     ) -> None:
         super().__init__(scorer)
         self.scorer: DraftScorer = scorer
@@ -231,7 +232,7 @@ class DraftModelDrafter(RoundDrafter):
     @property
     def _cost_of_node(self) -> float:
         """What a drafted token adds to the target's forward; 0 where the configuration says how many there are."""
-        return self.token_cost(self.num_rows) if self.chooses_size else 0.0
+        return self.token_cost(self.num_rows, self.config.node_budget) if self.chooses_size else 0.0
 
     @property
     def _tokens_per_cost(self) -> float:

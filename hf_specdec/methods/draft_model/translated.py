@@ -39,7 +39,7 @@ class TranslatedDrafter(DraftModelDrafter):
         translation: Translation,
         *,
         counts: AcceptanceCounts | None = None,
-        token_cost: Callable[[int], float] = lambda num_rows: TOKEN_COST,
+        token_cost: Callable[[int, int], float] = lambda num_rows, num_nodes: TOKEN_COST,
     ) -> None:
         super().__init__(config, scorer, counts=counts, token_cost=token_cost)
         self.translation = translation

@@ -37,7 +37,8 @@ class PromptLookupDrafter(Drafter):
     Args:
         config: see `PromptLookupConfig`.
         pool: texts of earlier calls; the finished text is added to it.
-        token_cost: what a drafted token more a row adds to a forward of so many rows, over that of one token a row.
+        token_cost: what a drafted token more a row adds to a forward of so many rows, over that of one token a row,
+            where a row has so many drafted tokens.
         jump: what a forward of several tokens a row adds beside that, whatever their number; also by rows.
     """
 
@@ -46,7 +47,7 @@ class PromptLookupDrafter(Drafter):
         config: PromptLookupConfig,
         pool: NgramPool | None = None,
         *,
-        token_cost: Callable[[int], float] = lambda num_rows: TOKEN_COST,
+        token_cost: Callable[[int, int], float] = lambda num_rows, num_nodes: TOKEN_COST,
         jump: Callable[[int], float] = lambda num_rows: 0.0,
     ) -> None:
         self.config, self.pool, self.token_cost, self.jump = config, pool, token_cost, jump
@@ -141,16 +142,16 @@ class PromptLookupDrafter(Drafter):
             matching: tokens of the match.
         """
         chances: list[float] = []
-        probability = 1.0
-        least = math.sqrt(self.num_rows) * self.token_cost(self.num_rows)
+        probability, gain = 1.0, 0.0
         trust = min(1.0, (self._accepted + PRIOR_COUNT) / (self._expected + PRIOR_COUNT))
         while len(chances) < self.config.max_draft_len:
             size = matching + len(chances)
             probability *= size / (size + PSEUDO_COUNT)
+            least = math.sqrt(self.num_rows) * self.token_cost(self.num_rows, len(chances) + 1)
             if trust * probability < least:
                 break
             chances.append(probability)
-        gain = trust * sum(chances) - least * len(chances)
+            gain += trust * probability - least
         return chances if gain > self.jump(self.num_rows) else []
 
     def _best_place(self, length: int) -> tuple[NgramIndex, int] | None:

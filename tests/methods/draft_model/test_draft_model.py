@@ -221,7 +221,10 @@ def test_drafts_go_on_where_tokens_of_that_confidence_were_accepted() -> None:
 def test_a_dear_draft_stops_sooner_than_a_cheap_one() -> None:
     lengths = [
         drafter_of(
-            sure_of(dict.fromkeys(range(6), 0.7)), scorer={"relative_cost": cost}, draft_len=8, token_cost=lambda _: 0.0
+            sure_of(dict.fromkeys(range(6), 0.7)),
+            scorer={"relative_cost": cost},
+            draft_len=8,
+            token_cost=lambda *_: 0.0,
         )
         .propose(100)
         .num_draft_tokens
@@ -243,7 +246,7 @@ def test_tokens_are_verified_that_are_worth_what_they_add_to_a_forward(fields: d
     """The more rows, the fewer; all, where the configuration says how many or to draft in any case."""
 
     def num_verified(num_rows: int, **more: Any) -> int:
-        cost = {"token_cost": lambda rows: 0.1 * rows}
+        cost = {"token_cost": lambda rows, nodes: 0.1 * rows}
         drafter = drafter_of(sure_of(dict.fromkeys(range(6), 0.7)), **cost, **fields, **more)
         drafter.num_rows = num_rows
         return verified(drafter).num_draft_tokens

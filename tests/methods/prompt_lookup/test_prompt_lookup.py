@@ -83,15 +83,24 @@ def test_a_match_is_followed_as_far_as_its_tokens_pay(token_cost: float, expecte
     lengths = []
     for matching in (1, 2, 3):
         end = list(range(100, 100 + matching))
-        drafter = PromptLookupDrafter(PromptLookupConfig(), token_cost=lambda num_rows: token_cost)
+        drafter = PromptLookupDrafter(PromptLookupConfig(), token_cost=lambda num_rows, num_nodes: token_cost)
         drafter.begin([50, *end, *range(20), 51, *end])
         lengths.append(drafter.propose(10).num_draft_tokens)
     assert lengths == expected
 
 
+def test_a_match_is_followed_as_far_as_its_last_token_pays() -> None:
+    """Whatever `max_draft_len` is, where only tokens beyond the sixth cost much."""
+    for most in (8, 20):
+        config = PromptLookupConfig(max_draft_len=most)
+        drafter = PromptLookupDrafter(config, token_cost=lambda num_rows, num_nodes: 0.9 if num_nodes > 6 else 0.0)
+        drafter.begin([50, 100, 101, *range(20), 51, 100, 101])
+        assert drafter.propose(most).num_draft_tokens == 6
+
+
 def test_a_match_is_followed_less_far_the_more_rows_share_a_forward() -> None:
     """By the rows of the next forward: rows leave a batch."""
-    drafter = PromptLookupDrafter(PromptLookupConfig(), token_cost=lambda num_rows: 0.045 * num_rows**0.5)
+    drafter = PromptLookupDrafter(PromptLookupConfig(), token_cost=lambda num_rows, num_nodes: 0.045 * num_rows**0.5)
     drafter.begin([50, 100, 101, *range(20), 51, 100, 101])
     lengths = []
     for num_rows in (8, 2, 1):
