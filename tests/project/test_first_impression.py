@@ -4,7 +4,6 @@ import importlib.util
 import inspect
 import pydoc
 import re
-import resource
 import subprocess
 import sys
 import tomllib
@@ -20,8 +19,7 @@ from hf_specdec.cli import COMMANDS, app
 from hf_specdec.methods.registry import METHODS, config_arguments
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("torch", "transformers", "accelerate", "safetensors")
-SECONDS_OF_HELP = 1.0
+HEAVY = ("torch", "transformers", "accelerate", "safetensors", "numpy")
 
 
 def run_python(code: str) -> str:
@@ -37,7 +35,6 @@ def test_importing_the_package_imports_no_library() -> None:
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["nonsense"]], ids=" ".join)
 def test_what_needs_no_model_imports_no_library(words: list[str]) -> None:
-    """In less than a second of processor time."""
     code = f"""
 import sys
 from hf_specdec.cli import app
@@ -46,10 +43,7 @@ try:
 except SystemExit:
     print([name for name in {HEAVY!r} if name in sys.modules])
 """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert run_python(code).splitlines()[-1] == "[]"
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS_OF_HELP
 
 
 def test_version_prints_the_version() -> None:
