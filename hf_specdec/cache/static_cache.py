@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_cache import SpecCache
@@ -22,6 +23,7 @@ from hf_specdec.compat import (
     StaticCache,
     StaticLayer,
     StaticSlidingWindowLayer,
+    mark_dynamic,
     mark_static_address,
 )
 from hf_specdec.transfer import is_staged
@@ -61,6 +63,8 @@ class StaticWriteIndex:
         self.rows, self.columns, self.length = rows, columns, length
         for tensor in (rows, columns, length):
             mark_static_address(tensor)
+        if columns.shape[1] > 1:
+            mark_dynamic(columns, 1)
 
 
 class StaticSpecLayer(SpecLayer):
@@ -106,6 +110,7 @@ class StaticSpecLayer(SpecLayer):
         self.make_room(capacity)
         if index is not self.static_index or self.keys is not keys:
             self.static_index = index
+            self.keys, self.values = _apart(self.keys), _apart(self.values)
             mark_static_address(self.keys)
             mark_static_address(self.values)
 
@@ -132,6 +137,19 @@ class StaticSpecLayer(SpecLayer):
     def get_seq_length(self) -> Any:
         """Tokens of the longest row: a tensor once shapes are fixed, so that no compiled forward depends on it."""
         return self.length if self.static_index is None else self.static_index.length
+
+
+def _apart(buffer: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor whose storage holds nothing else; a view still where DLPack does not know the device.
+
+    Of views of one block torch's compiler keeps a symbol for each one's place, and compares all pairs for overlap.
+    """
+    if buffer.untyped_storage().nbytes() == buffer.nbytes:
+        return buffer
+    try:
+        return from_dlpack(buffer)
+    except (RuntimeError, ValueError, BufferError):
+        return buffer
 
 
 class StaticSpecCache(SpecCache):

@@ -51,6 +51,7 @@ from hf_specdec.compat.devices import (
     execution_device,
     input_device,
     is_dispatched,
+    mark_dynamic,
     mark_static_address,
 )
 from hf_specdec.compat.generation import (

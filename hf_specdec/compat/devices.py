@@ -4,6 +4,8 @@ Names                              Why
 `_hf_hook`, `hf_device_map`        accelerate's hooks bring weights and inputs together
 `torch._dynamo.mark_static_address`
                                    CUDA graphs skip forwards that write into buffers without it, as `StaticCache` knows
+`torch._dynamo.maybe_mark_dynamic`
+                                   one graph serves all widths; `mark_dynamic` raises where a model allows one alone
 `_is_mkldnn_bf16_supported`, `_is_mkldnn_fp16_supported`
                                    torch has no public name for whether a CPU computes in halves
 """
@@ -22,6 +24,7 @@ __all__ = [
     "execution_device",
     "input_device",
     "is_dispatched",
+    "mark_dynamic",
     "mark_static_address",
 ]
 
@@ -62,3 +65,8 @@ def computes_halves(dtype: torch.dtype) -> bool:
 def mark_static_address(tensor: torch.Tensor) -> None:
     """Tell compiled forwards that the tensor stays where it is, so that CUDA graphs may write into it."""
     torch._dynamo.mark_static_address(tensor)
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
+    """Tell compiled forwards that this dimension changes, where the function does not depend on one size."""
+    torch._dynamo.maybe_mark_dynamic(tensor, dim)

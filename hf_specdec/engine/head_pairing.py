@@ -19,11 +19,11 @@ from hf_specdec.engine.draft_pairing import MAX_PADDING
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import head_shapes
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.forward.block_runner import BlockRunner, block_step
+from hf_specdec.forward.block_runner import BLOCK_STEP, BlockRunner
 from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall
 from hf_specdec.forward.head_runner import HeadRunner
-from hf_specdec.forward.head_stage import pair_step
-from hf_specdec.forward.shared_cache_runner import SharedCacheRunner, shared_step
+from hf_specdec.forward.head_stage import PAIR_STEP
+from hf_specdec.forward.shared_cache_runner import SHARED_STEP, SharedCacheRunner
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import BlockHead, DraftHead, PairHead, SharedCacheHead
 from hf_specdec.methods.draft_scorer import cost_ratio
@@ -118,13 +118,13 @@ def head_runner_of(call: Call, head: DraftHead, *, budget: int) -> BaseHeadRunne
     )
     shapes_of = partial(head_shapes, call, head, num_columns=length + room)
     if isinstance(head, SharedCacheHead):
-        about = replace(about, shapes=shapes_of(shared_step, widest=1 + budget))
+        about = replace(about, shapes=shapes_of(SHARED_STEP, widest=1 + budget))
         return SharedCacheRunner(head, about, last_own_layers(call.model))
     if isinstance(head, BlockHead):
-        about = replace(about, shapes=shapes_of(block_step, widest=head.block_size))
+        about = replace(about, shapes=shapes_of(BLOCK_STEP, widest=head.block_size))
         return BlockRunner(head, about, _output_head(call.model))
     assert isinstance(head, PairHead)
-    return HeadRunner(head, replace(about, shapes=shapes_of(pair_step, widest=1 + budget)))
+    return HeadRunner(head, replace(about, shapes=shapes_of(PAIR_STEP, widest=1 + budget)))
 
 
 def _output_head(target: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:

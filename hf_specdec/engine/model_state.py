@@ -6,7 +6,7 @@ It lives in the model's `__dict__`, so it is copied, pickled and dropped with th
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
@@ -19,7 +19,7 @@ from hf_specdec.compat import attention_implementation
 from hf_specdec.compat.fingerprint import Fingerprint, hooks_of
 from hf_specdec.engine.cost_facts import check_facts
 from hf_specdec.engine.cost_model import StepCosts
-from hf_specdec.forward.compiled_forward import CompiledForward, Step
+from hf_specdec.forward.compiled_forward import MODEL_STEP, CompiledForward, StepKind
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
@@ -70,23 +70,21 @@ class ModelState:
                 self.costs[key] = costs
             return self.costs[key]
 
-    def compiled_forward(
-        self, model: Any, settings: dict[str, Any], make_step: Callable[[Any], Step] | None = None
-    ) -> CompiledForward:
+    def compiled_forward(self, model: Any, settings: dict[str, Any], kind: StepKind = MODEL_STEP) -> CompiledForward:
         """What runs the model as it is now compiled with these settings; graphs are not copied with the model.
 
         After a hook was set or removed it begins anew: a graph holds what hooks did when it was made.
 
         Args:
             model: a model or a draft head.
-            make_step: of `CompiledForward`.
+            kind: of `CompiledForward`.
         """
         attention = attention_implementation(model.config) if isinstance(model, PreTrainedModel) else None
         key = repr((attention, str(model.dtype), sorted(settings.items(), key=str)))
         hooks = hooks_of(model)
         with self.lock:
             if key not in self.compiled or self.compiled[key].hooks != hooks:
-                self.compiled[key] = CompiledForward(model, settings, make_step, hooks)
+                self.compiled[key] = CompiledForward(model, settings, kind, hooks)
             return self.compiled[key]
 
     def facts_of(self, now: Fingerprint) -> ModelFacts:

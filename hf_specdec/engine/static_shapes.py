@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from hf_specdec.engine.length_rules import HIDDEN_LENGTH
 from hf_specdec.engine.model_state import compiled_beside, state_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.adapters import takes_positions
-from hf_specdec.forward.compiled_forward import CompiledForward, CompiledShapes, Step
+from hf_specdec.forward.compiled_forward import CompiledForward, CompiledShapes, StepKind
 from hf_specdec.forward.model_runner import MAX_UNCACHED
 from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.methods.base import Drafter
@@ -36,7 +36,7 @@ __all__ = [
 
 GRAIN = 64  # the smallest capacity, and what capacities are multiples of
 ROUND_WIDTHS = 4  # columns of a head's round, over its widest forward: more make its buffers grow
-FLAT_WIDTHS = (1, 16, 96)  # an accelerator computes any number of tokens up to each in about the same time
+FLAT_WIDTHS = (1, 2, 16, 32, 64, 96)  # an accelerator computes any number of tokens up to each in about the same time
 FLAT_TOKENS = 128  # of all rows, in about the time of one
 
 
@@ -102,10 +102,10 @@ def fixed_shapes(call: Call, drafters: Iterable[Drafter], budget: int) -> FixedS
 
 
 def forward_widths(most: int, on_host: bool) -> tuple[int, ...]:
-    """Widths that forwards of up to `most` tokens are compiled for, ascending.
+    """Widths that forwards of up to `most` tokens have, ascending.
 
     On a CPU, where each token takes its time, the powers of two below `most`, and `most`. On an accelerator few, the
-    same for all methods: there compiling takes long, and tokens cost little.
+    same for all methods: there a CUDA graph is recorded for each, and tokens cost little.
     """
     if on_host:
         return (*(1 << power for power in range((most - 1).bit_length())), most)
@@ -164,13 +164,11 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
     return DraftShapes(cache, FixedShapes(widths, capacity), compiled)
 
 
-def head_shapes(
-    call: Call, head: DraftHead, make_step: Callable[[Any], Step], *, num_columns: int, widest: int
-) -> CompiledShapes | None:
+def head_shapes(call: Call, head: DraftHead, kind: StepKind, *, num_columns: int, widest: int) -> CompiledShapes | None:
     """For a draft head beside a target whose forwards are compiled; `None` beside any other.
 
     Args:
-        make_step: of `CompiledForward`.
+        kind: of `CompiledForward`.
         num_columns (`int`): tokens of the longest text.
         widest (`int`): most columns of a forward.
     """
@@ -183,7 +181,7 @@ def head_shapes(
     if (reason := _reason_against_head(call, head)) is not None:
         state_of(head).warn_once(f"{type(head).__name__} is not compiled: {reason}")
         return None
-    compiled = state_of(head).compiled_forward(head, target.settings, make_step)
+    compiled = state_of(head).compiled_forward(head, target.settings, kind)
     if compiled.reason is not None:
         return None
     compiled_beside(call.model, head)

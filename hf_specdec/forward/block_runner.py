@@ -13,14 +13,14 @@ import numpy.typing as npt
 import torch
 
 from hf_specdec.cache.static_cache import StaticSpecCache
-from hf_specdec.forward.compiled_forward import Step
+from hf_specdec.forward.compiled_forward import Step, StepKind
 from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall, head_cache, static_head_cache
 from hf_specdec.forward.runner_base import RowScorer
 from hf_specdec.methods.draft_head import BlockHead
 from hf_specdec.transfer import to_device
 from hf_specdec.tree import DraftTree
 
-__all__ = ["BlockRunner", "BlockScorer", "block_step"]
+__all__ = ["BLOCK_STEP", "BlockRunner", "BlockScorer"]
 
 Array = npt.NDArray[Any]
 
@@ -183,10 +183,13 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         self._cache.admit(other._cache, place)  # noqa: SLF001 another of the same class
 
 
-def block_step(head: BlockHead) -> Step:
+def _block_step(head: BlockHead) -> Step:
     """A head's forward, as a function of one shape; the target's output head reads the states."""
 
     def step(**inputs: Any) -> tuple[None, torch.Tensor]:
         return None, head(**inputs)  # (rows, N, hidden_size)
 
     return step
+
+
+BLOCK_STEP = StepKind(_block_step, {"features": 1, "positions": 1})

@@ -1,4 +1,4 @@
-"""A network's forwards over a static cache, compiled once for each width, with what is read of their logits inside.
+"""A network's forwards over a static cache, compiled once for all widths, with what is read of their logits inside.
 
 What cannot be compiled runs as it is written, and the reason is kept; what a hook raises is shown. Knows nothing of
 trees or texts.
@@ -18,11 +18,49 @@ from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.compat.hook_errors import raised_in_hook
 from hf_specdec.transfer import is_host
 
-__all__ = ["CompiledForward", "CompiledShapes", "ForwardWidths", "Step"]
+__all__ = ["MODEL_STEP", "CompiledForward", "CompiledShapes", "ForwardWidths", "Step", "StepKind"]
 
 Step = Callable[..., tuple[Any, torch.Tensor]]
 NUM_WARMING = 2  # forwards of a shape that take longer on an accelerator: CUDA graphs are recorded in the second
 NUM_SERVED = 2000  # forwards of the 7B shape take 20 seconds on an H100, compiling one 30
+MOST_MISSED = 2  # widths that a function of all widths had no graph for; torch runs one of more than 8 as it is written
+ANY_WIDTH = 0  # in the place of a width: of all but one, as torch compiles dimensions of one element apart
+
+
+@dataclass(frozen=True, slots=True)
+class StepKind:
+    """What is compiled of a network.
+
+    Attributes:
+        make: makes a function of the network; its two results are the caller's.
+        width_dims: the dimension of its arguments, by name, that is as long as a forward is wide; that of all values of
+            a dictionary. Others may be wider, too, at the price of one more graph.
+    """
+
+    make: Callable[[Any], Step]
+    width_dims: Mapping[str, int]
+
+    def mark(self, inputs: Mapping[str, Any]) -> None:
+        """Let the graph that is made for these arguments take any number of tokens."""
+        for name in self.width_dims.keys() & inputs.keys():
+            value, dim = inputs[name], self.width_dims[name]
+            for tensor in value.values() if isinstance(value, Mapping) else [value]:
+                if isinstance(tensor, torch.Tensor) and tensor.ndim > dim:
+                    compat.mark_dynamic(tensor, dim % tensor.ndim)
+
+
+def _model_step(model: Any) -> Step:
+    """A model's forward, with the best token of each column."""
+
+    def step(**inputs: Any) -> tuple[Any, torch.Tensor]:
+        outputs = model(**inputs, return_dict=True)
+        return outputs, outputs.logits.argmax(dim=-1)
+
+    return step
+
+
+TOKEN_DIMS = dict.fromkeys(("input_ids", "inputs_embeds", "token_type_ids", "mm_token_type_ids"), 1)
+MODEL_STEP = StepKind(_model_step, {**TOKEN_DIMS, "position_ids": -1, "attention_mask": 2})
 
 
 class CompiledForward:
@@ -31,14 +69,14 @@ class CompiledForward:
     Args:
         model: a module with a `device`.
         settings: keyword arguments of `torch.compile`.
-        make_step: makes a function of one shape; by default the model's output with the best token of each column.
+        kind: what is compiled; by default the model's output with the best token of each column.
         hooks: those that the model has, to be compared.
 
     Attributes:
         shapes: `(batch, width, columns)` of what has run, and what else graphs are made for, with the number of runs as
             long as they are the first ones.
         num_graphs (`int`): what torch has made of them: one or more of each function, few of them for all lengths.
-        seconds (`float`): of the first forwards of each shape, which compile.
+        seconds (`float`): of the forwards that compile, and of those in which an accelerator records CUDA graphs.
         reason (`str | None`): why forwards run as they are written, once that was found out.
     """
 
@@ -46,15 +84,17 @@ class CompiledForward:
         self,
         model: torch.nn.Module,
         settings: Mapping[str, Any],
-        make_step: Callable[[Any], Step] | None = None,
+        kind: StepKind = MODEL_STEP,
         hooks: Hashable = (),
     ) -> None:
         self.model: Any = model
         self.hooks = hooks
-        self.settings, self._make_step = dict(settings), make_step or _model_step
+        self.settings, self._kind = dict(settings), kind
         self.shapes: dict[tuple[int, ...], int] = {}
         self.num_graphs, self.seconds = 0, 0.0
         self.reason: str | None = None
+        self._served: frozenset[tuple[int, ...]] | None = None  # shapes that stay together, once widths are apart
+        self._missed = Counter[tuple[int, ...]]()  # graphs that a function needed for one more width
         self._wanted = Counter[tuple[int, ...]]()  # forwards of functions that are not compiled yet
         self._steps: dict[tuple[int, ...], Step] = {}  # torch stops compiling a function that has too many graphs
         self._kept: dict[int, StaticSpecCache] = {}
@@ -78,6 +118,8 @@ class CompiledForward:
             return self._step_of(shape)(**inputs)
         start, known = time.perf_counter(), compat.num_compiled()
         try:
+            if not num_runs and self._is_shared(shape):
+                self._kind.mark(inputs)
             found = self._step_of(shape)(**inputs)
         except Exception as error:  # compilers fail in many ways; what the forward itself raises comes below
             if raised_in_hook(error, self.model):  # it may not raise again
@@ -86,15 +128,20 @@ class CompiledForward:
             found = self.as_written(inputs)
             self.reason = " ".join([type(error).__name__, *str(error).split("\n")[:2]])
             return found
+        num_new = compat.num_compiled() - known
+        self.num_graphs += num_new
+        if num_new or not is_host(self.model.device):
+            self.seconds += time.perf_counter() - start
+        if num_new and not num_runs:
+            self._count_missed(shape)
         self.shapes[shape] = num_runs + 1
-        self.num_graphs += compat.num_compiled() - known
-        self.seconds += time.perf_counter() - start
         return found
 
     def width_for(self, shape: tuple[int, ...], wider: Sequence[int], flat_tokens: int) -> int:
         """The width that a forward runs at: its own, or one of `wider` that takes about the same time.
 
-        So a method starts with one graph; the narrower ones are compiled once they were wanted `NUM_SERVED` times.
+        So a method that drafts starts with one graph; that of one token is compiled once it was wanted `NUM_SERVED`
+        times.
 
         Args:
             shape: of the least width that holds the forward.
@@ -108,13 +155,13 @@ class CompiledForward:
             return width
         found = next((other for other in serving if self._function_of((batch, other, *rest)) in self._steps), None)
         if found is None:
-            return serving[-1]
+            return serving[0] if self._served is None else serving[-1]
         self._wanted[function] += 1
         return found if self._wanted[function] <= NUM_SERVED else width
 
     def as_written(self, inputs: Mapping[str, Any]) -> tuple[Any, torch.Tensor]:
         """The same, not compiled, for any shape."""
-        return self._make_step(self.model)(**inputs)
+        return self._kind.make(self.model)(**inputs)
 
     def take_cache(self, batch: int, capacity: int, part: int = 0) -> StaticSpecCache | None:
         """The cache that the last call has left, empty, where it has this shape and no other call has taken it.
@@ -145,13 +192,31 @@ class CompiledForward:
             compat.mark_step_begin()
         function = self._function_of(shape)
         if function not in self._steps:
-            self._steps[function] = compat.compiled(self._make_step(self.model), self.settings)
+            self._steps[function] = compat.compiled(self._kind.make(self.model), self.settings)
         return self._steps[function]
 
     def _function_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Which shapes are compiled together: unless the caller wants static shapes, those that differ in columns."""
+        """Which shapes are compiled together: of several tokens those that differ in width and columns.
+
+        Where the model's code depends on the width, those that differ in columns; where the caller wants it, none.
+        """
         batch, width, _, *rest = shape
-        return shape if self.settings.get("dynamic") is False else (batch, width, *rest)
+        if self.settings.get("dynamic") is False:
+            return shape
+        return (batch, ANY_WIDTH if self._is_shared(shape) else width, *rest)
+
+    def _count_missed(self, shape: tuple[int, ...]) -> None:
+        """A graph was made for a shape: compile widths apart, from here on, where one after another needs its own."""
+        function = self._function_of(shape)
+        known = [other for other in self.shapes if other[2:] == shape[2:] and self._function_of(other) == function]
+        self._missed[function] += bool(known)
+        if self._missed[function] > MOST_MISSED and self._served is None:
+            self._served = frozenset((*self.shapes, shape))
+
+    def _is_shared(self, shape: tuple[int, ...]) -> bool:
+        """Whether the graph of this shape is to serve other widths."""
+        is_known = self._served is None or shape in self._served
+        return shape[1] > 1 and self.settings.get("dynamic") is not False and is_known
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +264,3 @@ class ForwardWidths:
         if not fitting or self._compiled is None:
             return min(fitting, default=num_columns)
         return self._compiled.width_for(shape_of(fitting[0]), fitting[1:], self._flat_tokens)
-
-
-def _model_step(model: Any) -> Step:
-    """A model's forward, with the best token of each column."""
-
-    def step(**inputs: Any) -> tuple[Any, torch.Tensor]:
-        outputs = model(**inputs, return_dict=True)
-        return outputs, outputs.logits.argmax(dim=-1)
-
-    return step

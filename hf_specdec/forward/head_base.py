@@ -8,6 +8,7 @@ from typing import ClassVar, Generic, Self, TypeVar, cast
 
 import torch
 
+from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
@@ -87,7 +88,9 @@ def static_head_cache(
         if (keys.dtype, keys.device) == (head.dtype, head.device):  # the head has not been moved since
             cache.sync()
             return cache
-    cache = StaticSpecCache([StaticSpecLayer(reserve=capacity) for _ in range(max(shapes) + 1)], reserve=capacity)
+    blocks = Blocks(len(shapes))
+    layers = [StaticSpecLayer(reserve=capacity, blocks=blocks) for _ in range(max(shapes) + 1)]
+    cache = StaticSpecCache(layers, reserve=capacity)
     _allocate(cache, head, shapes, num_rows)
     return cache
 

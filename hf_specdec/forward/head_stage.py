@@ -13,13 +13,13 @@ import torch
 
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.static_cache import StaticSpecCache
-from hf_specdec.forward.compiled_forward import CompiledShapes, Step
+from hf_specdec.forward.compiled_forward import CompiledShapes, Step, StepKind
 from hf_specdec.forward.head_base import head_cache, static_head_cache
 from hf_specdec.forward.head_rows import Columns, StageRow, Wanted
 from hf_specdec.methods.draft_head import PairHead
 from hf_specdec.transfer import to_device
 
-__all__ = ["HeadStage", "pair_step"]
+__all__ = ["PAIR_STEP", "HeadStage"]
 
 Array = npt.NDArray[Any]
 
@@ -231,7 +231,7 @@ class HeadStage:
         return found
 
 
-def pair_step(head: PairHead) -> Step:
+def _pair_step(head: PairHead) -> Step:
     """A head's forward with the logits of all its columns, as a function of one shape."""
 
     def step(*, stage: int, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -240,6 +240,9 @@ def pair_step(head: PairHead) -> Step:
         return computed, head.stage_logits(flat, [stage]).view(*computed.shape[:2], -1)
 
     return step
+
+
+PAIR_STEP = StepKind(_pair_step, {"embeddings": 1, "states": 1, "positions": 1, "mask": 2})
 
 
 def _cache_of(head: PairHead, index: int, num_rows: int, reserve: int, to_run: CompiledShapes | None) -> SpecCache:

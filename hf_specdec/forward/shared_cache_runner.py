@@ -12,14 +12,14 @@ import torch
 
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.compiled_forward import Step
+from hf_specdec.forward.compiled_forward import Step, StepKind
 from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.methods.draft_head import SharedCacheHead
 from hf_specdec.transfer import to_device
 from hf_specdec.tree import DraftTree
 
-__all__ = ["SharedCacheRunner", "shared_step"]
+__all__ = ["SHARED_STEP", "SharedCacheRunner"]
 
 Array = npt.NDArray[Any]
 
@@ -131,7 +131,7 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
         self._states, self._outputs = [[] for _ in self.texts], [[] for _ in self.texts]
 
 
-def shared_step(head: SharedCacheHead) -> Step:
+def _shared_step(head: SharedCacheHead) -> Step:
     """A head's forward, as a function of one shape; ordered embeddings, which read numbers, are left out."""
 
     def step(**inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,3 +139,6 @@ def shared_step(head: SharedCacheHead) -> Step:
         return computed, outputs
 
     return step
+
+
+SHARED_STEP = StepKind(_shared_step, {"embeddings": 1, "states": 1, "positions": 1, "masks": 2})

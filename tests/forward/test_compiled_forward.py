@@ -1,13 +1,15 @@
-"""A model's compiled forwards: one graph for each shape, however many there are; the cache that a call leaves."""
+"""A model's compiled forwards: how many graphs there are; the buffers that they read, and the cache a call leaves."""
 
+import gc
 from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, StaticCache
 from transformers.modeling_outputs import CausalLMOutput
 
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
-from hf_specdec.forward.compiled_forward import CompiledForward
+from hf_specdec.forward.compiled_forward import CompiledForward, StepKind
 from tests.helpers.graphs import counting
 
 
@@ -16,8 +18,27 @@ class Model(torch.nn.Module):
 
     device = torch.device("cpu")
 
-    def forward(self, columns: torch.Tensor, buffer: torch.Tensor, return_dict: bool) -> Any:
+    def forward(self, columns: torch.Tensor, buffer: torch.Tensor) -> Any:
         return CausalLMOutput(logits=columns[..., None] * 2.0 + buffer.sum())
+
+
+class WidthModel(Model):
+    """One whose code depends on how many columns there are."""
+
+    def forward(self, columns: torch.Tensor, buffer: torch.Tensor) -> Any:
+        doubled = [columns[:, place] * 2.0 for place in range(columns.shape[1])]
+        return CausalLMOutput(logits=torch.stack(doubled, 1)[..., None] + buffer.sum())
+
+
+def logits_step(model: Model) -> Any:
+    def step(**inputs: Any) -> tuple[Any, torch.Tensor]:
+        logits = model(**inputs).logits
+        return logits, logits.argmax(-1)
+
+    return step
+
+
+KIND = StepKind(logits_step, {"columns": 1})
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +51,55 @@ def fresh_compiler() -> Any:
 def test_each_shape_has_one_graph_however_many_there_are() -> None:
     """Torch stops compiling a function after 8 graphs, and runs it as it is written."""
     graphs: list[Any] = []
-    forward = CompiledForward(Model(), {"backend": counting(graphs), "dynamic": False})
+    forward = CompiledForward(Model(), {"backend": counting(graphs), "dynamic": False}, KIND)
     for capacity in [*range(64, 74), 64]:
-        inputs = {"columns": torch.ones(1, 2), "buffer": torch.ones(capacity)}
-        outputs, best = forward((1, 2, capacity), inputs)
-        assert outputs.logits.flatten().tolist() == [2.0 + capacity] * 2
-        assert best is not None
-    assert len(graphs) == len(forward.shapes) == 10
+        run(forward, width=2, capacity=capacity)
+    assert len(graphs) == forward.num_graphs == len(forward.shapes) == 10
+
+
+def run(forward: CompiledForward, width: int, capacity: int) -> None:
+    """Some forward, compiled, whose logits are right."""
+    inputs = {"columns": torch.ones(1, width), "buffer": torch.ones(capacity)}
+    logits, _ = forward((1, width, capacity), inputs)
+    assert logits.flatten().tolist() == [2.0 + capacity] * width
     assert forward.reason is None
+
+
+@pytest.mark.parametrize("first", [2, 7, 64])
+def test_one_graph_serves_all_widths_and_a_second_one_all_lengths(first: int) -> None:
+    graphs: list[Any] = []
+    forward = CompiledForward(Model(), {"backend": counting(graphs)}, KIND)
+    numbers = []
+    for capacity in (128, 192, 64, 320):
+        for width in (first, *range(2, 65, 5), first):
+            run(forward, width, capacity)
+        numbers.append(len(graphs))
+    assert numbers == [1, 2, 2, 2]
+    assert forward.num_graphs == 2
+    run(forward, 1, 128)
+    assert len(graphs) == 3, "torch compiles one token apart"
+
+
+def test_a_model_that_depends_on_the_width_has_a_graph_for_each() -> None:
+    """However many there are: torch stops compiling one function after 8."""
+    graphs: list[Any] = []
+    forward = CompiledForward(WidthModel(), {"backend": counting(graphs)}, KIND)
+    widths = range(2, 22)
+    for width in (*widths, *widths):
+        run(forward, width, capacity=64)
+    assert len(widths) <= len(graphs) == forward.num_graphs <= len(widths) + 1
+
+
+def test_time_counts_as_compiling_where_a_graph_is_made() -> None:
+    graphs: list[Any] = []
+    forward = CompiledForward(Model(), {"backend": counting(graphs)}, KIND)
+    run(forward, 2, capacity=64)
+    spent = forward.seconds
+    assert spent > 0.0
+    run(forward, 9, capacity=64)
+    assert forward.seconds == spent
+    run(forward, 9, capacity=128)
+    assert forward.seconds > spent
 
 
 def a_cache(rows: int) -> StaticSpecCache:
@@ -82,3 +144,25 @@ def test_the_places_to_write_share_what_does_not_depend_on_the_width() -> None:
     assert second.columns.tolist() == [[7, 8, 9], [7, 8, 9]]
     assert first.length is second.length
     assert int(second.length) == 7
+
+
+def test_buffers_of_a_layer_have_storages_of_their_own_and_one_block_of_memory() -> None:
+    """Torch's compiler would keep a symbol for each place in a block; columns move by one operation for all layers."""
+    cache = StaticSpecCache.of(StaticCache(LlamaConfig(num_hidden_layers=3), max_cache_len=64), capacity=64)
+    assert cache is not None
+    for number in range(3):
+        cache.update(torch.full((1, 2, 5, 4), float(number)), torch.full((1, 2, 5, 4), -float(number)), number)
+    cache.sync()
+    cache.place(2)
+    buffers = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in buffers)
+    (block,) = {id(block): block for layer in cache.layers for block in layer.buffers}.values()
+    assert [tensor.data_ptr() for tensor in buffers] == [view.data_ptr() for view in block]
+    kept = [tensor.data_ptr() for tensor in buffers]
+    cache.place(7)
+    assert [tensor.data_ptr() for layer in cache.layers for tensor in (layer.keys, layer.values)] == kept
+    block.fill_(3.0)
+    assert all((tensor == 3.0).all() for tensor in buffers)
+    del block, cache
+    gc.collect()
+    assert all((tensor == 3.0).all() for tensor in buffers), "each keeps the memory"

@@ -10,11 +10,11 @@ import torch
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.engine.static_shapes import forward_widths
-from hf_specdec.forward.block_runner import BlockRunner, block_step
+from hf_specdec.forward.block_runner import BLOCK_STEP, BlockRunner
 from hf_specdec.forward.compiled_forward import CompiledForward, CompiledShapes
 from hf_specdec.forward.head_base import HeadCall
 from hf_specdec.forward.head_runner import HeadRunner
-from hf_specdec.forward.head_stage import pair_step
+from hf_specdec.forward.head_stage import PAIR_STEP
 from hf_specdec.methods.draft_head import BlockHead
 from hf_specdec.methods.registry import as_head
 from hf_specdec.tree import DraftTree, TreeBuilder
@@ -43,7 +43,7 @@ class Both:
             device=torch.device("cpu"),
         )
         is_block = isinstance(head, BlockHead)
-        self.compiled = compiled or CompiledForward(head, {}, block_step if is_block else pair_step)
+        self.compiled = compiled or CompiledForward(head, {}, BLOCK_STEP if is_block else PAIR_STEP)
         shapes = CompiledShapes(FixedShapes(forward_widths(WIDEST, on_host=True), CAPACITY), self.compiled)
         calls = (call, dataclasses.replace(call, shapes=shapes))
         self.runners: list[Any] = [
@@ -95,11 +95,10 @@ def test_logits_are_those_of_forwards_as_they_are_written(zoo: Zoo, recorder: Re
     both.go_on(0, [5] * 20)  # more than one forward has room for
     both.assert_alike([DraftTree.chain(both.root(0)), None])
     assert all(len(kinds) == 1 for kinds in recorder.kinds)
-    assert recorder.num_graphs == len(both.compiled.shapes) > 1
-    stages = {shape[-1] for shape in both.compiled.shapes}
+    stages = {shape[3:] for shape in both.compiled.shapes}
+    assert 0 < recorder.num_graphs == both.compiled.num_graphs <= 2 * len(stages) < len(both.compiled.shapes)
     assert {shape[1] for shape in both.compiled.shapes} <= set(forward_widths(WIDEST, on_host=True))
     assert {shape[2] for shape in both.compiled.shapes} == {CAPACITY}
-    assert recorder.num_graphs <= len(forward_widths(WIDEST, on_host=True)) * len(stages)
 
 
 @pytest.mark.at_most(2)

@@ -42,10 +42,11 @@ class Recorder:
     def __call__(self, function: Callable[..., Any], settings: Any) -> Callable[..., Any]:
         """Takes the place of `compat.compiled`."""
         kinds: set[Any] = set()
+        marked: dict[str, set[int]] = {}  # by the argument's name: dimensions that one graph takes of any size
         self.kinds.append(kinds)
 
         def run(**inputs: Any) -> Any:
-            kinds.add(tuple((name, _kind_of(value)) for name, value in sorted(inputs.items())))
+            kinds.add(tuple(_kind_of(value, name, marked) for name, value in sorted(inputs.items())))
             return function(**inputs)
 
         return run
@@ -56,18 +57,20 @@ class Recorder:
         return sum(map(len, self.kinds))
 
 
-def _kind_of(value: Any) -> Any:
-    """What torch compiles a function for: shapes, types, numbers, and where the buffers of a cache are."""
+def _kind_of(value: Any, name: str, marked: dict[str, set[int]]) -> Any:
+    """What torch compiles a function for: shapes but for marked dimensions, types, numbers, and a cache's buffers."""
     if isinstance(value, torch.Tensor):
-        return tuple(value.shape), value.dtype
+        free = marked.setdefault(name, set())
+        free |= getattr(value, "_dynamo_weak_dynamic_indices", set())
+        return name, tuple(None if dim in free else size for dim, size in enumerate(value.shape)), value.dtype
     if isinstance(value, StaticSpecCache):
         layers = [layer for layer in value.layers if isinstance(layer, SpecLayer) and layer.is_initialized]
-        return tuple((tuple(layer.keys.shape), layer.keys.data_ptr()) for layer in layers)
+        return tuple((_kind_of(layer.keys, name, marked), layer.keys.data_ptr()) for layer in layers)
     if isinstance(value, tuple):
-        return tuple(_kind_of(own) for own in value)
+        return tuple(_kind_of(own, f"{name} {place}", marked) for place, own in enumerate(value))
     if isinstance(value, dict):
-        return tuple((name, _kind_of(own)) for name, own in sorted(value.items()))
-    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
+        return tuple(_kind_of(own, f"{name} {key}", marked) for key, own in sorted(value.items()))
+    return name, value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
 
 
 class LendingCompiler:

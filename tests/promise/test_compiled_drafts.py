@@ -39,7 +39,7 @@ def call(model: Any, draft: Any, ids: torch.Tensor, shape: str = "chain", **opti
 @pytest.mark.parametrize("batch", wide_but([2], [1, 2]))
 @pytest.mark.parametrize("shape", wide_but(["tree"], SHAPES))
 def test_few_graphs_serve_texts_of_any_length(pair: tuple[Any, Any], graphs: list[Any], shape: str, batch: int) -> None:
-    """One for each width of either model; the buffers stay where they are, and later calls compile little."""
+    """Two of either model at most; the buffers stay where they are, and later calls compile little."""
     model, draft = pair
     config, numbers, addresses = on_cpu(counting(graphs)), [], set()
     for length, new in ((20, 12), (9, 16), (12, 14)):
@@ -54,8 +54,7 @@ def test_few_graphs_serve_texts_of_any_length(pair: tuple[Any, Any], graphs: lis
         (forward,) = state_of(draft).compiled.values()
         assert {width for _, width, _ in forward.shapes} <= {1, 2, 4, 8}
         addresses |= {forward._kept[0].layers[0].keys.data_ptr()}
-    assert numbers[0] > len(state_of(draft).compiled)
-    assert numbers[-1] <= 8, "four widths of each model at most"
+    assert len(state_of(draft).compiled) < numbers[0] <= numbers[-1] <= 4
     assert len({columns for _, _, columns in forward.shapes}) == 1
     assert len(addresses) == 1
 
