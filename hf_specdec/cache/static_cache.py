@@ -40,11 +40,13 @@ class FixedShapes:
             least of them that holds what it computes.
         capacity (`int`): columns of the key/value buffers.
         flat_tokens (`int`): tokens of all rows that a forward computes in about the time of one.
+        is_undisturbed: whether no code of the caller's runs between the forwards, which might change the model.
     """
 
     widths: tuple[int, ...]
     capacity: int
     flat_tokens: int = 0
+    is_undisturbed: bool = False
 
     def width_of(self, num_columns: int) -> int:
         """The least width that holds so many columns; as many as these where none does."""

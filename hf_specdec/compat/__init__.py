@@ -44,7 +44,7 @@ from hf_specdec.compat.caches import (
     recorded,
     replaced_attributes,
 )
-from hf_specdec.compat.compiling import compile_settings, compiled, mark_step_begin, num_compiled
+from hf_specdec.compat.compiling import compile_settings, compiled, mark_step_begin, num_compiled, without_guards
 from hf_specdec.compat.devices import (
     computes_bf16,
     computes_halves,

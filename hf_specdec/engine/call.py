@@ -64,6 +64,12 @@ class Call:
         mask = self.model_kwargs.get("attention_mask")
         return isinstance(mask, torch.Tensor) and not (self.model.config.is_encoder_decoder or bool(mask.all()))
 
+    @property
+    def is_undisturbed(self) -> bool:
+        """Whether nothing but transformers' classes is called at each token."""
+        called = [*self.logits_processor, *self.stopping_criteria, *([] if self.streamer is None else [self.streamer])]
+        return all(type(one).__module__.startswith("transformers.") for one in called)
+
     def prompt_of(self, row: int) -> list[int]:
         """The prompt of one row without the masked tokens at its front."""
         tokens: list[int] = self.input_ids[row].tolist()

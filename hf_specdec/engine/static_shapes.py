@@ -98,7 +98,7 @@ def fixed_shapes(call: Call, drafters: Iterable[Drafter], budget: int) -> FixedS
     on_host = is_host(call.model.device)
     widths = (width,) if compat.is_compiled(call.model) else forward_widths(width, on_host)
     columns = max(_columns_of(call), cache.get_max_length()) + widths[-1]
-    return FixedShapes(widths, capacity_for(columns), 0 if on_host else FLAT_TOKENS)
+    return FixedShapes(widths, capacity_for(columns), 0 if on_host else FLAT_TOKENS, call.is_undisturbed)
 
 
 def forward_widths(most: int, on_host: bool) -> tuple[int, ...]:
@@ -161,7 +161,7 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
     if compiled is None or compiled.reason is not None:
         return None
     compiled_beside(call.model, draft)
-    return DraftShapes(cache, FixedShapes(widths, capacity), compiled)
+    return DraftShapes(cache, FixedShapes(widths, capacity, is_undisturbed=call.is_undisturbed), compiled)
 
 
 def head_shapes(call: Call, head: DraftHead, kind: StepKind, *, num_columns: int, widest: int) -> CompiledShapes | None:
@@ -188,7 +188,7 @@ def head_shapes(call: Call, head: DraftHead, kind: StepKind, *, num_columns: int
     num_columns = max(num_columns, target_cache.get_max_length())  # generate's own never gets shorter again
     widths = forward_widths(widest, is_host(call.model.device))
     capacity = capacity_for(num_columns + (ROUND_WIDTHS - 1) * widest + widths[-1])
-    return CompiledShapes(FixedShapes(widths, capacity), compiled)
+    return CompiledShapes(FixedShapes(widths, capacity, is_undisturbed=call.is_undisturbed), compiled)
 
 
 def _reason_against_head(call: Call, head: DraftHead) -> str | None:

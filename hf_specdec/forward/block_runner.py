@@ -124,10 +124,10 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
             "sliding_mask": masks[-1],
             "cache": self._cache,
         }
-        if self.compiled is None or not is_fixed:
+        if self.compiled is None or self._shapes is None or not is_fixed:
             states = head(**inputs)
         else:
-            _, states = self.compiled((len(wanted), width, num_keys), inputs)
+            _, states = self.compiled((len(wanted), width, num_keys), inputs, self._shapes.checked)
         logits = self.project(states[:, 1:])  # (rows, N - 1, vocab_size)
         self._cache.commit([range(count) for count in counts])
         for place, want in enumerate(wanted):

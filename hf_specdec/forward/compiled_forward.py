@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,9 +18,10 @@ from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.compat.hook_errors import raised_in_hook
 from hf_specdec.transfer import is_host
 
-__all__ = ["MODEL_STEP", "CompiledForward", "CompiledShapes", "ForwardWidths", "Step", "StepKind"]
+__all__ = ["MODEL_STEP", "CompiledForward", "CompiledShapes", "ForwardWidths", "Step", "StepKind", "checked_steps"]
 
 Step = Callable[..., tuple[Any, torch.Tensor]]
+Checked = dict[Hashable, Step]
 NUM_WARMING = 2  # forwards of a shape that take longer on an accelerator: CUDA graphs are recorded in the second
 NUM_SERVED = 2000  # forwards of the 7B shape take 20 seconds on an H100, compiling one 30
 MOST_MISSED = 2  # widths that a function of all widths had no graph for; torch runs one of more than 8 as it is written
@@ -105,17 +106,20 @@ class CompiledForward:
         """Whether the next forward may write over what one has returned, as CUDA graphs do."""
         return self.reason is None and not is_host(self.model.device)
 
-    def __call__(self, shape: tuple[int, ...], inputs: Mapping[str, Any]) -> tuple[Any, torch.Tensor]:
+    def __call__(
+        self, shape: tuple[int, ...], inputs: Mapping[str, Any], checked: Checked | None = None
+    ) -> tuple[Any, torch.Tensor]:
         """What the step returns: of a model its output, and the best token of each column, `(batch, width)`.
 
         Args:
             shape: `(batch, width, columns)` and more: what a graph is made for.
+            checked: of `checked_steps`; without it torch compares the model in each forward with what was compiled.
         """
         if self.reason is not None:
             return self.as_written(inputs)
         num_runs = self.shapes.get(shape, 0)
         if num_runs >= (1 if is_host(self.model.device) else NUM_WARMING):
-            return self._step_of(shape)(**inputs)
+            return self._run(shape, inputs, checked)
         start, known = time.perf_counter(), compat.num_compiled()
         try:
             if not num_runs and self._is_shared(shape):
@@ -187,6 +191,20 @@ class CompiledForward:
             with self._lock:
                 self._kept[part] = cache
 
+    def _run(
+        self, shape: tuple[int, ...], inputs: Mapping[str, Any], checked: Checked | None
+    ) -> tuple[Any, torch.Tensor]:
+        """One more forward of a shape; of arguments whose guards held before in this call, without guards."""
+        step = self._step_of(shape)
+        if checked is None:
+            return step(**inputs)
+        alike = (shape, _likeness(inputs))
+        if alike in checked:
+            return checked[alike](**inputs)
+        found = step(**inputs)
+        checked[alike] = compat.without_guards(step, inputs) or step
+        return found
+
     def _step_of(self, shape: tuple[int, ...]) -> Step:
         if not is_host(self.model.device):
             compat.mark_step_begin()
@@ -225,6 +243,10 @@ class CompiledShapes:
 
     fixed: FixedShapes
     compiled: CompiledForward
+    checked: Checked | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checked", checked_steps(self.fixed))
 
     def run(self, shape: tuple[int, ...], inputs: Mapping[str, Any]) -> tuple[Any, torch.Tensor]:
         """The two tensors that a step returns, which later forwards do not write over.
@@ -234,7 +256,7 @@ class CompiledShapes:
         """
         if shape[1] not in self.fixed.widths:
             return self.compiled.as_written(inputs)
-        first, second = self.compiled(shape, inputs)
+        first, second = self.compiled(shape, inputs, self.checked)
         return (first.clone(), second.clone()) if self.compiled.is_lent else (first, second)
 
 
@@ -264,3 +286,19 @@ class ForwardWidths:
         if not fitting or self._compiled is None:
             return min(fitting, default=num_columns)
         return self._compiled.width_for(shape_of(fitting[0]), fitting[1:], self._flat_tokens)
+
+
+def checked_steps(fixed: FixedShapes | None) -> Checked | None:
+    """For the forwards of one call: functions whose guards held, by what they were called with; `None` checks each."""
+    return {} if fixed is not None and fixed.is_undisturbed else None
+
+
+def _likeness(value: Any) -> Hashable:
+    """Equal for arguments between which torch's guards see no difference; objects are compared by identity."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.stride(), value.dtype, value.device
+    if isinstance(value, Mapping):
+        return tuple((name, _likeness(own)) for name, own in value.items())
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_likeness, value))
+    return (type(value), value) if isinstance(value, (bool, int, float, str, torch.dtype)) else id(value)

@@ -13,7 +13,7 @@ from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import adapter_of, takes_positions, works_by_hooks
-from hf_specdec.forward.compiled_forward import CompiledForward, ForwardWidths
+from hf_specdec.forward.compiled_forward import CompiledForward, ForwardWidths, checked_steps
 from hf_specdec.forward.exit_rounds import EarlyExitRounds
 from hf_specdec.forward.hidden_states import HiddenStates
 from hf_specdec.forward.inputs import StepInputs, rows_of
@@ -84,6 +84,7 @@ class ModelRunner(HiddenStates):
         kept = None if fixed is None or compiled is None else compiled.take_cache(len(texts), fixed.capacity)
         self.cache = rollback_cache(original, reserve=reserve, lockstep=self.lockstep, fixed=fixed, kept=kept)
         self._widths, self.compiled = ForwardWidths(fixed, compiled), compiled
+        self._checked = None if self.adapter is not None else checked_steps(fixed)
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
         self.rotary = rotary_of(model, facts)
         self._kernels = CpuKernels(model, is_compiled=compiled is not None)
@@ -197,7 +198,7 @@ class ModelRunner(HiddenStates):
             if self.compiled is None or model is not self.model:
                 self.outputs, self._best = model(**inputs, return_dict=True), None
             else:
-                self.outputs, self._best = self.compiled(self._shape_of(widest), inputs)
+                self.outputs, self._best = self.compiled(self._shape_of(widest), inputs, self._checked)
         if rest is not None and self.early_exit is not None:
             self.early_exit.resumed(self._layouts)
         self._half_done = False

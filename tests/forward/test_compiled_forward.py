@@ -8,8 +8,9 @@ import torch
 from transformers import LlamaConfig, StaticCache
 from transformers.modeling_outputs import CausalLMOutput
 
+from hf_specdec import compat
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
-from hf_specdec.forward.compiled_forward import CompiledForward, StepKind
+from hf_specdec.forward.compiled_forward import CompiledForward, StepKind, _likeness
 from tests.helpers.graphs import counting
 
 
@@ -100,6 +101,49 @@ def test_time_counts_as_compiling_where_a_graph_is_made() -> None:
     assert forward.seconds == spent
     run(forward, 9, capacity=128)
     assert forward.seconds > spent
+
+
+def test_a_function_that_breaks_into_several_graphs_keeps_its_guards() -> None:
+    """What follows a break is compiled code of its own, which runs as it is written without torch's compiler."""
+    graphs: list[Any] = []
+
+    def whole(**inputs: torch.Tensor) -> torch.Tensor:
+        return inputs["x"] * 2
+
+    def broken(**inputs: torch.Tensor) -> torch.Tensor:
+        doubled = inputs["x"] * 2
+        torch._dynamo.graph_break()
+        return doubled + 1
+
+    inputs = {"x": torch.ones(3)}
+    for function, expected in ((whole, 2.0), (broken, None)):
+        step = compat.compiled(function, {"backend": counting(graphs)})
+        assert compat.without_guards(step, inputs) is None, "it has not run"
+        step(**inputs)
+        direct = compat.without_guards(step, inputs)
+        assert (None if direct is None else float(direct(**inputs)[0])) == expected
+        assert compat.without_guards(step, {"x": torch.ones(3, dtype=torch.int)}) is None, "another argument"
+    assert compat.without_guards(whole, inputs) is None, "not compiled"
+
+
+def test_arguments_are_alike_that_guards_cannot_tell_apart() -> None:
+    one = {"ids": torch.zeros(1, 3), "cache": object(), "names": ("a", 1), "masks": {"full": torch.zeros(2)}}
+    again = one | {"ids": torch.ones(1, 3), "masks": {"full": torch.ones(2)}}
+    assert _likeness(one) == _likeness(again)
+    others: list[dict[str, Any]] = [
+        {"ids": torch.zeros(1, 4)},
+        {"ids": torch.zeros(3, 1).t().contiguous().as_strided((1, 3), (1, 1))},
+        {"ids": torch.zeros(1, 3, dtype=torch.long)},
+        {"cache": object()},
+        {"names": ("a", True)},
+        {"names": ("b", 1)},
+        {"masks": {"sliding": torch.zeros(2)}},
+        {"masks": None},
+        {"more": None},
+    ]
+    for other in others:
+        assert _likeness(one) != _likeness(one | other)
+        hash(_likeness(one | other))
 
 
 def a_cache(rows: int) -> StaticSpecCache:

@@ -13,6 +13,7 @@ from transformers import LlamaConfig
 
 import hf_specdec
 from hf_specdec import compat
+from hf_specdec.compat import without_guards
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import forward_widths
 from hf_specdec.methods.registry import as_head
@@ -164,7 +165,12 @@ def test_rotary_frequencies_that_follow_the_text_are_not_compiled(
 
 @pytest.mark.wide
 @pytest.mark.parametrize("name", GRAPHS)
-def test_torchs_compiler_makes_as_many_graphs_as_are_counted(zoo: Zoo, graphs: list[Any], name: str) -> None:
+def test_torchs_compiler_makes_as_many_graphs_as_are_counted(
+    zoo: Zoo, graphs: list[Any], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """And a later forward of a call goes without guards, the target's and the head's."""
+    direct: list[Any] = []
+    monkeypatch.setattr(compat, "without_guards", lambda *_: direct.append(without_guards(*_)) or direct[-1])
     target = hf_specdec.disable(CASES[name].target(zoo))
     head, numbers, config = CASES[name].head(hf_specdec.enable(target)), [], on_cpu(counting(graphs))
     for length, new in ((20, 12), (9, 16), (12, 14), (20, 12)):
@@ -175,6 +181,7 @@ def test_torchs_compiler_makes_as_many_graphs_as_are_counted(zoo: Zoo, graphs: l
         assert output.sequences.equal(expected)
         assert output.spec_stats.num_graphs == len(graphs)
         numbers.append(len(graphs))
+    assert direct and all(direct)
     assert numbers[-1] <= numbers[0] + 2, "a width that was not used before"
 
 
