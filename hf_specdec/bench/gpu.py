@@ -14,10 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import typer
+from transformers import CompileConfig
 
 from hf_specdec import embedded
 from hf_specdec.bench.conversation import encode
@@ -35,8 +36,10 @@ from hf_specdec.errors import ConfigError, first_line, unknown_name
 
 __all__ = ["measure_gpu"]
 
+CompileMode = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"]
 COPIED_BYTES, NUM_COPIES = 1 << 30, 20
 STATIC = {"cache_implementation": "static"}
+ONE_TOKEN = "spec_method=plain"  # this package's way to write one token a step
 NUM_LOOKED_UP, MAX_ASSISTED = 10, 64  # tokens that transformers' prompt lookup drafts, and the most of its methods
 SAMPLED = {"do_sample": True, "temperature": 0.7}
 
@@ -71,7 +74,8 @@ def measure_gpu(
 
     def document() -> dict[str, Any]:
         fields = {"tests": outcome, "copy_bandwidth": bandwidth, "shapes": entries}
-        return new_document(GPU, where, settings={"shapes": list(names)}, models=facts, **fields)
+        settings = {"shapes": list(names), "compile_mode": chosen.compile_mode}
+        return new_document(GPU, where, settings=settings, models=facts, **fields)
 
     def progress() -> None:
         if keep is not None and facts:
@@ -122,15 +126,16 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-def _methods(loaded: LoadedModel, batch: int, length: int) -> dict[str, dict[str, Any]]:
+def _methods(loaded: LoadedModel, batch: int, length: int, compile_mode: str | None) -> dict[str, dict[str, Any]]:
     """Arguments of `generate` by the row's name, for texts that end with `length` tokens.
 
     transformers' assisted generation takes one sequence, and writes drafts after a static cache's usual end.
     """
+    static = STATIC | ({"compile_config": CompileConfig(mode=compile_mode)} if compile_mode else {})
     anew = {"spec_config": {"pool": "request"}}  # the call is made twice: it must not be remembered
     rows: dict[str, dict[str, Any]] = {
         "plain, eager": {"spec_method": None},
-        "plain, static cache": {"spec_method": None} | STATIC,
+        "plain, static cache": {"spec_method": None} | static,
     }
     if batch == 1:
         theirs: dict[str, dict[str, Any]] = {"transformers' prompt lookup": {"prompt_lookup_num_tokens": NUM_LOOKED_UP}}
@@ -138,16 +143,17 @@ def _methods(loaded: LoadedModel, batch: int, length: int) -> dict[str, dict[str
             theirs["transformers' assistant"] = dict(loaded.assisted)
         rows |= {name: {"spec_method": None} | arguments for name, arguments in theirs.items()}
         if assists_static_caches():
-            longer = STATIC | {"max_cache_len": length + MAX_ASSISTED}
+            longer = static | {"max_cache_len": length + MAX_ASSISTED}
             rows |= {f"{name}, static cache": rows[name] | longer for name in theirs}
-    ours: dict[str, dict[str, Any]] = {name: {"spec_method": name} for name in ("prompt_lookup", "lookahead")}
+    ours: dict[str, dict[str, Any]] = {ONE_TOKEN: {"spec_method": "plain"}}
+    ours |= {name: {"spec_method": name} for name in ("prompt_lookup", "lookahead")}
     ours["auto"] = {"spec_method": "auto"} | anew
     if loaded.assistant is not None:
         ours["draft_model"] = {"spec_method": "draft_model"} | loaded.assisted
     if loaded.head is not None:
         ours["eagle3"] = {"spec_method": "eagle3", "assistant_model": loaded.head}
         ours["auto+head"] = {"spec_method": "auto", "assistant_model": loaded.head} | anew
-    return rows | ours | {f"{name}, static cache": arguments | STATIC for name, arguments in ours.items()}
+    return rows | ours | {f"{name}, static cache": arguments | static for name, arguments in ours.items()}
 
 
 def _measure_cell(
@@ -164,7 +170,7 @@ def _measure_cell(
     """
     shape = SHAPES[entry["shape"]]
     texts = _texts(loaded, batch, context, 1 + chosen.num_texts)
-    methods = _methods(loaded, batch, context + shape.max_new_tokens)
+    methods = _methods(loaded, batch, context + shape.max_new_tokens, chosen.compile_mode)
     ways = [methods]
     if batch == 1 and context == min(chosen.contexts or shape.contexts):
         ways.append({f"{name}, sampled": arguments | SAMPLED for name, arguments in methods.items()})
@@ -256,9 +262,9 @@ def _timed(model: Any, options: Mapping[str, Any]) -> _Call:
 
 
 def _bandwidth_share(loaded: LoadedModel, rows: Sequence[Mapping[str, Any]], bandwidth: float) -> float | None:
-    """Of the copy bandwidth, what reading the weights once a token takes: the fastest plain row of one sequence."""
+    """Of the copy bandwidth, what reading the weights once a token takes: the fastest row of one token a step."""
     size: int = sum(parameter.numel() * parameter.element_size() for parameter in loaded.model.parameters())
-    plain = [row for row in rows if row["batch"] == 1 and row["name"].startswith("plain")]
+    plain = [row for row in rows if row["batch"] == 1 and row["name"].startswith(("plain", ONE_TOKEN))]
     return size * max(float(row["tokens_per_second"]) for row in plain) / bandwidth if plain else None
 
 
@@ -298,6 +304,9 @@ def main(
     steps: Annotated[bool, typer.Option(help="Measure what a step costs, too.")] = True,
     num_texts: Annotated[int, typer.Option(min=1, help="That each row writes.")] = 4,
     num_prompts: Annotated[int, typer.Option(min=1, help="By which steps are measured.")] = 12,
+    compile_mode: Annotated[
+        CompileMode | None, typer.Option(help="Of torch.compile, over static caches. Default: transformers'.")
+    ] = None,
 ) -> None:
     """Measure, and write one document."""
     check_form(output, GPU)
@@ -308,7 +317,7 @@ def main(
         output.with_suffix(".md").write_text(markdown(document))
 
     selection = Selection(
-        tuple(batch or ()), tuple(context_length or ()), tuple(row or ()), steps, num_texts, num_prompts
+        tuple(batch or ()), tuple(context_length or ()), tuple(row or ()), steps, num_texts, num_prompts, compile_mode
     )
     document = measure_gpu(shape or ["1B", "7B"], device=device, tests=tests, selection=selection, keep=keep)
     if document["tests"] is not None and document["tests"]["exit_code"]:

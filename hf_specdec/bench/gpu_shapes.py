@@ -35,6 +35,7 @@ class Selection:
         steps (`bool`): whether what a step costs is, too.
         num_texts (`int`): that each row writes, each once, after a first call on another text.
         num_prompts (`int`): default prompts by which steps are measured.
+        compile_mode (`str | None`): of `torch.compile`, for rows over static caches; `None` is transformers' choice.
     """
 
     batches: tuple[int, ...] = ()
@@ -43,6 +44,7 @@ class Selection:
     steps: bool = True
     num_texts: int = 4
     num_prompts: int = 12
+    compile_mode: str | None = None
 
     def has_row(self, name: str) -> bool:
         """Whether the row of this name is measured."""
