@@ -38,6 +38,7 @@ GRAIN = 64  # the smallest capacity, and what capacities are multiples of
 ROUND_WIDTHS = 4  # columns of a head's round, over its widest forward: more make its buffers grow
 FLAT_WIDTHS = (1, 2, 16, 32, 64, 96)  # an accelerator computes any number of tokens up to each in about the same time
 FLAT_TOKENS = 128  # of all rows, in about the time of one
+SERVING_WIDTH = FLAT_WIDTHS[1]  # of the graph in which one token runs at first
 
 
 def reason_against_static(call: Call, tier: str, engine: str) -> str | None:
@@ -152,8 +153,10 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
     if not isinstance(target_cache, compat.StaticCache):
         return None
     num_columns = max(num_columns, target_cache.get_max_length())  # generate's own never gets shorter again
-    widths = forward_widths(1 + budget, is_host(draft.device))
+    flat_tokens = 0 if is_host(draft.device) else FLAT_TOKENS
+    widths = forward_widths(1 + budget, not flat_tokens)
     growth = max(after / (before + 1) for before, after in itertools.pairwise((0, *widths)))  # of a forward, at most
+    growth = max(growth, min(widths[-1], SERVING_WIDTH if flat_tokens else 1))
     capacity = capacity_for(num_columns + math.ceil(growth * (1 + budget + MAX_UNCACHED)))
     cache = compat.StaticCache(config=compat.text_config(draft.config), max_cache_len=capacity)
     reason = _reason_against_buffers(draft, tier, cache)
@@ -161,7 +164,7 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
     if compiled is None or compiled.reason is not None:
         return None
     compiled_beside(call.model, draft)
-    return DraftShapes(cache, FixedShapes(widths, capacity, is_undisturbed=call.is_undisturbed), compiled)
+    return DraftShapes(cache, FixedShapes(widths, capacity, flat_tokens, call.is_undisturbed), compiled)
 
 
 def head_shapes(call: Call, head: DraftHead, kind: StepKind, *, num_columns: int, widest: int) -> CompiledShapes | None:
