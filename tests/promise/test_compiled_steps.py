@@ -9,13 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import StoppingCriteria
 
 import hf_specdec
-from hf_specdec import compat
-from hf_specdec.compat import without_guards
 from hf_specdec.engine import static_shapes
-from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import capacity_for, forward_widths
 from hf_specdec.forward import compiled_forward
@@ -261,56 +257,6 @@ def test_a_caller_who_wants_a_graph_for_each_shape_gets_it(model: Any, graphs: l
     assert output.sequences.equal(expected)
     (forward,) = state_of(model).compiled.values()
     assert output.spec_stats.num_graphs == len(graphs) == len(forward.shapes) > 2
-
-
-@pytest.mark.parametrize("method", wide_but(["prompt_lookup"], METHODS))
-def test_guards_are_checked_once_a_call_for_each_kind_of_forward(
-    model: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    """And a model that was changed between two calls is compiled anew."""
-    checked: list[Any] = []
-    monkeypatch.setattr(compat, "without_guards", lambda *_: checked.append(without_guards(*_)) or checked[-1])
-    options, config = {"max_new_tokens": 24, **STATIC}, on_cpu(counting(graphs))
-    for activation in (torch.nn.SiLU(), torch.nn.Tanh()):
-        model.model.layers[0].mlp.act_fn = activation
-        expected = plain(model, PROMPT, **options, disable_compile=True)
-        for _ in range(2):
-            checked.clear()
-            settings = {"compile_config": config, "return_dict_in_generate": True}
-            output = speculative(model, PROMPT, **options, **settings, **METHODS[method])
-            assert output.sequences.equal(expected)
-        assert all(checked)
-        (forward,) = state_of(model).compiled.values()
-        assert 0 < len(checked) <= len(forward.shapes)
-        assert output.spec_stats.num_forwards > len(checked) + 1
-
-
-class ChangesTheModel(StoppingCriteria):
-    """A caller's criterion that swaps an activation once the text has so many tokens."""
-
-    def __init__(self, model: Any, length: int) -> None:
-        self.mlp, self.length = model.model.layers[0].mlp, length
-        self.mlp.act_fn = torch.nn.SiLU()
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        if input_ids.shape[1] >= self.length:
-            self.mlp.act_fn = torch.nn.Tanh()
-        return torch.zeros(len(input_ids), dtype=torch.bool)
-
-
-@pytest.mark.parametrize("is_seen", [True, False])
-def test_what_a_callers_criterion_changes_in_the_model_counts_at_once(
-    model: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch, is_seen: bool
-) -> None:
-    if not is_seen:
-        monkeypatch.setattr(Call, "is_undisturbed", True)
-    options = {"max_new_tokens": 40, **STATIC}
-    texts = []
-    for settings in ({"disable_compile": True}, {"compile_config": on_cpu(counting(graphs))}):
-        criteria = [ChangesTheModel(model, PROMPT.shape[1] + 16)]
-        own = {"spec_method": "plain" if texts else None}
-        texts.append(model.generate(PROMPT, **options, **settings, **own, stopping_criteria=criteria))
-    assert texts[0].equal(texts[1]) is is_seen
 
 
 @pytest.mark.wide
