@@ -4,7 +4,7 @@ Names                              Why
 `_valid_auto_compile_criteria`     when plain generate compiles a forward, by itself or when asked
 `_default_compile_config`          how, where the caller says nothing
 `torch._dynamo.utils.counters`     graphs that were made, of which `torch.compile` says nothing
-`_torchdynamo_orig_callable`, `_debug_get_cache_entry_list`, `set_eval_frame`
+`_torchdynamo_orig_callable`, `_debug_get_cache_entry_list`, `set_eval_frame`, `_stance`
                                    a function's code as it is compiled, to call it without its guards, as vLLM does
 """
 
@@ -72,9 +72,10 @@ def without_guards(function: Callable[..., Any], inputs: Mapping[str, Any]) -> C
         known = torch._dynamo.eval_frame._debug_get_cache_entry_list(own.__code__)
         code = next(entry.code for entry in known if entry.guard_manager.check(seen))  # as torch chooses
         closure = tuple(cells[name] for name in code.co_freevars)
+        is_asked = torch._dynamo.eval_frame._stance.stance == "default"  # `torch.compiler.set_stance` may ask for none
     except (AttributeError, StopIteration, KeyError, TypeError, RuntimeError):
         return None
-    if any("__resume" in name for name in code.co_names):  # what follows a break has guards of its own
+    if not is_asked or any("__resume" in name for name in code.co_names):  # what follows a break has its own guards
         return None
     direct = FunctionType(code, own.__globals__, own.__name__, own.__defaults__, closure)
     direct.__kwdefaults__ = own.__kwdefaults__

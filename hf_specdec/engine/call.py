@@ -66,9 +66,9 @@ class Call:
 
     @property
     def is_undisturbed(self) -> bool:
-        """Whether nothing but transformers' classes is called at each token."""
+        """Whether no class of the caller's is called at each token."""
         called = [*self.logits_processor, *self.stopping_criteria, *([] if self.streamer is None else [self.streamer])]
-        return all(type(one).__module__.startswith("transformers.") for one in called)
+        return all(type(one).__module__.startswith(("transformers.", "hf_specdec.")) for one in called)
 
     def prompt_of(self, row: int) -> list[int]:
         """The prompt of one row without the masked tokens at its front."""

@@ -123,6 +123,8 @@ def test_a_function_that_breaks_into_several_graphs_keeps_its_guards() -> None:
         direct = compat.without_guards(step, inputs)
         assert (None if direct is None else float(direct(**inputs)[0])) == expected
         assert compat.without_guards(step, {"x": torch.ones(3, dtype=torch.int)}) is None, "another argument"
+        with torch.compiler.set_stance("force_eager"):
+            assert compat.without_guards(step, inputs) is None, "the caller wants code as it is written"
     assert compat.without_guards(whole, inputs) is None, "not compiled"
 
 
