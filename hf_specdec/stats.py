@@ -36,8 +36,8 @@ class SpecStats:
             after `torch.manual_seed(seeds[r])`.
         num_graphs (`int`): graphs that torch has made for the model and its draft model or head, in earlier calls too;
             0 where nothing is compiled.
-        compile_seconds (`float`): what this call spent on compiling: the first forward of each shape, and on
-            accelerators the second one, in which CUDA graphs are recorded.
+        compile_seconds (`float`): what this call spent on forwards that compile, and on accelerators on the first two
+            of each shape, in which CUDA graphs are recorded.
         plain_reason (`str | None`): why the engine decoded without speculation, if it did.
         predictions (`list[list[float]]`): of drafted tokens whose parents were accepted, where the method predicts
             acceptance: for each tenth of probability how many there were, the sum of their probabilities, and how many
