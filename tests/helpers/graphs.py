@@ -9,7 +9,14 @@ from transformers import CompileConfig
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache
 
-__all__ = ["LendingCompiler", "Recorder", "counting", "on_cpu"]
+__all__ = ["METHODS", "STATIC", "LendingCompiler", "Recorder", "counting", "on_cpu"]
+
+STATIC: dict[str, Any] = {"cache_implementation": "static", "do_sample": False}
+METHODS: dict[str, dict[str, Any]] = {
+    "prompt_lookup": {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 3, "num_branches": 2}},
+    "lookahead": {"spec_method": "lookahead", "spec_config": {"window_size": 3, "ngram_size": 3}},
+    "auto": {"spec_method": "auto", "spec_config": {"num_nodes": 6}},
+}
 
 
 def on_cpu(backend: Any, **settings: Any) -> CompileConfig:

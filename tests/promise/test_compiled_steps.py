@@ -17,16 +17,9 @@ from hf_specdec.engine.static_shapes import capacity_for, forward_widths
 from hf_specdec.forward import compiled_forward
 from hf_specdec.forward.compiled_forward import CompiledForward
 from tests.helpers.cover import wide_but
-from tests.helpers.graphs import counting, on_cpu
+from tests.helpers.graphs import METHODS, STATIC, counting, on_cpu
 from tests.helpers.support import PROMPT, plain, speculative
 from tests.helpers.zoo import FAMILIES, build
-
-STATIC: dict[str, Any] = {"cache_implementation": "static", "do_sample": False}
-METHODS: dict[str, dict[str, Any]] = {
-    "prompt_lookup": {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 3, "num_branches": 2}},
-    "lookahead": {"spec_method": "lookahead", "spec_config": {"window_size": 3, "ngram_size": 3}},
-    "auto": {"spec_method": "auto", "spec_config": {"num_nodes": 6}},
-}
 
 
 @pytest.fixture
