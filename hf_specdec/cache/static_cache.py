@@ -149,7 +149,9 @@ def _apart(buffer: torch.Tensor) -> torch.Tensor:
     if buffer.untyped_storage().nbytes() == buffer.nbytes:
         return buffer
     try:
-        return from_dlpack(buffer)
+        # DLPack takes tensors of the current device alone.
+        with torch.cuda.device_of(buffer):  # type: ignore[no-untyped-call]
+            return from_dlpack(buffer)
     except (RuntimeError, ValueError, BufferError):
         return buffer
 
