@@ -27,7 +27,7 @@ from hf_specdec.kernels.registry import register
 from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
 from tests.helpers.flash_double import flash_attention
 from tests.helpers.strict_kernel import StrictKernel
-from tests.helpers.zoo_wide import NEW_TOKENS, all_models, inputs, varied
+from tests.helpers.zoo_wide import NEW_TOKENS, inputs, kinds_of, varied
 
 __all__ = ["MODELS", "PAGE", "Finding", "examine", "listed", "page"]
 
@@ -40,8 +40,8 @@ MODELS = (
     "deepseek_v32 deepseek_v4 diffllama doge ernie4_5 exaone4 falcon falcon_h1 gemma gemma2 gemma3 gemma3_text "
     "gemma3n_text gemma4 gemma4_text git glm glm4 glm4_moe glm_moe_dsa gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss "
     "gptj granite granite_swa granitemoe helium hunyuan_v1_dense hy_v4 inkling_text internvl lfm2 llama "
-    "llama4_text llava m2m_100 mamba2 marian minimax minimax_m3_vl ministral mistral mixtral mllama modernbert- "
-    "decoder mpt mt5 nemotron nemotron_h olmo olmo2 olmo3 olmoe opt paligemma pegasus phi phi3 phimoe qwen2 "
+    "llama4_text llava m2m_100 mamba2 marian minimax minimax_m3_vl ministral mistral mixtral mllama "
+    "modernbert-decoder mpt mt5 nemotron nemotron_h olmo olmo2 olmo3 olmoe opt paligemma pegasus phi phi3 phimoe qwen2 "
     "qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_next qwen3_vl rwkv seed_oss smollm3 stablelm starcoder2 "
     "t5 whisper xglm zamba2"
 ).split()
@@ -224,4 +224,4 @@ if __name__ == "__main__":
     logging.disable(logging.WARNING)
     transformers_logging.set_verbosity_error()
     torch.set_num_threads(1)
-    PAGE.write_text(page(list(examine_all([pair for pair in all_models() if pair[0] in MODELS]))))
+    PAGE.write_text(page(list(examine_all([(name, kind) for name in MODELS for kind in kinds_of(name)]))))

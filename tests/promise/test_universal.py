@@ -176,7 +176,7 @@ def test_the_drafts_cache_is_never_rebuilt(pair: Pair) -> None:
 @pytest.mark.wide
 def test_auto_asks_it_beside_its_other_sources(pair: Pair) -> None:
     """It takes fewer steps than without; greedily and in a batch the text is plain `generate`'s."""
-    auto: dict[str, Any] = {"spec_method": "auto", "spec_config": {"num_nodes": 12, "pool": "request"}, **OPTIONS}
+    auto: dict[str, Any] = {"spec_method": "auto", "spec_config": {"num_nodes": 6, "pool": "request"}, **OPTIONS}
     told: list[hf_specdec.SpecStep] = []
     num_steps = {"alone": 0, "with it": 0}
     for prompt in PROMPTS:
