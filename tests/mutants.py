@@ -53,6 +53,12 @@ NORM = "kernels/rms_norm.py"
 TRIAL = "kernels/cpu.py"
 NORMS = "compat/norms.py"
 ATTENTION = "kernels/core_attention.py"
+COMPILED, COMPILING, STATIC, CALL = (
+    "forward/compiled_forward.py",
+    "compat/compiling.py",
+    "cache/static_cache.py",
+    "engine/call.py",
+)
 # The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.
 NEAREST: dict[str, tuple[str, ...]] = {
     VERIFY: ("engine/test_verify.py", "engine/sampling/test_rejection_texts.py"),
@@ -82,6 +88,10 @@ NEAREST: dict[str, tuple[str, ...]] = {
     TRIAL: ("kernels/test_trial.py",),
     NORMS: ("kernels/test_rms_norm.py",),
     ATTENTION: ("kernels/test_few_query.py",),
+    **dict.fromkeys(
+        (COMPILED, COMPILING, STATIC, CALL),
+        ("forward/test_compiled_forward.py", "promise/test_compiled_guards.py promise/test_compiled_steps.py"),
+    ),
 }
 OTHERS = ("matrix", "promise engine forward cache methods kernels", "bench cli")
 MUTANTS = (
@@ -223,6 +233,25 @@ MUTANTS = (
         "computed, result.tokens)",
         "computed, [*result.tokens[:-1], tree.tokens[-1]])",
     ),
+    Mutant(
+        "guards are left out beside code of the caller's",
+        CALL,
+        'all(type(one).__module__.startswith(("transformers.", "hf_specdec.")) for one in called)',
+        "True",
+    ),
+    Mutant("guards are checked in each step", COMPILED, "compat.without_guards(step, inputs) or step", "step"),
+    Mutant("arguments of other types are alike", COMPILED, "value.stride(), value.dtype", "value.stride()"),
+    Mutant("functions share their compiled code", COMPILING, "function.__code__.replace(),", "function.__code__,"),
+    Mutant(
+        "any compiled code is taken",
+        COMPILING,
+        "for entry in known if entry.guard_manager.check(seen)",
+        "for entry in known",
+    ),
+    Mutant("code that breaks goes without guards", COMPILING, 'any("__resume" in name', 'any("__other" in name'),
+    Mutant("each width is compiled", COMPILED, "if not num_runs and self._is_shared(shape)", "if False"),
+    Mutant("widths stay together at any price", COMPILED, "self._missed[function] > MOST_MISSED", "False"),
+    Mutant("buffers stay views of a block", STATIC, "untyped_storage().nbytes() == buffer.nbytes", "numel() > 0"),
 )
 
 
