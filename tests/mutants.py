@@ -53,6 +53,7 @@ NORM = "kernels/rms_norm.py"
 TRIAL = "kernels/cpu.py"
 NORMS = "compat/norms.py"
 ATTENTION = "kernels/core_attention.py"
+FINGERPRINT = "compat/fingerprint.py"
 COMPILED, COMPILING, STATIC, CALL = (
     "forward/compiled_forward.py",
     "compat/compiling.py",
@@ -89,7 +90,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     NORMS: ("kernels/test_rms_norm.py",),
     ATTENTION: ("kernels/test_few_query.py",),
     **dict.fromkeys(
-        (COMPILED, COMPILING, STATIC, CALL),
+        (COMPILED, COMPILING, STATIC, CALL, FINGERPRINT),
         ("forward/test_compiled_forward.py", "promise/test_compiled_guards.py promise/test_compiled_steps.py"),
     ),
 }
@@ -236,9 +237,11 @@ MUTANTS = (
     Mutant(
         "guards are left out beside code of the caller's",
         CALL,
-        'all(type(one).__module__.startswith(("transformers.", "hf_specdec.")) for one in called)',
-        "True",
+        'or not type(one).__module__.startswith(("transformers.", "hf_specdec."))',
+        "or False",
     ),
+    Mutant("guards are left out beside hooks", FINGERPRINT, "if hooks_of(module) or not all(", "if not all("),
+    Mutant("guards are left out in any class", FINGERPRINT, "return all(cls.forward", "return True or all(cls.forward"),
     Mutant("guards are checked in each step", COMPILED, "compat.without_guards(step, inputs) or step", "step"),
     Mutant("arguments of other types are alike", COMPILED, "value.stride(), value.dtype", "value.stride()"),
     Mutant("functions share their compiled code", COMPILING, "function.__code__.replace(),", "function.__code__,"),

@@ -40,7 +40,7 @@ class FixedShapes:
             least of them that holds what it computes.
         capacity (`int`): columns of the key/value buffers.
         flat_tokens (`int`): tokens of all rows that a forward computes in about the time of one.
-        is_undisturbed: whether no code of the caller's runs between the forwards, which might change the model.
+        is_undisturbed: whether no code of the caller's runs in and between the forwards, which might change the model.
     """
 
     widths: tuple[int, ...]

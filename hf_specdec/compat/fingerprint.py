@@ -22,11 +22,12 @@ from hf_specdec.compat.masks import attention_implementation
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.compat.peft_hooks import is_adapter_hook, rows_of_tasks
 
-__all__ = ["Fingerprint", "fingerprint", "hooks_of"]
+__all__ = ["Fingerprint", "fingerprint", "hooks_of", "is_library_code"]
 
 # Hooks and forwards that leave what is computed as it is: ours are there for single forwards, transformers' collect
 # outputs.
 HARMLESS_HOOKS = ("hf_specdec.", "transformers.utils.output_capturing")
+LIBRARIES = ("torch.", "transformers.", "hf_specdec.")
 OWN_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill")
 ADAPTER_STATE = ("_disable_adapters", "_active_adapter", "merged_adapters")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -89,6 +90,18 @@ def hooks_of(module: torch.nn.Module) -> tuple[Hashable, ...]:
     parts = enumerate(map(vars, modules_of(module)))
     own = [(place, name, _hooks(part[name])) for place, part in parts for name in HOOKS if part.get(name)]
     return (*(hook for hook in own if hook[-1]), *_global_hooks())
+
+
+def is_library_code(module: torch.nn.Module) -> bool:
+    """Whether forwards run no hook, class or function that torch, transformers and this package do not have.
+
+    Code from elsewhere may count its calls, say, and compute something else at some count.
+    """
+    parts = modules_of(module)
+    forwards = [forward for part in parts if (forward := vars(part).get("forward")) is not None]
+    if hooks_of(module) or not all(map(_is_harmless, forwards)):
+        return False
+    return all(cls.forward.__module__.startswith(LIBRARIES) for cls in {type(part) for part in parts})
 
 
 def _global_hooks() -> tuple[Hashable, ...]:

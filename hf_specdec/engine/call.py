@@ -4,7 +4,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PrefixConstrainedLogitsProcessor,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
 from hf_specdec.engine.model_state import state_of
@@ -66,9 +72,13 @@ class Call:
 
     @property
     def is_undisturbed(self) -> bool:
-        """Whether no class of the caller's is called at each token."""
+        """Whether no streamer, processor or criterion runs code of the caller's at each token."""
         called = [*self.logits_processor, *self.stopping_criteria, *([] if self.streamer is None else [self.streamer])]
-        return all(type(one).__module__.startswith(("transformers.", "hf_specdec.")) for one in called)
+        return not any(
+            isinstance(one, PrefixConstrainedLogitsProcessor)  # it asks a function of the caller's
+            or not type(one).__module__.startswith(("transformers.", "hf_specdec."))
+            for one in called
+        )
 
     def prompt_of(self, row: int) -> list[int]:
         """The prompt of one row without the masked tokens at its front."""

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
+from hf_specdec.compat.fingerprint import is_library_code
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.length_rules import HIDDEN_LENGTH
@@ -99,7 +101,7 @@ def fixed_shapes(call: Call, drafters: Iterable[Drafter], budget: int) -> FixedS
     on_host = is_host(call.model.device)
     widths = (width,) if compat.is_compiled(call.model) else forward_widths(width, on_host)
     columns = max(_columns_of(call), cache.get_max_length()) + widths[-1]
-    return FixedShapes(widths, capacity_for(columns), 0 if on_host else FLAT_TOKENS, call.is_undisturbed)
+    return FixedShapes(widths, capacity_for(columns), 0 if on_host else FLAT_TOKENS, _is_undisturbed(call, call.model))
 
 
 def forward_widths(most: int, on_host: bool) -> tuple[int, ...]:
@@ -164,7 +166,7 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
     if compiled is None or compiled.reason is not None:
         return None
     compiled_beside(call.model, draft)
-    return DraftShapes(cache, FixedShapes(widths, capacity, flat_tokens, call.is_undisturbed), compiled)
+    return DraftShapes(cache, FixedShapes(widths, capacity, flat_tokens, _is_undisturbed(call, draft)), compiled)
 
 
 def head_shapes(call: Call, head: DraftHead, kind: StepKind, *, num_columns: int, widest: int) -> CompiledShapes | None:
@@ -191,7 +193,7 @@ def head_shapes(call: Call, head: DraftHead, kind: StepKind, *, num_columns: int
     num_columns = max(num_columns, target_cache.get_max_length())  # generate's own never gets shorter again
     widths = forward_widths(widest, is_host(call.model.device))
     capacity = capacity_for(num_columns + (ROUND_WIDTHS - 1) * widest + widths[-1])
-    return CompiledShapes(FixedShapes(widths, capacity, is_undisturbed=call.is_undisturbed), compiled)
+    return CompiledShapes(FixedShapes(widths, capacity, is_undisturbed=_is_undisturbed(call, head)), compiled)
 
 
 def _reason_against_head(call: Call, head: DraftHead) -> str | None:
@@ -220,6 +222,11 @@ def _compiled_forward(
         state_of(model).warn_once(f"{type(model).__name__} is not compiled: {reason}")
         return None
     return state_of(model).compiled_forward(model, settings)
+
+
+def _is_undisturbed(call: Call, network: torch.nn.Module) -> bool:
+    """Of `FixedShapes`, for forwards of `network`."""
+    return call.is_undisturbed and is_library_code(network)
 
 
 def _cache_of(call: Call) -> Any:

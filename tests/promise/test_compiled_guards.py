@@ -44,6 +44,46 @@ def test_guards_are_checked_once_a_call_for_each_kind_of_forward(
         assert output.spec_stats.num_forwards > len(checked) + 1
 
 
+class CountingMLP(torch.nn.Module):
+    """A caller's module: another output from the thirteenth call on."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner, self.calls = inner, 0
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.inner(states) * (-30 if self.calls > 12 else 1)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch says that it compiles a counter again
+@pytest.mark.parametrize("kind", ["hook", "module"])
+@torch._dynamo.config.patch(recompile_limit=64)
+def test_what_a_callers_code_counts_in_the_model_counts_in_each_step(model: Any, graphs: list[Any], kind: str) -> None:
+    layer, clean = model.model.layers[0], plain(model, PROMPT, max_new_tokens=24, **STATIC)
+    counter = layer.mlp
+    if kind == "module":
+        counter = layer.mlp = CountingMLP(layer.mlp)
+    else:
+
+        def hook(module: Any, args: Any, output: torch.Tensor) -> Any:
+            module.calls += 1
+            return output * -30 if module.calls > 12 else None
+
+        counter.register_forward_hook(hook)
+
+    def text(**how: Any) -> Any:
+        counter.calls = 0
+        return model.generate(PROMPT, max_new_tokens=24, **STATIC, **how)
+
+    expected, config = text(disable_compile=True), on_cpu(counting(graphs))
+    text(spec_method="plain", compile_config=config)  # which tries the model
+    for _ in range(3):
+        assert text(spec_method="plain", compile_config=config).equal(expected)
+    assert not expected.equal(clean)
+    assert state_of(model).compiled
+
+
 class ChangesTheModel(StoppingCriteria):
     """A caller's criterion that swaps an activation once the text has so many tokens."""
 
