@@ -187,7 +187,7 @@ PyObject *core_attention(PyObject *Py_UNUSED(module), PyObject *args) {
     else work(&job);
     Py_END_ALLOW_THREADS
     if (job.has_no_memory) return PyErr_NoMemory();
-    Py_RETURN_NONE;
+    return new_none();
 }
 #else
 PyObject *core_attention(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {

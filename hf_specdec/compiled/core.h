@@ -14,6 +14,13 @@
 #define SOURCES_NUMBER 0
 #endif
 
+/* None, owned by the caller. Python 3.12's Py_RETURN_NONE counts no reference, for the stable ABI of 3.11 either: a core
+ * built there would take None from Python 3.11, which ends the process. */
+static inline PyObject *new_none(void) {
+    Py_INCREF(Py_None);
+    return Py_None;
+}
+
 /* An n-gram index: see hf_specdec/methods/ngram/hashing.py. */
 typedef struct {
     Py_buffer views[3];

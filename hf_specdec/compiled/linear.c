@@ -157,7 +157,7 @@ PyObject *core_linear(PyObject *Py_UNUSED(module), PyObject *args) {
     is_done = run(&job, (Team *)(uintptr_t)team, num_threads);
     Py_END_ALLOW_THREADS
     if (!is_done) return PyErr_NoMemory();
-    Py_RETURN_NONE;
+    return new_none();
 }
 #else
 PyObject *core_linear(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {

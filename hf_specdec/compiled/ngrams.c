@@ -189,5 +189,5 @@ PyObject *core_move(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_XDECREF(first);
     Py_XDECREF(second);
     if (!is_moved) return NULL;
-    Py_RETURN_NONE;
+    return new_none();
 }

@@ -75,7 +75,7 @@ PyObject *core_rms_norm(PyObject *Py_UNUSED(module), PyObject *args) {
     }
     norms((const char *)(uintptr_t)tokens, (const void *)(uintptr_t)weights, (char *)(uintptr_t)out, count, size,
           epsilon, kind);
-    Py_RETURN_NONE;
+    return new_none();
 }
 #else
 PyObject *core_rms_norm(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {

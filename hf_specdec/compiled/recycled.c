@@ -193,5 +193,5 @@ PyObject *core_log_odds(PyObject *Py_UNUSED(module), PyObject *argument) {
     float *value = view.buf;
     for (Py_ssize_t left = view.len / 4; left > 0; left--, value++) *value = evidence_of(*value);
     PyBuffer_Release(&view);
-    Py_RETURN_NONE;
+    return new_none();
 }

@@ -102,7 +102,7 @@ static PyObject *search_score(Search *self, PyObject *args) {
     self->nodes.at[node].score = score;
     self->nodes.at[node].has_score = 1;
     self->nodes.at[node].has_prediction = 0;
-    Py_RETURN_NONE;
+    return new_none();
 }
 
 static PyObject *search_value(Search *self, PyObject *args) {
