@@ -30,13 +30,16 @@ __all__ = [
     "Capability",
     "CheckpointError",
     "ConfigError",
+    "DFlashConfig",
     "DraftModelConfig",
     "DraftTree",
     "DraftedNode",
     "Drafter",
+    "Eagle3Config",
     "LookaheadConfig",
     "ManyResult",
     "MissingExtraError",
+    "MtpConfig",
     "PerRow",
     "PlainConfig",
     "PromptLookupConfig",
@@ -73,8 +76,11 @@ _NAMES = {  # by module
     "methods.auto.spec_memory": ("SpecMemory",),
     "methods.base": ("Drafter",),
     "methods.config": ("SpecConfig",),
+    "methods.dflash.config": ("DFlashConfig",),
     "methods.draft_model.config": ("DraftModelConfig",),
+    "methods.eagle3.config": ("Eagle3Config",),
     "methods.lookahead.config": ("LookaheadConfig", "max_draft_len"),
+    "methods.mtp.config": ("MtpConfig",),
     "methods.plain.config": ("PlainConfig",),
     "methods.prompt_lookup.config": ("PromptLookupConfig",),
     "observer": ("DraftedNode", "SourceVote", "SpecStep"),
@@ -95,8 +101,11 @@ if TYPE_CHECKING:
     from hf_specdec.methods.auto.spec_memory import SpecMemory
     from hf_specdec.methods.base import Drafter
     from hf_specdec.methods.config import SpecConfig
+    from hf_specdec.methods.dflash.config import DFlashConfig
     from hf_specdec.methods.draft_model.config import DraftModelConfig
+    from hf_specdec.methods.eagle3.config import Eagle3Config
     from hf_specdec.methods.lookahead.config import LookaheadConfig, max_draft_len
+    from hf_specdec.methods.mtp.config import MtpConfig
     from hf_specdec.methods.plain.config import PlainConfig
     from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
     from hf_specdec.observer import DraftedNode, SourceVote, SpecStep

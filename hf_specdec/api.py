@@ -106,6 +106,9 @@ def capability(model: Any) -> Capability:
 
     Args:
         model (`PreTrainedModel`): a transformers model that generates, enabled or not.
+
+    Raises:
+        UnsupportedModelError: it has no `generate`.
     """
     inner = _generating(model)
     return state_of(inner).findings.of(inner).capability
@@ -122,6 +125,9 @@ def spec_memory(model: Any) -> SpecMemory:
 
     Args:
         model (`PreTrainedModel`): a transformers model that generates, enabled or not.
+
+    Raises:
+        UnsupportedModelError: it has no `generate`.
     """
     state = state_of(_generating(model))
     return memory_in_use(state.method_state, AutoSpecConfig.parse(state.defaults.get("auto")))
@@ -158,6 +164,10 @@ class SpecGenerationMixin(GenerationMixin):
 
         Returns:
             As transformers' `generate`; with `return_dict_in_generate=True` the output has `spec_stats` too.
+
+        Raises:
+            ConfigError: a value of an argument cannot be, or does not go with speculative decoding.
+            UnsupportedModelError: the model cannot be driven, or not with this draft.
         """
         return generate_with(cast(PreTrainedModel, self), super().generate, args, kwargs)
 

@@ -73,6 +73,12 @@ class Request:
         """The method's name."""
         return None if self.method is None else self.method.name
 
+    @property
+    def callers(self) -> tuple[Any, ...]:
+        """What runs code of the caller's between the forwards."""
+        own_drafter = self.make_drafter if self.method is None else None
+        return tuple(one for one in (self.observer, own_drafter) if one is not None)
+
     def check_draft_model(self, field: str = "assistant_model", hint: str = "") -> None:
         """Raise where the method needs a draft model and the call brings none, or two ways to draft.
 
@@ -136,7 +142,8 @@ def with_own_method(model: Any, kwargs: Mapping[str, Any], own: Mapping[str, Any
         ConfigError: there is no such method.
     """
     methods = config_arguments()
-    by_argument = next((methods[name].name for name in own if name in methods), method_of(own))
+    given = (methods[name].name for name, value in own.items() if name in methods and value is not None)
+    by_argument = next(given, method_of(own))
     if "spec_method" not in own and by_argument is not None:
         own = {"spec_method": by_argument, **own}
     together = with_default_method(model, {**kwargs, **own})

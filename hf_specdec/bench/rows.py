@@ -196,7 +196,7 @@ def _head_of(loaded: LoadedModel, name: str, method: Method) -> DraftHead:
         raise ConfigError(name, "must have a draft head", None, "Name one with --head, or measure the embedded target.")
     if method.name not in loaded.head.methods:
         kinds = " or ".join(loaded.head.methods)
-        rule = f"must have a head of its own kind, not one for {kinds}"
+        rule = f"must have a head that {method.name} can draft with, not one for {kinds}"
         raise ConfigError(name, rule, loaded.head.name_or_path, "Name one with --head.")
     check_head(loaded.model, loaded.head)
     return loaded.head

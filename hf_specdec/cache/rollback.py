@@ -82,8 +82,9 @@ def rollback_cache(
     inner = getattr(cache, "self_attention_cache", cache)
     static = None
     if fixed is not None:
-        is_empty = kept is not None and int(inner.get_seq_length()) == 0
-        static = kept if is_empty else StaticSpecCache.of(inner, capacity=fixed.capacity)
+        static = StaticSpecCache.of(inner, capacity=fixed.capacity)
+        if static is not None and kept is not None and kept.is_like(static) and int(inner.get_seq_length()) == 0:
+            static = kept
     if static is not None:
         return _AttentionRollback(cache, static, lockstep)
     if isinstance(inner, compat.Cache) and (not isinstance(inner, compat.DynamicCache) or inner.offloading):

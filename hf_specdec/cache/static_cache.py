@@ -91,10 +91,10 @@ class StaticSpecLayer(SpecLayer):
         return self.keys, self.values
 
     def _fits(self, key_states: torch.Tensor, value_states: torch.Tensor) -> bool:
-        """Whether `lazy_initialization` would make buffers of the same dtypes on the same device."""
-        like = (key_states, value_states if VALUES_KEEP_DTYPE else key_states)
-        own = (self.keys, self.values)
-        return all((a.dtype, a.device) == (b.dtype, b.device) for a, b in zip(own, like, strict=True))
+        """Whether `lazy_initialization` would make buffers of the same heads and dtypes on the same device."""
+        of_values = value_states.to(key_states.dtype) if not VALUES_KEEP_DTYPE else value_states
+        pairs = ((self.keys, key_states), (self.values, of_values))
+        return all(_kind_of(own) == _kind_of(new) for own, new in pairs)
 
     def load(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
         """Start from existing columns that end at token `length`; each stands at its token's place."""
@@ -139,6 +139,11 @@ class StaticSpecLayer(SpecLayer):
     def get_seq_length(self) -> Any:
         """Tokens of the longest row: a tensor once shapes are fixed, so that no compiled forward depends on it."""
         return self.length if self.static_index is None else self.static_index.length
+
+
+def _kind_of(states: torch.Tensor) -> tuple[Any, ...]:
+    """What keys or values, `(batch, heads, T, head_dim)`, ask of a buffer."""
+    return states.dtype, states.device, states.shape[1], states.shape[3]
 
 
 def _apart(buffer: torch.Tensor) -> torch.Tensor:
@@ -192,6 +197,11 @@ class StaticSpecCache(SpecCache):
                 spec.load(layer.keys[:, :, :kept], layer.values[:, :, :kept], length)
             layers.append(spec)
         return cls(layers, reserve=capacity)
+
+    def is_like(self, other: "StaticSpecCache") -> bool:
+        """Whether both have layers of the same kinds: the model was not given others since one was made."""
+        mine, theirs = ([(type(one), getattr(one, "is_sliding", None)) for one in c.layers] for c in (self, other))
+        return mine == theirs
 
     def empty(self) -> None:
         """Forget everything, for another text: zeros in the same buffers, and the same places to write."""

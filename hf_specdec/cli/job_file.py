@@ -28,7 +28,11 @@ def check_job_output(path: Path, prompts_file: Path) -> None:
     """Refuse an output that no job of any settings wrote, before anything is loaded."""
     if path.exists() and path.samefile(prompts_file):
         raise ConfigError(FIELD, "must not be the file of prompts", str(path), "Choose another file.")
-    Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = f"Choose another folder: {error.filename}: {error.strerror}."
+        raise ConfigError(FIELD, "must lie in a folder that can be made", str(path), remedy) from error
     check_output(FIELD, path)
     JobFile(path, None).done()
 

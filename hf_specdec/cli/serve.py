@@ -1,5 +1,8 @@
 """`hf-specdec serve`: an OpenAI-compatible server."""
 
+import contextlib
+import errno
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -34,6 +37,33 @@ class AccessOptions:
     served_model_name: Annotated[
         str | None, typer.Option(help="What clients call the model. Default: its folder or name.")
     ] = None
+    shutdown_timeout: Annotated[
+        int, typer.Option(min=0, help="Seconds that open answers may take after the signal to end (SIGTERM, Ctrl-C).")
+    ] = 30
+
+    def listen(self) -> socket.socket:
+        """A socket at this address; connections are refused until the server takes it over.
+
+        Raises:
+            ConfigError: there is no such address, or another program has the port.
+        """
+        try:
+            (family, _, _, _, address), *_ = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            remedy = "127.0.0.1 is this machine alone."
+            raise ConfigError("--host", "must be an address of this machine", self.host, remedy) from error
+        found = socket.socket(family, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind(address)
+        except OSError as error:
+            found.close()
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                reason = f"{error.strerror}. Choose another port; 0 takes any that is free."
+                raise ConfigError("--port", "must be a port that can be listened on", self.port, reason) from error
+            reason = f"{error.strerror}."
+            raise ConfigError("--host", "must be an address of this machine", self.host, reason) from error
+        return found
 
     def warn(self) -> None:
         """Say so where anybody may use the model."""
@@ -92,6 +122,7 @@ def serve(
     from hf_specdec.serve.requests import RequestReader
 
     queue.check(access.api_key, spec_memory)
+    access.listen().close()  # before the model is loaded
     method, config = choice.read(model, memory=spec_memory)
     kept = open_memory(spec_memory)
     target = loading.load(model, dtype, config)
@@ -109,7 +140,7 @@ def serve(
         draft_tokenizer=how.get("assistant_tokenizer"),
         memory=queue.memory,  # type: ignore[arg-type]  # checked above
     )
-    with remembering(target.model, kept):
+    with contextlib.closing(access.listen()) as listening, remembering(target.model, kept):
         engine = ServingEngine(
             target.model,
             target.tokenizer,
@@ -119,5 +150,11 @@ def serve(
         )
         app = build_app(engine, reader, api_keys=access.api_key or [])
         access.warn()
-        note(f"serving {name} on http://{access.host}:{access.port}/v1", "dim")
-        uvicorn.run(app, host=access.host, port=access.port, log_level="warning")
+        host = f"[{access.host}]" if ":" in access.host else access.host
+        note(f"serving {name} on http://{host}:{listening.getsockname()[1]}/v1", "dim")
+        settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=access.shutdown_timeout)
+        server = uvicorn.Server(settings)
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends it as SIGTERM does
+            server.run(sockets=[listening])
+    if not server.started:
+        raise typer.Exit(1)

@@ -68,7 +68,7 @@ class TrainingOptions:
     )
     learning_rate: Annotated[float | None, typer.Option(help="Default: 0.4 / hidden_size.")] = None
     mixed_precision: Annotated[str, typer.Option(help="Of training: no, bf16, fp16.")] = DEFAULT.mixed_precision
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = DEFAULT.seed
+    seed: Annotated[int, typer.Option(help="Seed of prompts, texts and training.")] = DEFAULT.seed
 
     def read(self) -> HeadTraining | DraftTraining:
         """The same, checked."""

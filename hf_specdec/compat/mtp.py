@@ -89,7 +89,7 @@ def _class_for(target: PreTrainedModel) -> type[MtpModel]:
     if getattr(text_config(target.config), "num_mtp_layers", None) and target._keys_to_ignore_on_load_unexpected:
         return found
     raise UnsupportedModelError(
-        f"{type(target).__name__} must be a model whose MTP layers are known, but is none of these. {OTHER_METHOD}"
+        f"{type(target).__name__} must be a model with MTP layers that can be read here, but has none. {OTHER_METHOD}"
     )
 
 

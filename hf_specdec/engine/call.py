@@ -29,6 +29,7 @@ class Call:
 
     Attributes:
         model_kwargs: everything else the model's forward gets: masks, positions, cache, encoder outputs.
+        callers: what else of the caller's runs between the forwards: an observer, a drafter.
         now: the model's fingerprint.
         facts: what is known of its structure.
     """
@@ -40,6 +41,7 @@ class Call:
     generation_config: GenerationConfig
     model_kwargs: dict[str, Any]
     streamer: Any = None
+    callers: tuple[Any, ...] = ()
     now: Fingerprint = field(init=False, repr=False)
     facts: ModelFacts = field(init=False, repr=False)
 
@@ -51,7 +53,7 @@ class Call:
     def max_new_tokens(self) -> int | None:
         """Most tokens that a text gets after its prompt; `None` where nothing bounds them."""
         longest = self.generation_config.max_length
-        return longest - self.input_ids.shape[1] if longest else None
+        return int(longest) - self.input_ids.shape[1] if longest else None
 
     @property
     def reads_embeddings(self) -> bool:
@@ -72,8 +74,9 @@ class Call:
 
     @property
     def is_undisturbed(self) -> bool:
-        """Whether no streamer, processor or criterion runs code of the caller's at each token."""
-        called = [*self.logits_processor, *self.stopping_criteria, *([] if self.streamer is None else [self.streamer])]
+        """Whether no streamer, processor, criterion, observer or drafter of the caller's runs at each token."""
+        called = [*self.logits_processor, *self.stopping_criteria, *self.callers]
+        called += [] if self.streamer is None else [self.streamer]
         return not any(
             isinstance(one, PrefixConstrainedLogitsProcessor)  # it asks a function of the caller's
             or not type(one).__module__.startswith(("transformers.", "hf_specdec."))

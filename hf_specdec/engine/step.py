@@ -154,7 +154,8 @@ class StepRunner:
                 ended = VerifyResult([], [])
                 results.append(ended if sequence.finished else sequence.verify(tree, self.on_token))
         except BaseException:
-            paths = [result.path for result in results] + [batch.sequences[len(results)].visited]
+            interrupted = [sequence.visited for sequence in batch.sequences[len(results) :][:1]]
+            paths = [*(result.path for result in results), *interrupted]
             batch.target.commit(paths + [[0]] * (len(trees) - len(paths)))
             raise
         batch.target.commit([result.path for result in results])

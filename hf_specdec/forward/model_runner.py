@@ -98,6 +98,7 @@ class ModelRunner(HiddenStates):
         self.outputs: Any = None
         self.early_exit: EarlyExitRounds | None = None
         self._num_cached = [len(text) for text in self.texts]  # tokens of each text in the cache once the prompt is
+        self._num_read = 0  # tokens of the shortest text that plain generation would have read by the last commit
         self._layouts: list[TreeLayout] = []
         self._rows: list[slice] = []  # of the last forward's logits, those of each text's new nodes and extra tokens
         self._inputs: StepInputs | None = None
@@ -225,6 +226,7 @@ class ModelRunner(HiddenStates):
         if not self._layouts:
             return
         wanted = [layout.columns_of(path) for layout, path in zip(self._layouts, paths, strict=True)]
+        self._num_read = min(cached + len(own) for cached, own in zip(self._num_cached, wanted, strict=True))
         kept = self.cache.commit(wanted, len(self._layouts[0]))
         self._num_cached = [cached + count for cached, count in zip(self._num_cached, kept, strict=True)]
         self._layouts = []
@@ -295,7 +297,7 @@ class ModelRunner(HiddenStates):
         if self.keep_cache:
             if not self.cache.keeps_beginnings and self.outputs is not None:
                 with contextlib.suppress(Exception):  # only after an error, which matters more; nothing is left else
-                    self.catch_up(min(len(text) for text in self.texts))
+                    self.catch_up(self._num_read + 1)
             self.cache.close()
         self.release()
 

@@ -6,7 +6,9 @@ PromptLookupConfig.parse([10, 2, [0]])
 """
 
 import ast
+import contextlib
 import dataclasses
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -170,7 +172,7 @@ class SpecConfig:
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
-            return cls.parse(_literal(value, field), field, base)
+            return cls.parse(cls._literal(value, field), field, base)
         base = cls() if base is None else base
         if isinstance(value, Mapping):
             return cls._changed(base, *cls._canonical(value, field))
@@ -178,10 +180,27 @@ class SpecConfig:
             return dataclasses.replace(base, **cls._from_list(value, field))
         raise ConfigError(
             field,
-            f"must be a {cls.__name__}, a dict or a list",
+            f"must be a list, a dict or {cls.__name__}(...)"
+            if cls.list_form
+            else f"must be a dict or {cls.__name__}(...)",
             value,
-            f"Pass {cls.__name__}(...), a dict of its fields, or leave it out.",
+            "Pass one of them, or leave it out.",
         )
+
+    @classmethod
+    def _literal(cls, text: str, field: str) -> Any:
+        """What a text in the notation of Python or JSON stands for."""
+        value = None
+        for read in (ast.literal_eval, json.loads):
+            with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+                value = read(text)
+                break
+        if not isinstance(value, (list, tuple, dict)):
+            rule = f"must be a {'list or ' if cls.list_form else ''}dict in the notation of Python or JSON"
+            own = dataclasses.fields(cls)[len(dataclasses.fields(SpecConfig)) :] or dataclasses.fields(cls)
+            form = f"[{', '.join(cls.list_form)}]" if cls.list_form else f'{{"{own[0].name}": ...}}'
+            raise ConfigError(field, rule, text, f"Its form is {form}.")
+        return value
 
     @classmethod
     def _changed(cls, base: Self, fields: dict[str, Any], given: Mapping[str, str]) -> Self:
@@ -220,7 +239,8 @@ class SpecConfig:
         """The fields that the entries are."""
         form = f"[{', '.join(cls.list_form)}]"
         if not cls.list_form:
-            raise ConfigError(field, f"must be a {cls.__name__} or a dict", value, "This method has no list form.")
+            rule = f"must be a dict or {cls.__name__}(...)"
+            raise ConfigError(field, rule, value, "This method has no list form.")
         least, most = cls.min_list_entries, len(cls.list_form)
         if not least <= len(value) <= most:
             counts = str(most) if least == most else f"{least} to {most}"
@@ -272,13 +292,3 @@ def _same(one: object, other: object) -> bool:
         return bool(one == other)
     except Exception:  # noqa: BLE001 - whatever a value's own comparison raises
         return False
-
-
-def _literal(text: str, field: str) -> Any:
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        value = None
-    if not isinstance(value, (list, tuple, dict)):
-        raise ConfigError(field, "must be a list or dict in Python's notation", text, "For example: [10, 2, [0]].")
-    return value

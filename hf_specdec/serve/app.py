@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
-from hf_specdec.errors import MissingExtraError, QueueFullError
+from hf_specdec.errors import MissingExtraError, QueueFullError, shown
 from hf_specdec.many_prompts import ManyResult
 from hf_specdec.serve.engine import Answer, ServingEngine
 from hf_specdec.serve.requests import RequestError, RequestReader
@@ -131,6 +131,8 @@ def _wrong_field(error: ValidationError) -> RequestError:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         message = "the server does not know this field, and would ignore it"
+    elif first["type"] != "value_error" and parts:  # ours show the value where it tells something
+        message = f"{message}, but is {shown(first['input'])}"
     return RequestError(400, f"{field or 'body'}: {message}", "invalid_request", field or None)
 
 

@@ -118,6 +118,11 @@ class GenerationRequest(_Body):
         """Most new tokens, if the request says."""
         return self.max_tokens
 
+    @property
+    def limit_field(self) -> str:
+        """The field that says so."""
+        return "max_tokens"
+
     def sampling(self) -> dict[str, Any]:
         """Arguments of `generate`. Temperature 0 is greedy decoding; none leaves it to the model's configuration."""
         names = ("top_p", "top_k", "min_p") if self.temperature != 0 else ()
@@ -145,6 +150,11 @@ class ChatRequest(GenerationRequest):
     def limit(self) -> int | None:
         """Most new tokens, under either name."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def limit_field(self) -> str:
+        """The name that counts."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
 
 class CompletionRequest(GenerationRequest):

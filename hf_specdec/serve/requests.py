@@ -125,7 +125,8 @@ class RequestReader:
         if room is not None and (room < 1 or (wanted is not None and wanted > room)):
             asked = f"{counted(length, 'token')} in the prompt and {counted(wanted or 1, 'new one')}"
             message = f"the model has {positions} positions, but the request needs more: {asked}"
-            raise RequestError(400, message, "context_length_exceeded", "prompt")
+            field = "prompt" if room < 1 or request.limit is None else request.limit_field
+            raise RequestError(400, message, "context_length_exceeded", field)
         wanted = self.max_new_tokens if wanted is None else wanted
         return wanted if room is None else min(wanted, room)
 

@@ -25,14 +25,25 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     import uvicorn
 
     found: dict[str, Any] = {}
-    monkeypatch.setattr(uvicorn, "run", lambda app, **options: found.update(options, app=app))
+
+    class Server:
+        started = True
+
+        def __init__(self, config: uvicorn.Config) -> None:
+            found.update(app=config.app, timeout=config.timeout_graceful_shutdown)
+
+        def run(self, sockets: list[socket.socket]) -> None:
+            found["address"] = sockets[0].getsockname()
+
+    monkeypatch.setattr(uvicorn, "Server", Server)
     return found
 
 
 def test_it_listens_on_this_machine_alone(run: Run, served: dict[str, Any]) -> None:
     result = run("serve", "--port", "8123")
     assert result.exit_code == 0, result.stderr
-    assert (served["host"], served["port"]) == ("127.0.0.1", 8123)
+    assert served["address"] == ("127.0.0.1", 8123)
+    assert served["timeout"] == 30
     assert "http://127.0.0.1:8123/v1" in result.stderr
     assert "--api-key" not in result.stderr
 
@@ -44,6 +55,30 @@ def test_an_open_address_without_a_key_is_pointed_out(
     result = run("serve", "--host", "0.0.0.0", *words)
     assert result.exit_code == 0, result.stderr
     assert ("asks for a key" in result.stderr) == is_warned
+
+
+def test_of_any_free_port_the_address_is_told(run: Run, served: dict[str, Any]) -> None:
+    result = run("serve", "--port", "0", "--shutdown-timeout", "5")
+    assert result.exit_code == 0, result.stderr
+    host, port = served["address"]
+    assert port
+    assert f"serving embedded on http://{host}:{port}/v1" in result.stderr
+    assert served["timeout"] == 5
+
+
+@pytest.mark.parametrize("host", ["999.1.1.1", "192.0.2.1"])
+def test_an_address_of_no_network_here_is_refused_before_the_model_is_loaded(run: Run, host: str) -> None:
+    result = run("serve", "--host", host, "--model", "no/such/model")
+    assert result.exit_code == 2
+    assert f"`--host` must be an address of this machine, but is '{host}'." in " ".join(result.stderr.split())
+
+
+def test_a_port_that_another_program_has_is_refused_before_the_model_is_loaded(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        result = run("serve", "--port", str(other.getsockname()[1]), "--model", "no/such/model")
+    assert result.exit_code == 2
+    assert "`--port` must be a port that can be listened on" in " ".join(result.stderr.split())
+    assert "serving" not in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BatchEncoding, BertConfig, BertModel
+from transformers import BatchEncoding, BertConfig, BertModel, GenerationConfig
 
 import hf_specdec
 from hf_specdec import CheckpointError, SpecError, UnsupportedModelError
@@ -69,6 +69,8 @@ def test_lengths_may_be_tensors_and_numpys_numbers(model: Any, cache: str) -> No
     lengths = {"max_length": torch.tensor([34, 36]).max(), "min_new_tokens": np.int32(2), "cache_implementation": cache}
     expected = plain(model, PROMPT, do_sample=False, **lengths)
     assert model.generate(PROMPT, **LOOKUP, **lengths).equal(expected)
+    config = GenerationConfig(do_sample=False, **lengths)
+    assert model.generate(PROMPT, **LOOKUP, generation_config=config).equal(expected)
 
 
 @pytest.mark.parametrize("by", ["position", "inputs", "input_ids"])

@@ -1,6 +1,7 @@
 """torch's guards are checked once a call, and in each step where code of the caller's may change the model."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from hf_specdec import compat
 from hf_specdec.compat import without_guards
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
+from hf_specdec.methods.base import Drafter
+from hf_specdec.tree import DraftTree
 from tests.helpers.cover import wide_but
 from tests.helpers.graphs import METHODS, STATIC, counting, on_cpu
 from tests.helpers.support import PROMPT, plain, speculative
@@ -87,29 +90,93 @@ def test_what_a_callers_code_counts_in_the_model_counts_in_each_step(model: Any,
     assert state_of(model).compiled
 
 
-class ChangesTheModel(StoppingCriteria):
-    """A caller's criterion that swaps an activation once the text has so many tokens."""
+class Change:
+    """Swaps an activation of the model when it has been called so many times."""
 
-    def __init__(self, model: Any, length: int) -> None:
-        self.mlp, self.length = model.model.layers[0].mlp, length
+    def __init__(self, model: Any, num_calls: int = 16) -> None:
+        self.mlp, self.num_left = model.model.layers[0].mlp, num_calls
         self.mlp.act_fn = torch.nn.SiLU()
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        if input_ids.shape[1] >= self.length:
+    def __call__(self, *_: Any) -> None:
+        self.num_left -= 1
+        if not self.num_left:
             self.mlp.act_fn = torch.nn.Tanh()
+
+
+class Criterion(StoppingCriteria):
+    def __init__(self, change: Change) -> None:
+        self.change = change
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.change()
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
+class OwnDrafter(Drafter):
+    """Drafts nothing."""
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        self.root = prompt_ids[-1]
+
+    def propose(self, budget: int) -> DraftTree:
+        self.change()
+        return DraftTree.chain(self.root)
+
+    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+        self.root = accepted[-1]
+
+
+CALLERS: dict[str, Callable[[Change], dict[str, Any]]] = {
+    "criterion": lambda change: {"spec_method": "plain", "stopping_criteria": [Criterion(change)]},
+    "observer": lambda change: {"spec_method": "plain", "spec_observer": change},
+    "drafter": lambda change: {"spec_method": OwnDrafter(change)},
+}
+
+
 @pytest.mark.parametrize("is_seen", [True, False])
-def test_what_a_callers_criterion_changes_in_the_model_counts_at_once(
-    model: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch, is_seen: bool
+@pytest.mark.parametrize("caller", CALLERS)
+def test_what_a_callers_code_changes_in_the_model_counts_at_once(
+    model: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch, caller: str, is_seen: bool
 ) -> None:
+    model.generate(PROMPT, max_new_tokens=2, spec_method="plain")  # which tries the model
     if not is_seen:
         monkeypatch.setattr(Call, "is_undisturbed", True)
-    options = {"max_new_tokens": 40, **STATIC}
     texts = []
     for settings in ({"disable_compile": True}, {"compile_config": on_cpu(counting(graphs))}):
-        criteria = [ChangesTheModel(model, PROMPT.shape[1] + 16)]
-        own = {"spec_method": "plain" if texts else None}
-        texts.append(model.generate(PROMPT, **options, **settings, **own, stopping_criteria=criteria))
+        how = CALLERS[caller](Change(model))
+        texts.append(model.generate(PROMPT, max_new_tokens=40, **STATIC, **settings, **how))
     assert texts[0].equal(texts[1]) is is_seen
+
+
+def of(**options: Any) -> Any:
+    llama = FAMILIES["llama"]
+    return build(dataclasses.replace(llama, options={**llama.options, **options}))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"num_hidden_layers": 2}, {"num_hidden_layers": 1}),
+        ({"num_hidden_layers": 1}, {"num_hidden_layers": 2}),
+        ({"num_hidden_layers": 1, "num_key_value_heads": 2}, {"num_hidden_layers": 1, "num_key_value_heads": 4}),
+        ({"num_hidden_layers": 1, "num_key_value_heads": 4}, {"num_hidden_layers": 1, "num_key_value_heads": 2}),
+    ],
+)
+@pytest.mark.parametrize("is_draft", [False, True])
+def test_layers_that_are_exchanged_between_two_calls_get_buffers_of_their_own(
+    graphs: list[Any], before: dict[str, Any], after: dict[str, Any], is_draft: bool
+) -> None:
+    changed, other, config = of(**before), of(**after), on_cpu(counting(graphs))
+    target = hf_specdec.enable(of() if is_draft else changed)
+    how = {"spec_method": "draft_model", "assistant_model": changed} if is_draft else {"spec_method": "plain"}
+    for _ in range(2):
+        output = target.generate(
+            PROMPT, max_new_tokens=8, **STATIC, compile_config=config, return_dict_in_generate=True, **how
+        )
+        assert output.sequences.equal(plain(target, PROMPT, max_new_tokens=8, **STATIC, disable_compile=True))
+        changed.model.layers = other.model.layers
+        changed.config.num_hidden_layers = other.config.num_hidden_layers
+        changed.config.num_key_value_heads = other.config.num_key_value_heads

@@ -101,6 +101,24 @@ def test_the_caller_can_go_on_after_it(broken_model: Any, draft: Draft, place: s
     assert again[0].tolist() == expected
 
 
+@pytest.mark.parametrize("at", range(2, 8))
+@pytest.mark.parametrize("place", PLACES)
+def test_states_that_cannot_be_cut_back_hold_what_plain_decoding_has_read(
+    zoo: Callable[[str], Any], place: str, at: int
+) -> None:
+    """Also where a draft was accepted in part, when the state of before it was put back."""
+    model, prompt = zoo("qwen3_next"), torch.tensor([[*range(5, 15), *range(5, 9), 20, 21]])
+    caches = []
+    for method in (None, "auto"):
+        cache, error = DynamicCache(config=model.config), KeyboardInterrupt()
+        config = {"num_nodes": 9, "pool": "request"} if method else None
+        how = {**PLACES[place](Bomb(error, at)), "spec_method": method, "spec_config": config}
+        with pytest.raises(KeyboardInterrupt):
+            model.generate(prompt, **{CACHE: cache}, max_new_tokens=12, do_sample=False, **how)
+        caches.append(cache)
+    assert_same_cache(caches[1], caches[0])
+
+
 def test_an_observer_that_fails_leaves_a_usable_cache(broken_model: Any, draft: Draft) -> None:
     model = broken_model
     expected = plain(model, PROMPT, max_new_tokens=NUM_TOKENS, do_sample=False)[0].tolist()

@@ -86,6 +86,12 @@ def test_a_prompt_s_own_configuration_names_its_method(target: Any) -> None:
     assert check(target, prompts)[0].stats.method == "lookahead"
 
 
+def test_a_prompt_s_configuration_of_none_leaves_the_job_s_method(target: Any) -> None:
+    prompt = {"input_ids": PROMPT[0].tolist(), "prompt_lookup_config": None}
+    (result,) = hf_specdec.generate_many(target, [prompt], spec_method="lookahead", max_new_tokens=4)
+    assert result.stats.method == "lookahead"
+
+
 def test_a_prompt_may_ask_for_transformers_own_assisted_decoding(target: Any) -> None:
     own = {"spec_method": "draft_model", "assistant_model": noisy_copy(target), "spec_config": {"engine": "assisted"}}
     prompts = [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]

@@ -129,7 +129,9 @@ def test_the_layers_are_read_from_the_targets_checkpoint(mellum: tuple[Any, MtpM
 
 
 def test_a_model_without_mtp_layers_is_refused(model: Any, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM must be a model whose MTP layers are known"):
+    with pytest.raises(
+        UnsupportedModelError, match="LlamaForCausalLM must be a model with MTP layers that can be read here"
+    ):
         model.generate(PROMPT, max_new_tokens=4, spec_method="mtp")
     announced = build_target("glm4_moe, 1 layer")
     with pytest.raises(CheckpointError, match="checkpoint with the MTP layers of Glm4MoeForCausalLM"):

@@ -34,9 +34,9 @@ class DraftModelConfig(SpecConfig):
         use_logits (`bool`, *optional*, defaults to `False`):
             How sampling accepts drafted tokens. `False` drafts what the target's coming draws most likely choose and
             compares it with those draws, so a seed gives the text of plain `generate`. `True` draws drafts from the
-            draft's distribution and accepts them by the ratio of the two models' probabilities: of a chain a tenth more
-            tokens are accepted, and texts have the target's distribution, yet not the text that the seed gives without
-            a draft. Greedy decoding is the same either way.
+            draft's distribution and accepts them by the ratio of the two models' probabilities: a chain brings a tenth
+            more tokens per step, and texts have the target's distribution, yet are not the text that the seed gives
+            without a draft. Greedy decoding is the same either way.
         num_branches (`int`, *optional*, defaults to `1`):
             Most children of a node of the draft tree; 1 drafts a chain.
         max_nodes (`int`, *optional*):

@@ -39,7 +39,7 @@ class LookaheadConfig(SpecConfig):
     """Lookahead decoding: collect n-grams from a window of guesses about the text to come, verify those that fit.
 
     Source: https://arxiv.org/abs/2402.02057; parameters and list form of TensorRT-LLM. `(1, 1, 0)` is plain decoding;
-    the smallest setting that looks ahead is `(2, 2, 1)`.
+    the smallest setting that TensorRT-LLM calls meaningful is `(2, 2, 1)`.
 
     Args:
         window_size (`int`, *optional*, defaults to `7`):

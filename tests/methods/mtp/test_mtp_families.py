@@ -31,9 +31,9 @@ def test_a_composite_model_drafts_with_layers_of_its_decoders_type() -> None:
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("kimi_linear", r"KimiLinearForCausalLM must be a model whose MTP layers are known"),
-        ("deepseek_v4", r"DeepseekV4ForCausalLM must be a model whose MTP layers are known"),
-        ("deepseek_v32", r"DeepseekV32ForCausalLM must be a model whose MTP layers are known"),
+        ("kimi_linear", r"KimiLinearForCausalLM must be a model with MTP layers that can be read here"),
+        ("deepseek_v4", r"DeepseekV4ForCausalLM must be a model with MTP layers that can be read here"),
+        ("deepseek_v32", r"DeepseekV32ForCausalLM must be a model with MTP layers that can be read here"),
     ],
 )
 def test_a_family_whose_layers_are_not_known_is_refused(family: str, reason: str) -> None:
