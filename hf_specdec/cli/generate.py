@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from transformers import PreTrainedModel, TextStreamer
+from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec.bench.document import EXACT_DTYPES
 from hf_specdec.cli import options
@@ -22,7 +23,7 @@ from hf_specdec.cli.report import drafts_line, near_tie_note, note, print_json
 from hf_specdec.cli.spread import spread
 from hf_specdec.cli.table import print_comparison
 from hf_specdec.command_errors import reports_errors
-from hf_specdec.compat import attention_implementation, input_device
+from hf_specdec.compat import attention_implementation, input_device, max_positions
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
@@ -97,10 +98,20 @@ def _continue(job: Job, text: str | None, how: Mapping[str, Any], rounds: int, a
     inputs = encode(job.tokenizer, prompt, input_device(job.model))
     shown: dict[str, Any] = {}
     streams = sys.stdout.isatty() and not as_json
+    written = _TokensSoFar()
     if streams:
         note(prompt, "dim")
         shown["streamer"] = TextStreamer(job.tokenizer, skip_prompt=True, skip_special_tokens=True)
-    result = job.run(inputs, **how, **shown)
+    elif not as_json:
+        shown["streamer"] = written
+    _note_positions(job, inputs["input_ids"].shape[1])
+    try:
+        result = job.run(inputs, **how, **shown)
+    except KeyboardInterrupt:
+        if written.token_ids:
+            sys.stdout.write(job.tokenizer.decode(written.token_ids, skip_special_tokens=True) + "\n")
+            note(f"interrupted after {counted(len(written.token_ids), 'token')}", "yellow")
+        raise
     text = job.tokenizer.decode(result.token_ids, skip_special_tokens=True)
     if as_json:
         print_json({**_setting(job, how), "prompt": prompt, "text": text, **_measures(result)})
@@ -108,6 +119,31 @@ def _continue(job: Job, text: str | None, how: Mapping[str, Any], rounds: int, a
     if not streams:
         sys.stdout.write(text + "\n")
     note(_summary(result), "dim")
+
+
+class _TokensSoFar(BaseStreamer):
+    """Keeps the tokens of a text while it is written."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self._has_prompt = False
+
+    def put(self, value: torch.Tensor) -> None:
+        """The prompt, `(1, length)`, then the new tokens."""
+        if self._has_prompt:
+            self.token_ids += value.flatten().tolist()
+        self._has_prompt = True
+
+    def end(self) -> None:
+        """The text has ended."""
+
+
+def _note_positions(job: Job, length: int) -> None:
+    """Say so where the text may get longer than the model has positions for; generate goes on all the same."""
+    positions, most = max_positions(job.model.config), job.options["max_new_tokens"]
+    if positions is not None and not job.model.config.is_encoder_decoder and length + most > positions:
+        asked = f"{counted(length, 'token')} in the prompt and --max-new-tokens {most} may go beyond them"
+        note(f"note: the model has {positions} positions; {asked}", "yellow")
 
 
 def _many(job: Job, how: Mapping[str, Any], asked: ManyOptions, is_one_model: bool, as_json: bool) -> None:

@@ -44,13 +44,21 @@ from hf_specdec.compat.caches import (
     recorded,
     replaced_attributes,
 )
-from hf_specdec.compat.compiling import compile_settings, compiled, mark_step_begin, num_compiled, without_guards
+from hf_specdec.compat.compiling import (
+    compile_settings,
+    compiled,
+    forbids_compiling,
+    mark_step_begin,
+    num_compiled,
+    without_guards,
+)
 from hf_specdec.compat.devices import (
     computes_bf16,
     computes_halves,
     execution_device,
     input_device,
     is_dispatched,
+    load_factor,
     mark_dynamic,
     mark_static_address,
 )

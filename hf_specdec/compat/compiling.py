@@ -72,7 +72,7 @@ def without_guards(function: Callable[..., Any], inputs: Mapping[str, Any]) -> C
         known = torch._dynamo.eval_frame._debug_get_cache_entry_list(own.__code__)
         code = next(entry.code for entry in known if entry.guard_manager.check(seen))  # as torch chooses
         closure = tuple(cells[name] for name in code.co_freevars)
-        is_asked = torch._dynamo.eval_frame._stance.stance == "default"  # `torch.compiler.set_stance` may ask for none
+        is_asked = _stance() == "default"  # `torch.compiler.set_stance` may ask for none
     except (AttributeError, StopIteration, KeyError, TypeError, RuntimeError):
         return None
     if not is_asked or any("__resume" in name for name in code.co_names):  # what follows a break has its own guards
@@ -88,6 +88,16 @@ def without_guards(function: Callable[..., Any], inputs: Mapping[str, Any]) -> C
             torch._C._dynamo.eval_frame.set_eval_frame(prior)
 
     return run
+
+
+def forbids_compiling() -> bool:
+    """Whether the caller wants an error where something new would be compiled, as plain `generate` gives one."""
+    return _stance() == "fail_on_recompile"
+
+
+def _stance() -> str:
+    """What `torch.compiler.set_stance` was given last; empty where torch keeps it elsewhere."""
+    return str(getattr(getattr(torch._dynamo.eval_frame, "_stance", None), "stance", ""))
 
 
 def num_compiled() -> int:

@@ -195,9 +195,14 @@ class StepCosts:
         self.facts: dict[str, Any] = {}
 
     @classmethod
-    def of_device(cls, device: torch.device, *, is_fixed: bool = False) -> "StepCosts":
-        """With what is assumed of the device before anything is measured."""
-        return cls(SLOPES.get(device.type, SLOPE), JUMPS.get(device.type, 0.0), is_fixed=is_fixed)
+    def of_device(cls, device: torch.device, *, loading: float = 1.0, is_fixed: bool = False) -> "StepCosts":
+        """With what is assumed of the device before anything is measured.
+
+        Args:
+            loading: how many times as long a forward takes as its computation, where weights are brought in for it.
+        """
+        slope, jump = SLOPES.get(device.type, SLOPE), JUMPS.get(device.type, 0.0)
+        return cls(slope / loading, jump / loading, is_fixed=is_fixed)
 
     def curve(self, num_rows: int) -> CostCurve:
         """The curve of as many rows, rounded up to a power of two; at first that of more rows, where one is known.

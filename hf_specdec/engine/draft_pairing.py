@@ -166,7 +166,9 @@ def draft_runner_of(
         kwargs,
         tier=tier,
         vocab_size=vocab_sizes(call.model if translations is None else draft)[0],
-        relative_cost=cost_ratio(sizes, (_num_layers(draft), _num_layers(call.model))),
+        relative_cost=cost_ratio(sizes, (_num_layers(draft), _num_layers(call.model)))
+        * compat.load_factor(draft)
+        / compat.load_factor(call.model),
         device=call.input_ids.device,
         room=call.room,
         fixed=None if shapes is None else shapes.fixed,

@@ -169,4 +169,5 @@ def place_head(head: DraftHead, target: PreTrainedModel, config: SpecConfig) -> 
 def _relative_cost(call: Call, head: DraftHead) -> float:
     """What a forward of the head costs over one of the target, roughly."""
     num_layers = compat.text_config(call.model.config).num_hidden_layers
-    return cost_ratio((head.num_weights, call.facts.of(compat.num_weights, call.model)), (head.num_layers, num_layers))
+    weights = (head.num_weights, call.facts.of(compat.num_weights, call.model))
+    return cost_ratio(weights, (head.num_layers, num_layers)) / compat.load_factor(call.model)

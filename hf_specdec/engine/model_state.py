@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.capabilities.findings import Findings
-from hf_specdec.compat import attention_implementation
+from hf_specdec.compat import attention_implementation, load_factor
 from hf_specdec.compat.fingerprint import Fingerprint, hooks_of
 from hf_specdec.engine.cost_facts import check_facts
 from hf_specdec.engine.cost_model import StepCosts
@@ -60,10 +60,11 @@ class ModelState:
             is_fixed: whether no step corrects them.
         """
         attention, threads = attention_implementation(model.config), torch.get_num_threads()
-        key = (attention, str(model.dtype), str(device), threads, path, is_fixed)
+        loading = load_factor(model)
+        key = (attention, str(model.dtype), str(device), threads, path, is_fixed, loading)
         with self.lock:
             if key not in self.costs:
-                costs = StepCosts.of_device(device, is_fixed=is_fixed)
+                costs = StepCosts.of_device(device, loading=loading, is_fixed=is_fixed)
                 if path is not None:
                     costs.load(path)
                     check_facts(costs.facts, model, device, path)

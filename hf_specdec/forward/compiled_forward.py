@@ -129,6 +129,8 @@ class CompiledForward:
             if raised_in_hook(error, self.model):  # it may not raise again
                 self._steps.pop(self._function_of(shape), None)  # which torch may have given up
                 raise
+            if compat.forbids_compiling():
+                raise
             found = self.as_written(inputs)
             self.reason = " ".join([type(error).__name__, *str(error).split("\n")[:2]])
             return found

@@ -1,7 +1,7 @@
 """A layer's forward that may take another way than torch's, in a thread that is in a block of such layers."""
 
 import threading
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 
@@ -43,6 +43,11 @@ class OwnForward:
         weight, self.bias = self._parameters["weight"], self._parameters.get("bias")
         assert weight is not None
         self.weight, self.dtype, self.shape = weight, weight.dtype, weight.shape
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """A copy of the layer is in no block; the next one that opens takes this out of it again."""
+        names = [name for cls in type(self).__mro__ for name in getattr(cls, "__slots__", ())]
+        return None, {name: 0 if name == "users" else getattr(self, name) for name in names}
 
     def torchs(self, states: torch.Tensor) -> torch.Tensor:
         """What the layer's class computes."""

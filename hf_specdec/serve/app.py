@@ -152,7 +152,7 @@ class _Server:
         reply = _Reply(body, len(inputs["input_ids"][0]), inputs["max_new_tokens"], self.reader.end_tokens)
         text = TextStream(self.reader.tokenizer, body.stop_strings)
         if body.stream:
-            return StreamingResponse(_events(answer, text, reply), media_type="text/event-stream")
+            return _EventStream(answer, _events(answer, text, reply))
         watcher = asyncio.create_task(_cancel_on_disconnect(request, answer))
         try:
             pieces = [text.push(token_ids) async for token_ids in answer]
@@ -164,6 +164,20 @@ class _Server:
         return JSONResponse(reply.whole("".join(pieces) + text.end(), answer.result, text.has_stopped))
 
 
+class _EventStream(StreamingResponse):
+    """Sends the events of an answer, which ends where they cannot be sent any more, be it the first of them."""
+
+    def __init__(self, answer: Answer, events: AsyncIterator[str]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._answer = answer
+
+    async def __call__(self, *args: Any) -> None:
+        try:
+            await super().__call__(*args)
+        finally:
+            self._answer.cancel()
+
+
 async def _cancel_on_disconnect(request: Request, answer: Answer) -> None:
     while not await request.is_disconnected():
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
@@ -171,7 +185,7 @@ async def _cancel_on_disconnect(request: Request, answer: Answer) -> None:
 
 
 async def _events(answer: Answer, text: TextStream, reply: "_Reply") -> AsyncIterator[str]:
-    """Server-sent events. A client that hangs up ends the answer: this generator is closed then."""
+    """Server-sent events."""
     try:
         yield reply.event("", is_first=True)
         async for token_ids in answer:
@@ -185,8 +199,6 @@ async def _events(answer: Answer, text: TextStream, reply: "_Reply") -> AsyncIte
         yield "data: [DONE]\n\n"
     except Exception as error:  # noqa: BLE001 - the status is sent already; the client reads it here
         yield f"data: {json.dumps({'error': _described(_refusal(error))})}\n\n"
-    finally:
-        answer.cancel()
 
 
 class _Reply:

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import StoppingCriteria
 
 import hf_specdec
 from hf_specdec import embedded
+from hf_specdec.cli.job import Job, Result
 from tests.cli.conftest import Run
 from tests.helpers.support import plain
 
@@ -40,6 +42,40 @@ def test_stdout_is_the_continuation_and_nothing_else(run: Run, target: Any, toke
     assert result.exit_code == 0
     assert result.stdout == tokenizer.decode(reference(target, tokenizer), skip_special_tokens=True) + "\n"
     assert "tokens/s" in result.stderr
+
+
+class Interrupt(StoppingCriteria):
+    """Ctrl-C after five tokens."""
+
+    def __init__(self) -> None:
+        self.left = 5
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def test_a_pipe_gets_what_was_written_before_ctrl_c(
+    run: Run, target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = Job.run
+    monkeypatch.setattr(Job, "run", lambda job, *args, **how: call(job, *args, **how, stopping_criteria=[Interrupt()]))
+    result = run("generate", PROMPT, *SHORT)
+    assert result.exit_code == 130
+    (start,) = [n for n in (4, 5) if result.stdout == tokenizer.decode(reference(target, tokenizer)[:n]) + "\n"]
+    assert f"interrupted after {start} tokens" in result.stderr
+
+
+@pytest.mark.parametrize(("length", "is_noted"), [("12", False), ("2050", True)])
+def test_texts_that_may_leave_the_model_s_positions_are_pointed_out(
+    run: Run, monkeypatch: pytest.MonkeyPatch, length: str, is_noted: bool
+) -> None:
+    monkeypatch.setattr(Job, "run", lambda *_, **__: Result([5], 1.0, None))
+    result = run("generate", PROMPT, "--max-new-tokens", length)
+    assert result.exit_code == 0, result.stderr
+    assert ("the model has 2048 positions" in result.stderr) is is_noted
 
 
 def test_json_holds_tokens_setting_and_statistics(run: Run, target: Any, tokenizer: Any) -> None:

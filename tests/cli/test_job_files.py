@@ -70,6 +70,16 @@ def test_the_file_of_prompts_is_no_output(tmp_path: Path) -> None:
     assert prompts.read_text() == '"a"\n'
 
 
+@pytest.mark.parametrize("place", ["p.jsonl/out.jsonl", "p.jsonl/more/out.jsonl"])
+def test_a_folder_that_cannot_be_made_is_the_output_s_error(tmp_path: Path, place: str) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('"a"\n')
+    with pytest.raises(ConfigError, match="`--out` must lie in a folder that can be made") as error:
+        check_job_output(tmp_path / place, prompts)
+    assert f"Choose another folder: {prompts}" in str(error.value)
+    assert prompts.read_text() == '"a"\n'
+
+
 @pytest.mark.parametrize("kind", ["device", "folder", "pipe"])
 def test_what_is_no_regular_file_is_refused_and_stays_what_it_is(tmp_path: Path, kind: str) -> None:
     prompts, out = tmp_path / "p.jsonl", tmp_path / "out"

@@ -267,6 +267,12 @@ def test_a_token_is_assumed_to_cost_the_same_whatever_the_clock_says() -> None:
     assert StepCosts.of_device(torch.device("cuda")).token_cost(1, 4, dtype=torch.float32) < TOKEN_COST / 4
 
 
+def test_a_token_is_assumed_to_cost_less_where_weights_are_brought_in_for_each_forward() -> None:
+    costs = StepCosts.of_device(torch.device("cpu"), loading=4.0)
+    assert costs.token_cost(1, 4, dtype=torch.float32) == TOKEN_COST / 4
+    assert costs.jump(1, torch.float32) == StepCosts.of_device(torch.device("cpu")).jump(1, torch.float32) / 4
+
+
 def test_a_token_of_a_small_forward_of_halves_is_assumed_to_cost_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the processor has instructions for them; the tokens of all rows count."""
     costs = StepCosts.of_device(torch.device("cpu"))

@@ -42,6 +42,18 @@ def test_a_block_leaves_nothing_behind_also_after_an_error(products: list[int]) 
     assert [vars(part) for part in module] == before
 
 
+def test_a_copy_made_in_a_block_is_a_layer_as_any_other_after_the_next_block(products: list[int]) -> None:
+    module, given = layer(), tokens(3, 256)
+    with torch.no_grad(), FewTokenLayers(module):
+        twin = copy.deepcopy(module)
+    assert "forward" not in vars(module)
+    assert twin(given).equal(module(given))
+    assert products == []
+    inside(twin, given)
+    assert products == [3]
+    assert "forward" not in vars(twin)
+
+
 def test_blocks_of_two_threads_do_not_end_each_other(products: list[int]) -> None:
     module, given = layer(), tokens(3, 256)
     entered, may_leave = threading.Event(), threading.Event()

@@ -152,6 +152,19 @@ def test_what_a_hook_raises_once_while_its_forward_is_compiled_is_shown(model: A
 
 
 @pytest.mark.wide
+def test_a_caller_who_forbids_compiling_anew_gets_plains_error_and_later_calls_compile(
+    model: Any, graphs: list[Any]
+) -> None:
+    call = {"max_new_tokens": 4, **STATIC, "compile_config": on_cpu(counting(graphs))}
+    expected = plain(model, PROMPT, max_new_tokens=4, **STATIC, disable_compile=True)
+    for how in ({}, {"spec_method": "plain"}):
+        with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="fail_on_recompile"):
+            model.generate(PROMPT, **call, **how)
+    output = model.generate(PROMPT, **call, spec_method="plain", return_dict_in_generate=True)
+    assert output.sequences.equal(expected)
+    assert output.spec_stats.num_graphs
+
+
 def test_sampled_tokens_are_plain_generates(model: Any, graphs: list[Any]) -> None:
     options = STATIC | {"max_new_tokens": 16, "do_sample": True, "top_k": 20}
     torch.manual_seed(3)

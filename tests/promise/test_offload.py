@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.compat import input_device
+from hf_specdec.compat import input_device, load_factor
 from hf_specdec.distributed.placement import is_placed, where_it_lies
 from tests.helpers.batches import MASK, PADDED
 from tests.helpers.support import PROMPT, noisy_copy, plain
@@ -65,6 +65,22 @@ def methods(pair: tuple[Any, Any]) -> dict[str, dict[str, Any]]:
     return {
         name: how | ({"assistant_model": pair[1]} if name == "draft_model" else {}) for name, how in METHODS.items()
     }
+
+
+def test_drafts_are_longer_where_weights_are_brought_in_for_each_forward(folder: Path, tmp_path: Path) -> None:
+    """A token more in such a forward, and a forward of a draft in memory, cost little beside it."""
+    load, outputs, factors = hf_specdec.AutoModelForCausalLM.from_pretrained, [], []
+    draft = load(folder / "draft")
+    half = dict.fromkeys(PARTS, "cpu") | {"model.layers.1": "disk", "model.layers.2": "disk", "lm_head": "cpu"}
+    for number, device_map in enumerate(({"": "cpu"}, half, {"": "disk"})):
+        target = load(folder / "target", device_map=device_map, offload_folder=str(tmp_path / str(number)))
+        factors.append(load_factor(target))
+        how = {"spec_method": "draft_model", "assistant_model": draft, "return_dict_in_generate": True}
+        outputs.append(target.generate(PROMPT, max_new_tokens=24, **how))
+    assert 1.0 == factors[0] < factors[1] < factors[2]
+    in_memory, _, on_disk = [one.spec_stats.num_draft_tokens / one.spec_stats.num_drafts for one in outputs]
+    assert in_memory < on_disk
+    assert outputs[0].sequences.equal(outputs[2].sequences)
 
 
 @pytest.mark.at_most(1)

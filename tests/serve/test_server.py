@@ -1,15 +1,20 @@
 """The server over loopback, through the real client: plain generation's texts, whoever else is being served."""
 
+import asyncio
 import threading
 import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 import torch
+from starlette.requests import ClientDisconnect
 
 from hf_specdec.methods.registry import as_head
+from hf_specdec.serve.app import _EventStream
 from hf_specdec.serve.protocol import CompletionRequest
 from hf_specdec.serve.requests import RequestReader
 from tests.helpers.gemma import build_gemma, random_assistant
@@ -120,6 +125,25 @@ def test_a_seed_gives_plain_generation_s_sample(client: openai.OpenAI, target: A
     torch.manual_seed(11)
     wanted = expected(target, chat_tokenizer, PROMPTS[1], max_new_tokens=12, do_sample=True, temperature=0.8)
     assert answer.choices[0].text == wanted
+
+
+def test_an_answer_ends_where_its_first_event_cannot_be_sent() -> None:
+    async def events() -> AsyncIterator[str]:
+        yield "data: {}\n\n"
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(60)
+        return {}
+
+    async def send(message: Any) -> None:
+        raise OSError("closed")
+
+    cancelled: list[bool] = []
+    answer: Any = SimpleNamespace(cancel=lambda: cancelled.append(True))
+    scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+    with pytest.raises((OSError, ClientDisconnect)):
+        asyncio.run(_EventStream(answer, events())(scope, receive, send))
+    assert cancelled
 
 
 def test_a_client_that_hangs_up_frees_its_place(client: openai.OpenAI, target: Any, chat_tokenizer: Any) -> None:
