@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-__all__ = ["OperationCounter", "StepOperations"]
+__all__ = ["VIEWS", "OperationCounter", "StepOperations"]
 
 READERS = {torch.Tensor.cpu, torch.Tensor.tolist}  # what reads without `_local_scalar_dense`, as `item()` does
 VIEWS = frozenset(

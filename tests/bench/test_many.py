@@ -59,6 +59,7 @@ def test_padding_after_a_row_is_no_token(loaded: LoadedModel, monkeypatch: pytes
     monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", int(first[0, -1]))
     monkeypatch.setattr(loaded.model.generation_config, "pad_token_id", int(first[0, -1]))
     (entry,) = Bench([loaded], batched(PROMPTS[:2], [2]), GREEDY, rows=["plain"]).run()["models"]
+    assert entry["records"]
     assert all(record["equal"] and record["num_tokens"] < 16 for record in entry["records"])
 
 

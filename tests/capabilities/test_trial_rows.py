@@ -10,7 +10,7 @@ import hf_specdec
 from hf_specdec.capabilities.trial import NUM_REFERENCES, SHORTEST_CALL
 from tests.helpers.batches import MASK, PADDED
 from tests.helpers.hooks import see_all, steer
-from tests.helpers.support import plain
+from tests.helpers.support import plain, results_of
 from tests.helpers.zoo import FAMILIES, build
 
 MANY: dict[str, Any] = {"max_new_tokens": SHORTEST_CALL, "do_sample": False, "eos_token_id": None}
@@ -143,7 +143,7 @@ def test_samples_of_many_prompts_follow_their_seeds(fresh: Any) -> None:
     see_all(fresh)
     prompts = prompts_of(2)
     options = MANY | {"do_sample": True, "seed": 3}
-    for result in hf_specdec.generate_many(fresh, prompts, spec_method="prompt_lookup", **options):
+    for result in results_of(fresh, prompts, spec_method="prompt_lookup", **options):
         torch.manual_seed(result.seed)
         expected = plain(fresh, torch.tensor([prompts[result.index]]), **MANY | {"do_sample": True})
         assert result.token_ids == expected[0, len(prompts[result.index]) :].tolist()

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-import hf_specdec
 from tests.helpers.head_cases import CASES, SHAPES, always
 from tests.helpers.on_device import SAMPLING, STATIC, TREES, DeviceBatch, moved
-from tests.helpers.support import PROMPT, plain
+from tests.helpers.support import PROMPT, plain, results_of
 from tests.helpers.zoo import FAMILIES
 from tests.matrix.test_batches import METHODS, skip_refused
 from tests.matrix.test_many import PROMPTS
@@ -79,8 +78,7 @@ def test_a_head_changes_nothing(zoo: Any, name: str, do_sample: bool) -> None:
 def test_many_prompts_are_each_alone(zoo: Any, family: str) -> None:
     model = moved(zoo(family), CUDA)
     options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": [17, 33, 60]}
-    results = list(hf_specdec.generate_many(model, PROMPTS, max_batch_size=4, **options))
-    for result in results:
+    for result in results_of(model, PROMPTS, max_batch_size=4, **options):
         expected = plain(model, torch.tensor([result.prompt], device=CUDA), **options)
         start = 1 if model.config.is_encoder_decoder else len(result.prompt)
         assert result.token_ids == expected[0, start:].tolist()

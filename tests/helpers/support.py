@@ -7,7 +7,7 @@ assert_same_run(ours, reference)
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -16,6 +16,7 @@ from transformers import GenerationMixin
 
 import hf_specdec
 from hf_specdec.kernels import cpu
+from hf_specdec.many_prompts import ManyResult
 from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
 from tests.helpers.seeds import seed
 
@@ -69,6 +70,13 @@ def computed_by_torch() -> Iterator[None]:
 def speculative(model: Any, *args: Any, **kwargs: Any) -> Any:
     """The enabled model's own `generate`; the tests pass `spec_method`."""
     return model.generate(*args, **kwargs)
+
+
+def results_of(model: Any, prompts: Sequence[Any], **options: Any) -> list[ManyResult]:
+    """What `generate_many` gives: one result for each prompt."""
+    found = list(hf_specdec.generate_many(model, prompts, **options))
+    assert sorted(result.index for result in found) == list(range(len(prompts)))
+    return found
 
 
 def noisy_copy(model: Any, *, noise: float = 0.1, seed: int = 3) -> Any:

@@ -12,7 +12,7 @@ import torch
 import hf_specdec
 from hf_specdec.compat import CACHE
 from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
-from tests.helpers.support import PROMPT, noisy_copy, plain
+from tests.helpers.support import PROMPT, noisy_copy, plain, results_of
 from tests.kernels.families import ATTENTIONS, OFFERED, WITHOUT_KERNEL, family_model, implementation, padded, strict
 
 pytestmark = pytest.mark.each_value_in_file
@@ -150,8 +150,7 @@ def test_many_prompts_are_each_alone(family: str, attention: str) -> None:
     prompts = [PROMPT[0, : 30 - 4 * row].tolist() for row in range(5)]
     expected = [plain(model, torch.tensor([prompt]), **GREEDY)[0].tolist() for prompt in prompts]
     with implementation(model, attention):
-        many = hf_specdec.generate_many(model, prompts, max_batch_size=2, spec_method="prompt_lookup", **GREEDY)
-        for result in many:
+        for result in results_of(model, prompts, max_batch_size=2, spec_method="prompt_lookup", **GREEDY):
             assert [*result.prompt, *result.token_ids] == expected[result.index]
 
 

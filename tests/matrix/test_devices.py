@@ -18,7 +18,7 @@ from hf_specdec.engine.sampling.draws import LEVELS
 from tests.helpers.emulated_device import DEVICE, DeviceTensor, EmulatedDevice
 from tests.helpers.head_cases import CASES, SHAPES, Zoo, always
 from tests.helpers.on_device import SAMPLING, STATIC, TREES, DeviceBatch, moved
-from tests.helpers.support import PROMPT, noisy_copy, plain
+from tests.helpers.support import PROMPT, noisy_copy, plain, results_of
 from tests.helpers.zoo import FAMILIES
 from tests.matrix.test_batches import METHODS, skip_refused
 from tests.matrix.test_many import PROMPTS, SEED
@@ -91,7 +91,7 @@ def test_a_head_changes_nothing(device: EmulatedDevice, zoo: Zoo, name: str, do_
 def test_many_prompts_are_each_alone(device: EmulatedDevice, zoo: Zoo, family: str, do_sample: bool) -> None:
     model = moved(zoo(family), DEVICE)
     options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": do_sample, "eos_token_id": [17, 33, 60]}
-    for result in hf_specdec.generate_many(model, PROMPTS[:5], max_batch_size=2, seed=SEED, **options):
+    for result in results_of(model, PROMPTS[:5], max_batch_size=2, seed=SEED, **options):
         torch.manual_seed(SEED + result.index)
         expected = plain(model, torch.tensor([result.prompt], device=DEVICE), **options)
         start = 1 if model.config.is_encoder_decoder else len(result.prompt)

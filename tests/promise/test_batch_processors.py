@@ -9,7 +9,7 @@ from transformers import LogitsProcessor, StoppingCriteria, SynthIDTextWatermark
 
 import hf_specdec
 from tests.helpers.batches import MASK, METHODS, PADDED, method_of
-from tests.helpers.support import noisy_copy, plain
+from tests.helpers.support import noisy_copy, plain, results_of
 from tests.helpers.zoo import VOCAB_SIZE
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "attention_mask": MASK}
@@ -176,7 +176,7 @@ def test_a_watermark_that_has_been_used_falls_back(pair: tuple[Any, Any]) -> Non
 def test_each_of_many_prompts_has_its_own(pair: tuple[Any, Any]) -> None:
     model, _ = pair
     prompts = [PADDED[:1, 9:], PADDED[1:2, 9:], PADDED[2:, 9:]] * 2
-    results = hf_specdec.generate_many(
+    results = results_of(
         model,
         prompts,
         max_batch_size=2,

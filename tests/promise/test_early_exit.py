@@ -15,7 +15,7 @@ from hf_specdec import ConfigError
 from hf_specdec.cache.spec_cache import SpecLayer
 from hf_specdec.compat import CACHE
 from tests.helpers.distributions import compare_pairs
-from tests.helpers.support import PROMPT, assert_same_cache, plain
+from tests.helpers.support import PROMPT, assert_same_cache, plain, results_of
 from tests.helpers.zoo import FALLBACK, FAMILIES, build
 from tests.helpers.zoo_wide import varied
 
@@ -139,7 +139,7 @@ def test_a_seed_gives_plain_generates_text(model: Any, shape: str, seed: int) ->
 def test_many_prompts_share_a_batch(model: Any) -> None:
     prompts = [PROMPT[0, : 8 + 3 * place].tolist() for place in range(5)]
     config = {"spec_method": "draft_model", "spec_config": TREE}
-    for done in hf_specdec.generate_many(model, prompts, max_batch_size=3, **OPTIONS, **config):
+    for done in results_of(model, prompts, max_batch_size=3, **OPTIONS, **config):
         assert done.error is None
         expected = plain(model, torch.tensor([done.prompt]), **OPTIONS)
         assert done.token_ids == expected[0, len(done.prompt) :].tolist()

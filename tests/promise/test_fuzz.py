@@ -212,8 +212,8 @@ def remembered() -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     file = MemoryFile.of_bounds(*memory.bounds)
     file.put_texts(memory.pool)
     file.put_recycled(memory.recycled)
-    file.put_experience("greedy", memory.greedy)
-    file.put_experience("sampled", memory.sampled)
+    file.put_weights("greedy", memory.greedy)
+    file.put_weights("sampled", memory.sampled)
     return file.tensors, file.metadata
 
 

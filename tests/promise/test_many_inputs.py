@@ -10,7 +10,7 @@ import transformers as tf
 import hf_specdec
 from hf_specdec.compat import CACHE
 from tests.helpers.batches import METHODS, method_of
-from tests.helpers.support import noisy_copy, plain, seq_length
+from tests.helpers.support import noisy_copy, plain, results_of, seq_length
 from tests.helpers.zoo import DECODER, FAMILIES, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
@@ -95,7 +95,7 @@ def test_what_a_single_prompt_cannot_ask_for_is_its_own_error(pair: tuple[Any, A
 def test_a_generation_configuration_may_sample(pair: tuple[Any, Any]) -> None:
     """Every result says the seed that gives it again."""
     config = tf.GenerationConfig(max_new_tokens=8, do_sample=True, pad_token_id=0)
-    for result in hf_specdec.generate_many(pair[0], PROMPTS, generation_config=config):
+    for result in results_of(pair[0], PROMPTS, generation_config=config):
         assert result.seed is not None
         torch.manual_seed(result.seed)
         assert result.token_ids == alone(pair[0], result.prompt, generation_config=config)

@@ -11,7 +11,7 @@ import hf_specdec
 from hf_specdec.compat import input_device, load_factor
 from hf_specdec.distributed.placement import is_placed, where_it_lies
 from tests.helpers.batches import MASK, PADDED
-from tests.helpers.support import PROMPT, noisy_copy, plain
+from tests.helpers.support import PROMPT, noisy_copy, plain, results_of
 
 CPU = torch.device("cpu")
 PARTS = ("model.embed_tokens", "model.layers.0", "model.layers.1", "model.layers.2", "model.norm", "model.rotary_emb")
@@ -106,10 +106,8 @@ def test_a_batch_is_plain_s(pair: tuple[Any, Any], methods: Any, method: str, mo
 @pytest.mark.parametrize("method", ["prompt_lookup", "draft_model"])
 def test_many_prompts_are_plain_s(pair: tuple[Any, Any], methods: Any, method: str, model: Any) -> None:
     prompts = [PROMPT[0, start : start + 12 + start].tolist() for start in range(5)]
-    results = hf_specdec.generate_many(
-        pair[0], prompts, max_batch_size=2, max_new_tokens=10, do_sample=False, **methods[method]
-    )
-    for result in results:
+    options = {"max_batch_size": 2, "max_new_tokens": 10, "do_sample": False}
+    for result in results_of(pair[0], prompts, **options, **methods[method]):
         ids = torch.tensor([prompts[result.index]])
         expected = plain(model, ids, max_new_tokens=10, do_sample=False)
         assert result.token_ids == expected[0, ids.shape[1] :].tolist()

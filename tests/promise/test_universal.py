@@ -256,11 +256,14 @@ def test_tokenizers_of_one_vocabulary_need_no_translation(pair: Pair) -> None:
     """Probabilities can be compared then."""
     how = {"assistant_model": hf_specdec.self_draft(pair.model, layers=2), "tokenizer": pair.tokenizer}
     again = AutoTokenizer.from_pretrained(hf_specdec.embedded.path("target"))
-    pair.model.generate(
+    output = pair.model.generate(
         **pair.inputs(PROMPTS[0]),
         **{**OPTIONS, "do_sample": True},
         spec_method="draft_model",
         spec_config={"use_logits": True},
         assistant_tokenizer=again,
+        return_dict_in_generate=True,
         **how,
     )
+    assert output.spec_stats.plain_reason is None
+    assert output.spec_stats.num_draft_tokens

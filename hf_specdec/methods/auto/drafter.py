@@ -160,7 +160,7 @@ class AutoDrafter(RoundDrafter):
         self.index = NgramIndex(MAX_NGRAM)
         self.window = None
         if config.window_size and config.num_nodes is None and config.use_recycled and self.takes_trees:
-            self.window = AutoWindow(config.window_size, config.ngram_size, self.predictor.experience)
+            self.window = AutoWindow(config.window_size, config.ngram_size, self.predictor.adaptive_weights)
             self.predictor.found = self.window.found
             self.max_extra_tokens = self.window.num_columns
         self._search = self._described = None
@@ -210,13 +210,15 @@ class AutoDrafter(RoundDrafter):
         What it has to read first, once, is shared out over the steps to come; of a long text a head reads the end.
         """
         assert self.scorer is not None
-        experience, cost = self.predictor.experience, self._forward_cost
+        adaptive_weights, cost = self.predictor.adaptive_weights, self._forward_cost
         if not math.isfinite(cost):
             return False
         of_token = self.scorer.relative_cost * self.draft_cost.of_reading
         skipped, num_steps = self._num_skipped(of_token), max(self.draft_cost.num_steps, 1.0)
         reading = of_token * (self.scorer.num_unread - skipped)
-        pays = experience.gain(number) >= cost + reading / num_steps or experience.may_retry(RETRIED, cost + reading)
+        pays = adaptive_weights.gain(number) >= cost + reading / num_steps or adaptive_weights.may_retry(
+            RETRIED, cost + reading
+        )
         if pays and skipped:
             self.scorer.skip(skipped)
         return pays
@@ -244,7 +246,7 @@ class AutoDrafter(RoundDrafter):
         cost, num_forwards = self._forward_cost if asked else 0.0, len(asked) - 1
         for number, before in enumerate(values[:-1]):
             gain = max(0.0, values[-1]) - before
-            self.predictor.experience.gained(number, gain - cost * (num_forwards - 1 - number))
+            self.predictor.adaptive_weights.gained(number, gain - cost * (num_forwards - 1 - number))
 
     def _gained(self, search: Search | CompiledSearch, found: Found, accepted: Sequence[int]) -> float:
         """What the tree gains where the text goes on with `accepted`: the mean of what is expected and of what came."""
@@ -262,7 +264,7 @@ class AutoDrafter(RoundDrafter):
         self._judge(search, accepted)
         gained = search.follow(tree, accepted, 0.0 if self.window is None else self._floor)
         if tree.extra is not None:
-            self.predictor.experience.window_gained(gained)
+            self.predictor.adaptive_weights.window_gained(gained)
 
     def _recycle(self, tree: DraftTree, logits: NodeLogits) -> None:
         """Keep what the target thought after every node, those that were rejected too."""

@@ -137,23 +137,23 @@ class MemoryFile:
         rows = filled(tokens.numpy(), evidence.numpy())
         recycled.restore({**found, "tokens": rows[0], "evidence": rows[1]})
 
-    def put_experience(self, name: str, experience: AdaptiveWeights) -> None:
+    def put_weights(self, name: str, adaptive_weights: AdaptiveWeights) -> None:
         """Take over what was learned from one kind of text."""
-        expected, accepted = experience.calibration.counts()
+        expected, accepted = adaptive_weights.calibration.counts()
         learned = {
-            "weights": list(experience.mixer.weights),
+            "weights": list(adaptive_weights.mixer.weights),
             "expected": expected,
             "accepted": accepted,
-            "gains": list(experience.gains),
-            "window_gain": [experience.window_gain],
+            "gains": list(adaptive_weights.gains),
+            "window_gain": [adaptive_weights.window_gain],
         }
         for key, values in learned.items():
             self.tensors[f"{name}.{key}"] = torch.tensor(values, dtype=torch.float64)
-        self.tensors[f"{name}.seen"] = torch.tensor(list(experience.mixer.seen), dtype=torch.int64)
+        self.tensors[f"{name}.seen"] = torch.tensor(list(adaptive_weights.mixer.seen), dtype=torch.int64)
 
-    def fill_experience(self, name: str, experience: AdaptiveWeights) -> None:
+    def fill_weights(self, name: str, adaptive_weights: AdaptiveWeights) -> None:
         """Hand what was learned out."""
-        mixer, calibration = experience.mixer, experience.calibration
+        mixer, calibration = adaptive_weights.mixer, adaptive_weights.calibration
         num_kinds, num_bins = len(mixer.weights), len(calibration.factors)
         weights = self._tensor(f"{name}.weights", torch.float64, (num_kinds, len(mixer.weights[0])))
         seen = self._tensor(f"{name}.seen", torch.int64, (num_kinds,))
@@ -165,7 +165,7 @@ class MemoryFile:
         _check(all(bool((tensor >= 0).all()) for tensor in (seen, *counts)), f"{name} holds negative counts")
         mixer.restore(weights.tolist(), seen.tolist())
         calibration.restore(counts[0].tolist(), counts[1].tolist())
-        experience.gains, experience.window_gain = gains.tolist(), float(window_gain)
+        adaptive_weights.gains, adaptive_weights.window_gain = gains.tolist(), float(window_gain)
 
     def _tensor(self, name: str, dtype: torch.dtype, shape: tuple[int | None, ...]) -> torch.Tensor:
         """The tensor `name`, if it is of this type and shape; a size of `None` is any."""

@@ -132,7 +132,7 @@ class Predictor:
         self.memory, self.uses_recycled = memory, uses_recycled
         self.source_names = {**SOURCE_NAMES, DRAFT: draft_source}
         self.pool = memory.pool if uses_texts else None
-        self.experience: AdaptiveWeights = memory.experience(is_sampled)
+        self.adaptive_weights: AdaptiveWeights = memory.adaptive_weights(is_sampled)
         self._common: Entry = ([], [])
         self._record = array("d", [PRIOR_COUNT, PRIOR_COUNT])  # tokens of this text expected and accepted, faded
 
@@ -153,8 +153,14 @@ class Predictor:
         young, old = (None, None) if self.pool is None else [index.arrays for index in self.pool.indexes]
         recycled = self.memory.recycled.arrays if self.uses_recycled else None
         found = None if self.found is None else self.found.arrays
-        experience = self.experience
-        return young, old, recycled, found, (*experience.mixer.arrays, *experience.calibration.arrays, self._record)
+        adaptive_weights = self.adaptive_weights
+        return (
+            young,
+            old,
+            recycled,
+            found,
+            (*adaptive_weights.mixer.arrays, *adaptive_weights.calibration.arrays, self._record),
+        )
 
     def common_of(self, index: NgramIndex) -> Entry:
         """The text's commonest tokens and the evidence for each: the last resort after unknown contexts."""
@@ -183,9 +189,9 @@ class Predictor:
             uses_found: whether a window takes part.
         """
         kind, sources = self._sources(context, drafted, uses_found)
-        bias, *weights = self.experience.mixer.weights_of(kind)
+        bias, *weights = self.adaptive_weights.mixer.weights_of(kind)
         sums = weighted_sums(sources, bias, *weights)
-        corrected, trust = self.experience.calibration.corrected, self.trust
+        corrected, trust = self.adaptive_weights.calibration.corrected, self.trust
         known = (
             None
             if noise is None
@@ -214,9 +220,9 @@ class Predictor:
 
     def learn(self, prediction: Prediction, token: int, drafted: Sequence[int]) -> None:
         """The token after the context was `token`; `drafted` are the candidates that were verified there."""
-        self.experience.mixer.learn(prediction.kind, prediction.sources, token, prediction.noise)
+        self.adaptive_weights.mixer.learn(prediction.kind, prediction.sources, token, prediction.noise)
         if drafted:
-            calibration = self.experience.calibration
+            calibration = self.adaptive_weights.calibration
             places = {candidate: place for place, candidate in enumerate(prediction.tokens)}
             raw = [prediction.raw[places[one]] for one in drafted]
             expected = 0.0

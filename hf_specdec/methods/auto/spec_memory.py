@@ -57,7 +57,7 @@ class SpecMemory:
         if max_entries != self.recycled.max_entries:
             self.recycled.resize(max_entries)
 
-    def experience(self, is_sampled: bool) -> AdaptiveWeights:
+    def adaptive_weights(self, is_sampled: bool) -> AdaptiveWeights:
         """What was learned from greedy, or from sampled texts.
 
         Raises:
@@ -85,8 +85,8 @@ class SpecMemory:
                 self.pool.add(text)
         self.recycled.merge(other.recycled)
         for is_sampled in (False, True):
-            theirs = other.experience(is_sampled)
-            if sum(theirs.mixer.seen) > sum(self.experience(is_sampled).mixer.seen):
+            theirs = other.adaptive_weights(is_sampled)
+            if sum(theirs.mixer.seen) > sum(self.adaptive_weights(is_sampled).mixer.seen):
                 setattr(self, "sampled" if is_sampled else "greedy", copy.deepcopy(theirs))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -100,8 +100,8 @@ class SpecMemory:
         file = MemoryFile.of_bounds(*self.bounds)
         file.put_texts(self.pool)
         file.put_recycled(self.recycled)
-        file.put_experience("greedy", self.greedy)
-        file.put_experience("sampled", self.sampled)
+        file.put_weights("greedy", self.greedy)
+        file.put_weights("sampled", self.sampled)
         file.write(path)
 
     @classmethod
@@ -120,8 +120,8 @@ class SpecMemory:
             file.fill_texts(memory.pool)
             file.fill_recycled(memory.recycled)
             if file.holds_weights:
-                file.fill_experience("greedy", memory.greedy)
-                file.fill_experience("sampled", memory.sampled)
+                file.fill_weights("greedy", memory.greedy)
+                file.fill_weights("sampled", memory.sampled)
         return memory
 
 

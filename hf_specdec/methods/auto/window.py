@@ -27,14 +27,14 @@ class AutoWindow:
     Args:
         size (`int`): columns W, at least 2.
         ngram_size (`int`): tokens N of its n-grams, at least 2.
-        experience: knows what windows added so far, and learns it.
+        adaptive_weights: knows what windows added so far, and learns it.
 
     Attributes:
         found: what the target said after the columns of this text's windows.
     """
 
-    def __init__(self, size: int, ngram_size: int, experience: AdaptiveWeights) -> None:
-        self.size, self.ngram_size, self.experience = size, ngram_size, experience
+    def __init__(self, size: int, ngram_size: int, adaptive_weights: AdaptiveWeights) -> None:
+        self.size, self.ngram_size, self.adaptive_weights = size, ngram_size, adaptive_weights
         self.found = RecycledLogits(MAX_FOUND)
         self._window: JacobiWindow | None = None
         self._trial = self._skipped = 0
@@ -78,7 +78,7 @@ class AutoWindow:
         """Whether windows add as many tokens a step, as far as anybody knows; or whether this step is a trial's."""
         if not min_gain:
             return False
-        if self.experience.window_gain >= min_gain:
+        if self.adaptive_weights.window_gain >= min_gain:
             return True
         if self._trial:
             self._trial -= 1

@@ -283,4 +283,4 @@ def test_it_is_part_of_the_package_s_face() -> None:
 @pytest.mark.parametrize("is_sampled", [np.zeros(3), torch.ones(2), "sampled", None, 1], ids=str)
 def test_what_is_no_kind_of_text_is_named(is_sampled: Any) -> None:
     with pytest.raises(ConfigError, match="`is_sampled` must be True or False"):
-        SpecMemory().experience(is_sampled)
+        SpecMemory().adaptive_weights(is_sampled)

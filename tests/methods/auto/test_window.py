@@ -75,11 +75,11 @@ def test_unlikely_nodes_are_no_reason_for_a_window() -> None:
 
 
 def test_where_it_added_nothing_it_goes_and_is_tried_again_for_a_while() -> None:
-    experience = AdaptiveWeights()
-    window = AutoWindow(5, 4, experience)
+    adaptive_weights = AdaptiveWeights()
+    window = AutoWindow(5, 4, adaptive_weights)
     price = 0.1 * AdaptiveWeights.INITIAL_WINDOW_GAIN / 14
     while window.beside([1, 2, 3], price) is not None:
-        experience.window_gained(0.0)
+        adaptive_weights.window_gained(0.0)
     there = presence(window, price, 3 * (RETRY + TRIAL))
     assert sum(there) == 3 * TRIAL
     first = there.index(True)
@@ -89,8 +89,8 @@ def test_where_it_added_nothing_it_goes_and_is_tried_again_for_a_while() -> None
 
 @pytest.mark.parametrize("price", [0.0, AdaptiveWeights.INITIAL_WINDOW_GAIN / 13, math.inf])
 def test_nobody_tries_it_where_costs_are_unknown_or_no_window_could_pay(price: float) -> None:
-    experience = AdaptiveWeights(window_gain=0.0)
-    assert not any(presence(AutoWindow(5, 4, experience), price, 3 * RETRY))
+    adaptive_weights = AdaptiveWeights(window_gain=0.0)
+    assert not any(presence(AutoWindow(5, 4, adaptive_weights), price, 3 * RETRY))
 
 
 def test_it_keeps_what_the_target_says_behind_its_columns() -> None:
