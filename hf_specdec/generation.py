@@ -27,8 +27,8 @@ from hf_specdec.bound_decode import BoundDecode, PreparedDecode
 from hf_specdec.compat.bound import BoundToModel
 from hf_specdec.engine.batch_rules import may_keep_state
 from hf_specdec.engine.call import Call, with_stats
-from hf_specdec.engine.decode import transformers_reason
 from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.plain_reasons import transformers_reason
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.registry import as_head
 from hf_specdec.request import Request, configs_of, own_arguments, read_request

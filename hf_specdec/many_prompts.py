@@ -22,9 +22,10 @@ from hf_specdec.capabilities.probe import verifies_trees
 from hf_specdec.capabilities.trial_rows import RowTrial, TrialFailed
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.continuous_batching import ContinuousBatching, QueuedSequence
-from hf_specdec.engine.decode import alone_reason, drafting, fields_of, one_by_one_reason
+from hf_specdec.engine.decode import drafting, fields_of
 from hf_specdec.engine.first_call import can_try, row_trial_of
 from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.plain_reasons import alone_reason, one_by_one_reason
 from hf_specdec.engine.sampling.random_streams import OwnDraws
 from hf_specdec.engine.shared_budget import weigh_drafts_of
 from hf_specdec.engine.speculative import queued_sequence_of
@@ -35,16 +36,7 @@ from hf_specdec.methods.config import check_positive
 from hf_specdec.per_row import of_prompt
 from hf_specdec.progress import with_bar
 from hf_specdec.prompt_inputs import INPUT_NAMES, check_all, check_names, check_one, each_prompt, inputs_of, numbered
-from hf_specdec.request import (
-    AUTO,
-    NONE,
-    Request,
-    configs_of,
-    for_batch,
-    own_arguments,
-    read_request,
-    without_drafts,
-)
+from hf_specdec.request import AUTO, NONE, Request, configs_of, for_batch, own_arguments, read_request, without_drafts
 from hf_specdec.stats import SpecStats
 from hf_specdec.transfer import HOST
 
@@ -160,9 +152,11 @@ class _Job:
         request = self._request()
         if not any(name in self.kwargs for name in CALLBACKS):  # they would see a text begin twice
             self._trial = row_trial_of(self.model, request, max_rows)
-        with contextlib.suppress(TrialFailed):
+        try:
             yield from self._batched(request, prompts, max_rows, max_columns)
             return
+        except TrialFailed:
+            pass  # what nobody has seen is decoded again
         yield from self._finished()
         again = sorted({**self._prompts, **{result.index: result.prompt for result in self._held}}.items())
         self._prompts, self._held, self._trial = {}, [], None
@@ -263,8 +257,9 @@ class _Job:
         generator = None if seed is None else torch.Generator(call.input_ids.device).manual_seed(seed)
         rank_sync.check(lambda: fields_of(call, request, prompt=index))
         drafter = make_drafter(0, generator)
-        row = (drafter, index, generator, draft_runner, rank_sync, self._trial)
-        queued = queued_sequence_of(call, request.budget, *row)
+        queued = queued_sequence_of(
+            call, request.budget, drafter, index, generator, draft_runner, rank_sync, self._trial
+        )
         weigh_drafts_of(steps, self.model, request)
         queued.sequence.is_weighed = request.config.fits_costs
         stats = queued.sequence.stats

@@ -49,9 +49,9 @@ class Moves:
         """Of single columns, counted from their rows' starts; `None` where each stays where it is."""
         if list(source) == list(target):
             return None
-        first = [starts[row] for row in rows]
-        moved = [[at + column for at, column in zip(first, side, strict=True)] for side in (source, target)]
-        return cls(list(rows), *moved)
+        moved_from = [starts[row] + column for row, column in zip(rows, source, strict=True)]
+        moved_to = [starts[row] + column for row, column in zip(rows, target, strict=True)]
+        return cls(list(rows), moved_from, moved_to)
 
     def on(self, device: torch.device, offset: int) -> list[torch.Tensor]:
         """Rows, sources and targets on `device`, in buffers that begin at column `offset`."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from transformers import PreTrainedModel, TextStreamer
-from transformers.generation.streamers import BaseStreamer
+from transformers.generation import BaseStreamer
 
 from hf_specdec.bench.document import EXACT_DTYPES
 from hf_specdec.cli import options

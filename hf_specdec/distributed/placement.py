@@ -173,11 +173,10 @@ def move_pair(
     """
     if target_devices is None and draft_devices is None:
         return
-    wanted = [
-        _devices_of(model) if devices is None else set(read_devices(devices, field))
-        for model, devices, field in ((draft, draft_devices, DRAFT_LIST), (target, target_devices, TARGET_LIST))
-    ]
-    if wanted[0] != wanted[1] and not {id(p) for p in draft.parameters()}.isdisjoint(map(id, target.parameters())):
+    draft_on = _devices_of(draft) if draft_devices is None else set(read_devices(draft_devices, DRAFT_LIST))
+    target_on = _devices_of(target) if target_devices is None else set(read_devices(target_devices, TARGET_LIST))
+    shares_weights = not {id(p) for p in draft.parameters()}.isdisjoint(map(id, target.parameters()))
+    if shares_weights and draft_on != target_on:
         remedy = "Give both the same list, or use a draft with weights of its own."
         value = target_devices if draft_devices is None else draft_devices
         field = TARGET_LIST if draft_devices is None else DRAFT_LIST
@@ -207,10 +206,9 @@ def _device(item: int | str, device_list: DeviceList, known: Sequence[torch.devi
     """One entry of a list, with its number: `"cuda"` is the current one."""
     accelerator = known[-1].type if len(known) > 1 else "cuda"
     try:
-        device = torch.device(accelerator, item) if isinstance(item, int) else torch.device(item)
-        if str(device) != (
-            f"{accelerator}:{item}" if isinstance(item, int) else item
-        ):  # torch keeps 8 bits of a number
+        name = f"{accelerator}:{item}" if isinstance(item, int) else item
+        device = torch.device(name)
+        if str(device) != name:  # torch keeps 8 bits of a number
             raise ValueError(item)
     except (RuntimeError, ValueError, TypeError, OverflowError) as error:
         remedy = 'Write [0], [4, 5] or ["cpu"].'

@@ -244,16 +244,17 @@ class StepRunner:
 
 def _worthwhile(batch: Batch, trees: Sequence[DraftTree], budget: Budget | None) -> list[DraftTree]:
     """The trees without what is not worth its time: by the budget, or by what their drafters ask for."""
-    by_budget = [budget is not None and sequence.is_weighed for sequence in batch.sequences]
-    pairs = list(zip(batch.sequences, trees, strict=True))
-    rest = [pair for pair, weighed in zip(pairs, by_budget, strict=True) if not weighed]
-    bounds = [0.0 if sequence.finished else sequence.drafter.min_probability for sequence, _ in rest]
-    others = at_common_width([tree for _, tree in rest], bounds)
-    if budget is None:
-        return others
-    own = [tree for tree, weighed in zip(trees, by_budget, strict=True) if weighed]
-    kept, left = iter(budget.cut(own, batch.num_live, others)), iter(others)
-    return [next(kept if weighed else left) for weighed in by_budget]
+    sequences, found = batch.sequences, list(trees)
+    weighed = [place for place, one in enumerate(sequences) if budget is not None and one.is_weighed]
+    others = [place for place in range(len(trees)) if place not in weighed]
+    bounds = [0.0 if sequences[place].finished else sequences[place].drafter.min_probability for place in others]
+    kept = at_common_width([trees[place] for place in others], bounds)
+    for place, tree in zip(others, kept, strict=True):
+        found[place] = tree
+    if budget is not None:
+        for place, tree in zip(weighed, budget.cut([trees[p] for p in weighed], batch.num_live, kept), strict=True):
+            found[place] = tree
+    return found
 
 
 def _cut(tree: DraftTree, batch: Batch, depth: int) -> DraftTree:

@@ -94,7 +94,7 @@ class CompiledForward:
         self.shapes: dict[tuple[int, ...], int] = {}
         self.num_graphs, self.seconds = 0, 0.0
         self.reason: str | None = None
-        self._served: frozenset[tuple[int, ...]] | None = None  # shapes that stay together, once widths are apart
+        self._sharing: frozenset[tuple[int, ...]] | None = None  # shapes that stay together, once widths are apart
         self._missed = Counter[tuple[int, ...]]()  # graphs that a function needed for one more width
         self._wanted = Counter[tuple[int, ...]]()  # forwards of functions that are not compiled yet
         self._steps: dict[tuple[int, ...], Step] = {}  # torch stops compiling a function that has too many graphs
@@ -159,11 +159,11 @@ class CompiledForward:
         function = self._function_of(shape)
         if not serving or self.reason is not None or function in self._steps:
             return width
-        found = next((other for other in serving if self._function_of((batch, other, *rest)) in self._steps), None)
-        if found is None:
-            return serving[0] if self._served is None else serving[-1]
+        compiled = [other for other in serving if self._function_of((batch, other, *rest)) in self._steps]
+        if not compiled:
+            return serving[0] if self._sharing is None else serving[-1]
         self._wanted[function] += 1
-        return found if self._wanted[function] <= NUM_SERVED else width
+        return compiled[0] if self._wanted[function] <= NUM_SERVED else width
 
     def as_written(self, inputs: Mapping[str, Any]) -> tuple[Any, torch.Tensor]:
         """The same, not compiled, for any shape."""
@@ -230,12 +230,12 @@ class CompiledForward:
         function = self._function_of(shape)
         known = [other for other in self.shapes if other[2:] == shape[2:] and self._function_of(other) == function]
         self._missed[function] += bool(known)
-        if self._missed[function] > MOST_MISSED and self._served is None:
-            self._served = frozenset((*self.shapes, shape))
+        if self._missed[function] > MOST_MISSED and self._sharing is None:
+            self._sharing = frozenset((*self.shapes, shape))
 
     def _is_shared(self, shape: tuple[int, ...]) -> bool:
         """Whether the graph of this shape is to serve other widths."""
-        is_known = self._served is None or shape in self._served
+        is_known = self._sharing is None or shape in self._sharing
         return shape[1] > 1 and self.settings.get("dynamic") is not False and is_known
 
 

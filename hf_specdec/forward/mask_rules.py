@@ -101,9 +101,11 @@ class RuleMasks:
         return {kind: self._anywhere(rows, kind, columns, text, padding is None) for kind in self.windows}
 
     def _columns_of(self, sent: Sequence[torch.Tensor]) -> _Columns:
-        windows, (starts, places, *others) = self._distinct_windows, sent
-        firsts = dict(zip(windows, others, strict=False))
-        return _Columns(starts, places, dict(zip(self.windows, others[len(windows) :], strict=True)), firsts)
+        starts, places, *others = sent
+        count = len(self._distinct_windows)
+        firsts = dict(zip(self._distinct_windows, others[:count], strict=True))
+        blocks = dict(zip(self.windows, others[count:], strict=True))
+        return _Columns(starts, places, blocks, firsts)
 
     def _at_the_end(self, rows: TreeRows, kind: Kind, columns: _Columns) -> torch.Tensor:
         """Where the columns are the buffers' last ones, in all rows alike."""

@@ -38,9 +38,12 @@ class NodeProcessors:
     """
 
     def __init__(self, processors: LogitsProcessorList, device: torch.device) -> None:
-        found = ((place, RowFilters.of(processors[place:])) for place in range(len(processors)))
-        first, self.filters = next((end for end in found if end[1] is not None), (len(processors), None))
-        self._processors, self._others = list(processors), list(processors[:first])
+        self._processors, self._others = list(processors), list(processors)
+        self.filters: RowFilters | None = None
+        for place in range(len(processors)):
+            if (filters := RowFilters.of(processors[place:])) is not None:
+                self.filters, self._others = filters, list(processors[:place])
+                break
         self._no_ids = torch.empty((1, 0), dtype=torch.long, device=device)
         self._bounds: dict[float, torch.Tensor] = {}  # of each top_p, as `_around` has them
         self._text: TokenBuffer | None = None  # of which the first tokens are known

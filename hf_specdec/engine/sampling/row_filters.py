@@ -136,7 +136,9 @@ class _Row:
             return False
         by_top_p = True if self.filters.top_p == 1.0 else self._kept_by_top_p(score)
         by_min_p = True if self.filters.min_p == 0.0 else self._kept_by_min_p(score)
-        return False if by_top_p is False or by_min_p is False else None if None in (by_top_p, by_min_p) else True
+        if False in (by_top_p, by_min_p):
+            return False
+        return None if None in (by_top_p, by_min_p) else True
 
     def _kept_by_top_p(self, score: float) -> bool | None:
         """`top_p` keeps some of the equal scores at its end; which ones depends on the sort."""

@@ -45,19 +45,17 @@ class Prior(NamedTuple):
 
     def weights(self) -> list[tuple[float, ...]]:
         """Bias and weights of each kind of context, see `AdaptiveWeights.kind`."""
-        return [
-            (
-                self.bias[is_drafted][level],
-                *[share * weight for weight in (matches[match], self.pooled, *self.recycled[level])],
-                self.common[is_drafted],
-                is_drafted * self.draft[level],
-                FOUND_WEIGHT,
-            )
-            for is_drafted, share in ((0, 1.0), (1, self.drafted_share))
-            for match in range(NUM_MATCH_KINDS)
-            for level in range(MAX_KEY + 1)
-            for matches in [self.matches if level else self.lone_matches]
-        ]
+        found: list[tuple[float, ...]] = []
+        for is_drafted in (False, True):
+            share = self.drafted_share if is_drafted else 1.0
+            for match in range(NUM_MATCH_KINDS):
+                for level in range(MAX_KEY + 1):
+                    of_match = (self.matches if level else self.lone_matches)[match]
+                    of_draft = self.draft[level] if is_drafted else 0.0
+                    shared = [share * weight for weight in (of_match, self.pooled, *self.recycled[level])]
+                    bias, common = self.bias[is_drafted][level], self.common[is_drafted]
+                    found.append((bias, *shared, common, of_draft, FOUND_WEIGHT))
+        return found
 
 
 FOUND_WEIGHT = 0.2  # of what a window found
