@@ -48,10 +48,11 @@ class AccessOptions:
             ConfigError: there is no such address, or another program has the port.
         """
         try:
-            (family, _, _, _, address), *_ = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            known = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except OSError as error:
             remedy = "127.0.0.1 is this machine alone."
             raise ConfigError("--host", "must be an address of this machine", self.host, remedy) from error
+        family, _, _, _, address = min(known, key=lambda one: one[0] != socket.AF_INET)  # of localhost 127.0.0.1
         found = socket.socket(family, socket.SOCK_STREAM)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

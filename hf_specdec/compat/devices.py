@@ -43,7 +43,8 @@ def is_dispatched(model: PreTrainedModel) -> bool:
 
 def load_factor(model: PreTrainedModel) -> float:
     """How many times as long a forward takes as its computation, roughly: accelerate brings offloaded weights in."""
-    if not is_dispatched(model):
+    places = set((getattr(model, "hf_device_map", None) or {}).values())
+    if places.isdisjoint(("cpu", "disk")) and "_hf_hook" not in vars(model):  # which offloading without a map sets
         return 1.0
     sizes: dict[bool, int] = {False: 0, True: 0}
     for weight in model.parameters():
