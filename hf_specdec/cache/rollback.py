@@ -82,9 +82,8 @@ def rollback_cache(
     inner = getattr(cache, "self_attention_cache", cache)
     static = None
     if fixed is not None:
-        static = StaticSpecCache.of(inner, capacity=fixed.capacity)
-        if static is not None and kept is not None and kept.is_like(static) and int(inner.get_seq_length()) == 0:
-            static = kept
+        is_usable = kept is not None and kept.has_layers_of(inner) and int(inner.get_seq_length()) == 0
+        static = kept if is_usable else StaticSpecCache.of(inner, capacity=fixed.capacity)
     if static is not None:
         return _AttentionRollback(cache, static, lockstep)
     if isinstance(inner, compat.Cache) and (not isinstance(inner, compat.DynamicCache) or inner.offloading):

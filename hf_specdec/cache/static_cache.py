@@ -198,10 +198,10 @@ class StaticSpecCache(SpecCache):
             layers.append(spec)
         return cls(layers, reserve=capacity)
 
-    def is_like(self, other: "StaticSpecCache") -> bool:
-        """Whether both have layers of the same kinds: the model was not given others since one was made."""
-        mine, theirs = ([(type(one), getattr(one, "is_sliding", None)) for one in c.layers] for c in (self, other))
-        return mine == theirs
+    def has_layers_of(self, cache: StaticCache) -> bool:
+        """Whether it has the layers that `of` would make: the model was not given others since this one was made."""
+        kinds = [layer.is_sliding if isinstance(layer, StaticSpecLayer) else None for layer in self.layers]
+        return kinds == [None if type(layer) is DummyLayer else bool(layer.is_sliding) for layer in cache.layers]
 
     def empty(self) -> None:
         """Forget everything, for another text: zeros in the same buffers, and the same places to write."""
