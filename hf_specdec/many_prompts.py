@@ -262,6 +262,7 @@ class _Job:
         )
         weigh_drafts_of(steps, self.model, request)
         queued.sequence.is_weighed = request.config.fits_costs
+        queued.sequence.observer = inputs.get("spec_observer")
         stats = queued.sequence.stats
         stats.method, stats.seeds = request.name or stats.method, None if seed is None else [seed]
         return queued
@@ -270,7 +271,8 @@ class _Job:
         """One prompt through `generate`, with its own random stream."""
         try:
             inputs = self._inputs(index, prompt)
-            if (observer := self.kwargs.get("spec_observer")) is not None:
+            observer = inputs.get("spec_observer") or self.kwargs.get("spec_observer")
+            if observer is not None:
                 inputs["spec_observer"] = lambda step: observer(dataclasses.replace(step, row=index))
             seed = self._seed_of(index, inputs)
             kwargs = {**for_batch(self.model, self.kwargs, inputs), "return_dict_in_generate": True}

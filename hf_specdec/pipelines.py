@@ -26,6 +26,8 @@ __all__ = ["SpecTextGenerationPipeline", "pipeline"]
 
 TASK = "text-generation"
 PATHS = (str, os.PathLike)  # of a folder, or a name on the hub
+DTYPES = ("dtype", "torch_dtype")  # what `transformers.pipeline` hands to `from_pretrained`
+HUB = ("revision", "token", "trust_remote_code")  # what it hands to all loading
 
 
 class SpecTextGenerationPipeline(TextGenerationPipeline):
@@ -103,7 +105,8 @@ def pipeline(
         model (`PreTrainedModel`, `str` or `PathLike`): a model, a folder, or a name on the hub.
         tokenizer (`PreTrainedTokenizerBase`, `str` or `PathLike`, *optional*): by default the model's.
         precision (`str`, *optional*): of a model given by folder or name, see `AutoModelForCausalLM.from_pretrained`.
-        model_kwargs (`dict`, *optional*): for `from_pretrained`, of a model given by folder or name.
+        model_kwargs (`dict`, *optional*): for `from_pretrained`, of a model given by folder or name. As in
+            `transformers.pipeline`, `dtype`, `revision`, `token` and `trust_remote_code` may be given outside of it.
         kwargs: everything else that `transformers.pipeline` takes, such as `device` and `batch_size`, and arguments of
             `generate` for every call: `spec_method` (by default the method of a list form, or that of the model's
             generation configuration, or `"auto"`), `spec_config`, `lookahead_config`, `assistant_model` (a model, a
@@ -121,13 +124,15 @@ def pipeline(
         raise ConfigError("model", "must be given", None, "Pass a model, a folder or a name on the hub.")
     if kwargs.get("device") not in (None, -1):  # transformers' -1 is the CPU
         read_device(kwargs["device"], "device")
+    dtypes = {name: kwargs.pop(name) for name in DTYPES if kwargs.get(name) is not None}
     if isinstance(model, PATHS):
         name = model
-        loaded = AutoModelForCausalLM.from_pretrained(name, precision=precision, **(model_kwargs or {}))
+        hub = {name: kwargs[name] for name in HUB if kwargs.get(name) is not None}
+        loading = {"precision": precision, **dtypes, **hub, **(model_kwargs or {})}
+        loaded = AutoModelForCausalLM.from_pretrained(name, **loading)
     else:
-        if precision is not None or model_kwargs is not None:
-            given = {"precision": precision, "model_kwargs": model_kwargs}
-            option = next(key for key, value in given.items() if value is not None)
+        given = {"precision": precision, "model_kwargs": model_kwargs, **dtypes}
+        if (option := next((key for key, value in given.items() if value is not None), None)) is not None:
             raise ConfigError(option, "must be unset for a loaded model", given[option], "Load the model with it.")
         loaded, name = enable(model), model.config.name_or_path
     tokenizer = name if tokenizer is None else tokenizer

@@ -81,7 +81,8 @@ def check_all(settings: Callable[[str], Any], seed: Any, tokenizer: Any) -> None
 
 def _check_seed(seed: Any) -> None:
     """Raise unless it is `None` or a number that torch takes."""
-    if seed is None or (isinstance(seed, int) and -(1 << 63) <= seed < 1 << 63):
+    is_number = isinstance(seed, int) and not isinstance(seed, bool)
+    if seed is None or (is_number and -(1 << 63) <= seed < 1 << 63):
         return
     raise ConfigError("seed", "must be a whole number of 64 bits", seed, "Usual values are small.")
 
@@ -108,7 +109,7 @@ def numbered(prompts: Iterable[Any], indices: Iterable[int] | None) -> Iterator[
         if number in seen:
             raise ConfigError("indices", "must hold each number once", number, "Number the prompts differently.")
         seen.add(number)
-        yield number, prompt
+        yield int(number), prompt
 
 
 def inputs_of(prompt: Any, tokenizer: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 import hf_specdec
@@ -42,6 +43,13 @@ def test_a_model_that_was_not_enabled_gives_the_same_text(plain_texts: Any, how:
 def test_a_folder_is_loaded_with_its_tokenizer(plain_texts: Any, kind: Any) -> None:
     pipe = hf_specdec.pipeline("text-generation", kind(PATH), precision="fp32", **OPTIONS)
     assert pipe(PROMPT) == plain_texts["one"]
+
+
+@pytest.mark.parametrize("how", [{"dtype": "float32"}, {"dtype": torch.float32}, {"torch_dtype": torch.float32}])
+def test_a_folder_is_loaded_in_the_dtype_that_transformers_pipeline_takes(how: dict[str, Any]) -> None:
+    assert hf_specdec.pipeline(model=PATH, **how).model.dtype == torch.float32
+    with pytest.raises(hf_specdec.ConfigError, match="must be unset for a loaded model"):
+        hf_specdec.pipeline(model=unenabled(), **how)
 
 
 def test_a_call_may_choose_another_method(plain_texts: Any) -> None:

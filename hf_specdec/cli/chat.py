@@ -19,7 +19,7 @@ from hf_specdec.command_errors import reports_errors
 from hf_specdec.compat import CACHE, crop_to, input_device, max_positions, takes_cache
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, SpecError, counted
-from hf_specdec.files import read_text
+from hf_specdec.files import lone_surrogate, read_text
 from hf_specdec.observer import SpecStep
 from hf_specdec.prompt_inputs import chat_text
 from hf_specdec.serve.text_stream import TextStream
@@ -64,7 +64,9 @@ def chat(
     told = {"max_new_tokens": max_new_tokens, **drawn, **how}
     talk = _Chat(target.model, target.tokenizer, told, system, show_drafts)
     try:
-        talk.text_of("Hello")  # a template that refuses it is told before anything is typed
+        written = talk.text_of("Hello")  # a template that refuses it is told before anything is typed
+        if not written.strip():
+            raise ConfigError("chat_template", "must write a message", written, "It writes nothing.")
     except ConfigError as error:
         option, value = ("--chat-template", str(chat_template)) if chat_template else ("--model", model)
         raise ConfigError(option, "must have a template that takes a message", value, error.remedy) from error
@@ -149,9 +151,13 @@ class _Chat:
         """Write the answer to stdout as it comes; Ctrl-C ends it, and what has been written stays.
 
         Raises:
-            ConfigError: the template refuses the chat, or the model has no positions left for it.
+            ConfigError: the message is no text, the template refuses the chat, or the model has no positions for it.
         """
-        ids = self.tokenizer(self.text_of(said), add_special_tokens=False, return_tensors="pt").input_ids
+        if (place := lone_surrogate(said)) is not None:
+            rule = "must be Unicode text, without bytes that are no UTF-8"
+            raise ConfigError("message", rule, said[: place + 1], "Type it again.")
+        told = self.text_of(said)
+        ids = self.tokenizer(told, add_special_tokens=False, return_tensors="pt", verbose=False).input_ids
         max_new_tokens = self._room(ids.shape[1])
         self._keep_beginning_of(ids[0, :-1].tolist())
         self.num_reused = len(self._cached)

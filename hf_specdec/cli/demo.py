@@ -13,6 +13,7 @@ from hf_specdec.bench.widen import check_widening, read_size, widen, widen_head
 from hf_specdec.checkpoint_tokenizers import draft_tokenizers
 from hf_specdec.cli import options
 from hf_specdec.cli.inputs import load_draft
+from hf_specdec.cli.listening import listen
 from hf_specdec.cli.options import LoadOptions
 from hf_specdec.cli.report import note
 from hf_specdec.cli.spread import spread
@@ -68,6 +69,7 @@ def demo(
     --share says otherwise. One race runs at a time; the others wait.
     """
     serve = _serving()
+    listen(host, port).close()  # an error before the model is loaded
     dtype = dtype or ("fp32" if model is None else "auto")
     loaded = loading.load(model, dtype)
     target = loaded.model

@@ -1,8 +1,6 @@
 """`hf-specdec serve`: an OpenAI-compatible server."""
 
 import contextlib
-import errno
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hf_specdec.cli import options
+from hf_specdec.cli.listening import listen
 from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions
 from hf_specdec.cli.report import note
@@ -40,31 +39,6 @@ class AccessOptions:
     shutdown_timeout: Annotated[
         int, typer.Option(min=0, help="Seconds that open answers may take after the signal to end (SIGTERM, Ctrl-C).")
     ] = 30
-
-    def listen(self) -> socket.socket:
-        """A socket at this address; connections are refused until the server takes it over.
-
-        Raises:
-            ConfigError: there is no such address, or another program has the port.
-        """
-        try:
-            known = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            remedy = "127.0.0.1 is this machine alone."
-            raise ConfigError("--host", "must be an address of this machine", self.host, remedy) from error
-        family, _, _, _, address = min(known, key=lambda one: one[0] != socket.AF_INET)  # of localhost 127.0.0.1
-        found = socket.socket(family, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            found.bind(address)
-        except OSError as error:
-            found.close()
-            if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                reason = f"{error.strerror}. Choose another port; 0 takes any that is free."
-                raise ConfigError("--port", "must be a port that can be listened on", self.port, reason) from error
-            reason = f"{error.strerror}."
-            raise ConfigError("--host", "must be an address of this machine", self.host, reason) from error
-        return found
 
     def warn(self) -> None:
         """Say so where anybody may use the model."""
@@ -123,7 +97,7 @@ def serve(
     from hf_specdec.serve.requests import RequestReader
 
     queue.check(access.api_key, spec_memory)
-    access.listen().close()  # before the model is loaded
+    listen(access.host, access.port).close()  # an error before the model is loaded
     method, config = choice.read(model, memory=spec_memory)
     kept = open_memory(spec_memory)
     target = loading.load(model, dtype, config)
@@ -141,7 +115,7 @@ def serve(
         draft_tokenizer=how.get("assistant_tokenizer"),
         memory=queue.memory,  # type: ignore[arg-type]  # checked above
     )
-    with contextlib.closing(access.listen()) as listening, remembering(target.model, kept):
+    with contextlib.closing(listen(access.host, access.port)) as listening, remembering(target.model, kept):
         engine = ServingEngine(
             target.model,
             target.tokenizer,

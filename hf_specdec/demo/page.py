@@ -74,8 +74,9 @@ class Page:
         )
         with gr.Accordion("Parameters", open=False, elem_id="parameters"):
             with gr.Row():
+                ends = (min(8, limits.max_new_tokens), limits.max_new_tokens)
                 self.tokens = gr.Slider(
-                    8, limits.max_new_tokens, 96, step=1, label="New tokens", info="Of each lane.", elem_id="tokens"
+                    *ends, limits.usual_tokens, step=1, label="New tokens", info="Of each lane.", elem_id="tokens"
                 )
                 self.temperature = gr.Slider(
                     0.0, 2.0, 0.0, step=0.1, label="Temperature", info="0 takes the likeliest token each time."
@@ -162,7 +163,7 @@ class Page:
         if "prompt" not in query:
             return gr.skip(), *nothing
         try:
-            settings = Settings.from_query(query)
+            settings = Settings.from_query(query, self.racer.limits)
             settings.check_within(self.racer.limits, has_draft=self.racer.draft is not None)
         except SpecError as error:
             return draw_error(error), *nothing

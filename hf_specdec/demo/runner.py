@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.compat import input_device
+from hf_specdec.compat import input_device, max_positions
 from hf_specdec.demo.record import PLAIN, Lane, Race
 from hf_specdec.demo.recorder import Recorder, Stop
 from hf_specdec.demo.settings import METHOD_LABELS, WITH_DRAFT, Limits, Settings
@@ -138,6 +138,10 @@ class Racer:
         length, most = inputs["input_ids"].shape[1], self.limits.max_prompt_tokens
         if not 0 < length <= most:
             raise ConfigError("prompt", f"must have 1 to {most} tokens", f"{length} tokens", "Shorten it.")
+        positions, new = max_positions(self.model.config), settings.max_new_tokens
+        if positions is not None and not self.model.config.is_encoder_decoder and length + new > positions:
+            rule = f"must leave {new} of the model's {positions} positions for new tokens"
+            raise ConfigError("prompt", rule, f"{length} tokens", "Shorten it, or ask for fewer new tokens.")
         running = Running(Future())
         running.future = self._worker.submit(self._race, settings, inputs, memories, stop, running)
         return running
@@ -203,7 +207,7 @@ class Racer:
 
     def _encode(self, prompt: str) -> dict[str, torch.Tensor]:
         """Ids and mask, `(1, length)` each."""
-        encoded = self.tokenizer(prompt, return_tensors="pt")
+        encoded = self.tokenizer(prompt, return_tensors="pt", verbose=False)
         return {name: encoded[name].to(input_device(self.model)) for name in ("input_ids", "attention_mask")}
 
 

@@ -21,6 +21,7 @@ METHOD_LABELS: Mapping[str, str] = MappingProxyType(
 )
 WITH_DRAFT = ("draft_model", "auto+draft_model")
 MAX_METHODS = 3
+NUM_TOKENS = 96  # of a lane, where nobody says how many
 MAX_POOL_TOKENS, MAX_RECYCLED = 50_000, 16_384  # bounds of one visitor's memory
 LEAST_TEMPERATURE, MAX_TEMPERATURE, MAX_SEED = 0.01, 2.0, 2**31 - 1
 
@@ -41,6 +42,11 @@ class Limits:
     max_prompt_chars: int = 8192
     max_seconds: float = 120.0
     queue_size: int = 16
+
+    @property
+    def usual_tokens(self) -> int:
+        """Tokens of a lane where nobody says how many."""
+        return min(NUM_TOKENS, self.max_new_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +194,7 @@ class Settings:
     values: Mapping[str, int] = field(default_factory=default_values)
     temperature: float = 0.0
     seed: int = 0
-    max_new_tokens: int = 96
+    max_new_tokens: int = NUM_TOKENS
     remembers: bool = False
 
     def __post_init__(self) -> None:
@@ -200,6 +206,8 @@ class Settings:
         for method in self.methods:
             if method not in METHOD_LABELS:
                 raise unknown_name("methods", method, METHOD_LABELS)
+            if self.methods.count(method) > 1:
+                raise ConfigError("methods", "must name each method once", list(self.methods), "Leave one out.")
         known = {knob.name: knob for knob in KNOBS}
         for name, value in self.values.items():
             if name not in known:
@@ -244,21 +252,21 @@ class Settings:
     def to_query(self) -> str:
         """The query of a link that opens the page with these settings; what has its default is left out."""
         fields: dict[str, Any] = {"prompt": self.prompt, "methods": ",".join(self.methods)}
-        plain = {"temperature": 0.0, "seed": 0, "max_new_tokens": 96}
+        plain = {"temperature": 0.0, "seed": 0, "max_new_tokens": NUM_TOKENS}
         fields |= {name: getattr(self, name) for name, default in plain.items() if getattr(self, name) != default}
         defaults = default_values()
         fields |= {name: value for name, value in self.values.items() if value != defaults[name]}
         return urlencode(fields | ({"remembers": 1} if self.remembers else {}))
 
     @classmethod
-    def from_query(cls, query: Mapping[str, str]) -> "Settings":
-        """The settings of a link.
+    def from_query(cls, query: Mapping[str, str], limits: Limits) -> "Settings":
+        """The settings of a link; what it does not say has its default, within the limits.
 
         Raises:
             ConfigError: no prompt, an unknown name, or a value out of its range.
         """
         own = {"prompt", "methods", "temperature", "seed", "max_new_tokens", "remembers"}
-        given: dict[str, Any] = {"prompt": query.get("prompt", "")}
+        given: dict[str, Any] = {"prompt": query.get("prompt", ""), "max_new_tokens": limits.usual_tokens}
         if "methods" in query:
             given["methods"] = tuple(query["methods"].split(","))
         if "temperature" in query:
@@ -273,7 +281,7 @@ class Settings:
 def _check_whole(name: str, value: object, least: int, most: int | None) -> None:
     fits = isinstance(value, int) and not isinstance(value, bool) and value >= least and (most is None or value <= most)
     if not fits:
-        rule = f"must be a whole number from {least} to {most}" if most is not None else "must be a positive number"
+        rule = f"must be a whole number from {least} {'on' if most is None else f'to {most}'}"
         raise ConfigError(name, rule, value, "Choose a value in this range.")
 
 

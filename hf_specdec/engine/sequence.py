@@ -14,6 +14,7 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.forward.node_outputs import NodeOutputs
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
+from hf_specdec.observer import SpecStep
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree, TreeBuilder
 
@@ -39,6 +40,7 @@ class SequenceState:
         rank_sync (`RankSync`): of the processes that decode it.
         isolates_errors (`bool`): whether an error of its processors, criteria or observers ends this sequence alone.
         isolates_drafter (`bool`): the same for its drafter.
+        observer: called with this sequence's steps in place of the call's own observer.
         is_weighed (`bool`): whether its method drafts as many tokens as save time, by the step's budget.
         error (`Exception | None`): what ended the sequence alone.
     """
@@ -61,6 +63,7 @@ class SequenceState:
         self.begun = self.finished = False
         self.isolates_errors = self.isolates_drafter = False
         self.is_weighed = True
+        self.observer: Callable[[SpecStep], Any] | None = None
         self.error: Exception | None = None
         self.stats = stats
         self.length = len(text)

@@ -6,7 +6,6 @@ Knows neither methods nor models: a `Drafter` proposes, a `ModelRunner` computes
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch import Batch
@@ -210,21 +209,17 @@ class StepRunner:
                 draft_seconds=seconds.draft,
                 forwards=seconds.forwards,
             )
-        if self.observer is not None:
+        if self.observer is not None or any(sequence.observer is not None for sequence in batch.sequences):
             start = time.perf_counter()
-            self.rank_sync.attempt(self._show, self.observer, batch, trees, results, seconds)
+            self.rank_sync.attempt(self._show, batch, trees, results, seconds)
             self._observer_seconds += time.perf_counter() - start
 
     def _show(
-        self,
-        observer: Callable[[SpecStep], Any],
-        batch: Batch,
-        trees: Sequence[DraftTree],
-        results: Sequence[VerifyResult],
-        seconds: _Seconds,
+        self, batch: Batch, trees: Sequence[DraftTree], results: Sequence[VerifyResult], seconds: _Seconds
     ) -> None:
         for sequence, tree, result in zip(batch.sequences, trees, results, strict=True):
-            if result.tokens:
+            observer = sequence.observer or self.observer
+            if result.tokens and observer is not None:
                 observer(
                     SpecStep(
                         index=self.stats.num_forwards - 1,

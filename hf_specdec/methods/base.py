@@ -49,6 +49,8 @@ class DraftCost:
 class Drafter(CandidateGenerator, ABC):
     """Base class of all drafters. Subclasses implement `begin`, `propose` and `observe`.
 
+    One that draws random numbers takes a `torch.Generator` of its own: torch's global one gives the text's samples.
+
     Attributes:
         needs_logits (`bool`): whether `observe` reads `logits`; if not, the loop passes `None`.
         num_top_logits (`int | None`): how many best next tokens of each node `observe` reads of them, 0 for the best

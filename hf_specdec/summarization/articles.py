@@ -75,8 +75,8 @@ def _article(place: str, row: Any) -> Article:
         for names in (TEXT_FIELDS, REFERENCE_FIELDS)
     ]
     if not all(found):
-        rule = f"must have one of {', '.join(TEXT_FIELDS)} and one of {', '.join(REFERENCE_FIELDS)}, both text"
-        shown = sorted(fields) if fields else str(row)[:80]
+        rule = f"must have text in one of {', '.join(TEXT_FIELDS)} and in one of {', '.join(REFERENCE_FIELDS)}"
+        shown = {name: str(value)[:20] for name, value in fields.items()} if fields else str(row)[:80]
         raise ConfigError(place, rule, shown, 'For example {"article": "...", "highlights": "..."}.')
     for text in found:
         if (half := lone_surrogate(text)) is not None:

@@ -9,6 +9,7 @@ from hf_specdec.methods.config import check_at_least, check_positive
 __all__ = ["DraftTraining", "HeadTraining", "Training"]
 
 MAX_SEED = (1 << 62) - 1  # numbers of texts and epochs are added
+MAX_EPOCHS = 1_000_000
 
 
 def _is_number(value: object) -> bool:
@@ -94,6 +95,9 @@ class Training:
                 raise ConfigError(name, "must be above 0", value, "Leave it out for the default.")
         if self.learning_rate == math.inf:
             raise ConfigError("learning_rate", "must be finite", self.learning_rate, "Leave it out for the default.")
+        if self.epochs > MAX_EPOCHS:
+            remedy = "Time ends a training too: see minutes."
+            raise ConfigError("epochs", f"must be at most {MAX_EPOCHS:,}", self.epochs, remedy)
         if not _is_number(self.held_out) or not 0.0 < self.held_out <= 0.5:
             remedy = "A twentieth is enough."
             raise ConfigError("held_out", "must be a share above 0.0 and up to 0.5", self.held_out, remedy)
@@ -126,6 +130,11 @@ class Training:
         cycle = len(self.temperatures) * len(self.prompt_lengths)
         rounded = -(-wanted // cycle) * cycle
         return min(rounded, max(1, self.num_shards // 2))
+
+    @property
+    def kind(self) -> str:
+        """What is trained, as `hf-specdec train --kind` names it."""
+        return "head" if isinstance(self, HeadTraining) else "draft"
 
     @property
     def of_texts(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from hf_specdec.training.config import DraftTraining
 from hf_specdec.training.inputs import checked_config
 from hf_specdec.training.loop import TrainingLoop, accelerator_for, drawn_where_unprompted, write_texts
 from hf_specdec.training.report import HeadReport
-from hf_specdec.training.work import held
+from hf_specdec.training.work import check_folder, held
 
 __all__ = ["DraftRollout", "train_draft"]
 
@@ -58,6 +58,7 @@ def train_draft(
     """
     config = checked_config(DraftTraining, target, tokenizer, prompts, out, config)
     config = drawn_where_unprompted(config, prompts)
+    check_folder(out, target)
     draft = _first_layers(target, config.draft_layers)
     accelerator, work = accelerator_for(target, config), Path(out) / "work"
     is_shown = show_progress and accelerator.is_main_process

@@ -23,7 +23,7 @@ from hf_specdec.training.new_head import chosen_layers, new_head
 from hf_specdec.training.report import HeadReport
 from hf_specdec.training.rollout import HeadRollout
 from hf_specdec.training.texts import shards
-from hf_specdec.training.work import held
+from hf_specdec.training.work import check_folder, held
 
 __all__ = ["train_head"]
 
@@ -54,13 +54,14 @@ def train_head(
 
     Raises:
         ConfigError: an argument is of another type, a setting does not fit, `head` is for another target, `out` holds
-            work of other settings, cannot be written, or another training writes there.
+            a model of another origin or work of other settings, cannot be written, or another training writes there.
         CheckpointError: a file in `out`/work is damaged.
         OSError: a file cannot be written, as on a full disk.
     """
     config = checked_config(HeadTraining, target, tokenizer, prompts, out, config)
     config = drawn_where_unprompted(config, prompts)
     _check_kind(head)
+    check_folder(out, target, head)
     accelerator, work = accelerator_for(target, config), Path(out) / "work"
     is_shown = show_progress and accelerator.is_main_process
     layer_ids = chosen_layers(target, config.layer_ids) if head is None else _layers_of(head, target, config)

@@ -16,10 +16,30 @@ from hf_specdec.errors import CheckpointError, ConfigError, first_line
 from hf_specdec.files import lock, replacing, saving_tensors
 from hf_specdec.training.config import Training
 
-__all__ = ["begin", "held", "settings_of", "whole"]
+__all__ = ["begin", "check_folder", "held", "settings_of", "whole"]
 
 NUM_SAMPLED = 16  # values of a weight that tell it from another model's
 Settings = dict[str, Any]
+
+
+def check_folder(out: str | os.PathLike[str], *models: Any) -> None:
+    """Refuse to write a model over one that no training of this folder has made.
+
+    Args:
+        models: those that the training reads; `None` is none.
+
+    Raises:
+        ConfigError: the folder is one of theirs, or holds a model and no work.
+    """
+    shown, remedy = os.fspath(out), "Choose another folder."
+    for model in models:
+        place = str(getattr(model, "name_or_path", "") or "")
+        if place and os.path.realpath(place) == os.path.realpath(out):
+            raise ConfigError("out", "must not be the folder of a model that the training reads", shown, remedy)
+    files = list(Path(out).iterdir()) if Path(out).is_dir() else []
+    is_model = any(file.name == "config.json" or file.suffix in (".safetensors", ".bin") for file in files)
+    if is_model and not (Path(out) / "work" / "settings.json").exists():
+        raise ConfigError("out", "must be a new folder, or one of a training, and holds a model", shown, remedy)
 
 
 @contextlib.contextmanager
@@ -76,7 +96,8 @@ def settings_of(
     Args:
         head: what is trained on, if anything.
     """
-    values = {name: getattr(config, name) for name in config.of_texts}
+    values: Settings = {"kind": config.kind}
+    values |= {name: getattr(config, name) for name in config.of_texts}
     values |= {"prompt_tokens": list(config.prompt_lengths), "temperatures": list(config.temperatures)}
     return values | {
         "layer_ids": list(layer_ids),
@@ -107,7 +128,7 @@ def begin(work: Path, settings: Settings) -> None:
             f"{str(file)!r} cannot be read: {first_line(error)} Delete {str(work)!r} to begin anew."
         ) from error
     for name, value in settings.items():
-        if old.get(name) != value:
+        if old.get(name, value if name == "kind" else None) != value:  # work of before has no kind
             rule = f"must be {old.get(name)!r} to go on with the work in {str(work)!r}"
             raise ConfigError(name, rule, value, "Use another folder, or delete that one.")
 

@@ -226,6 +226,25 @@ def test_a_model_without_a_template_is_refused(run: Run, tmp_path: Path) -> None
     assert "nowhere.jinja" in result.stderr
 
 
+def test_a_template_that_writes_nothing_is_told_at_once(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty.jinja").write_text("")
+    result = run("chat", "--chat-template", str(tmp_path / "empty.jinja"), stdin="hello\n")
+    assert result.exit_code == 2
+    assert "`--chat-template` must have a template that takes a message" in " ".join(result.stderr.split())
+
+
+def test_a_message_that_is_no_text_is_its_own_error(run: Run, template: str) -> None:
+    script = (
+        f"import sys; sys.argv[1:] = {['chat', '--chat-template', template, *SHORT]!r}; from hf_specdec.cli import app"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}; app()"], input=b"caf\xe9(\n", capture_output=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert b"`message` must be Unicode text" in b" ".join(done.stderr.split())
+    assert b"Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("template", "words", "told"),
     [

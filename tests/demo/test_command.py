@@ -1,6 +1,7 @@
 """`hf-specdec demo`: its mistakes are found before a model is loaded, and `demos/app.py` is the same command."""
 
 import runpy
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,14 @@ def test_a_wrong_model_is_a_message() -> None:
     done = CliRunner().invoke(app, ["demo", "--model", "/nowhere/at/all"])
     assert done.exit_code == 2
     assert "error:" in done.stderr and "Traceback" not in done.output
+
+
+def test_a_port_that_another_program_has_is_refused_before_the_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        done = CliRunner().invoke(app, ["demo", "--port", port, "--model", "/nowhere/at/all"])
+    assert done.exit_code == 2
+    assert "`--port` must be a port that can be listened on" in " ".join(done.stderr.split())
 
 
 @pytest.mark.at_most(1)

@@ -28,6 +28,12 @@ def run(racer: Racer, memories: Memories | None = None, stop: Stop | None = None
     return racer.start(Settings(**given), {} if memories is None else memories, stop or Stop(60)).result()
 
 
+def test_a_race_past_the_model_s_positions_is_refused(racer: Racer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(racer.model.config, "max_position_embeddings", 40)
+    with pytest.raises(ConfigError, match="`prompt` must leave 24 of the model's 40 positions for new tokens"):
+        run(racer)
+
+
 def test_every_lane_writes_what_plain_writes(race: Race, racer: Racer) -> None:
     inputs = racer.tokenizer(GALLERY[0].prompt, return_tensors="pt")
     expected = racer.model.generate(**{n: inputs[n] for n in ("input_ids", "attention_mask")}, max_new_tokens=40)

@@ -21,11 +21,24 @@ def test_a_link_carries_the_settings() -> None:
         max_new_tokens=33,
         remembers=True,
     )
-    assert Settings.from_query(dict(parse_qsl(settings.to_query()))) == settings
+    assert Settings.from_query(dict(parse_qsl(settings.to_query())), Limits()) == settings
 
 
 def test_a_link_leaves_defaults_out() -> None:
     assert Settings(prompt="x").to_query() == "prompt=x&methods=auto"
+
+
+@pytest.mark.parametrize(("most", "usual"), [(256, 96), (64, 64)])
+def test_a_link_without_a_length_asks_for_what_the_page_allows(most: int, usual: int) -> None:
+    limits = Limits(max_new_tokens=most)
+    settings = Settings.from_query({"prompt": "x"}, limits)
+    settings.check_within(limits, has_draft=False)
+    assert settings.max_new_tokens == usual
+
+
+def test_a_method_races_once() -> None:
+    with pytest.raises(ConfigError, match="`methods` must name each method once"):
+        Settings(prompt="x", methods=("auto", "auto"))
 
 
 @pytest.mark.parametrize("method", METHOD_LABELS)
@@ -86,4 +99,4 @@ def test_the_page_s_limits_hold(field: str, settings: Settings, has_draft: bool)
 @pytest.mark.parametrize("query", [{}, {"prompt": "x", "seed": "one"}, {"prompt": "x", "color": "red"}])
 def test_a_wrong_link_is_a_user_s_mistake(query: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
-        Settings.from_query(query)
+        Settings.from_query(query, Limits())

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as tf
@@ -99,6 +100,14 @@ def test_a_generation_configuration_may_sample(pair: tuple[Any, Any]) -> None:
         assert result.seed is not None
         torch.manual_seed(result.seed)
         assert result.token_ids == alone(pair[0], result.prompt, generation_config=config)
+
+
+def test_numbers_of_prompts_may_be_numpys(pair: tuple[Any, Any]) -> None:
+    options = {**OPTIONS, "do_sample": True, "seed": 1}
+    expected = list(hf_specdec.generate_many(pair[0], PROMPTS[:2], indices=[3, 4], **options))
+    numbers = [np.int64(3), np.int32(4)]
+    found = list(hf_specdec.generate_many(pair[0], PROMPTS[:2], indices=numbers, **options))
+    assert [(one.index, one.error, one.token_ids) for one in found] == [(e.index, None, e.token_ids) for e in expected]
 
 
 def test_a_prompt_that_samples_draws_alike_wherever_it_stands(pair: tuple[Any, Any]) -> None:

@@ -10,7 +10,7 @@ import torch
 import hf_specdec
 from hf_specdec.capabilities.trial import SHORTEST_CALL
 from tests.helpers.heads import random_head
-from tests.helpers.support import PROMPT, noisy_copy, plain
+from tests.helpers.support import PROMPT, noisy_copy, plain, results_of
 from tests.helpers.zoo import FAMILIES, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": SHORTEST_CALL, "do_sample": False}
@@ -90,6 +90,18 @@ def test_a_prompt_s_configuration_of_none_leaves_the_job_s_method(target: Any) -
     prompt = {"input_ids": PROMPT[0].tolist(), "prompt_lookup_config": None}
     (result,) = hf_specdec.generate_many(target, [prompt], spec_method="lookahead", max_new_tokens=4)
     assert result.stats.method == "lookahead"
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_prompt_s_own_observer_sees_its_steps(target: Any, batch: int) -> None:
+    """In the place of the job's, which sees those of the others."""
+    own: list[Any] = []
+    others: list[Any] = []
+    prompts = [{"input_ids": PROMPT[0].tolist(), "spec_observer": own.append}, PROMPT[0, 5:].tolist()]
+    results = results_of(target, prompts, max_batch_size=batch, spec_observer=others.append, **OPTIONS)
+    assert all(result.error is None for result in results)
+    assert {step.row for step in own} == {0}
+    assert {step.row for step in others} == {1}
 
 
 def test_a_prompt_may_ask_for_transformers_own_assisted_decoding(target: Any) -> None:

@@ -213,6 +213,8 @@ def test_hidden_states_and_distributions_on_disk_are_the_targets(
         ("held_out", 0.9),
         ("minutes", 0.0),
         ("epochs", "8"),
+        ("epochs", math.inf),
+        ("epochs", 1e308),
         ("learning_rate", math.inf),
         ("learning_rate", math.nan),
         ("temperatures", (0.0, math.nan)),

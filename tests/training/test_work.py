@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 
 from hf_specdec.errors import CheckpointError, ConfigError
 from hf_specdec.methods.eagle3.checkpoint import load_head, save_head
-from hf_specdec.training import HeadTraining, train_head
+from hf_specdec.training import DraftTraining, HeadTraining, train_draft, train_head
 from hf_specdec.training.new_head import new_head
 from hf_specdec.training.work import held
 from tests.training.conftest import PROMPTS, SETTINGS, WordNumbers
@@ -94,6 +94,27 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_out(target: LlamaForCausalL
         train(target, tmp_path / "file")
 
 
+@pytest.mark.parametrize("kind", ["target", "head", "another model"])
+def test_a_model_is_not_written_over(target: LlamaForCausalLM, folder: Path, tmp_path: Path, kind: str) -> None:
+    """Neither one that the training reads nor one that no training has made here."""
+    place, head = tmp_path / "model", None
+    target.save_pretrained(place)
+    if kind == "target":
+        target = LlamaForCausalLM.from_pretrained(place)
+    elif kind == "head":
+        place, head = folder, load_head(folder)
+    before = {file: file.read_bytes() for file in place.iterdir() if file.is_file()}
+    with pytest.raises(ConfigError, match="`out` must"):
+        train(target, place, head=head)
+    assert {file: file.read_bytes() for file in place.iterdir() if file.is_file()} == before
+
+
+def test_work_of_another_kind_is_not_gone_on_with(target: LlamaForCausalLM, folder: Path) -> None:
+    config, tokenizer = DraftTraining(**{**SETTINGS, "num_texts": 16, "epochs": 1.0, "new_tokens": 8}), WordNumbers()
+    with pytest.raises(ConfigError, match="`kind` must be 'head' to go on with the work"):
+        train_draft(target, tokenizer, PROMPTS, folder, config)  # type: ignore[arg-type]
+
+
 def test_prompts_that_are_refused_do_not_bind_the_folder(target: LlamaForCausalLM, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must hold at least one token"):
         train(target, tmp_path, [""])
@@ -110,9 +131,9 @@ def test_work_of_another_target_of_the_same_shape_is_not_gone_on_with(target: Ll
 
 
 def test_work_on_another_head_is_not_gone_on_with(target: LlamaForCausalLM, folder: Path, tmp_path: Path) -> None:
-    head = load_head(folder)
+    head, copied = load_head(folder), shutil.copytree(folder, tmp_path / "copy")
     with pytest.raises(ConfigError, match="`head` must be None to go on with the work in"):
-        train(target, folder, head=head)
+        train(target, copied, head=head)
     other = new_head(target, (1, 2, 3), torch.ones(40), None)
     train(target, tmp_path / "other", head=head)
     with pytest.raises(ConfigError, match="`head` must be '.*' to go on with the work in"):

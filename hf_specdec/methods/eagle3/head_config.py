@@ -110,7 +110,11 @@ class Eagle3HeadConfig:
 
     @classmethod
     def _from_speculators(cls, values: Mapping[str, Any]) -> "Eagle3HeadConfig":
-        layer = dict(values.get("transformer_layer_config") or {})
+        layer = values.get("transformer_layer_config")
+        if not layer:  # the sizes would be transformers' defaults, those of a large model
+            rule = "must be the configuration of the head's layers"
+            raise ConfigError("transformer_layer_config", rule, layer, "Take config.json as it was published.")
+        layer = dict(layer)
         model_type = layer.pop("model_type", "qwen3")
         if model_type not in CONFIGS:
             raise unknown_name("transformer_layer_config.model_type", model_type, CONFIGS)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import DynamicCache, LlamaConfig, Qwen3Config
 
 import hf_specdec
-from hf_specdec.errors import CheckpointError, ConfigError
+from hf_specdec.errors import CheckpointError, ConfigError, SpecError
 from hf_specdec.methods.eagle3.checkpoint import load_head, save_head
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
 from hf_specdec.methods.eagle3.network import Eagle3Head
@@ -50,6 +50,17 @@ def test_a_head_computes_what_the_speculators_package_computes(name: str) -> Non
     ours = rollout(head, expected["input_ids"], expected["hidden_states"], steps=3)
     for step, rows in enumerate(ours):
         torch.testing.assert_close(rows, expected[f"logits_{step}"], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layer", [None, {}])
+def test_a_head_without_a_description_of_its_layers_is_an_error(layer: Any, tmp_path: Path) -> None:
+    """Not a network of the default sizes of a model type, which are those of a large model."""
+    folder = Path(shutil.copytree(FIXTURES / VARIANTS[0], tmp_path / "head"))
+    values = json.loads((folder / "config.json").read_text())
+    values |= {"speculators_model_type": "eagle3", "transformer_layer_config": layer}
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(SpecError, match="transformer_layer_config"):
+        load_head(folder)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
