@@ -1,6 +1,7 @@
 """A runner for the commands."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -8,6 +9,17 @@ from typer.testing import CliRunner, Result
 from hf_specdec.cli import app
 
 Run = Callable[..., Result]
+TEMPLATE = (
+    "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}# assistant: {% endif %}"
+)
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> str:
+    path = tmp_path / "template.jinja"
+    path.write_text(TEMPLATE)
+    return str(path)
 
 
 @pytest.fixture

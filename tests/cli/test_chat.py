@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,25 +19,13 @@ import torch
 import hf_specdec
 from hf_specdec.cli.chat import _Chat
 from hf_specdec.compat import takes_cache
-from tests.cli.conftest import Run
+from tests.cli.conftest import TEMPLATE, Run
 from tests.helpers.support import plain
 from tests.helpers.zoo import FALLBACK, FAMILIES, build
 from tests.helpers.zoo_wide import build as build_wide
 from tests.helpers.zoo_wide import shrunk, varied
 
-TEMPLATE = (
-    "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}# assistant: {% endif %}"
-)
-NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
 SHORT = ("--dtype", "fp32", "--max-new-tokens", "12")
-
-
-@pytest.fixture
-def template(tmp_path: Path) -> str:
-    path = tmp_path / "template.jinja"
-    path.write_text(TEMPLATE)
-    return str(path)
 
 
 def answers(tokenizer: Any, said: list[str], max_new_tokens: int = 12) -> list[str]:
@@ -215,53 +202,6 @@ def test_an_interrupted_answer_stays_and_the_chat_goes_on(
     talk.options = options
     talk.answer("and a queue")
     assert "tokens a verify step" in talk.describe_last()
-
-
-def test_a_model_without_a_template_is_refused(run: Run, tmp_path: Path) -> None:
-    result = run("chat", stdin="hello\n")
-    assert result.exit_code == 2
-    assert "--chat-template" in result.stderr
-    result = run("chat", "--chat-template", str(tmp_path / "nowhere.jinja"), stdin="hello\n")
-    assert result.exit_code == 2
-    assert "nowhere.jinja" in result.stderr
-
-
-def test_a_template_that_writes_nothing_is_told_at_once(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "empty.jinja").write_text("")
-    result = run("chat", "--chat-template", str(tmp_path / "empty.jinja"), stdin="hello\n")
-    assert result.exit_code == 2
-    assert "`--chat-template` must have a template that takes a message" in " ".join(result.stderr.split())
-
-
-def test_a_message_that_is_no_text_is_its_own_error(run: Run, template: str) -> None:
-    script = (
-        f"import sys; sys.argv[1:] = {['chat', '--chat-template', template, *SHORT]!r}; from hf_specdec.cli import app"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", f"{script}; app()"], input=b"caf\xe9(\n", capture_output=True, timeout=120
-    )
-    assert done.returncode == 2
-    assert b"`message` must be Unicode text" in b" ".join(done.stderr.split())
-    assert b"Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("template", "words", "told"),
-    [
-        (NO_SYSTEM + TEMPLATE, ("--system", "Be brief."), "The template says: System role not supported"),
-        ("{% for m in messages %}", (), "The template says: "),
-    ],
-    ids=["no system role", "no template"],
-)
-def test_a_template_that_refuses_the_chat_is_told_at_once(
-    run: Run, tmp_path: Path, template: str, words: tuple[str, ...], told: str
-) -> None:
-    path = tmp_path / "template.jinja"
-    path.write_text(template)
-    result = run("chat", "--chat-template", str(path), *words, stdin="hello\n")
-    assert result.exit_code == 2, (result.exit_code, result.exception)
-    assert "error: `--chat-template` must have a template that takes a message" in result.stderr
-    assert told in result.stderr and result.stdout == ""
 
 
 def test_a_chat_that_fills_the_model_s_positions_says_so(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

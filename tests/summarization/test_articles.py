@@ -38,7 +38,9 @@ def test_a_line_that_is_no_article_is_refused(tmp_path: Path, line: str) -> None
     """By file and line; a file without lines by its option."""
     path = tmp_path / "articles.jsonl"
     path.write_text(f"{json.dumps(ROWS[0])}\n\n{line}\n" if line else "\n")
-    with pytest.raises(ConfigError, match="`articles.jsonl:3` must have one of" if line else "`--articles` must hold"):
+    with pytest.raises(
+        ConfigError, match="`articles.jsonl:3` must have text in one of" if line else "`--articles` must hold"
+    ):
         read_articles(path)
 
 
