@@ -38,9 +38,17 @@ class BoundDecode:
         **model_kwargs: Any,
     ) -> Any:
         """Decode what transformers prepared. Its arguments; (N, T) token ids."""
-        callers = () if self.request is None else self.request.callers
-        prepared = (logits_processor, stopping_criteria, generation_config, model_kwargs)
-        return self._run(Call(model, input_ids, *prepared, self.streamer, callers))
+        call = Call(
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            model_kwargs,
+            self.streamer,
+            () if self.request is None else self.request.callers,
+        )
+        return self._run(call)
 
     def _run(self, call: Call) -> Any:
         return decode_call(call, self.request, self.encoder_inputs)

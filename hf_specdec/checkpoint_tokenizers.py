@@ -13,14 +13,17 @@ from hf_specdec.methods.translation import are_alike
 __all__ = ["draft_tokenizers", "load_foreign_tokenizer", "load_tokenizer"]
 
 
-def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str | os.PathLike[str], **hub: Any) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint.
+
+    Args:
+        hub: `revision`, `token`, `trust_remote_code`, ... as in transformers.
 
     Raises:
         CheckpointError: it is missing or damaged.
     """
     try:
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path, **hub)
     except Exception as error:
         raise CheckpointError(
             f"`tokenizer` must be one that transformers can load, but that of {os.fspath(path)!r} is not: "

@@ -124,10 +124,10 @@ def pipeline(
         raise ConfigError("model", "must be given", None, "Pass a model, a folder or a name on the hub.")
     if kwargs.get("device") not in (None, -1):  # transformers' -1 is the CPU
         read_device(kwargs["device"], "device")
-    dtypes = {name: kwargs.pop(name) for name in DTYPES if kwargs.get(name) is not None}
+    dtypes = {option: kwargs.pop(option) for option in DTYPES if kwargs.get(option) is not None}
+    hub = {option: kwargs[option] for option in HUB if kwargs.get(option) is not None}
     if isinstance(model, PATHS):
         name = model
-        hub = {name: kwargs[name] for name in HUB if kwargs.get(name) is not None}
         loading = {"precision": precision, **dtypes, **hub, **(model_kwargs or {})}
         loaded = AutoModelForCausalLM.from_pretrained(name, **loading)
     else:
@@ -139,7 +139,7 @@ def pipeline(
     made: SpecTextGenerationPipeline = transformers.pipeline(
         task,
         model=loaded,
-        tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, PATHS) else tokenizer,
+        tokenizer=load_tokenizer(tokenizer, **hub) if isinstance(tokenizer, PATHS) else tokenizer,
         pipeline_class=SpecTextGenerationPipeline,
         **with_default_method(generation_model(loaded), kwargs),
     )

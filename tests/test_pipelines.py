@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers import AutoTokenizer
 
 import hf_specdec
+from hf_specdec import pipelines
 from hf_specdec.loading import load_draft
 
 PROMPT = "def push(self, item):\n    self.items.append(item)\n\n\ndef pop(self):\n    return self.items."
@@ -50,6 +52,17 @@ def test_a_folder_is_loaded_in_the_dtype_that_transformers_pipeline_takes(how: d
     assert hf_specdec.pipeline(model=PATH, **how).model.dtype == torch.float32
     with pytest.raises(hf_specdec.ConfigError, match="must be unset for a loaded model"):
         hf_specdec.pipeline(model=unenabled(), **how)
+
+
+def test_a_revision_is_that_of_the_model_and_of_its_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    for owner in (pipelines.AutoModelForCausalLM, AutoTokenizer):
+        load = owner.from_pretrained
+        monkeypatch.setattr(
+            owner, "from_pretrained", lambda *a, load=load, **k: (asked.append(k.get("revision")), load(*a, **k))[1]
+        )
+    hf_specdec.pipeline(model=PATH, revision="main")
+    assert asked.count("main") == 2
 
 
 def test_a_call_may_choose_another_method(plain_texts: Any) -> None:

@@ -92,9 +92,12 @@ class StaticSpecLayer(SpecLayer):
 
     def _fits(self, key_states: torch.Tensor, value_states: torch.Tensor) -> bool:
         """Whether `lazy_initialization` would make buffers of the same heads and dtypes on the same device."""
-        of_values = value_states.to(key_states.dtype) if not VALUES_KEEP_DTYPE else value_states
-        pairs = ((self.keys, key_states), (self.values, of_values))
-        return all(_kind_of(own) == _kind_of(new) for own, new in pairs)
+        dtypes = (key_states.dtype, (value_states if VALUES_KEEP_DTYPE else key_states).dtype)
+        buffers = zip((self.keys, self.values), (key_states, value_states), dtypes, strict=True)
+        return all(
+            (own.dtype, own.device, own.shape[1::2]) == (dtype, new.device, new.shape[1::2])  # heads and head_dim
+            for own, new, dtype in buffers
+        )
 
     def load(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
         """Start from existing columns that end at token `length`; each stands at its token's place."""
@@ -139,11 +142,6 @@ class StaticSpecLayer(SpecLayer):
     def get_seq_length(self) -> Any:
         """Tokens of the longest row: a tensor once shapes are fixed, so that no compiled forward depends on it."""
         return self.length if self.static_index is None else self.static_index.length
-
-
-def _kind_of(states: torch.Tensor) -> tuple[Any, ...]:
-    """What keys or values, `(batch, heads, T, head_dim)`, ask of a buffer."""
-    return states.dtype, states.device, states.shape[1], states.shape[3]
 
 
 def _apart(buffer: torch.Tensor) -> torch.Tensor:

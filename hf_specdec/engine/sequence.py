@@ -154,6 +154,12 @@ class SequenceState:
         drafter.node_logits = outputs.logits if drafter.needs_logits and logits is None else None
         drafter.observe(tree, logits, accepted)
 
+    def show(self, step: SpecStep) -> None:
+        """Hand a step to this sequence's own observer, where it has one."""
+        if self.observer is not None:
+            with self._isolated(self.isolates_errors):
+                self.observer(step)
+
     def pad(self, length: int, token: int) -> None:
         """Padding after the text, up to `length`."""
         for _ in range(length - len(self.text)):

@@ -218,7 +218,7 @@ class StepRunner:
         self, batch: Batch, trees: Sequence[DraftTree], results: Sequence[VerifyResult], seconds: _Seconds
     ) -> None:
         for sequence, tree, result in zip(batch.sequences, trees, results, strict=True):
-            observer = sequence.observer or self.observer
+            observer = self.observer if sequence.observer is None else sequence.show
             if result.tokens and observer is not None:
                 observer(
                     SpecStep(

@@ -76,7 +76,7 @@ def _article(place: str, row: Any) -> Article:
     ]
     if not all(found):
         rule = f"must have text in one of {', '.join(TEXT_FIELDS)} and in one of {', '.join(REFERENCE_FIELDS)}"
-        shown = {name: str(value)[:20] for name, value in fields.items()} if fields else str(row)[:80]
+        shown = dict(fields) if fields else str(row)[:80]
         raise ConfigError(place, rule, shown, 'For example {"article": "...", "highlights": "..."}.')
     for text in found:
         if (half := lone_surrogate(text)) is not None:

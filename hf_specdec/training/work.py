@@ -122,13 +122,13 @@ def begin(work: Path, settings: Settings) -> None:
             beside.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
         return
     try:
-        old = dict(json.loads(file.read_text("utf-8")))
+        old = {"kind": settings.get("kind"), **json.loads(file.read_text("utf-8"))}  # it may name no kind
     except (ValueError, TypeError) as error:
         raise CheckpointError(
             f"{str(file)!r} cannot be read: {first_line(error)} Delete {str(work)!r} to begin anew."
         ) from error
     for name, value in settings.items():
-        if old.get(name, value if name == "kind" else None) != value:  # work of before has no kind
+        if old.get(name) != value:
             rule = f"must be {old.get(name)!r} to go on with the work in {str(work)!r}"
             raise ConfigError(name, rule, value, "Use another folder, or delete that one.")
 

@@ -104,6 +104,18 @@ def test_a_prompt_s_own_observer_sees_its_steps(target: Any, batch: int) -> None
     assert {step.row for step in others} == {1}
 
 
+def test_an_observer_of_one_prompt_that_fails_ends_that_prompt_alone(target: Any) -> None:
+    def fail(step: Any) -> None:
+        raise KeyError("seen enough")
+
+    prompts = [{"input_ids": PROMPT[0].tolist(), "spec_observer": fail}, *PROMPTS]
+    results = sorted(results_of(target, prompts, **OPTIONS), key=lambda result: result.index)
+    assert isinstance(results[0].error, KeyError)
+    for result in results[1:]:
+        assert result.error is None
+        assert result.token_ids == plain_text(target, tuple(result.prompt))
+
+
 def test_a_prompt_may_ask_for_transformers_own_assisted_decoding(target: Any) -> None:
     own = {"spec_method": "draft_model", "assistant_model": noisy_copy(target), "spec_config": {"engine": "assisted"}}
     prompts = [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]
