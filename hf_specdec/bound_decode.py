@@ -27,6 +27,8 @@ class BoundDecode:
         self.request = request
         self.encoder_inputs: Any = None
         self.streamer = _EndedOnce(streamer) if streamer is not None else None
+        self._callers = () if request is None else request.callers
+        self._callers += () if streamer is None else (streamer,)
 
     def __call__(
         self,
@@ -46,7 +48,7 @@ class BoundDecode:
             generation_config,
             model_kwargs,
             self.streamer,
-            () if self.request is None else self.request.callers,
+            self._callers,
         )
         return self._run(call)
 

@@ -13,7 +13,17 @@ import numpy.typing as npt
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-__all__ = ["HOST", "HostArrays", "additive_bits", "is_host", "is_staged", "left_padded", "to_device", "upload"]
+__all__ = [
+    "HOST",
+    "HostArrays",
+    "PendingRead",
+    "additive_bits",
+    "is_host",
+    "is_staged",
+    "left_padded",
+    "to_device",
+    "upload",
+]
 
 Array = npt.NDArray[Any]
 HostArrays = tuple[list[Array], list[torch.dtype | None]]  # arrays, and what the bits of each mean
@@ -33,6 +43,26 @@ def is_staged(device: torch.device) -> bool:
     CUDA copies pageable memory aside first; of other devices nothing of the kind is promised.
     """
     return device.type in STAGED
+
+
+class PendingRead:
+    """A tensor's values on their way to the host, which waits for them and for nothing that is launched later."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._host = tensor.to(HOST, non_blocking=is_staged(tensor.device))
+        self._arrival = _arrival_of(tensor.device)
+
+    def wait(self) -> Array:
+        """The values."""
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        values: Array = self._host.numpy()
+        return values
+
+
+def _arrival_of(device: torch.device) -> torch.cuda.Event | None:
+    """What happens once all that was launched on `device` before is done; `None` where copies wait for that."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
 def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

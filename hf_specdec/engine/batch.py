@@ -77,13 +77,19 @@ class Batch:
             for sequence in (*reversed(self.sequences), *reversed(left)):
                 stack.callback(sequence.end)
 
-    def read(self, trees: Sequence[DraftTree]) -> list[NodeLogits]:
-        """The last forward's logits, with one transfer of what samplers and drafters want of them."""
+    def read(self, trees: Sequence[DraftTree], *, begins_next: bool = False) -> list[NodeLogits]:
+        """The last forward's logits, with one transfer of what samplers and drafters want of them.
+
+        Args:
+            begins_next: whether the next forward may begin before, where no sequence drafts.
+        """
         counts = [count for sequence in self.sequences if (count := sequence.num_top_logits) is not None]
         for sequence, tree in zip(self.sequences, trees, strict=True):
             sequence.sampler.expect(tree)
         decides = any(not sequence.sampler.needs_rows for sequence in self.sequences)
-        logits = self.target.node_logits(LogitsRead(max(counts, default=None), decides, self._choose_ahead))
+        wanted = LogitsRead(max(counts, default=None), decides, self._choose_ahead)
+        begins_next = begins_next and all(sequence.goes_on_alone for sequence in self.sequences)
+        logits = self.target.node_logits(wanted, begins_next=begins_next)
         for sequence, rows in zip(self.sequences, logits, strict=True):
             sequence.sampler.load(rows)
         return logits

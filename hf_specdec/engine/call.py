@@ -15,6 +15,7 @@ from transformers import (
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.forward.model_facts import ModelFacts
+from hf_specdec.per_row import PerRow
 from hf_specdec.stats import SpecStats
 
 __all__ = ["UNBOUNDED", "Call", "with_stats"]
@@ -29,7 +30,7 @@ class Call:
 
     Attributes:
         model_kwargs: everything else the model's forward gets: masks, positions, cache, encoder outputs.
-        callers: what else of the caller's runs between the forwards: an observer, a drafter.
+        callers: what else of the caller's runs between the forwards: an observer, a drafter, what is in `streamer`.
         now: the model's fingerprint.
         facts: what is known of its structure.
     """
@@ -76,9 +77,8 @@ class Call:
     def is_undisturbed(self) -> bool:
         """Whether no streamer, processor, criterion, observer or drafter of the caller's runs at each token."""
         called = [*self.logits_processor, *self.stopping_criteria, *self.callers]
-        called += [] if self.streamer is None else [self.streamer]
         return not any(
-            isinstance(one, PrefixConstrainedLogitsProcessor)  # it asks a function of the caller's
+            isinstance(one, PerRow | PrefixConstrainedLogitsProcessor)  # which ask a function of the caller's
             or not type(one).__module__.startswith(("transformers.", "hf_specdec."))
             for one in called
         )

@@ -81,6 +81,15 @@ class SequenceState:
         return 0 if most is None else most - len(self.text)
 
     @property
+    def goes_on_alone(self) -> bool:
+        """Whether it gets its best token next and another after it, unless that one ends the text; nothing is drafted.
+
+        Asked of a step whose token is not chosen yet.
+        """
+        drafter, is_best = self.drafter, not (self.finished or self.sampler.needs_rows)
+        return is_best and drafter.never_drafts and not drafter.needs_logits and self.tokens_left != 1
+
+    @property
     def num_top_logits(self) -> int | None:
         """How many best tokens of each node are read of the next forward's logits; `None` where nobody reads any."""
         drafter = self.drafter

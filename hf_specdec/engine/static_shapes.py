@@ -100,7 +100,8 @@ def fixed_shapes(call: Call, drafters: Iterable[Drafter], budget: int) -> FixedS
     # A forward that the caller compiled counts its shapes together, and torch gives up after a few.
     on_host = is_host(call.model.device)
     widths = (width,) if compat.is_compiled(call.model) else forward_widths(width, on_host)
-    columns = max(_columns_of(call), cache.get_max_length()) + widths[-1]
+    beyond = widths[-1] if on_host else max(widths[-1], FLAT_WIDTHS[-1])  # methods share their graphs and buffers
+    columns = max(_columns_of(call), cache.get_max_length()) + beyond
     return FixedShapes(widths, capacity_for(columns), 0 if on_host else FLAT_TOKENS, _is_undisturbed(call, call.model))
 
 

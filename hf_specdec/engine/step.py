@@ -142,7 +142,7 @@ class StepRunner:
         """What the target computes for each tree's nodes."""
         with self.rank_sync.forward():
             batch.target.forward(trees)
-            logits = batch.read(trees)
+            logits = batch.read(trees, begins_next=self.rank_sync.is_alone)
         return [NodeOutputs(rows, batch.target.node_states(place)) for place, rows in enumerate(logits)]
 
     def _verify(self, batch: Batch, trees: Sequence[DraftTree]) -> list[VerifyResult]:

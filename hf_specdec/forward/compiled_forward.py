@@ -106,6 +106,11 @@ class CompiledForward:
         """Whether the next forward may write over what one has returned, as CUDA graphs do."""
         return self.reason is None and not is_host(self.model.device)
 
+    def is_recorded(self, shape: tuple[int, ...]) -> bool:
+        """Whether forwards of this shape are compiled and take no longer than later ones."""
+        num_warming = 1 if is_host(self.model.device) else NUM_WARMING
+        return self.reason is None and self.shapes.get(shape, 0) >= num_warming
+
     def __call__(
         self, shape: tuple[int, ...], inputs: Mapping[str, Any], checked: Checked | None = None
     ) -> tuple[Any, torch.Tensor]:
@@ -117,9 +122,9 @@ class CompiledForward:
         """
         if self.reason is not None:
             return self.as_written(inputs)
-        num_runs = self.shapes.get(shape, 0)
-        if num_runs >= (1 if is_host(self.model.device) else NUM_WARMING):
+        if self.is_recorded(shape):
             return self._run(shape, inputs, checked)
+        num_runs = self.shapes.get(shape, 0)
         start, known = time.perf_counter(), compat.num_compiled()
         try:
             if not num_runs and self._is_shared(shape):

@@ -109,12 +109,15 @@ class StepInputs:
             own.kwargs.pop(name, None)
         return own
 
-    def of(self, layouts: Sequence[TreeLayout], num_cached: Sequence[int]) -> dict[str, Any]:
+    def of(
+        self, layouts: Sequence[TreeLayout], num_cached: Sequence[int], ids: torch.Tensor | None = None
+    ) -> dict[str, Any]:
         """Arguments for a forward of the rows' new columns.
 
         Args:
             layouts: what each row has written since its last commit, and what it writes now; all equally wide.
             num_cached: how many tokens of each row's text are in the cache.
+            ids: `(batch, new columns)` where those of `layouts` are not known yet; of models that are not asked.
         """
         first, total = layouts[0].first_new, len(layouts[0])
         ahead = [count - self.start for count in num_cached]
@@ -128,13 +131,18 @@ class StepInputs:
             inputs.pop(key, None)
         skips_padding = self.adapter is not None and self.adapter.skips_padding and total - first > 1
         rows = None if in_sequence and not skips_padding else self._rows_of(layouts)
-        keys, arrays = [self.ids_key], [np.array([row.new_tokens for row in layouts])]
-        if self.template.get(self.positions_key) is not None:
+        keys, arrays = [], []
+        if self.template.get(self.positions_key) is not None:  # first: with and without ids at the same place in memory
             keys.append(self.positions_key)
             arrays.append(self._positions_of(layouts, num_cached, in_sequence))
+        if ids is None:
+            keys.append(self.ids_key)
+            arrays.append(np.array([row.new_tokens for row in layouts]))
         of_mask, dtypes = ([], []) if rows is None or in_sequence else self.masks.arrays(rows)
         found = to_device(arrays + of_mask, self.device, [None] * len(arrays) + dtypes)
         inputs.update(zip(keys, found, strict=False))
+        if ids is not None:
+            inputs[self.ids_key] = ids
         mask = self._mask_of(max(ahead) + total)
         if mask is not None:
             inputs[self.mask_key] = mask

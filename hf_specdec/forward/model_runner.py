@@ -15,14 +15,13 @@ from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import adapter_of, takes_positions, works_by_hooks
 from hf_specdec.forward.compiled_forward import CompiledForward, ForwardWidths, checked_steps
 from hf_specdec.forward.exit_rounds import EarlyExitRounds
-from hf_specdec.forward.hidden_states import HiddenStates
 from hf_specdec.forward.inputs import StepInputs, rows_of
 from hf_specdec.forward.model_facts import ModelFacts
+from hf_specdec.forward.next_forward import NextForward
 from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.kernels.cpu_kernels import CpuKernels
-from hf_specdec.methods.node_logits import LogitsRead, NodeLogits, read_rows
 from hf_specdec.tree import DraftTree
 
 __all__ = ["ModelRunner", "Tier"]
@@ -33,7 +32,7 @@ MAX_UNCACHED = 8  # tokens that a row may have to compute again and still draft
 MAX_DRAFT = 64  # columns that the last step may write beyond the text's end without growing the cache
 
 
-class ModelRunner(HiddenStates):
+class ModelRunner(NextForward):
     """One call's model.
 
     Args:
@@ -143,26 +142,25 @@ class ModelRunner(HiddenStates):
         known = [0] * len(self.texts)
         if self.early_exit is not None:
             self.early_exit.complete(trees)
-        if not self._layouts and self.drops_cache_next():
-            self._drop_cache()
-        if self._layouts and self.tier == "chain" and len(self.texts) > 1:
-            trees, known = self._rewind(trees)
-        if not self._layouts:
-            if len(self.texts) > 1 and not self.cache.keeps_beginnings:
-                self._feed_common()
-            if self._widths.all and not self.lockstep:
-                self._feed_ahead(trees)
-            self._layouts = [TreeLayout(self._pending(row)) for row in range(len(self.texts))]
-        self._compute(trees)
+        if not self._adopts_next(trees):
+            if not self._layouts and self.drops_cache_next():
+                self._drop_cache()
+            if self._layouts and self.tier == "chain" and len(self.texts) > 1:
+                trees, known = self._rewind(trees)
+            if not self._layouts:
+                self._begin_columns(trees)
+            self._compute(trees)
         places = [layout.new_rows for layout in self._layouts]
         self._rows = [slice(new.start + skipped, new.stop) for new, skipped in zip(places, known, strict=True)]
         return [self.outputs.logits[row, new] for row, new in enumerate(self._rows)]
 
-    def node_logits(self, wanted: LogitsRead) -> list[NodeLogits]:
-        """What `forward` has returned for each row, or the prompt's last logits."""
-        logits = self.outputs.logits if self._rows else self.outputs.logits[:, -1:]
-        best = self._best if self._rows else None
-        return read_rows(logits, self._rows or [slice(None)] * len(self.texts), wanted, best=best)
+    def _begin_columns(self, trees: Sequence[DraftTree | None]) -> None:
+        """Layouts for the columns after the cached ones, beginning with what the cache lacks."""
+        if len(self.texts) > 1 and not self.cache.keeps_beginnings:
+            self._feed_common()
+        if self._widths.all and not self.lockstep:
+            self._feed_ahead(trees)
+        self._layouts = [TreeLayout(self._pending(row)) for row in range(len(self.texts))]
 
     def drops_cache_next(self) -> bool:
         """Whether plain generation's next forward, of one row, would compute the whole text anew."""
@@ -177,8 +175,8 @@ class ModelRunner(HiddenStates):
         self.cache.spec.crop(-self._cached)
         self._num_cached = [0]
 
-    def _compute(self, trees: Sequence[DraftTree | None]) -> None:
-        """The forward itself, in the columns that are there."""
+    def _compute(self, trees: Sequence[DraftTree | None], ids: torch.Tensor | None = None) -> None:
+        """The forward itself, in the columns that are there; of `ids` where the host does not know them yet."""
         for layout, tree in zip(self._layouts, trees, strict=True):
             layout.write(tree)
         needed = max(len(layout.new_tokens) for layout in self._layouts)
@@ -188,7 +186,7 @@ class ModelRunner(HiddenStates):
         if isinstance(self.cache.spec, StaticSpecCache):
             self.cache.spec.place(widest, written=self._layouts[0].first_new)
         step_inputs = self.step_inputs()
-        inputs = step_inputs.of(self._layouts, self._num_cached)
+        inputs = step_inputs.of(self._layouts, self._num_cached, ids)
         self.cache.checkpoint(self._layouts[0].first_new)
         self._half_done = True
         rest = None if self.early_exit is None else self.early_exit.resume(self._layouts)
@@ -233,6 +231,7 @@ class ModelRunner(HiddenStates):
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""
+        self.next_tokens = None
         self.cache.select(rows)
         if self._inputs is not None:
             self._inputs.select(rows)
@@ -263,6 +262,7 @@ class ModelRunner(HiddenStates):
     def admit(self, other: "ModelRunner", row: int | None) -> None:
         """Take over the one row of `other`, whose prompt has been read, in the place of `row` or after the last."""
         assert self.cache.spec is not None and other.cache.spec is not None
+        self.next_tokens = None
         self.cache.spec.admit(other.cache.spec, row)
         self.step_inputs().admit(other.step_inputs(), row)
         at = len(self.texts) if row is None else row
@@ -323,10 +323,11 @@ class ModelRunner(HiddenStates):
         return max(self._num_cached) if length is None else length
 
     def _num_uncached(self, row: int) -> int:
+        """Tokens that the cache lacks of the text in front of the row's root."""
         return max(len(self.texts[row]) - 1 - self._num_cached[row], 0)
 
     def _pending(self, row: int) -> list[int]:
-        """Tokens that the cache lacks of the text in front of the row's root."""
+        """These tokens."""
         return self.texts[row].tokens[self._num_cached[row] : len(self.texts[row]) - 1]
 
     def _feed_common(self) -> None:
@@ -344,6 +345,6 @@ class ModelRunner(HiddenStates):
     def _feed(self, tokens: Sequence[Sequence[int]]) -> None:
         """Make tokens that follow the cached ones part of the cache; an empty list leaves its row as it is."""
         trees = [DraftTree.chain(row[0], row[1:]) if row else None for row in tokens]
-        self._layouts = [TreeLayout(()) for _ in self.texts]
+        self._layouts, self.next_tokens = [TreeLayout(()) for _ in self.texts], None
         self._compute(trees)
         self.commit([range(len(row)) for row in tokens])

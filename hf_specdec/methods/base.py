@@ -58,6 +58,8 @@ class Drafter(CandidateGenerator, ABC):
             reads the whole rows.
         node_logits (`NodeLogits | None`): what was read for it; set before each `observe` that gets no `logits`.
         is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
+        never_drafts (`bool`): whether it always proposes the root alone. Over static caches an accelerator then begins
+            the next forward before the host has read the token.
         max_extra_tokens (`int`): most extra tokens beside a tree; a static cache's forwards have room for them.
         draft_cost (`DraftCost`): what a draft has to gain.
         num_rows (`int`): rows that share the target's next forward; set before each `propose`.
@@ -72,6 +74,7 @@ class Drafter(CandidateGenerator, ABC):
     num_top_logits: int | None = None
     node_logits: NodeLogits | None = None
     is_deterministic: bool = True
+    never_drafts: bool = False
     max_extra_tokens: int = 0
     draft_cost: DraftCost = DraftCost()
     num_rows: int = 1

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
 from hf_specdec import compat
@@ -112,6 +113,17 @@ class Criterion(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
+class Streamer(BaseStreamer):
+    def __init__(self, change: Change) -> None:
+        self.change = change
+
+    def put(self, value: torch.Tensor) -> None:
+        self.change()
+
+    def end(self) -> None:
+        pass
+
+
 class OwnDrafter(Drafter):
     """Drafts nothing."""
 
@@ -131,6 +143,11 @@ class OwnDrafter(Drafter):
 
 CALLERS: dict[str, Callable[[Change], dict[str, Any]]] = {
     "criterion": lambda change: {"spec_method": "plain", "stopping_criteria": [Criterion(change)]},
+    "criterion of a row": lambda change: {
+        "spec_method": "plain",
+        "stopping_criteria": [hf_specdec.PerRow(lambda row: Criterion(change))],
+    },
+    "streamer": lambda change: {"spec_method": "plain", "streamer": Streamer(change)},
     "observer": lambda change: {"spec_method": "plain", "spec_observer": change},
     "drafter": lambda change: {"spec_method": OwnDrafter(change)},
 }

@@ -13,6 +13,8 @@ __all__ = ["PlainDrafter"]
 class PlainDrafter(Drafter):
     """Proposes the root alone."""
 
+    never_drafts = True
+
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Remember the last token."""
         self._last = prompt_ids[-1]
