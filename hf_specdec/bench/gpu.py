@@ -41,6 +41,7 @@ COPIED_BYTES, NUM_COPIES = 1 << 30, 20
 STATIC = {"cache_implementation": "static"}
 ONE_TOKEN = "spec_method=plain"  # this package's way to write one token a step
 NUM_LOOKED_UP, MAX_ASSISTED = 10, 64  # tokens that transformers' prompt lookup drafts, and the most of its methods
+MOST_FIRST_CALLS = 4  # of a row: a method that explores sizes has not had all widths after its first one
 SAMPLED = {"do_sample": True, "temperature": 0.7}
 
 
@@ -176,9 +177,7 @@ def _measure_cell(
         ways.append({f"{name}, sampled": arguments | SAMPLED for name, arguments in methods.items()})
     for way in ways:
         plain: tuple[float, list[list[int]]] | None = None
-        for place, (name, arguments) in enumerate(way.items()):
-            if place and not chosen.has_row(name):
-                continue
+        for name, arguments in chosen.of(way).items():
             cell: dict[str, Any] = {"batch": batch, "context": context, "name": name}
             try:
                 row, tokens = _row(loaded, texts, shape.max_new_tokens, arguments)
@@ -188,7 +187,7 @@ def _measure_cell(
                 entry["left_out"].append(cell | {"reason": first_line(error)})
                 _free_memory(loaded.model.device)
                 continue
-            if plain is None and place:
+            if plain is None and not name.startswith("plain"):
                 reason = "no room for plain generate, which it is compared with"
                 entry["left_out"].append(cell | {"reason": reason})
                 continue
@@ -223,20 +222,31 @@ def _row(
     max_new_tokens: int,
     arguments: Mapping[str, Any],
 ) -> tuple[dict[str, Any], list[list[int]]]:
-    """Seconds of a call for each text but the first, whose call compiles and allocates; and the tokens of all."""
+    """Seconds of a call for each text but the first, which is written until nothing compiles; and the tokens of all.
+
+    Calls in which a graph is compiled or recorded after all do not count, unless all do.
+    """
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, "eos_token_id": None}
     options |= {"pad_token_id": 0, "return_dict_in_generate": True, **arguments}
-    calls = [_timed(loaded.model, {**inputs, **options}) for inputs in texts]
-    first, *others = calls
+    first = [_timed(loaded.model, {**texts[0], **options})]
+    while first[-1].compile_seconds and len(first) < MOST_FIRST_CALLS:
+        first.append(_timed(loaded.model, {**texts[0], **options}))
+    calls = [first[0], *[_timed(loaded.model, {**inputs, **options}) for inputs in texts[1:]]]
+    others = [call for call in calls[1:] if not call.compile_seconds] or calls[1:]
+    prompts = [_timed(loaded.model, {**inputs, **options, "max_new_tokens": 1}).seconds for inputs in texts[1:]]
+    num_tokens, seconds = sum(len(row) for call in others for row in call.tokens), sum(call.seconds for call in others)
+    later_seconds = seconds / len(others) - sum(prompts) / len(prompts)
     known = [call.stats for call in others if call.stats is not None]
     num_drafts = sum(stats.num_drafts for stats in known)
     num_accepted = sum(stats.num_accepted_tokens for stats in known)
     row = {
-        "tokens_per_second": sum(len(row) for call in others for row in call.tokens) / sum(c.seconds for c in others),
-        "first_call_seconds": first.seconds,
+        "tokens_per_second": num_tokens / seconds,
+        "later_token_seconds": max(later_seconds, 0.0) / max(max_new_tokens - 1, 1),
+        "first_call_seconds": calls[0].seconds,
         "mean_acceptance_length": 1.0 + num_accepted / num_drafts if num_drafts else None,
         "num_graphs": known[-1].num_graphs if known else None,
-        "compile_seconds": None if first.stats is None else first.stats.compile_seconds,
+        "compile_seconds": None if calls[0].stats is None else calls[0].compile_seconds,
+        "later_compile_seconds": sum(call.compile_seconds for call in calls[1:]),
         "plain_reason": known[-1].plain_reason if known else None,
     }
     return row, [row for call in calls for row in call.tokens]
@@ -248,6 +258,11 @@ class _Call(NamedTuple):
     tokens: list[list[int]]
     stats: Any
     seconds: float
+
+    @property
+    def compile_seconds(self) -> float:
+        """Of them, those in which graphs were compiled and recorded, where that is known."""
+        return 0.0 if self.stats is None else float(self.stats.compile_seconds)
 
 
 def _timed(model: Any, options: Mapping[str, Any]) -> _Call:
@@ -262,10 +277,14 @@ def _timed(model: Any, options: Mapping[str, Any]) -> _Call:
 
 
 def _bandwidth_share(loaded: LoadedModel, rows: Sequence[Mapping[str, Any]], bandwidth: float) -> float | None:
-    """Of the copy bandwidth, what reading the weights once a token takes: the fastest row of one token a step."""
+    """Of the copy bandwidth, what reading the weights once a token takes: the fastest row of one token a step.
+
+    Tokens after the first: without the prompt's forward.
+    """
     size: int = sum(parameter.numel() * parameter.element_size() for parameter in loaded.model.parameters())
     plain = [row for row in rows if row["batch"] == 1 and row["name"].startswith(("plain", ONE_TOKEN))]
-    return size * max(float(row["tokens_per_second"]) for row in plain) / bandwidth if plain else None
+    seconds = [float(row["later_token_seconds"]) for row in plain if row["later_token_seconds"]]
+    return size / min(seconds) / bandwidth if seconds else None
 
 
 def _copy_bandwidth(device: torch.device) -> float:

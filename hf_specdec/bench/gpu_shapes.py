@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 __all__ = ["SHAPES", "Selection", "Shape"]
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ class Selection:
 
     Attributes:
         batches, contexts (`tuple[int, ...]`): in the place of the shape's, where there are any.
-        rows (`tuple[str, ...]`): shell patterns of the rows' names. The first row, plain generate, is always measured.
+        rows (`tuple[str, ...]`): shell patterns of the rows' names. They are compared with the first of those named
+            plain, which is the first of all where none is chosen.
         steps (`bool`): whether what a step costs is, too.
         num_texts (`int`): that each row writes, each once, after a first call on another text.
         num_prompts (`int`): default prompts by which steps are measured.
@@ -46,9 +50,16 @@ class Selection:
     num_prompts: int = 12
     compile_mode: str | None = None
 
-    def has_row(self, name: str) -> bool:
-        """Whether the row of this name is measured."""
-        return not self.rows or any(fnmatchcase(name, pattern) for pattern in self.rows)
+    def of(self, rows: Mapping[str, Row]) -> dict[str, Row]:
+        """Those of the rows, by name, that are measured."""
+        chosen = {
+            name: row
+            for name, row in rows.items()
+            if not self.rows or any(fnmatchcase(name, pattern) for pattern in self.rows)
+        }
+        first = next(iter(rows))
+        has_plain = not chosen or any(name.startswith("plain") for name in chosen)
+        return chosen if has_plain else {first: rows[first], **chosen}
 
 
 SHAPES: Mapping[str, Shape] = {

@@ -147,6 +147,7 @@ _GPU_ROW: dict[Any, Shape] = {
     "batch": int,
     "context": int,
     **dict.fromkeys(("tokens_per_second", "over_plain", "first_call_seconds"), float),
+    "later_token_seconds?": float,
     "mean_acceptance_length": (None, float),
     "num_graphs": (None, int),
     "equal": bool,

@@ -255,6 +255,7 @@ def _gpu_tables(document: Document) -> list[Table]:
             "over plain": "{over_plain:.2f}",
             "over theirs": "{over_theirs:.2f}",
             "tokens a step": "{length}",
+            "a later token": "{later}",
             "first call": "{first_call_seconds:.1f} s",
             "graphs": "{graphs}",
             "equal": "{same}",
@@ -264,6 +265,7 @@ def _gpu_tables(document: Document) -> list[Table]:
                 **row,
                 "over_theirs": row["tokens_per_second"] / _best_of_theirs(entry["rows"], row),
                 "length": "-" if row["mean_acceptance_length"] is None else f"{row['mean_acceptance_length']:.2f}",
+                "later": f"{1000 * row['later_token_seconds']:.2f} ms" if "later_token_seconds" in row else "-",
                 "graphs": "-" if row["num_graphs"] is None else row["num_graphs"],
                 "same": "yes" if row["equal"] else "no",
             }

@@ -15,6 +15,7 @@ from hf_specdec.bench.prompts import default_prompts, spread
 from hf_specdec.bench.steps import measure_steps
 from hf_specdec.bench.tables import markdown, tables
 from hf_specdec.errors import ConfigError
+from hf_specdec.stats import SpecStats
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +118,34 @@ def test_a_selection_has_plain_generate_and_the_rows_it_names(monkeypatch: pytes
         assert len({tuple(text["input_ids"].flatten().tolist()) for text in texts}) == len(texts) == 3
         return {"tokens_per_second": 10.0}, [[1]]
 
-    entry = cells(monkeypatch, row, Selection(rows=("auto*", "plain, static cache"), num_texts=2), 2)
-    names = [row["name"] for row in entry["rows"]]
-    assert names == ["plain, eager", "plain, static cache", "auto", "auto, static cache"]
+    def names_of(*rows: str) -> list[str]:
+        entry = cells(monkeypatch, row, Selection(rows=rows, num_texts=2), 2)
+        return [row["name"] for row in entry["rows"]]
+
+    static = ["plain, static cache", "auto", "auto, static cache"]
+    assert names_of("auto*", "plain, static cache") == static
+    assert names_of("auto") == ["plain, eager", "auto"]
+    assert names_of("none of these") == []
+
+
+def test_calls_in_which_graphs_are_made_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first text is written until nothing compiles; a token after the first is one without the prompt's forward."""
+    compiling, calls = [3.0, 1.0, 0.0, 0.5, 0.0], list[int]()
+
+    def timed(model: Any, options: Any) -> gpu._Call:
+        length = options["max_new_tokens"]
+        stats = SpecStats(compile_seconds=compiling[len(calls)] if length > 1 else 0.0)
+        calls.append(length)
+        return gpu._Call([[7] * length], stats, 0.2 + 0.1 * (length - 1) + stats.compile_seconds)
+
+    monkeypatch.setattr(gpu, "_timed", timed)
+    texts = [{"input_ids": torch.zeros(1, 4, dtype=torch.long)}] * 3
+    row, tokens = gpu._row(load_model(device="cpu"), texts, 11, {"spec_method": "auto"})
+    assert calls == [11] * 5 + [1] * 2
+    assert row["tokens_per_second"] == pytest.approx(11 / 1.2)
+    assert row["later_token_seconds"] == pytest.approx(0.1)
+    assert (row["first_call_seconds"], row["compile_seconds"], row["later_compile_seconds"]) == (4.2, 3.0, 0.5)
+    assert tokens == [[7] * 11] * 3
 
 
 @pytest.mark.parametrize("stage", ["loading the model", "what a step costs"])
