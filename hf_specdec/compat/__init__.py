@@ -48,6 +48,7 @@ from hf_specdec.compat.compiling import (
     compile_settings,
     compiled,
     forbids_compiling,
+    is_traced_for_us,
     mark_step_begin,
     num_compiled,
     without_guards,

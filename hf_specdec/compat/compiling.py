@@ -6,6 +6,7 @@ Names                              Why
 `torch._dynamo.utils.counters`     graphs that were made, of which `torch.compile` says nothing
 `_torchdynamo_orig_callable`, `_debug_get_cache_entry_list`, `set_eval_frame`, `_stance`
                                    a function's code as it is compiled, to call it without its guards, as vLLM does
+`InstructionTranslator`            whose graph is being made while attention is traced
 """
 
 import inspect
@@ -16,7 +17,9 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-__all__ = ["compile_settings", "compiled", "mark_step_begin", "num_compiled", "without_guards"]
+__all__ = ["compile_settings", "compiled", "is_traced_for_us", "mark_step_begin", "num_compiled", "without_guards"]
+
+OWN_NAME = "hf_specdec_step"  # of the code that is compiled here
 
 
 def compile_settings(
@@ -43,10 +46,20 @@ def compiled(function: Callable[..., Any], settings: Mapping[str, Any]) -> Calla
     return found
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_traced_for_us() -> bool:
+    """Asked while torch traces: whether the graph is that of a function of `compiled`.
+
+    What follows a break in its graph is not: torch uses the graphs of such pieces in other functions too.
+    """
+    tracing = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx()
+    return bool(tracing.output.root_tx.f_code.co_name == OWN_NAME)
+
+
 def _with_own_code(function: Any) -> FunctionType:
     """A copy of the function with a code object of its own, for which torch keeps and counts graphs."""
     copy = FunctionType(
-        function.__code__.replace(),
+        function.__code__.replace(co_name=OWN_NAME),
         function.__globals__,
         function.__name__,
         function.__defaults__,

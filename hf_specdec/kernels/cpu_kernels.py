@@ -32,7 +32,7 @@ class CpuKernels:
         self, model: torch.nn.Module, *, device: torch.device | str | None = None, is_compiled: bool = False
     ) -> None:
         attending = cast(PreTrainedModel, model) if device is None else None  # or a wrapper that looks like one
-        self._attention = FewQueryAttention(attending, device=device or "cpu")
+        self._attention = FewQueryAttention(attending, device=device or "cpu", is_compiled=is_compiled)
         self._layers = FewTokenLayers(model, is_used=not is_compiled)
 
     @property

@@ -1,6 +1,6 @@
-"""Attention of a few queries in this package's own forwards on a CPU: by the compiled core where that is faster.
+"""Attention of a few queries in this package's own forwards: on a CPU by the compiled core where that is faster.
 
-Elsewhere torch computes it, without copies of grouped heads.
+Elsewhere on a CPU, and in the graphs that are compiled here, torch computes it without copies of grouped heads.
 
     attention = FewQueryAttention(model)
     with attention:        # in this thread, until the block ends
@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.compat import attention_implementation
+from hf_specdec.compat import attention_implementation, is_traced_for_us
 from hf_specdec.compat.attention import attention_function_of, register_attention
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import CoreAttention
 from hf_specdec.kernels.grouped import can_fold, folded
+from hf_specdec.transfer import is_host
 
 __all__ = ["FewQueryAttention"]
 
@@ -41,16 +42,24 @@ class FewQueryAttention:
     """A block in which torch's attention takes the faster way, in the thread that enters it.
 
     Outside, and for what is not known here, the function that is registered for `"sdpa"` is transformers' own. Off the
-    CPU nothing is wrapped.
+    CPU nothing is wrapped unless the block's forwards are compiled.
 
     Args:
         model: whose attention it is; `None` for one that is known to be torch's.
         device: where that one computes.
+        is_compiled: whether this package compiles the forwards of the block.
     """
 
-    def __init__(self, model: PreTrainedModel | None = None, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel | None = None,
+        device: torch.device | str = "cpu",
+        *,
+        is_compiled: bool = False,
+    ) -> None:
         is_torchs = model is None or attention_implementation(model.config) == NAME
-        self.is_used = is_torchs and torch.device(device if model is None else model.device).type == "cpu"
+        self._is_on_host = is_host(torch.device(device if model is None else model.device))
+        self.is_used = is_torchs and (self._is_on_host or is_compiled)
         if self.is_used:
             _register()
 
@@ -58,7 +67,7 @@ class FewQueryAttention:
         if not self.is_used:
             return
         if not _here.depth:
-            _here.has_core = cpu.why_unused() is None and cpu.is_usual()
+            _here.has_core = self._is_on_host and cpu.why_unused() is None and cpu.is_usual()
         _here.depth += 1
 
     def __exit__(self, *_: object) -> None:
@@ -100,11 +109,11 @@ class _Attention:
             )
             return attended
 
-        is_known = not torch.compiler.is_compiling() and _here.depth > 0
+        is_known = is_traced_for_us() if torch.compiler.is_compiling() else _here.depth > 0
         is_known = is_known and not (
             dropout or any(kwargs.get(name) is not None for name in FOREIGN) or kwargs.get("output_attentions")
         )
-        if not is_known or not _here.has_core:
+        if not is_known or torch.compiler.is_compiling() or not _here.has_core:
             return torchs()
         own = CoreAttention(query, key, value, attention_mask, scaling)
         if not own.fits:

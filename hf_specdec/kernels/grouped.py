@@ -1,14 +1,16 @@
 """Torch's attention over grouped heads without copies of keys and values.
 
 Under a mask transformers copies each key/value head once for every query head of its group: for some nodes over a long
-text that takes several times as long as their attention. Here the group's queries are folded into the query length
-instead. Every row of the result is computed from the same numbers; sums may be rounded in another order.
+text that takes several times as long as their attention. In compiled forwards it does so for one token too. Here the
+group's queries are folded into the query length instead. Every row of the result is computed from the same numbers;
+sums may be rounded in another order.
 """
 
 import torch
 
 from hf_specdec.kernels.layout import fits
 from hf_specdec.kernels.masks import additive, prepared
+from hf_specdec.transfer import is_host
 
 __all__ = ["can_fold", "folded"]
 
@@ -16,18 +18,18 @@ __all__ = ["can_fold", "folded"]
 def can_fold(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
 ) -> bool:
-    """Whether transformers would copy keys and values."""
+    """Whether transformers would copy keys and values.
+
+    Being traced, it asks nothing about the number of queries, which one graph leaves open.
+    """
     groups = getattr(module, "num_key_value_groups", 1)
-    return (
-        groups > 1
-        and query.device.type == "cpu"
-        and query.shape[2] > 1
-        and query.shape[1] == groups * key.shape[1]
-        and mask.dim() == 4
-        and mask.shape[1] == 1
-        and fits(query, key, value, mask)
-        and not (torch.is_grad_enabled() and query.requires_grad)
-    )
+    if groups == 1 or query.shape[1] != groups * key.shape[1] or mask.dim() != 4 or mask.shape[1] != 1:
+        return False
+    if torch.is_grad_enabled() and query.requires_grad:
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    return is_host(query.device) and query.shape[2] > 1 and fits(query, key, value, mask)
 
 
 def folded(

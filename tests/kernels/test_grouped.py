@@ -9,8 +9,10 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
+from hf_specdec import compat
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.few_query import FewQueryAttention
+from tests.helpers.graphs import STATIC, on_cpu
 from tests.kernels.families import family_model
 from tests.kernels.test_attention_function import arguments, layer_of
 
@@ -136,6 +138,56 @@ def test_a_compiled_forward_stays_in_one_piece() -> None:
     assert torch.equal(output, attention(given, inside=False))
 
 
+@pytest.mark.parametrize("queries", [1, 5, 64])
+def test_a_forward_that_is_compiled_here_copies_no_keys_either(queries: int, keys: list[tuple[int, int]]) -> None:
+    """Of one token and of a long padded prompt neither: what is traced serves any number of queries."""
+    given = arguments(queries=queries, keys=max(queries, 12))
+    expected = attention(given, inside=False)
+    keys.clear()
+    FewQueryAttention(is_compiled=True)
+    attend = AttentionInterface()["sdpa"]
+    compiled = compat.compiled(lambda *args, **given: attend(*args, **given), {"backend": "eager", "fullgraph": True})
+    torch.testing.assert_close(compiled(layer_of("qwen2"), **given)[0], expected, atol=1e-5, rtol=1e-5)
+    assert keys == [(2, 2 * queries)]
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_callers_own_graph_is_transformers_also_beside_one_of_ours(
+    is_broken: bool, keys: list[tuple[int, int]]
+) -> None:
+    """Of functions that torch compiles piece by piece, it uses a piece in the graphs of both."""
+    FewQueryAttention(is_compiled=True)
+    given, attend = arguments(), AttentionInterface()["sdpa"]
+
+    def layer(*args: Any, **given: Any) -> Any:
+        if is_broken:
+            torch._dynamo.graph_break()
+        return attend(*args, **given)
+
+    def forward(*args: Any, **given: Any) -> Any:
+        return layer(*args, **given)
+
+    expected = attention(given, inside=False)
+    keys.clear()
+    compat.compiled(forward, {"backend": "eager"})(layer_of("qwen2"), **given)
+    assert keys == [(4, 5) if is_broken else (2, 10)]
+    theirs = torch.compile(forward, backend="eager")(layer_of("qwen2"), **given)[0]
+    assert torch.equal(theirs, expected)
+    assert keys[1:] == [(4, 5)]
+
+
+def test_the_steps_over_a_static_cache_copy_no_keys(keys: list[tuple[int, int]]) -> None:
+    torch._dynamo.reset()
+    model, prompt = family_model("llama"), torch.tensor([[5, 6, 7, 8] * 6])
+    how: dict[str, Any] = {"max_new_tokens": 16, **STATIC, "compile_config": on_cpu("eager")}
+    expected = model.generate(prompt, max_new_tokens=16, do_sample=False)
+    keys.clear()
+    assert torch.equal(model.generate(prompt, spec_method="prompt_lookup", **how), expected)
+    kv_heads, num_layers = model.config.num_key_value_heads, model.config.num_hidden_layers
+    assert kv_heads < model.config.num_attention_heads
+    assert {heads for heads, _ in keys[num_layers:]} == {kv_heads}, "after the prompt"
+
+
 @pytest.mark.parametrize(
     "asked",
     [{"spec_method": "prompt_lookup"}, {"lookahead_config": [3, 3, 3]}, {"spec_method": "auto"}],
@@ -168,4 +220,5 @@ def test_a_model_of_other_attention_enters_no_block() -> None:
 def test_off_the_cpu_nothing_is_wrapped() -> None:
     assert FewQueryAttention().is_used
     assert not FewQueryAttention(device="meta").is_used
+    assert FewQueryAttention(device="meta", is_compiled=True).is_used, "but in graphs"
     assert not FewQueryAttention(copy.deepcopy(family_model("llama")).to("meta")).is_used
