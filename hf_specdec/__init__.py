@@ -71,7 +71,8 @@ _NAMES = {  # by module
     "api": ("SpecGenerationMixin", "capability", "decode", "disable", "enable", "spec_memory"),
     "capabilities.probe": ("Capability",),
     "loading": ("AutoDraftHead", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"),
-    "many_prompts": ("ManyResult", "generate_many"),
+    "many_prompts.generate_many": ("generate_many",),
+    "many_prompts.result": ("ManyResult",),
     "methods.auto.config": ("AutoSpecConfig",),
     "methods.auto.spec_memory": ("SpecMemory",),
     "methods.base": ("Drafter",),
@@ -84,8 +85,8 @@ _NAMES = {  # by module
     "methods.plain.config": ("PlainConfig",),
     "methods.prompt_lookup.config": ("PromptLookupConfig",),
     "observer": ("DraftedNode", "SourceVote", "SpecStep"),
-    "per_row": ("PerRow",),
     "pipelines": ("pipeline",),
+    "request.per_row": ("PerRow",),
     "self_drafting": ("self_draft",),
     "stats": ("SpecOutput", "SpecStats"),
     "tree": ("DraftTree", "TreeBuilder"),
@@ -96,7 +97,8 @@ if TYPE_CHECKING:
     from hf_specdec.api import SpecGenerationMixin, capability, decode, disable, enable, spec_memory
     from hf_specdec.capabilities.probe import Capability
     from hf_specdec.loading import AutoDraftHead, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-    from hf_specdec.many_prompts import ManyResult, generate_many
+    from hf_specdec.many_prompts.generate_many import generate_many
+    from hf_specdec.many_prompts.result import ManyResult
     from hf_specdec.methods.auto.config import AutoSpecConfig
     from hf_specdec.methods.auto.spec_memory import SpecMemory
     from hf_specdec.methods.base import Drafter
@@ -109,8 +111,8 @@ if TYPE_CHECKING:
     from hf_specdec.methods.plain.config import PlainConfig
     from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
     from hf_specdec.observer import DraftedNode, SourceVote, SpecStep
-    from hf_specdec.per_row import PerRow
     from hf_specdec.pipelines import pipeline
+    from hf_specdec.request.per_row import PerRow
     from hf_specdec.self_drafting import self_draft
     from hf_specdec.stats import SpecOutput, SpecStats
     from hf_specdec.tree import DraftTree, TreeBuilder

@@ -17,7 +17,7 @@ from hf_specdec import compat
 from hf_specdec.capabilities.probe import Capability
 from hf_specdec.engine.model_state import ATTRIBUTE, drop_drafts, state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.generation import EnabledGenerate, decode, generate_with, with_own_arguments
+from hf_specdec.generation.generate import EnabledGenerate, decode, generate_with, with_own_arguments
 from hf_specdec.kernels.registry import checks_attention, unchecked_attention
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.method import give_memory, memory_in_use

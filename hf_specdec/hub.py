@@ -21,8 +21,7 @@ from hf_specdec import compat
 from hf_specdec.compat.hub_files import cached_file, validate_repo_id
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import CheckpointError, ConfigError, first_line
-from hf_specdec.files import check_path
-from hf_specdec.generation import generate_once
+from hf_specdec.generation.generate import generate_once
 from hf_specdec.loading import AutoDraftHead
 from hf_specdec.methods.auto.method import give_memory
 from hf_specdec.methods.auto.spec_memory import SpecMemory
@@ -31,7 +30,8 @@ from hf_specdec.methods.eagle3.checkpoint import save_head
 from hf_specdec.methods.eagle3.network import Eagle3Head
 from hf_specdec.methods.method import MethodState
 from hf_specdec.methods.registry import resolve
-from hf_specdec.request import own_arguments
+from hf_specdec.request.request import own_arguments
+from hf_specdec.utils.files import check_path
 
 __all__ = ["export", "generate"]
 

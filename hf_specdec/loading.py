@@ -15,12 +15,11 @@ import transformers
 from safetensors import SafetensorError
 
 from hf_specdec.api import SpecGenerationMixin, enable
-from hf_specdec.checkpoint_folder import check_folder
+from hf_specdec.checkpoints.folder import check_folder
 from hf_specdec.compat import dropped_settings, generation_model, input_device
 from hf_specdec.compat.gemma_assistant import is_gemma_assistant, with_shared_layers
 from hf_specdec.distributed.placement import check_device_map, check_parts, parallel_arguments, read_device
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line, unknown_name
-from hf_specdec.files import check_path, said_of_hub
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
 from hf_specdec.methods.dflash.network import DFlashHead, is_dflash_config
@@ -39,7 +38,8 @@ from hf_specdec.quantization.precision import (
     skeleton,
 )
 from hf_specdec.quantization.report import FIXED_TEXT, LoadedWeights, loaded_weights, logit_error, precision_of
-from hf_specdec.request import own_arguments
+from hf_specdec.request.request import own_arguments
+from hf_specdec.utils.files import check_path, said_of_hub
 
 __all__ = [
     "PRECISIONS",

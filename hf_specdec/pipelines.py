@@ -14,12 +14,12 @@ import transformers
 from transformers import TextGenerationPipeline
 
 from hf_specdec.api import enable
-from hf_specdec.checkpoint_tokenizers import draft_tokenizers, load_tokenizer
+from hf_specdec.checkpoints.tokenizers import draft_tokenizers, load_tokenizer
 from hf_specdec.compat import generation_model
 from hf_specdec.distributed.placement import read_device
 from hf_specdec.errors import ConfigError
 from hf_specdec.loading import AutoModelForCausalLM, load_draft
-from hf_specdec.request import configs_of, with_default_method, with_own_method
+from hf_specdec.request.request import configs_of, with_default_method, with_own_method
 from hf_specdec.stats import SpecStats
 
 __all__ = ["SpecTextGenerationPipeline", "pipeline"]

@@ -10,8 +10,8 @@ import pytest
 import hf_specdec
 from hf_specdec import ConfigError, SpecMemory, bench, hub
 from hf_specdec.bench.replay import read_records
-from hf_specdec.files import check_output, replacing
 from hf_specdec.training import train_draft, train_head
+from hf_specdec.utils.files import check_output, replacing
 from tests.helpers.zoo import FAMILIES, build
 
 FUNCTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {

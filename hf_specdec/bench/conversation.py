@@ -9,7 +9,7 @@ from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.compat import max_positions
 from hf_specdec.errors import ConfigError
-from hf_specdec.transfer import left_padded
+from hf_specdec.utils.transfer import left_padded
 
 __all__ = ["encode", "fitting", "padded"]
 

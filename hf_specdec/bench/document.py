@@ -27,7 +27,7 @@ from hf_specdec.bench.journal import Journal, is_journal, line_of, read_lines
 from hf_specdec.bench.shapes import Misshapen, check_document
 from hf_specdec.bench.statistics import summarize
 from hf_specdec.errors import ConfigError, shown, unknown_name
-from hf_specdec.files import check_output, check_path, replacing
+from hf_specdec.utils.files import check_output, check_path, replacing
 
 __all__ = [
     "COST",

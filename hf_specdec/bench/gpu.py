@@ -30,9 +30,9 @@ from hf_specdec.bench.measure import synchronize
 from hf_specdec.bench.prompts import default_prompts, spread
 from hf_specdec.bench.steps import measure_steps
 from hf_specdec.bench.tables import markdown
-from hf_specdec.command_errors import run_program
 from hf_specdec.compat import assists_static_caches
 from hf_specdec.errors import ConfigError, first_line, unknown_name
+from hf_specdec.utils.command_errors import run_program
 
 __all__ = ["measure_gpu"]
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_specdec.files import replacing
+from hf_specdec.utils.files import replacing
 
 __all__ = ["Journal", "is_journal", "line_of", "read_lines"]
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 import hf_specdec
 from hf_specdec import compat, embedded
 from hf_specdec.bench.widen import check_widening, widen, widen_head
-from hf_specdec.checkpoint_tokenizers import load_foreign_tokenizer, load_tokenizer
+from hf_specdec.checkpoints.tokenizers import load_foreign_tokenizer, load_tokenizer
 from hf_specdec.distributed.placement import default_device, read_device, where_it_lies
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.methods.draft_head import DraftHead

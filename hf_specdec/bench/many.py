@@ -12,7 +12,7 @@ from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.rows import Row, own_rows
 from hf_specdec.engine.model_state import using_method_state
-from hf_specdec.many_prompts import ManyResult
+from hf_specdec.many_prompts.result import ManyResult
 from hf_specdec.methods.method import MethodState
 
 __all__ = ["measure_many"]

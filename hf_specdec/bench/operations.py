@@ -1,7 +1,7 @@
 """Counts the torch operations of decoding steps and how often the host reads from a device.
 
 Every operation outside the model's forward is a launch on a GPU, every read a stop. On a CPU the same calls are
-counted; they are the same on a GPU but for what `hf_specdec.transfer.is_host` decides.
+counted; they are the same on a GPU but for what `hf_specdec.utils.transfer.is_host` decides.
 """
 
 import itertools

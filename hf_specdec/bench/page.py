@@ -7,7 +7,7 @@ from typing import Any
 from hf_specdec.bench.captions import facts
 from hf_specdec.bench.plots import has_figures, plot_document
 from hf_specdec.bench.tables import markdown
-from hf_specdec.files import check_path, replacing
+from hf_specdec.utils.files import check_path, replacing
 
 __all__ = ["page_text", "write_page"]
 

@@ -18,7 +18,7 @@ from hf_specdec.bench.document import COST, REPLAY, SPEEDS
 from hf_specdec.bench.rows import REFERENCE
 from hf_specdec.bench.statistics import OVERALL
 from hf_specdec.errors import ConfigError, import_extra
-from hf_specdec.files import check_path
+from hf_specdec.utils.files import check_path
 
 __all__ = ["check_matplotlib", "has_figures", "plot_document"]
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import check_path, json_value, lines_of, lone_surrogate, read_text
 from hf_specdec.methods.config import check_positive
+from hf_specdec.utils.files import check_path, json_value, lines_of, lone_surrogate, read_text
 
 __all__ = ["RANDOM_TOKENS", "Prompt", "batched", "default_prompts", "load_prompts", "random_prompts", "spread"]
 

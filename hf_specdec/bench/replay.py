@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import check_path, json_value, lines_of, read_text
 from hf_specdec.methods.base import Drafter
 from hf_specdec.tree import DraftTree
+from hf_specdec.utils.files import check_path, json_value, lines_of, read_text
 
 __all__ = ["Record", "ReplayResult", "read_records", "replay"]
 

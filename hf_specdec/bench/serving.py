@@ -31,12 +31,12 @@ from hf_specdec import embedded
 from hf_specdec.bench.header import header
 from hf_specdec.bench.prompts import load_prompts, spread
 from hf_specdec.bench.widen import read_size, widen
-from hf_specdec.checkpoint_tokenizers import load_tokenizer
-from hf_specdec.command_errors import run_program
+from hf_specdec.checkpoints.tokenizers import load_tokenizer
 from hf_specdec.errors import SpecError, unknown_name
 from hf_specdec.loading import AutoModelForCausalLM
 from hf_specdec.quantization.precision import DTYPES
 from hf_specdec.quantization.report import num_parameters
+from hf_specdec.utils.command_errors import run_program
 
 __all__ = ["Load", "Server", "ask_together", "compare", "main", "running"]
 

@@ -23,7 +23,7 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
-from hf_specdec.generation import prepared_call
+from hf_specdec.generation.generate import prepared_call
 from hf_specdec.methods.config import check_positive
 
 __all__ = ["Tuned", "measure_costs"]

@@ -7,7 +7,7 @@ import torch
 
 from hf_specdec.cache.blocks import Blocks
 from hf_specdec.compat import VALUES_KEEP_DTYPE, CacheLayerMixin
-from hf_specdec.transfer import HOST, upload
+from hf_specdec.utils.transfer import HOST, upload
 
 __all__ = ["RowReserve", "SpecLayer", "WriteIndex"]
 

@@ -26,7 +26,7 @@ from hf_specdec.compat import (
     mark_dynamic,
     mark_static_address,
 )
-from hf_specdec.transfer import is_staged
+from hf_specdec.utils.transfer import is_staged
 
 __all__ = ["FixedShapes", "StaticSpecCache", "StaticSpecLayer"]
 

@@ -27,9 +27,9 @@ from hf_specdec.cli.bench_options import KindOptions, OutputOptions, PromptOptio
 from hf_specdec.cli.bench_output import progress_bar, show
 from hf_specdec.cli.report import note
 from hf_specdec.cli.spread import spread
-from hf_specdec.command_errors import reports_errors
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.quantization.precision import PRECISIONS
+from hf_specdec.utils.command_errors import reports_errors
 
 __all__ = ["bench"]
 

@@ -13,9 +13,9 @@ from hf_specdec.bench.prompts import Prompt, batched, load_prompts, random_promp
 from hf_specdec.cli import options
 from hf_specdec.cli.inputs import check_seed
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import check_room
 from hf_specdec.methods.config import check_temperature
 from hf_specdec.methods.registry import METHODS, config_arguments
+from hf_specdec.utils.files import check_room
 
 __all__ = ["KindOptions", "OutputOptions", "PromptOptions", "RunOptions"]
 

@@ -15,14 +15,14 @@ from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.cli.report import drafts_line, note
 from hf_specdec.cli.spread import spread
-from hf_specdec.command_errors import reports_errors
 from hf_specdec.compat import CACHE, crop_to, input_device, max_positions, takes_cache
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, SpecError, counted
-from hf_specdec.files import lone_surrogate, read_text
+from hf_specdec.many_prompts.prompt_inputs import chat_text
 from hf_specdec.observer import SpecStep
-from hf_specdec.prompt_inputs import chat_text
 from hf_specdec.serve.text_stream import TextStream
+from hf_specdec.utils.command_errors import reports_errors
+from hf_specdec.utils.files import lone_surrogate, read_text
 
 __all__ = ["chat"]
 

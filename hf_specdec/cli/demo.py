@@ -10,18 +10,18 @@ from transformers import PreTrainedModel
 
 import hf_specdec
 from hf_specdec.bench.widen import check_widening, read_size, widen, widen_head
-from hf_specdec.checkpoint_tokenizers import draft_tokenizers
+from hf_specdec.checkpoints.tokenizers import draft_tokenizers
 from hf_specdec.cli import options
 from hf_specdec.cli.inputs import load_draft
 from hf_specdec.cli.listening import listen
 from hf_specdec.cli.options import LoadOptions
 from hf_specdec.cli.report import note
 from hf_specdec.cli.spread import spread
-from hf_specdec.command_errors import reports_errors
 from hf_specdec.demo.runner import Racer
 from hf_specdec.demo.settings import Limits
 from hf_specdec.errors import MissingExtraError
 from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.utils.command_errors import reports_errors
 
 __all__ = ["demo"]
 

@@ -22,12 +22,12 @@ from hf_specdec.cli.prompts_file import ManyOptions, own_device, run_many
 from hf_specdec.cli.report import drafts_line, near_tie_note, note, print_json
 from hf_specdec.cli.spread import spread
 from hf_specdec.cli.table import print_comparison
-from hf_specdec.command_errors import reports_errors
 from hf_specdec.compat import attention_implementation, input_device, max_positions
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.quantization.report import precision_of
+from hf_specdec.utils.command_errors import reports_errors
 
 __all__ = ["generate"]
 

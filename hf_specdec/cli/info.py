@@ -7,8 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec import compiled
-from hf_specdec.checkpoint_tokenizers import draft_tokenizers
+from hf_specdec import native
+from hf_specdec.checkpoints.tokenizers import draft_tokenizers
 from hf_specdec.cli import options
 from hf_specdec.cli.extras import extras, versions
 from hf_specdec.cli.inputs import load_draft
@@ -17,7 +17,6 @@ from hf_specdec.cli.report import print_json
 from hf_specdec.cli.spread import spread
 from hf_specdec.cli.table import print_facts
 from hf_specdec.cli.weights import weights_facts
-from hf_specdec.command_errors import reports_errors
 from hf_specdec.compat import attention_implementation
 from hf_specdec.distributed.placement import available_devices, where_it_lies
 from hf_specdec.engine.draft_pairing import draft_capability, vocab_sizes
@@ -29,6 +28,7 @@ from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.quantization.precision import machine_support
 from hf_specdec.quantization.report import num_parameters, precision_of
+from hf_specdec.utils.command_errors import reports_errors
 
 __all__ = ["info"]
 
@@ -89,7 +89,7 @@ def _machine() -> dict[str, Any]:
     return {
         "devices": list(map(str, available_devices())),
         "threads": torch.get_num_threads(),
-        "drafting": "in Python: no compiled core is installed" if compiled.core is None else "in the compiled core",
+        "drafting": "in Python: no compiled core is installed" if native.core is None else "in the compiled core",
         "linear layers": where,
         "norms": where,
         "attention": where,

@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerBase
 from hf_specdec import embedded, loading
 from hf_specdec.cli.where import placement
 from hf_specdec.errors import ConfigError, unknown_name
-from hf_specdec.files import lone_surrogate
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.registry import resolve
+from hf_specdec.utils.files import lone_surrogate
 
 __all__ = ["check_precision", "check_seed", "encode", "load_draft", "read_prompt", "set_threads"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import check_output, lock, lock_out_processes, replacing
+from hf_specdec.utils.files import check_output, lock, lock_out_processes, replacing
 
 __all__ = ["JobFile", "check_job_output"]
 

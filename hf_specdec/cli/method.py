@@ -10,7 +10,7 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.method import Method
 from hf_specdec.methods.registry import METHODS, config_arguments, resolve
-from hf_specdec.request import NONE
+from hf_specdec.request.request import NONE
 
 __all__ = ["AUTO", "DEFAULT_METHOD", "check_draft_options", "describe_methods", "loads_draft", "read_method"]
 

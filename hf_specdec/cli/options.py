@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.checkpoint_tokenizers import draft_tokenizers, load_tokenizer
+from hf_specdec.checkpoints.tokenizers import draft_tokenizers, load_tokenizer
 from hf_specdec.cli.inputs import check_precision, load_draft, set_threads
 from hf_specdec.cli.method import check_draft_options, describe_methods, loads_draft, read_method
 from hf_specdec.cli.where import Where, read_where

@@ -21,8 +21,8 @@ from hf_specdec.cli.job_file import JobFile, check_job_output
 from hf_specdec.cli.processes import processes
 from hf_specdec.cli.report import noting_interrupts
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import json_value, lines_of, lone_surrogate, read_text
-from hf_specdec.progress import with_bar
+from hf_specdec.utils.files import json_value, lines_of, lone_surrogate, read_text
+from hf_specdec.utils.progress import with_bar
 
 __all__ = ["ManyOptions", "numbered_prompts", "own_device", "read_prompts", "run_many"]
 

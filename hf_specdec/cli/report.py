@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from hf_specdec.command_errors import process_rank, to_stderr
 from hf_specdec.stats import SpecStats
+from hf_specdec.utils.command_errors import process_rank, to_stderr
 
 __all__ = ["drafts_line", "near_tie_note", "note", "noting_interrupts", "print_json", "stdout_console"]
 

@@ -15,13 +15,13 @@ from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.cli.report import near_tie_note, note, print_json, stdout_console
 from hf_specdec.cli.spread import spread
-from hf_specdec.command_errors import reports_errors
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.quantization.report import precision_of
 from hf_specdec.summarization.articles import Article, load_articles, read_articles
 from hf_specdec.summarization.rouge import check_rouge, score
 from hf_specdec.summarization.run import Summarizer, summarize_all
+from hf_specdec.utils.command_errors import reports_errors
 
 __all__ = ["summarize"]
 

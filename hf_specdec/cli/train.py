@@ -14,12 +14,12 @@ from hf_specdec.cli.options import LoadOptions
 from hf_specdec.cli.prompts_file import numbered_prompts, own_device
 from hf_specdec.cli.report import note, noting_interrupts, print_json, stdout_console
 from hf_specdec.cli.spread import spread
-from hf_specdec.command_errors import reports_errors
 from hf_specdec.compat import computes_bf16, input_device
 from hf_specdec.errors import ConfigError, counted
-from hf_specdec.files import is_utf8, read_text
 from hf_specdec.methods.eagle3.checkpoint import load_head
 from hf_specdec.training import DraftTraining, HeadReport, HeadTraining, train_draft, train_head
+from hf_specdec.utils.command_errors import reports_errors
+from hf_specdec.utils.files import is_utf8, read_text
 
 __all__ = ["train"]
 

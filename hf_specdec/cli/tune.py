@@ -11,10 +11,10 @@ from hf_specdec.cli import options
 from hf_specdec.cli.options import LoadOptions
 from hf_specdec.cli.report import note, print_json, stdout_console
 from hf_specdec.cli.spread import spread
-from hf_specdec.command_errors import reports_errors
 from hf_specdec.engine.cost_model import check_costs_file
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import check_output
+from hf_specdec.utils.command_errors import reports_errors
+from hf_specdec.utils.files import check_output
 
 __all__ = ["tune"]
 

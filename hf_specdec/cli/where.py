@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from hf_specdec.distributed.placement import STRATEGIES, place, read_device
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import json_value
 from hf_specdec.methods.config import SpecConfig
+from hf_specdec.utils.files import json_value
 
 __all__ = ["Where", "placement", "read_where"]
 

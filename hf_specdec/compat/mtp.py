@@ -26,7 +26,7 @@ from hf_specdec.compat.models import text_config
 from hf_specdec.compat.mtp_families import NUMBERED, SAME, announced_layers, family_of
 from hf_specdec.compat.mtp_layers import OTHER_METHOD, FamilyMtp, MtpModel, block_types, mtp_logits
 from hf_specdec.errors import CheckpointError, UnsupportedModelError, first_line
-from hf_specdec.files import said_of_hub
+from hf_specdec.utils.files import said_of_hub
 
 __all__ = ["FamilyMtp", "MtpModel", "load_mtp", "mtp_logits", "use_float64_experts", "use_mask_attention"]
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from hf_specdec.compat import CACHE, Cache, DynamicCache, has_own_input_preparation, max_positions, text_config
 from hf_specdec.compat.models import input_embeddings
 from hf_specdec.compat.modules import modules_of
-from hf_specdec.transfer import HOST
+from hf_specdec.utils.transfer import HOST
 
 __all__ = ["cache_drop_length", "position_limit", "rotary_grows", "rotary_state", "rotary_switches"]
 

@@ -15,7 +15,7 @@ from hf_specdec import compat
 from hf_specdec.capabilities.findings import Found
 from hf_specdec.compat.processors import take_prefix_row
 from hf_specdec.engine.call import Call
-from hf_specdec.per_row import PerRow
+from hf_specdec.request.per_row import PerRow
 
 __all__ = [
     "assisted_fallback_reason",

@@ -15,7 +15,7 @@ from transformers import (
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.forward.model_facts import ModelFacts
-from hf_specdec.per_row import PerRow
+from hf_specdec.request.per_row import PerRow
 from hf_specdec.stats import SpecStats
 
 __all__ = ["UNBOUNDED", "Call", "with_stats"]

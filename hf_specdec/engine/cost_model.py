@@ -19,8 +19,8 @@ import torch
 from hf_specdec.compat import computes_halves
 from hf_specdec.engine.time_estimate import TimeEstimate
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import replacing
 from hf_specdec.methods.base import TOKEN_COST
+from hf_specdec.utils.files import replacing
 
 __all__ = ["ORDER", "CostCurve", "DraftSpeed", "StepCosts", "check_costs_file"]
 

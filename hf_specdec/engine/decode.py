@@ -31,7 +31,7 @@ from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import DrafterContext
 from hf_specdec.methods.translation import Translation
-from hf_specdec.request import Request
+from hf_specdec.request.request import Request
 from hf_specdec.stats import SpecStats
 
 __all__ = [

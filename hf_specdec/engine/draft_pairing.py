@@ -24,7 +24,7 @@ from hf_specdec.forward.model_runner import Tier
 from hf_specdec.methods.draft_scorer import cost_ratio
 from hf_specdec.methods.processed_rows import LogitsProcessorFn
 from hf_specdec.methods.translation import Translation
-from hf_specdec.transfer import HOST, left_padded
+from hf_specdec.utils.transfer import HOST, left_padded
 
 __all__ = [
     "MAX_PADDING",

@@ -12,7 +12,7 @@ from hf_specdec.engine.batch_rules import padding_fallback_reason
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.methods.draft_head import DraftHead
-from hf_specdec.request import Request
+from hf_specdec.request.request import Request
 from hf_specdec.stats import SpecStats
 
 __all__ = ["FirstCall", "can_try", "first_call_of", "row_trial_of"]

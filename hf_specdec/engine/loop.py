@@ -7,7 +7,7 @@ import torch
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.step import StepRunner
-from hf_specdec.transfer import HOST
+from hf_specdec.utils.transfer import HOST
 
 __all__ = ["SpecLoop"]
 

@@ -16,7 +16,7 @@ from hf_specdec.engine.static_shapes import check_cache, reason_against_static
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.inputs import rows_of, tensors_of
 from hf_specdec.methods.registry import METHODS
-from hf_specdec.request import Request
+from hf_specdec.request.request import Request
 
 __all__ = ["alone_reason", "check_tier", "encoder_kwargs", "one_by_one_reason", "plain_reason", "transformers_reason"]
 

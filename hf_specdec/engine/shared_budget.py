@@ -6,7 +6,7 @@ from hf_specdec import compat
 from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.decode import costs_of
 from hf_specdec.engine.step import StepRunner
-from hf_specdec.request import Request
+from hf_specdec.request.request import Request
 
 __all__ = ["weigh_drafts_of"]
 

@@ -36,7 +36,7 @@ from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
 from hf_specdec.observer import SpecStep
 from hf_specdec.stats import SpecStats
-from hf_specdec.transfer import HOST
+from hf_specdec.utils.transfer import HOST
 
 MakeDrafter = Callable[[int, torch.Generator | None], Drafter]
 

@@ -23,7 +23,7 @@ from hf_specdec.forward.model_runner import MAX_UNCACHED
 from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.draft_head import DraftHead
-from hf_specdec.transfer import is_host
+from hf_specdec.utils.transfer import is_host
 
 __all__ = [
     "DraftShapes",

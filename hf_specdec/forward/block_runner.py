@@ -17,8 +17,8 @@ from hf_specdec.forward.compiled_forward import Step, StepKind
 from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall, head_cache, static_head_cache
 from hf_specdec.forward.runner_base import RowScorer
 from hf_specdec.methods.draft_head import BlockHead
-from hf_specdec.transfer import to_device
 from hf_specdec.tree import DraftTree
+from hf_specdec.utils.transfer import to_device
 
 __all__ = ["BLOCK_STEP", "BlockRunner", "BlockScorer"]
 

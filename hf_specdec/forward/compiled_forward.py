@@ -16,7 +16,7 @@ import torch
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.compat.hook_errors import raised_in_hook
-from hf_specdec.transfer import is_host
+from hf_specdec.utils.transfer import is_host
 
 __all__ = ["MODEL_STEP", "CompiledForward", "CompiledShapes", "ForwardWidths", "Step", "StepKind", "checked_steps"]
 

@@ -31,8 +31,8 @@ from hf_specdec.forward.tree_mask import TreeMasks
 from hf_specdec.methods.draft_scorer import cost_ratio
 from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import Source
-from hf_specdec.transfer import HOST
 from hf_specdec.tree import DraftTree, TreeBuilder
+from hf_specdec.utils.transfer import HOST
 
 __all__ = ["OWN_CACHE", "ExitRunner"]
 

@@ -17,7 +17,7 @@ from hf_specdec.forward.compiled_forward import CompiledShapes, Step, StepKind
 from hf_specdec.forward.head_base import head_cache, static_head_cache
 from hf_specdec.forward.head_rows import Columns, StageRow, Wanted
 from hf_specdec.methods.draft_head import PairHead
-from hf_specdec.transfer import to_device
+from hf_specdec.utils.transfer import to_device
 
 __all__ = ["PAIR_STEP", "HeadStage"]
 

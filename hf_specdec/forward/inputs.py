@@ -23,7 +23,7 @@ from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.forward.tree_mask import TreeMasks
 from hf_specdec.forward.tree_rows import TreeRows
-from hf_specdec.transfer import HOST, to_device
+from hf_specdec.utils.transfer import HOST, to_device
 
 __all__ = ["StepInputs", "rows_of", "tensors_of"]
 

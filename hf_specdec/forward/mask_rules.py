@@ -12,7 +12,7 @@ import torch
 
 from hf_specdec.forward.tree_rows import TreeRows
 from hf_specdec.kernels.masks import mark_open
-from hf_specdec.transfer import HostArrays, additive_bits, to_device
+from hf_specdec.utils.transfer import HostArrays, additive_bits, to_device
 
 __all__ = ["Masks", "RuleMasks", "same_masks", "window_of"]
 

@@ -17,8 +17,8 @@ from hf_specdec.forward.inputs import StepInputs
 from hf_specdec.forward.rotary import RotaryFrequencies
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.methods.node_logits import LogitsRead, NodeLogits, read_rows
-from hf_specdec.transfer import PendingRead, is_staged
 from hf_specdec.tree import DraftTree
+from hf_specdec.utils.transfer import PendingRead, is_staged
 
 __all__ = ["NextForward"]
 

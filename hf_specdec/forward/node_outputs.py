@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from hf_specdec.methods.node_logits import NodeLogits
-from hf_specdec.transfer import to_device
+from hf_specdec.utils.transfer import to_device
 
 __all__ = ["NodeOutputs"]
 

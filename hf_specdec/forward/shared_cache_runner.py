@@ -16,8 +16,8 @@ from hf_specdec.forward.compiled_forward import Step, StepKind
 from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.methods.draft_head import SharedCacheHead
-from hf_specdec.transfer import to_device
 from hf_specdec.tree import DraftTree
+from hf_specdec.utils.transfer import to_device
 
 __all__ = ["SHARED_STEP", "SharedCacheRunner"]
 

@@ -19,7 +19,7 @@ from hf_specdec.compat.attention import causal_mask_function, takes_tensor_masks
 from hf_specdec.forward.mask_rules import RuleMasks, same_masks, window_of
 from hf_specdec.forward.tree_rows import TreeRows
 from hf_specdec.kernels.masks import additive, mark_open
-from hf_specdec.transfer import HostArrays
+from hf_specdec.utils.transfer import HostArrays
 
 __all__ = ["TreeMasks"]
 

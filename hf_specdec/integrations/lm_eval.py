@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from hf_specdec.api import enable
-from hf_specdec.checkpoint_tokenizers import draft_tokenizers
+from hf_specdec.checkpoints.tokenizers import draft_tokenizers
 from hf_specdec.compat import generation_model
 from hf_specdec.errors import MissingExtraError
 from hf_specdec.loading import AutoDraftHead, AutoModelForCausalLM, is_draft_head
 from hf_specdec.methods.registry import config_arguments
-from hf_specdec.per_row import PerRow
-from hf_specdec.request import with_default_method
+from hf_specdec.request.per_row import PerRow
+from hf_specdec.request.request import with_default_method
 
 try:
     from lm_eval.__main__ import cli_evaluate

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_specdec.arguments import settings_of
-from hf_specdec.checkpoint_tokenizers import draft_tokenizers, load_tokenizer
+from hf_specdec.checkpoints.tokenizers import draft_tokenizers, load_tokenizer
 from hf_specdec.errors import ConfigError, import_extra
+from hf_specdec.generation.arguments import settings_of
 from hf_specdec.loading import AutoModelForCausalLM, load_draft
-from hf_specdec.many_prompts import ManyResult
+from hf_specdec.many_prompts.prompt_inputs import inputs_of
+from hf_specdec.many_prompts.result import ManyResult
+from hf_specdec.many_prompts.shared_batch import SharedBatch
 from hf_specdec.methods.config import check_positive
-from hf_specdec.prompt_inputs import inputs_of
-from hf_specdec.shared_batch import SharedBatch
 
 __all__ = ["SpecTextGenerator", "generate_texts"]
 

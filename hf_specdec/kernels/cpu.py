@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from hf_specdec.compat import computes_halves, is_dispatch_traced
-from hf_specdec.compiled import core
+from hf_specdec.native import core
 
 __all__ = ["KINDS", "Trial", "core", "is_emulated", "is_usual", "team", "threads_for", "trial", "why_unused"]
 

@@ -18,7 +18,7 @@ from hf_specdec.compat.attention import attention_function_of, register_attentio
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import CoreAttention
 from hf_specdec.kernels.grouped import can_fold, folded
-from hf_specdec.transfer import is_host
+from hf_specdec.utils.transfer import is_host
 
 __all__ = ["FewQueryAttention"]
 

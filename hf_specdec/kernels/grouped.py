@@ -10,7 +10,7 @@ import torch
 
 from hf_specdec.kernels.layout import fits
 from hf_specdec.kernels.masks import additive, prepared
-from hf_specdec.transfer import is_host
+from hf_specdec.utils.transfer import is_host
 
 __all__ = ["can_fold", "folded"]
 

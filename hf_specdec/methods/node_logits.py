@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hf_specdec import compiled
-from hf_specdec.transfer import is_host
+from hf_specdec import native
+from hf_specdec.utils.transfer import is_host
 
 __all__ = ["Choose", "LogitsRead", "NodeLogits", "read_logits", "read_rows", "read_tensors"]
 
@@ -178,7 +178,7 @@ def read_tensors(tensors: Sequence[torch.Tensor]) -> Iterator[Array]:
 
 def _read_on_host(logits: torch.Tensor, num_top: int | None) -> Array | None:
     """What `read_logits` gives, by the compiled core; `None` where it is not there or cannot read these logits."""
-    core, as_read = compiled.core, AS_READ.get(logits.dtype)
+    core, as_read = native.core, AS_READ.get(logits.dtype)
     if not num_top or core is None or as_read is None or not is_host(logits.device):
         return None
     width, count = logits.shape[-1], min(num_top, logits.shape[-1])

@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from hf_specdec.errors import MissingExtraError, QueueFullError, shown
-from hf_specdec.many_prompts import ManyResult
+from hf_specdec.many_prompts.result import ManyResult
 from hf_specdec.serve.engine import Answer, ServingEngine
 from hf_specdec.serve.requests import RequestError, RequestReader
 from hf_specdec.serve.text_stream import TextStream

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from hf_specdec.many_prompts import ManyResult
-from hf_specdec.shared_batch import SharedBatch
+from hf_specdec.many_prompts.result import ManyResult
+from hf_specdec.many_prompts.shared_batch import SharedBatch
 
 __all__ = ["Answer", "ServingEngine"]
 

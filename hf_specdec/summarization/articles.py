@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_specdec.errors import ConfigError, import_extra
-from hf_specdec.files import json_value, lines_of, lone_surrogate, read_text
+from hf_specdec.utils.files import json_value, lines_of, lone_surrogate, read_text
 
 __all__ = ["Article", "load_articles", "read_articles"]
 

@@ -12,10 +12,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_specdec.compat import input_device, max_positions
 from hf_specdec.engine.model_state import state_of, using_method_state
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import lone_surrogate
-from hf_specdec.prompt_inputs import chat_text
+from hf_specdec.many_prompts.prompt_inputs import chat_text
 from hf_specdec.summarization.articles import Article
-from hf_specdec.transfer import left_padded
+from hf_specdec.utils.files import lone_surrogate
+from hf_specdec.utils.transfer import left_padded
 
 __all__ = ["CHAT_TEMPLATE", "TEXT_TEMPLATE", "Summaries", "Summarizer", "summarize_all"]
 

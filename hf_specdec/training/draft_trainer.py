@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import compat
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.files import saving_tensors
 from hf_specdec.self_drafting import self_draft
 from hf_specdec.training.batch import Batch, Outcome, ahead
 from hf_specdec.training.card import write_draft_card
@@ -21,6 +20,7 @@ from hf_specdec.training.inputs import checked_config
 from hf_specdec.training.loop import TrainingLoop, accelerator_for, drawn_where_unprompted, write_texts
 from hf_specdec.training.report import HeadReport
 from hf_specdec.training.work import check_folder, held
+from hf_specdec.utils.files import saving_tensors
 
 __all__ = ["DraftRollout", "train_draft"]
 

@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import check_path
 from hf_specdec.training.config import Training
+from hf_specdec.utils.files import check_path
 
 __all__ = ["checked_config"]
 

@@ -20,13 +20,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import compat
 from hf_specdec.errors import CheckpointError, ConfigError, first_line
-from hf_specdec.progress import with_bar
 from hf_specdec.training.batch import Batch
 from hf_specdec.training.config import Training
 from hf_specdec.training.optimiser import MuonWithAdamW
 from hf_specdec.training.report import HeadReport, Measured
 from hf_specdec.training.texts import Shard, prompt_ids, read_shard, shards, write_shard
 from hf_specdec.training.work import begin, settings_of, whole
+from hf_specdec.utils.progress import with_bar
 
 __all__ = ["TrainingLoop", "accelerator_for", "drawn_where_unprompted", "write_texts"]
 

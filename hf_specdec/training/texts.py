@@ -21,7 +21,7 @@ from hf_specdec.errors import CheckpointError, ConfigError
 from hf_specdec.forward.hidden_states import check_states
 from hf_specdec.training.config import Training
 from hf_specdec.training.work import whole
-from hf_specdec.transfer import left_padded
+from hf_specdec.utils.transfer import left_padded
 
 __all__ = ["Shard", "prompt_ids", "read_shard", "shard_path", "shards", "write_shard"]
 

@@ -13,8 +13,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_specdec.errors import CheckpointError, ConfigError, first_line
-from hf_specdec.files import lock, replacing, saving_tensors
 from hf_specdec.training.config import Training
+from hf_specdec.utils.files import lock, replacing, saving_tensors
 
 __all__ = ["begin", "check_folder", "held", "settings_of", "whole"]
 

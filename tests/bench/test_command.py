@@ -10,10 +10,10 @@ import pytest
 import hf_specdec.bench.document as document_module
 import hf_specdec.bench.journal as journal_module
 import hf_specdec.bench.model_run as run_module
-from hf_specdec import files
 from hf_specdec.bench.document import read_document
 from hf_specdec.cli.bench_file import DocumentFile
 from hf_specdec.errors import ConfigError
+from hf_specdec.utils import files
 from tests.cli.conftest import Run, run
 
 __all__ = ["run"]

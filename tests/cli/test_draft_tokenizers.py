@@ -11,7 +11,7 @@ from hf_specdec import embedded
 from hf_specdec.bench.loaded_model import load_model
 from hf_specdec.bench.rows import row
 from hf_specdec.bench.steps import step_rows
-from hf_specdec.checkpoint_tokenizers import load_foreign_tokenizer
+from hf_specdec.checkpoints.tokenizers import load_foreign_tokenizer
 from hf_specdec.cli.options import LoadOptions, MethodOptions
 from hf_specdec.serve.protocol import CompletionRequest
 from hf_specdec.serve.requests import RequestReader

@@ -13,7 +13,7 @@ import pytest
 from hf_specdec.cli.job_file import JobFile, check_job_output
 from hf_specdec.cli.prompts_file import ManyOptions, read_prompts
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import check_output, replacing
+from hf_specdec.utils.files import check_output, replacing
 
 LINES = [{"index": index, "prompt": f"p{index}", "text": "x"} for index in range(3)]
 
@@ -191,7 +191,7 @@ def test_a_short_write_is_an_error_and_leaves_whole_lines(tmp_path: Path) -> Non
     code = f"""
 import resource
 from pathlib import Path
-from hf_specdec import files
+from hf_specdec.utils import files
 from hf_specdec.cli.job_file import JobFile
 files.TRIED_BYTES = 0  # the disk has been tried before it filled up
 resource.setrlimit(resource.RLIMIT_FSIZE, ({len(content) + 200}, {len(content) + 200}))

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 import hf_specdec
-from hf_specdec import compiled
+from hf_specdec import native
 from hf_specdec.bench.operations import OperationCounter, StepOperations
 from hf_specdec.engine.sampling.draws import LEVELS
 from tests.helpers.accelerator import emulate
@@ -75,7 +75,7 @@ def test_a_greedy_step_reads_once(model: Any, inputs: Any, place: str, method: s
     """
     steps, tokens = steps_of(model, inputs, METHODS[method], **CACHES[cache])
     assert tokens == model.generate(**inputs, max_new_tokens=20, do_sample=False, spec_method=None)[0].tolist()
-    on_host = {0} if compiled.core is not None else {0, 1}
+    on_host = {0} if native.core is not None else {0, 1}
     assert {step.reads for step in steps} <= (on_host if place == "host" else {1})
     most = 20 if place == "host" else 15
     assert sorted(step.outside for step in steps)[-1 - making(method)] <= most
@@ -133,6 +133,6 @@ def test_windows_and_eager_attention_take_no_more(
     assert tokens.tolist() == plain(model, ids, **options).tolist()
     whole = [step for step in counter.steps[2:] if step.outside]  # a row's step is counted with its batch's first row
     assert len(whole) > 2
-    reads_by_torch = compiled.core is None and place == "host"  # row by row
+    reads_by_torch = native.core is None and place == "host"  # row by row
     most = 20 + 5 * batch if reads_by_torch else 20
     assert sorted(step.outside for step in whole)[-2] <= most, "but for the step in which a row leaves"

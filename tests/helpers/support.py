@@ -16,7 +16,7 @@ from transformers import GenerationMixin
 
 import hf_specdec
 from hf_specdec.kernels import cpu
-from hf_specdec.many_prompts import ManyResult
+from hf_specdec.many_prompts.result import ManyResult
 from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
 from tests.helpers.seeds import seed
 

@@ -165,7 +165,7 @@ def test_a_shared_beginning_is_computed_once(
             super().__init__(*args, **kwargs)
             streams.append(self)
 
-    monkeypatch.setattr("hf_specdec.many_prompts.ContinuousBatching", Spied)
+    monkeypatch.setattr("hf_specdec.many_prompts.job.ContinuousBatching", Spied)
     reference = alone(family, "greedy")
     results = list(reference.many("prompt_lookup", max_batch_size=len(PROMPTS)))
     assert {result.index: result.token_ids for result in results} == dict(enumerate(reference.texts))

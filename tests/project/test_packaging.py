@@ -23,7 +23,7 @@ SHIPPED += [
     "hf_specdec/bench/default_prompts/edit/add_logging.txt",
 ]
 MAX_MODEL_BYTES = 17_000_000
-CORE = "hf_specdec/compiled/_core.abi3.so"
+CORE = "hf_specdec/native/_core.abi3.so"
 
 
 def build(folder: Path, *targets: str, compiler: str | None = None) -> Path:
@@ -48,7 +48,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def core_of(python: Path, folder: Path) -> str:
     """File of the compiled core that an environment's package uses, or `None`."""
-    source = "from hf_specdec import compiled; print(compiled.core and compiled.core.__file__)"
+    source = "from hf_specdec import native; print(native.core and native.core.__file__)"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     found = subprocess.run(
         [str(python), "-c", source], capture_output=True, text=True, cwd=folder, env=environment, check=True
@@ -81,7 +81,7 @@ def test_the_sdist_carries_models_and_tests(tmp_path: Path) -> None:
         "pyproject.toml",
         "tests/project/test_packaging.py",
         "hatch_build.py",
-        "hf_specdec/compiled/core.h",
+        "hf_specdec/native/core.h",
     } <= names
     assert not [name for name in names if name.endswith((".so", ".pyd"))]
 

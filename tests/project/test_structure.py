@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hf_specdec
-from tests.mutants import MUTANTS
+from tests.faults import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "hf_specdec"

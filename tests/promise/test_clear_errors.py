@@ -10,7 +10,7 @@ import hf_specdec
 from hf_specdec import PerRow
 from hf_specdec.distributed.placement import read_devices
 from hf_specdec.errors import counted
-from hf_specdec.prompt_inputs import numbered
+from hf_specdec.many_prompts.prompt_inputs import numbered
 from hf_specdec.tree import DraftTree, TreeBuilder
 from tests.helpers.support import PROMPT
 

@@ -19,8 +19,8 @@ from transformers import (
 
 from hf_specdec.engine.sampling.row_filters import RowFilters
 from hf_specdec.forward.token_buffer import TokenBuffer
-from hf_specdec.transfer import HOST, upload
 from hf_specdec.tree import DraftTree
+from hf_specdec.utils.transfer import HOST, upload
 
 __all__ = ["NodeProcessors", "reads_ids", "takes_all_nodes"]
 

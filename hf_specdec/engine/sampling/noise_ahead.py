@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from hf_specdec.engine.sampling.random_streams import RandomStream
-from hf_specdec.transfer import is_host
+from hf_specdec.utils.transfer import is_host
 
 __all__ = ["NoiseAhead"]
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
-from hf_specdec.transfer import HOST
+from hf_specdec.utils.transfer import HOST
 
 __all__ = ["OwnDraws", "RandomStream"]
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.transfer import HOST, upload
+from hf_specdec.utils.transfer import HOST, upload
 
 __all__ = ["Rejections", "rejection_sample"]
 

@@ -16,8 +16,8 @@ from hf_specdec.engine.sampling.tokens_ahead import TokensAhead, rejections_of
 from hf_specdec.errors import RankError
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.node_logits import NodeLogits, read_tensors
-from hf_specdec.transfer import is_host
 from hf_specdec.tree import DraftTree
+from hf_specdec.utils.transfer import is_host
 
 __all__ = ["Sampler"]
 

@@ -8,7 +8,6 @@ from typing import ClassVar, Literal, get_args
 import torch
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import check_path
 from hf_specdec.methods.config import (
     MAX_KEPT,
     MAX_STEP_TOKENS,
@@ -18,6 +17,7 @@ from hf_specdec.methods.config import (
     check_devices,
     check_positive,
 )
+from hf_specdec.utils.files import check_path
 
 __all__ = ["AutoSpecConfig"]
 

@@ -12,10 +12,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import check_path, replacing
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.recycled_logits import NOTHING, NUM_KEPT, RecycledLogits, filled
 from hf_specdec.methods.ngram.pool import BOUNDARY, NgramPool
+from hf_specdec.utils.files import check_path, replacing
 
 __all__ = ["MemoryFile"]
 

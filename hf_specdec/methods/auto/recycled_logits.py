@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hf_specdec import compiled
+from hf_specdec import native
 from hf_specdec.methods.node_logits import NodeLogits
 
 __all__ = [
@@ -122,11 +122,11 @@ class RecycledLogits:
             before: the tokens in front of the root, at least `MAX_KEY - 1` of them where there are so many.
             best, log_probs: `(N, K)`, the best next tokens of each and their log probabilities, at most `NUM_KEPT`.
         """
-        if compiled.core is not None:
+        if native.core is not None:
             rows = np.ascontiguousarray(best, dtype=np.int32), np.ascontiguousarray(log_probs, dtype=np.float32)
             with self._lock:
                 self._renumber_late_stamps()
-                self._clock = compiled.core.put_nodes(self._arrays, self._clock, tokens, parents, before, *rows)
+                self._clock = native.core.put_nodes(self._arrays, self._clock, tokens, parents, before, *rows)
             return
         best, evidence = filled(best, _evidence(log_probs))
         keys = _keys_of_nodes(tokens, parents, before)  # (MAX_KEY, N)
@@ -268,10 +268,10 @@ def filled(tokens: Rows, evidence: Rows) -> tuple[Rows, Rows]:
 
 def _evidence(log_probs: Rows) -> Rows:
     """`log_odds` of log probabilities, computed in 64 bits, as fp32."""
-    if compiled.core is None:
+    if native.core is None:
         return log_odds(np.exp(log_probs.astype(np.float64))).astype(np.float32)
     evidence = np.array(log_probs, dtype=np.float32, order="C")
-    compiled.core.log_odds(evidence)
+    native.core.log_odds(evidence)
     return evidence
 
 

@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hf_specdec import compiled
+from hf_specdec import native
 from hf_specdec.methods.auto.calibration import MOST
 from hf_specdec.methods.auto.predictor import Context, NoiseRow, Prediction, Predictor
 from hf_specdec.methods.auto.recycled_logits import Entry
@@ -77,7 +77,7 @@ def search_of(
     noise: Sequence[NoiseRow] = (),
 ) -> "Search | CompiledSearch":
     """The search of one step, compiled where the core is there; see `Search` for the arguments."""
-    kind = Search if compiled.core is None else CompiledSearch
+    kind = Search if native.core is None else CompiledSearch
     return kind(predictor, index, takes_trees, max_depth, noise)
 
 
@@ -240,10 +240,10 @@ class CompiledSearch:
     def __init__(
         self, predictor: Predictor, index: NgramIndex, takes_trees: bool, max_depth: int, noise: Sequence[NoiseRow]
     ) -> None:
-        assert compiled.core is not None
+        assert native.core is not None
         self._predictor = predictor
         young, old, recycled, found, learned = predictor.arrays
-        self._search = compiled.core.Search(
+        self._search = native.core.Search(
             index.arrays,
             young,
             old,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import check_path
 from hf_specdec.methods.config import MAX_STEP_TOKENS, SpecConfig, check_devices, check_positive
+from hf_specdec.utils.files import check_path
 
 __all__ = ["DraftModelConfig"]
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from hf_specdec.compat.hub_files import cached_file
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line
-from hf_specdec.files import is_missing_folder, json_value, replacing, said_of_hub, saving_tensors
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, is_head_config
 from hf_specdec.methods.eagle3.network import Eagle3Head
+from hf_specdec.utils.files import is_missing_folder, json_value, replacing, said_of_hub, saving_tensors
 
 __all__ = ["is_head", "load_head", "save_head"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.files import check_path
 from hf_specdec.methods.draft_model.config import DraftModelConfig
+from hf_specdec.utils.files import check_path
 
 __all__ = ["HeadConfig"]
 

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from hf_specdec import compiled
+from hf_specdec import native
 from hf_specdec.methods.ngram import hashing
 from hf_specdec.methods.ngram.top_counts import TopCounts
 
@@ -60,8 +60,8 @@ class NgramIndex:
 
     def places(self, ngram: Sequence[int], limit: int) -> list[int]:
         """At most `limit` positions that follow an occurrence of `ngram`, newest first; the text's end is none."""
-        if compiled.core is not None:
-            return compiled.core.places(*self.arrays, tuple(ngram), limit)
+        if native.core is not None:
+            return native.core.places(*self.arrays, tuple(ngram), limit)
         size, text_length = len(ngram), len(self.tokens)
         found: list[int] = []
         place = hashing.newest(self._newest, self.tokens, self.num_orders, ngram)
@@ -85,13 +85,13 @@ class NgramIndex:
         most = self._num_ngrams + len(tokens) * self.num_orders
         if 3 * most > 2 * len(self._newest):
             larger = hashing.table_for(3 * most // 2 + 1)
-            move = hashing.move if compiled.core is None else compiled.core.move
+            move = hashing.move if native.core is None else native.core.move
             move(self.tokens, self._newest, larger, self.num_orders)
             self._newest = larger
         start = len(self.tokens)
         self._older.frombytes(bytes(len(tokens) * self.num_orders * self._older.itemsize))
         self.tokens.extend(tokens)
-        link = hashing.link if compiled.core is None else compiled.core.link
+        link = hashing.link if native.core is None else native.core.link
         added, followers = link(*self.arrays, start)
         self._num_ngrams += added
         for token in followers:

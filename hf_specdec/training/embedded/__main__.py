@@ -18,7 +18,6 @@ import torch
 import typer
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from hf_specdec.command_errors import run_program
 from hf_specdec.distributed.placement import read_device
 from hf_specdec.errors import ConfigError
 from hf_specdec.training.embedded import corpus, evaluate, objectives
@@ -26,6 +25,7 @@ from hf_specdec.training.embedded.fit import fit
 from hf_specdec.training.embedded.loop_free import LoopFreeText, stream_of_loop_free_texts
 from hf_specdec.training.embedded.models import new_model
 from hf_specdec.training.embedded.own_texts import own_texts
+from hf_specdec.utils.command_errors import run_program
 
 WINDOW, BATCH_SIZE = 512, 8
 NUM_OWN_TEXTS = 6144

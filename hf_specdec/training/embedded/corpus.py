@@ -13,7 +13,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from hf_specdec.files import is_utf8
+from hf_specdec.utils.files import is_utf8
 
 NUM_HELD_OUT = 40  # files
 VOCAB_SIZE = 4096

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 import hf_specdec
-from hf_specdec import compiled, embedded
+from hf_specdec import embedded, native
 from tests.helpers.support import plain
 
 
@@ -27,7 +27,7 @@ def test_a_head_whose_logits_are_nan(
     method: str, do_sample: bool, has_core: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_core:
-        monkeypatch.setattr(compiled, "core", None)
+        monkeypatch.setattr(native, "core", None)
     model, prompt = target()
     head = hf_specdec.AutoDraftHead.from_pretrained(embedded.path("head"))
     with torch.no_grad():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec import compiled
+from hf_specdec import native
 from hf_specdec.methods.ngram.pool import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
@@ -293,7 +293,7 @@ def test_a_step_reads_no_more_of_a_long_text_than_its_bound(
     for length in (2_000, 40_000):
         monkeypatch.undo()
         drafter = drafter_of(random_text(0, length, num_tokens), num_branches=num_branches)
-        monkeypatch.setattr(compiled, "core", None)
+        monkeypatch.setattr(native, "core", None)
         tokens = drafter.index.tokens = CountingArray("i", drafter.index.tokens)
         links = drafter.index._older = CountingArray("i", drafter.index._older)
         tree = drafter.propose(32)

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.extra_tokens import ExtraTokens
-from hf_specdec.tree_checks import Children, check_distributions, check_probabilities, children_of, no_child
+from hf_specdec.tree.checks import Children, check_distributions, check_probabilities, children_of, no_child
+from hf_specdec.tree.extra_tokens import ExtraTokens
 
 __all__ = ["ANY_DEPTH", "DraftTree", "ExtraTokens", "TreeBuilder"]
 

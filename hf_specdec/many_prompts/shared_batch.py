@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from hf_specdec.errors import QueueFullError, SpecError, without_frames
-from hf_specdec.many_prompts import NOT_YET, ManyResult, generate_many
+from hf_specdec.many_prompts.generate_many import generate_many
+from hf_specdec.many_prompts.job import NOT_YET
+from hf_specdec.many_prompts.result import ManyResult
 from hf_specdec.methods.config import check_positive
 
 __all__ = ["SharedBatch"]

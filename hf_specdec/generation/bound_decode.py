@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.decode import decode_call
-from hf_specdec.request import Request
+from hf_specdec.request.request import Request
 
 __all__ = ["BoundDecode", "PreparedDecode"]
 

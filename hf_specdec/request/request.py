@@ -10,7 +10,6 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_specdec.assisted_arguments import ASSISTED_ARGUMENTS, method_of, with_theirs
 from hf_specdec.compat import adds_virtual_tokens, generation_model
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
@@ -21,6 +20,7 @@ from hf_specdec.methods.own_drafter import maker_of
 from hf_specdec.methods.registry import METHODS, as_head, config_arguments, resolve
 from hf_specdec.methods.translation import are_alike, check_tokenizers
 from hf_specdec.observer import SpecStep
+from hf_specdec.request.assisted_arguments import ASSISTED_ARGUMENTS, method_of, with_theirs
 
 __all__ = [
     "AUTO",

@@ -270,4 +270,4 @@ static PyType_Slot slots[] = {
     {Py_tp_new, search_new}, {Py_tp_dealloc, search_dealloc}, {Py_tp_methods, methods}, {0, NULL},
 };
 
-PyType_Spec search_spec = {"hf_specdec.compiled._core.Search", sizeof(Search), 0, Py_TPFLAGS_DEFAULT, slots};
+PyType_Spec search_spec = {"hf_specdec.native._core.Search", sizeof(Search), 0, Py_TPFLAGS_DEFAULT, slots};

@@ -9,7 +9,13 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.arguments import (
+from hf_specdec.compat.bound import BoundToModel
+from hf_specdec.engine.batch_rules import may_keep_state
+from hf_specdec.engine.call import Call, with_stats
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.plain_reasons import transformers_reason
+from hf_specdec.errors import ConfigError
+from hf_specdec.generation.arguments import (
     Settings,
     bind_stop_strings,
     check_modes,
@@ -22,16 +28,10 @@ from hf_specdec.arguments import (
     with_cache,
     with_whole_lengths,
 )
-from hf_specdec.assisted_arguments import ASSISTED_ARGUMENTS, check_none_asked, check_others
-from hf_specdec.bound_decode import BoundDecode, PreparedDecode
-from hf_specdec.compat.bound import BoundToModel
-from hf_specdec.engine.batch_rules import may_keep_state
-from hf_specdec.engine.call import Call, with_stats
-from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.plain_reasons import transformers_reason
-from hf_specdec.errors import ConfigError
+from hf_specdec.generation.bound_decode import BoundDecode, PreparedDecode
 from hf_specdec.methods.registry import as_head
-from hf_specdec.request import Request, configs_of, own_arguments, read_request
+from hf_specdec.request.assisted_arguments import ASSISTED_ARGUMENTS, check_none_asked, check_others
+from hf_specdec.request.request import Request, configs_of, own_arguments, read_request
 from hf_specdec.stats import SpecStats
 
 __all__ = ["EnabledGenerate", "decode", "generate_once", "generate_with", "prepared_call", "with_own_arguments"]

@@ -1,4 +1,4 @@
-/* The module: see hf_specdec/compiled/_core.pyi for what it offers. */
+/* The module: see hf_specdec/native/_core.pyi for what it offers. */
 
 #include "core.h"
 #include "tiles.h"

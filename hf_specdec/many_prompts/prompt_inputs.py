@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from hf_specdec.compat import GIVEN_CACHES
 from hf_specdec.compat.generate_names import known_settings
 from hf_specdec.errors import ConfigError, counted
-from hf_specdec.files import lone_surrogate
-from hf_specdec.request import own_arguments
-from hf_specdec.transfer import HOST
+from hf_specdec.request.request import own_arguments
+from hf_specdec.utils.files import lone_surrogate
+from hf_specdec.utils.transfer import HOST
 
 __all__ = [
     "INPUT_NAMES",

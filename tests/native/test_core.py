@@ -15,8 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_specdec import AutoSpecConfig, SpecMemory, compiled
-from hf_specdec.compiled.sources import sources_number
+from hf_specdec import AutoSpecConfig, SpecMemory, native
 from hf_specdec.methods import node_logits
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.predictor import Predictor
@@ -24,9 +23,10 @@ from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, RecycledLogits, _e
 from hf_specdec.methods.auto.search import Found, search_of
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.methods.node_logits import NodeLogits, read_logits
+from hf_specdec.native.sources import sources_number
 from hf_specdec.tree import ANY_DEPTH, DraftTree
-from tests.compiled.conftest import ROOT
 from tests.helpers.draft_tables import TableScorer, random_table
+from tests.native.conftest import ROOT
 
 OFTEN = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 TEXTS = st.lists(st.integers(0, 6), min_size=1, max_size=50)
@@ -36,13 +36,13 @@ VOCAB = 12
 @pytest.fixture(autouse=True)
 def installed_core() -> Iterator[None]:
     """Whatever a test uses, the one that was there comes back."""
-    before = compiled.core
+    before = native.core
     yield
-    compiled.core = before
+    native.core = before
 
 
 def indexed(core: Any, pieces: Sequence[Sequence[int]]) -> NgramIndex:
-    compiled.core = core
+    native.core = core
     index = NgramIndex(4)
     for piece in pieces:
         index.extend(piece)
@@ -56,9 +56,9 @@ def test_an_index_is_the_same_in_every_array(core: Any, pieces: list[list[int]],
     assert ours.arrays == theirs.arrays
     assert ours.common.shares() == theirs.common.shares()
     for size in range(1, 5):
-        compiled.core = core
+        native.core = core
         found = ours.places(ngram[:size], limit)
-        compiled.core = None
+        native.core = None
         assert found == theirs.places(ngram[:size], limit)
 
 
@@ -84,7 +84,7 @@ def noise_of(rng: random.Random) -> list[Any]:
 
 def steps(core: Any, text: Sequence[int], earlier: Sequence[Sequence[int]], seed: int, takes_trees: bool) -> list[Any]:
     """All that a few steps find and learn."""
-    compiled.core = core
+    native.core = core
     rng, seen = random.Random(seed), list[Any]()
     memory, index = SpecMemory(300, 100), NgramIndex(4)
     for one in earlier:
@@ -139,7 +139,7 @@ def test_a_drafter_proposes_the_same_trees(core: Any, scored: bool | None, monke
     table = random_table(seed=1, vocab_size=VOCAB, scale=3.0)
 
     def trees(which: Any) -> list[Any]:
-        compiled.core = which
+        native.core = which
         memory, found = SpecMemory(2_000, 2_000), []
         for start in range(3):
             scorer = None if scored is None else TableScorer(table, vocab_size=VOCAB, takes_trees=scored)
@@ -170,7 +170,7 @@ def test_a_text_takes_few_bytes_a_token(core: Any) -> None:
 @pytest.mark.parametrize(("width", "count"), [(8, 8), (63, 1), (64, 8), (1_000, 8), (1_000, 40), (70_000, 8)])
 def test_what_is_read_of_logits_is_a_stable_sorts(core: Any, dtype: torch.dtype, width: int, count: int) -> None:
     """Of equal logits, of which bf16 has many, the first token comes first; the normaliser is not rounded to bf16."""
-    compiled.core = core
+    native.core = core
     generator = torch.Generator().manual_seed(width + count)
     logits = (5.0 * torch.randn((2, 3, width), generator=generator)).to(dtype)
     logits[0, 0, : width // 3] = -torch.inf
@@ -192,7 +192,7 @@ def test_evidence_of_log_probabilities_is_the_same(core: Any, values: list[float
     log_probs = np.array(values, dtype=np.float32)
     found = []
     for which in (core, None):
-        compiled.core = which
+        native.core = which
         found.append(_evidence(log_probs))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-6, atol=1e-6)
     assert np.array_equal(log_probs, np.array(values, dtype=np.float32), equal_nan=True)
@@ -200,27 +200,27 @@ def test_evidence_of_log_probabilities_is_the_same(core: Any, values: list[float
 
 @pytest.mark.parametrize("odd", [float("nan"), -float("nan"), float("inf"), float("-inf")])
 def test_rows_that_are_no_logits_are_left_to_torch(core: Any, odd: float) -> None:
-    compiled.core = core
+    native.core = core
     for place in (0, 77, 99):
         logits = torch.full((2, 100), float("-inf")) if odd == float("-inf") else torch.randn(2, 100)
         logits[1, place] = 1.0 if odd == float("-inf") else odd
         ours = NodeLogits(logits, read_logits(logits, 3)).best()
         assert not core.read_logits(logits.numpy(), np.empty((2, 7), dtype=np.float32), 100, 3)
-        compiled.core = None
+        native.core = None
         assert ours == NodeLogits(logits).best() == logits.argmax(-1).tolist()
-        compiled.core = core
+        native.core = core
 
 
 @pytest.mark.parametrize("is_stale", [False, True])
 def test_a_core_of_other_sources_is_not_used(
     core: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_stale: bool
 ) -> None:
-    assert sources_number(ROOT / "hf_specdec" / "compiled") == core.SOURCES
-    monkeypatch.setitem(sys.modules, "hf_specdec.compiled._core", core)
-    monkeypatch.setattr(compiled, "_core", core, raising=False)
+    assert sources_number(ROOT / "hf_specdec" / "native") == core.SOURCES
+    monkeypatch.setitem(sys.modules, "hf_specdec.native._core", core)
+    monkeypatch.setattr(native, "_core", core, raising=False)
     if is_stale:
         monkeypatch.setattr(core, "SOURCES", 0)
-    source = importlib.util.find_spec("hf_specdec.compiled")
+    source = importlib.util.find_spec("hf_specdec.native")
     assert source is not None
     again = importlib.util.module_from_spec(source)
     assert source.loader is not None
@@ -240,7 +240,7 @@ def test_the_number_of_the_sources_changes_with_any_of_them(tmp_path: Path) -> N
 
 def test_none_is_returned_with_a_reference_whatever_python_built_the_core() -> None:
     """One library serves all versions, and with the headers of 3.12 the macro counts no reference for 3.11 either."""
-    sources = {file.name: file.read_text() for file in Path(compiled.__file__).parent.glob("*.c")}
+    sources = {file.name: file.read_text() for file in Path(native.__file__).parent.glob("*.c")}
     assert sources
     assert not [name for name, text in sources.items() if "Py_RETURN_" in text]
 
@@ -286,7 +286,7 @@ def test_tokens_beyond_a_key_s_bits_stay_within_the_table(core: Any, token: int)
     tables, found = [], []
     best, log_probs = rows(random.Random(0), 6)
     for which in (core, None):
-        compiled.core = which
+        native.core = which
         memory, index = SpecMemory(40, 300), NgramIndex(4)
         index.extend([token, 1, token, token, token])
         tokens, parents = (token, token, 1, token, token, token), (-1, 0, 1, 2, 3, 4)
@@ -298,7 +298,7 @@ def test_tokens_beyond_a_key_s_bits_stay_within_the_table(core: Any, token: int)
 
 
 def test_a_search_refuses_what_it_does_not_know(core: Any) -> None:
-    compiled.core = core
+    native.core = core
     predictor, index = Predictor(SpecMemory(10, 10), is_sampled=False), NgramIndex(4)
     with pytest.raises(ValueError, match="must have a token"):
         search_of(predictor, index)
@@ -309,5 +309,5 @@ def test_a_search_refuses_what_it_does_not_know(core: Any) -> None:
             search.token(node)
     assert search.child(0, 5) == -1
     with pytest.raises(ValueError, match="needs a parent"):
-        compiled.core.Search.follow(search._search, (1, 2), (-1,), (1,), 0.0)
+        native.core.Search.follow(search._search, (1, 2), (-1,), (1,), 0.0)
     assert search.likeliest(8, 1e-3).tokens == (1,)

@@ -8,14 +8,14 @@ arrays and with the same results, only slower, and layers by torch; `core` is `N
 import logging
 from pathlib import Path
 
-from hf_specdec.compiled.sources import sources_number
+from hf_specdec.native.sources import sources_number
 
 __all__ = ["core"]
 
 logger = logging.getLogger("hf_specdec")
 
 try:
-    from hf_specdec.compiled import _core as core
+    from hf_specdec.native import _core as core
 except ImportError as error:
     core = None  # type: ignore[assignment]
     logger.info("Drafts are made in Python and layers are torch's, without the compiled core: %s", error)

@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError
 
 from hf_specdec.compat.hub_files import validate_repo_id
 from hf_specdec.errors import CheckpointError, first_line, shown
-from hf_specdec.files import check_path, is_missing_folder
+from hf_specdec.utils.files import check_path, is_missing_folder
 
 __all__ = ["check_folder"]
 

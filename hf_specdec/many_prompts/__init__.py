@@ -1,0 +1,1 @@
+"""`generate_many`, and one batch that several threads give prompts to."""

@@ -1,0 +1,1 @@
+"""What one call asks for."""

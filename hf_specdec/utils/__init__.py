@@ -1,0 +1,1 @@
+"""Files, transfers between devices, progress bars and the errors of commands."""

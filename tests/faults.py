@@ -1,0 +1,258 @@
+"""The faults that `python -m tests.mutants` makes in the engine, and the tests nearest to each."""
+
+from dataclasses import dataclass
+
+__all__ = ["MUTANTS", "NEAREST", "OTHERS", "Mutant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One fault: in a file of the package, `old` (found once) becomes `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+VERIFY, STOPPING, SEQUENCE = "engine/verify.py", "engine/stopping.py", "engine/sequence.py"
+SAMPLER, REJECTIONS = "engine/sampling/sampler.py", "engine/sampling/rejections.py"
+FILTERS, DRAWS = "engine/sampling/row_filters.py", "engine/sampling/draws.py"
+LOOP, STEP, SPECULATIVE = "engine/loop.py", "engine/step.py", "engine/speculative.py"
+BATCH = "engine/batch.py"
+CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
+MASK, RULES, LAYOUT = "forward/tree_mask.py", "forward/mask_rules.py", "forward/tree_layout.py"
+ROWS = "forward/tree_rows.py"
+LOOKUP = "methods/prompt_lookup/method.py"
+LINEAR = "kernels/linear.py"
+OWN_FORWARD = "kernels/own_forward.py"
+NORM = "kernels/rms_norm.py"
+TRIAL = "kernels/cpu.py"
+NORMS = "compat/norms.py"
+ATTENTION = "kernels/core_attention.py"
+FINGERPRINT = "compat/fingerprint.py"
+NEXT, GROUPED, DECODE = "forward/next_forward.py", "kernels/grouped.py", "generation/bound_decode.py"
+COMPILED, COMPILING, STATIC, CALL = (
+    "forward/compiled_forward.py",
+    "compat/compiling.py",
+    "cache/static_cache.py",
+    "engine/call.py",
+)
+# The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.
+NEAREST: dict[str, tuple[str, ...]] = {
+    VERIFY: ("engine/test_verify.py", "engine/sampling/test_rejection_texts.py"),
+    STOPPING: ("engine/test_stopping.py", "promise/test_stopping.py"),
+    SAMPLER: (
+        "engine/sampling/test_sampler.py",
+        "promise/test_outputs.py",
+        "promise/test_processors.py",
+    ),
+    FILTERS: ("engine/sampling/test_row_filters.py",),
+    REJECTIONS: ("engine/sampling/test_rejection.py", "engine/sampling/test_rejection_texts.py"),
+    DRAWS: ("engine/sampling/test_draws.py",),
+    STEP: ("promise/test_observer_and_stats.py promise/test_interrupts.py promise/test_batch_stopping.py",),
+    BATCH: ("promise/test_batch_processors.py promise/test_outputs.py",),
+    LOOP: ("promise/test_streamer.py",),
+    CACHE: ("cache", "promise/test_caches.py promise/test_batch_caches.py promise/test_interrupts.py"),
+    LAYER: ("cache", "promise/test_batch_caches.py promise/test_batch_stopping.py"),
+    MASK: ("forward", "promise/test_batch_stopping.py"),
+    RULES: ("forward",),
+    ROWS: ("forward", "promise/test_batch_stopping.py"),
+    LAYOUT: ("forward",),
+    LOOKUP: ("methods/prompt_lookup", "test_observer.py"),
+    SPECULATIVE: ("promise/test_batch_processors.py",),
+    LINEAR: ("kernels/test_linear.py kernels/test_few_token.py",),
+    OWN_FORWARD: ("kernels/test_few_token.py",),
+    NORM: ("kernels/test_rms_norm.py",),
+    TRIAL: ("kernels/test_trial.py",),
+    NORMS: ("kernels/test_rms_norm.py",),
+    ATTENTION: ("kernels/test_few_query.py",),
+    **dict.fromkeys(
+        (COMPILED, COMPILING, STATIC, CALL, FINGERPRINT),
+        ("forward/test_compiled_forward.py", "promise/test_compiled_guards.py promise/test_compiled_steps.py"),
+    ),
+    NEXT: ("forward/test_next_forward.py",),
+    GROUPED: ("kernels/test_grouped.py",),
+    DECODE: ("promise/test_compiled_guards.py",),
+}
+OTHERS = ("matrix", "promise engine forward cache methods kernels", "bench cli")
+MUTANTS = (
+    Mutant(
+        "a wrong child is accepted",
+        VERIFY,
+        "child = tree.child(node, token)",
+        "child = tree.child(node, token) or next(iter(tree.children(node)), None)",
+    ),
+    Mutant("the token after a full path is lost", VERIFY, "        path.append(child)\n", ""),
+    Mutant("a stop is obeyed at the end of the draft", VERIFY, "if stop or child is None", "if child is None"),
+    Mutant("q is not what the token was drawn from", REJECTIONS, "uniform * share < p[token]", "uniform < p[token]"),
+    Mutant("a rejected token leaves p as it was", REJECTIONS, "rest / total, p)", "p / p.sum(), p)"),
+    Mutant(
+        "a token is drawn from the parent's row",
+        SAMPLER,
+        "self._rows.logits[node : node + 1]",
+        "self._rows.logits[:1]",
+    ),
+    Mutant(
+        "processors are called twice a token",
+        SAMPLER,
+        "self.processors(ids, row)",
+        "self.processors(ids, self.processors(ids, row))",
+    ),
+    Mutant(
+        "one more draw a token",
+        SAMPLER,
+        "        if self.do_sample:\n",
+        "        if self.do_sample:\n            torch.rand(())\n",
+    ),
+    Mutant(
+        "scores are recorded before the processors",
+        SAMPLER,
+        "self.scores.append(scores)",
+        "self.scores.append(self._rows.logits[node : node + 1].float())",
+    ),
+    Mutant("a tie decides what top_p keeps", FILTERS, "or last < self.filters.top_p", "or above < self.filters.top_p"),
+    Mutant("draws that rounding can exchange count", FILTERS, "found[place] * (1.0 - ROUNDING)", "found[place]"),
+    Mutant("top_p counts what top_k removes", FILTERS, '.searchsorted(-self.cut, "right") - 1]', ".size - 1]"),
+    Mutant("a node's draft is judged by the target's share", REJECTIONS, "share < p.gather", "1.0 < p.gather"),
+    Mutant("a rejected token stays in q", REJECTIONS, "q.scatter_(1, token, 0.0)", "pass"),
+    Mutant("a level draws the numbers of the one above", DRAWS, "levels[node] = above + 1", "levels[node] = above"),
+    Mutant("texts are one token too long", STOPPING, "len(text) >= self.max_length", "len(text) > self.max_length"),
+    Mutant("a criterion's answer is forgotten", STOPPING, ".all()) or stop", ".all()) and stop"),
+    Mutant(
+        "sequences get one another's logits",
+        BATCH,
+        "self.sequences, logits, strict=True):\n            sequence.sampler",
+        "self.sequences, logits[::-1], strict=True):\n            sequence.sampler",
+    ),
+    Mutant(
+        "the token after a draft counts as accepted",
+        STEP,
+        "num_draft_tokens, result.num_accepted)",
+        "num_draft_tokens, len(result.tokens))",
+    ),
+    Mutant("a linear layer loses its bias", LINEAR, "0 if bias is None else bias.data_ptr()", "0"),
+    Mutant("sparse weights go to the core", OWN_FORWARD, "weight.layout == torch.strided and ", ""),
+    Mutant("all rows of a batch have the first one's mask", ATTENTION, "numbers.stride(0) * (len(numbers) > 1)", "0"),
+    Mutant("a missing mask hides nothing", ATTENTION, "num_queries == 1 if mask is None", "True if mask is None"),
+    Mutant("halves depend on what was timed before", TRIAL, "is_at_once=dtype != torch.float32", "is_at_once=False"),
+    Mutant("a norm keeps its class's epsilon", NORM, "            self.epsilon,\n", "            1e-6,\n"),
+    Mutant("any norm is Llama's", NORMS, "getattr(forward.__code__, name) == getattr(LLAMAS.__code__, name)", "True"),
+    Mutant("other threads get the kernels too", OWN_FORWARD, "here.depth > 0\n            and type(", "type("),
+    Mutant("a forward counts twice", STEP, "num_forwards += 1", "num_forwards += 2"),
+    Mutant(
+        "the streamer gets the first token of a step only",
+        LOOP,
+        "if self.streamer is not None:",
+        "if self.streamer is not None and node == 0:",
+    ),
+    Mutant(
+        "after an error nothing is committed", STEP, "            batch.target.commit(paths + ", "            (paths + "
+    ),
+    Mutant(
+        "rejected tokens stay in the cache",
+        CACHE,
+        "        for layer in written:\n",
+        "        for layer in ():\n",
+    ),
+    Mutant(
+        "accepted columns stay where they are",
+        CACHE,
+        "= block[:, rows, :, source]",
+        "= block[:, rows, :, target]",
+    ),
+    Mutant(
+        "all rows write where the longest ends",
+        LAYER,
+        "if len(self.lengths) == 1 or min(self.lengths) == self.length:",
+        "if self.lengths:",
+    ),
+    Mutant(
+        "the values of other rows are kept",
+        LAYER,
+        "= self.keys[index], self.values[index]",
+        "= self.keys[index], self.values[: len(rows)]",
+    ),
+    Mutant(
+        "a failed forward is not rolled back",
+        CACHE,
+        "layer.set_lengths(self.lengths or (0,) * len(layer.lengths))",
+        "pass",
+    ),
+    Mutant(
+        "siblings see one another in an open mask",
+        RULES,
+        "rows.seen_within(w)[:, None], self.dtype",
+        "rows.seen_within(w)[:, None] | True, self.dtype",
+    ),
+    Mutant("a window is one position too wide", ROWS, "- (window - 1)", "- window"),
+    Mutant("siblings see one another in a model's mask", MASK, "positions) & visible_columns", "positions)"),
+    Mutant(
+        "siblings see one another in a padded batch", MASK, "(related | ~is_new)", "(related | (column < num_columns))"
+    ),
+    Mutant(
+        "positions are off by one",
+        LAYOUT,
+        "[num_pending + depth for depth",
+        "[num_pending + depth + (depth > 1) for depth",
+    ),
+    Mutant(
+        "tokens to catch up have the root's position",
+        LAYOUT,
+        "list(range(len(self.pending)))",
+        "[0] * len(self.pending)",
+    ),
+    Mutant(
+        "a call's pool serves the next call",
+        LOOKUP,
+        ' if config.pool == "shared" else None\n',
+        "\n",
+    ),
+    Mutant("rows share their seed", SPECULATIVE, "manual_seed(seed) for seed", "manual_seed(first) for _ in"),
+    Mutant(
+        "the drafter sees rejected tokens",
+        STEP,
+        "computed, result.tokens)",
+        "computed, [*result.tokens[:-1], tree.tokens[-1]])",
+    ),
+    Mutant(
+        "guards are left out beside code of the caller's",
+        CALL,
+        'or not type(one).__module__.startswith(("transformers.", "hf_specdec."))',
+        "or False",
+    ),
+    Mutant("guards are left out beside hooks", FINGERPRINT, "if hooks_of(module) or not all(", "if not all("),
+    Mutant("guards are left out in any class", FINGERPRINT, "return all(cls.forward", "return True or all(cls.forward"),
+    Mutant("guards are checked in each step", COMPILED, "compat.without_guards(step, inputs) or step", "step"),
+    Mutant("arguments of other types are alike", COMPILED, "value.stride(), value.dtype", "value.stride()"),
+    Mutant(
+        "functions share their compiled code",
+        COMPILING,
+        "function.__code__.replace(co_name=OWN_NAME),",
+        "function.__code__,",
+    ),
+    Mutant(
+        "any compiled code is taken",
+        COMPILING,
+        "for entry in known if entry.guard_manager.check(seen)",
+        "for entry in known",
+    ),
+    Mutant("a streamer is nobody's code", DECODE, "() if streamer is None else (streamer,)", "()"),
+    Mutant("a processor of a row is nobody's code", CALL, "PerRow | PrefixConstrainedLogitsProcessor", "str"),
+    Mutant("the next forward is begun beside callers' code", NEXT, "self._checked is not None and", ""),
+    Mutant("the next forward is begun though states are read", NEXT, " and not reads_states", ""),
+    Mutant("the next forward is begun before its graph is recorded", NEXT, "and is_recorded", ""),
+    Mutant("a begun forward is taken for any token", NEXT, "!= [(token,) for token in tokens]", "== []"),
+    Mutant("tokens are read of what the next forward writes over", NEXT, "best.clone()", "best"),
+    Mutant(
+        "a compiled step copies grouped keys",
+        GROUPED,
+        "    if torch.compiler.is_compiling():\n        return True\n",
+        "",
+    ),
+    Mutant("a caller's graph folds its heads", COMPILING, "f_code.co_name == OWN_NAME", "f_code.co_name != ''"),
+    Mutant("code that breaks goes without guards", COMPILING, 'any("__resume" in name', 'any("__other" in name'),
+    Mutant("each width is compiled", COMPILED, "if not num_runs and self._is_shared(shape)", "if False"),
+    Mutant("widths stay together at any price", COMPILED, "self._missed[function] > MOST_MISSED", "False"),
+    Mutant("buffers stay views of a block", STATIC, "untyped_storage().nbytes() == buffer.nbytes", "numel() > 0"),
+)
