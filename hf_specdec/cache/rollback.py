@@ -62,11 +62,12 @@ class RollbackCache(Protocol):
 
 def rollback_cache(
     cache: Any,
-    *,
     reserve: int,
     lockstep: bool = False,
+    *,
     fixed: FixedShapes | None = None,
     kept: StaticSpecCache | None = None,
+    left_out: Sequence[int] = (),
 ) -> RollbackCache:
     """The best way to keep `cache`, with room for `reserve` tokens where that can be said beforehand.
 
@@ -75,6 +76,7 @@ def rollback_cache(
         lockstep: keep the rows of a batch equally long, for models that cannot tell them apart.
         fixed: the shapes to keep, where `cache` is a static one.
         kept: an empty cache of these shapes, to be used where `cache` is empty too.
+        left_out: layers that hold nothing of the text.
 
     Raises:
         UnsupportedModelError: it is no cache that could be rolled back.
@@ -88,7 +90,7 @@ def rollback_cache(
         return _AttentionRollback(cache, static, lockstep)
     if isinstance(inner, compat.Cache) and (not isinstance(inner, compat.DynamicCache) or inner.offloading):
         raise UnsupportedModelError("the cache is not one of transformers' dynamic key/value caches")
-    spec = None if inner is None else SpecCache.adopt(inner, reserve=reserve)
+    spec = None if inner is None else SpecCache.adopt(inner, reserve=reserve, left_out=left_out)
     return _AttentionRollback(cache, spec, lockstep) if spec is not None else _Unknown(cache)
 
 
@@ -114,6 +116,9 @@ class _AttentionRollback:
             self.model_cache.is_updated = original.is_updated
 
     def adopt_prefill(self, cache: Any) -> "RollbackCache":
+        if isinstance(cache, compat.EncoderDecoderCache) and cache.self_attention_cache is self.model_cache:
+            self.model_cache = cache  # the model has put one for its cross-attention beside it
+            self.handed_out = compat.EncoderDecoderCache(self.original, cache.cross_attention_cache)
         if cache is not self.model_cache:  # the model took its own
             if isinstance(cache, compat.DynamicCache):
                 return rollback_cache(cache, reserve=self.spec.reserve, lockstep=self.lockstep)

@@ -88,19 +88,20 @@ class SpecCache(Cache):
         return is_plain and all(type(layer) in known for layer in cache.layers)
 
     @classmethod
-    def adopt(cls, cache: Cache, *, reserve: int = 0) -> "SpecCache | None":
+    def adopt(cls, cache: Cache, *, reserve: int = 0, left_out: Sequence[int] = ()) -> "SpecCache | None":
         """A cache with the same content and structure, or `None` where a layer is not plain attention.
 
         Args:
             cache: a `DynamicCache`, empty or not; it is left as it is.
             reserve (`int`): tokens to allocate room for at once.
+            left_out: layers that stay the cache's own, since they hold nothing of the text.
         """
         if not cls.takes(cache):
             return None
         layers: list[Any] = []
         blocks = Blocks(max(len(cache.layers), 1))
-        for layer in cache.layers:
-            if type(layer) is DummyLayer:
+        for place, layer in enumerate(cache.layers):
+            if type(layer) is DummyLayer or place in left_out:
                 layers.append(layer)
                 continue
             is_sliding = isinstance(layer, DynamicSlidingWindowLayer)
@@ -156,6 +157,8 @@ class SpecCache(Cache):
         for layer in self.layers:
             if isinstance(layer, SpecLayer) and layer.is_initialized:
                 layer.select(index)
+            elif type(layer) is DynamicLayer and layer.is_initialized:  # left out
+                layer.batch_select_indices(index.to(layer.keys.device))
         self.sync()
 
     def reserve_rows(self, rows: int, columns: int) -> None:

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.capabilities.cross_attention import reason_against_states
 from hf_specdec.capabilities.probe import Capability, probe, untried
 from hf_specdec.capabilities.probe_exit import ExitFinding, probe_exit
 from hf_specdec.capabilities.probe_rows import probe_rows
@@ -39,6 +40,7 @@ class Found:
         self.capability, self.knows_rows = capability, knows_rows
         self._batch_reason: str | None = None  # why batches are decoded plainly, once that is known
         self._exits: dict[int, ExitFinding] = {}  # by the number of layers
+        self._states_reason: tuple[str | None] | None = None  # once that is known
         self._lock = threading.Lock()
 
     def batch_fallback_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
@@ -57,6 +59,14 @@ class Found:
                     return f"several sequences at once could not be tried: {error}"
                 self.knows_rows = True
             return self._batch_reason
+
+    def states_reason(self, model: PreTrainedModel, states: torch.Tensor) -> str | None:
+        """Why a decoder with `encoder_hidden_states` decodes plainly, or `None`; tried at the first such call."""
+        with self._lock:
+            if rank_sync_of(model).any(self._states_reason is None):
+                self._states_reason = (_undisturbed(model, lambda: reason_against_states(model, states)),)
+            assert self._states_reason is not None
+            return self._states_reason[0]
 
     def early_exit(self, model: PreTrainedModel, layers: int) -> ExitFinding:
         """Whether the model's first `layers` layers can draft for it; probed at the first such call."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from transformers import GenerationMixin, cache_utils
+from transformers import GenerationMixin, PreTrainedModel, cache_utils
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -16,6 +16,7 @@ from transformers.cache_utils import (
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
     LinearAttentionCacheLayerMixin,
     StaticLayer,
 )
@@ -28,17 +29,20 @@ __all__ = [
     "VALUES_KEEP_DTYPE",
     "DummyLayer",
     "assists_static_caches",
+    "attends_to_images",
     "cache_name",
     "cached_length",
     "can_crop",
     "can_reorder",
     "crop_to",
+    "decoding_cache",
     "given_cache",
     "holds_states",
     "is_users_own",
     "record_as",
     "recorded",
     "replaced_attributes",
+    "sees_images",
 ]
 
 OLD_NAMES = ("past_key_values", "cache_params")  # before transformers 5.24; `generate` takes them under both
@@ -63,6 +67,33 @@ VALUES_KEEP_DTYPE = _values_keep_dtype()
 def cache_name(model_kwargs: dict[str, Any]) -> str:
     """The name of the cache among a forward's arguments; `CACHE` where there is none yet."""
     return next((name for name in CACHE_NAMES if model_kwargs.get(name) is not None), CACHE)
+
+
+def decoding_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
+    """The cache among a forward's arguments, with one for cross-attention where the model would put one beside it.
+
+    Decoders that are given `encoder_hidden_states` do that in their forward (BLIP's, GPT-2), some for a `DynamicCache`
+    alone.
+    """
+    cache = kwargs.get(cache_name(kwargs))
+    is_alone = type(cache) is DynamicCache and not model.config.is_encoder_decoder
+    if not is_alone or kwargs.get("encoder_hidden_states") is None:
+        return cache
+    return EncoderDecoderCache(cache, DynamicCache(config=model.config.get_text_config(decoder=True)))
+
+
+def attends_to_images(config: Any) -> tuple[int, ...]:
+    """Layers that keep an image's keys and values among the text's, and read them whole (Mllama)."""
+    return tuple(getattr(config.get_text_config(decoder=True), "cross_attention_layers", None) or ())
+
+
+def sees_images(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
+    """Whether a forward has keys and values of images in `attends_to_images`, cached or to be computed."""
+    layers = attends_to_images(model.config)
+    if not layers or any(kwargs.get(name) is not None for name in ("pixel_values", "cross_attention_states")):
+        return bool(layers)
+    cached = getattr(kwargs.get(cache_name(kwargs)), "layers", [])
+    return any(place < len(cached) and cached[place].get_seq_length() for place in layers)
 
 
 def given_cache(kwargs: Mapping[str, Any]) -> Any:

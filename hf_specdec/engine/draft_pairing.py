@@ -51,10 +51,10 @@ def check_pair(target: PreTrainedModel, draft: PreTrainedModel, *, translates: b
     """
     if target.config.is_encoder_decoder != draft.config.is_encoder_decoder:
         kinds = {True: "an encoder-decoder", False: "a decoder-only model"}
-        wanted = kinds[bool(target.config.is_encoder_decoder)]
-        raise ConfigError(
-            "assistant_model", f"must be {wanted} like the target", type(draft).__name__, "Choose another draft model."
-        )
+        rule, remedy = f"must be {kinds[bool(target.config.is_encoder_decoder)]} like the target", "Choose another."
+        if target.config.model_type == draft.config.model_type:  # Distil-Whisper is often loaded without its encoder
+            remedy = f"Load it with {type(target).__name__}, or choose another."
+        raise ConfigError("assistant_model", rule, type(draft).__name__, remedy)
     if device_mesh(draft) is not None and device_mesh(target) is None:
         raise ConfigError(
             "assistant_model",

@@ -33,6 +33,8 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
         return found.capability.reason
     if (reason := _reason_against_cache(call)) is not None:
         return reason
+    if (reason := _reason_against_states(call, found)) is not None:
+        return reason
     if call.generation_config.output_attentions and call.generation_config.return_dict_in_generate:
         return "the model's own generate asks for attention, which over a tree is not the text's"
     mask = call.model_kwargs.get("decoder_attention_mask")
@@ -82,6 +84,17 @@ def _reason_against_cache(call: Call) -> str | None:
     if call.model.config.is_encoder_decoder and is_shared:
         return f"its self- and cross-attention share the {type(cache).__name__} that was passed"
     return None
+
+
+def _reason_against_states(call: Call, found: Found) -> str | None:
+    """Why a decoder that attends to states or images of the caller's decodes plainly, or `None`."""
+    kwargs = call.model_kwargs
+    if compat.sees_images(call.model, kwargs) and kwargs.get("cross_attention_mask") is None:
+        return "without a cross_attention_mask several tokens see less of an image than one does"
+    states = kwargs.get("encoder_hidden_states")
+    if not isinstance(states, torch.Tensor) or call.model.config.is_encoder_decoder:
+        return None
+    return found.states_reason(call.model, states)
 
 
 def one_by_one_reason(given: Any, request: Request, found: Found) -> str | None:

@@ -79,11 +79,11 @@ class ModelRunner(NextForward):
         self.adapter = facts.of(adapter_of, model) if works_by_hooks(model) and tier == "tree" else None
         tier = tier if self.adapter is not None or takes_positions(model) else "chain"  # compiled since it was probed
         self.lockstep = len(texts) > 1 and (tier != "tree" or compat.has_own_input_preparation(model))
-        original = model_kwargs.get(compat.cache_name(model_kwargs))
+        original, left_out = compat.decoding_cache(model, model_kwargs), compat.attends_to_images(model.config)
         kept = None if fixed is None or compiled is None else compiled.take_cache(len(texts), fixed.capacity)
-        self.cache = rollback_cache(original, reserve=reserve, lockstep=self.lockstep, fixed=fixed, kept=kept)
+        self.cache = rollback_cache(original, reserve, self.lockstep, fixed=fixed, kept=kept, left_out=left_out)
         self._widths, self.compiled = ForwardWidths(fixed, compiled), compiled
-        self._checked = None if self.adapter is not None else checked_steps(fixed)
+        self._checked = checked_steps(fixed) if self.adapter is None else None
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
         self.rotary = rotary_of(model, facts)
         self._kernels = CpuKernels(model, is_compiled=compiled is not None)

@@ -1,10 +1,12 @@
 """Whisper's own `generate` sets what the call did not ask for; its outputs come out as without drafts."""
 
+import copy
 import warnings
 from typing import Any
 
 import pytest
 import torch
+from transformers import WhisperForCausalLM
 
 import hf_specdec
 from tests.helpers.support import noisy_copy
@@ -62,3 +64,11 @@ def test_a_draft_hears_the_piece_of_a_long_recording_that_is_transcribed(whisper
     )
     assert ours.tolist() == expected.tolist()
     assert sum(len(step.accepted) for step in steps) > len(steps), "drafts of the same sound are accepted"
+
+
+def test_a_draft_without_its_encoder_is_refused_with_the_class_that_loads_both(whisper: Any) -> None:
+    draft = WhisperForCausalLM(copy.deepcopy(whisper.config))  # which says there that it has no encoder
+    asked = inputs(whisper, rows=1) | SETTINGS
+    remedy = "an encoder-decoder like the target.*Load it with WhisperForConditionalGeneration"
+    with pytest.raises(hf_specdec.ConfigError, match=remedy):
+        whisper.generate(**asked, spec_method="draft_model", assistant_model=draft)
