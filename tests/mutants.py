@@ -25,7 +25,7 @@ from tests.faults import MUTANTS, NEAREST, OTHERS, Mutant
 __all__ = ["first_failure", "main"]
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("hf_specdec", "tests", "pyproject.toml")
+COPIED = ("hf_specdec", "tests", "docs", "pyproject.toml")
 UNSEEN, WIDTH = "NOT SEEN", 50
 
 

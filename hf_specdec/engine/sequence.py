@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hf_specdec.distributed.rank_sync import RankSync
+from hf_specdec.engine.sampling.random_streams import SeparateDraws
 from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.engine.verify import VerifyResult, verify_tree
@@ -43,6 +44,7 @@ class SequenceState:
         observer: called with this sequence's steps in place of the call's own observer.
         is_weighed (`bool`): whether its method drafts as many tokens as save time, by the step's budget.
         error (`Exception | None`): what ended the sequence alone.
+        draws: entered where its drafter is asked; a caller's own takes no random number of the text's.
     """
 
     def __init__(
@@ -58,6 +60,8 @@ class SequenceState:
     ) -> None:
         self.index, self.text, self.prompt = index, text, prompt
         self.drafter, self.sampler, self.stop_check = drafter, sampler, stop_check
+        is_own = type(drafter).__module__.startswith("hf_specdec.")
+        self.draws = contextlib.nullcontext() if is_own else SeparateDraws(sampler.device)
         self.tree = DraftTree.chain(prompt[-1] if prompt else 0)
         self.visited: list[int] = []
         self.begun = self.finished = False
@@ -99,14 +103,15 @@ class SequenceState:
     def begin(self, token: int, outputs: NodeOutputs) -> None:
         """Hand the prompt, the first `token` and what the prompt's forward computed to the drafter."""
         self.begun = True
-        self.drafter.begin(self.prompt or [token])
+        with self.draws:
+            self.drafter.begin(self.prompt or [token])
         if self.prompt:
             self._tell(DraftTree.chain(self.prompt[-1]), outputs, [token])
 
     def propose(self, budget: int) -> DraftTree:
         """The drafter's tree; the root alone after an error that ends this sequence alone."""
         root = self.text.tokens[-1]
-        with self._isolated(self.isolates_drafter):
+        with self._isolated(self.isolates_drafter), self.draws:
             tree: object = self.drafter.propose(budget)
             if not isinstance(tree, DraftTree):
                 remedy = "Return DraftTree.chain(last_token, draft); an empty draft is [], not None."
@@ -161,7 +166,8 @@ class SequenceState:
         if drafter.needs_logits and drafter.num_top_logits is None:
             logits = outputs.logits.logits
         drafter.node_logits = outputs.logits if drafter.needs_logits and logits is None else None
-        drafter.observe(tree, logits, accepted)
+        with self.draws:
+            drafter.observe(tree, logits, accepted)
 
     def show(self, step: SpecStep) -> None:
         """Hand a step to this sequence's own observer, where it has one."""
@@ -178,7 +184,7 @@ class SequenceState:
         """The text is finished or interrupted."""
         if self.begun:
             self.begun = False
-            with self._isolated(self.isolates_errors):
+            with self._isolated(self.isolates_errors), self.draws:
                 self.drafter.end()
 
     def fail(self, error: Exception) -> None:

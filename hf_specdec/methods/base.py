@@ -49,7 +49,7 @@ class DraftCost:
 class Drafter(CandidateGenerator, ABC):
     """Base class of all drafters. Subclasses implement `begin`, `propose` and `observe`.
 
-    One that draws random numbers takes a `torch.Generator` of its own: torch's global one gives the text's samples.
+    One that draws from torch's global generators takes no number of the text's: they are put back after each call.
 
     Attributes:
         needs_logits (`bool`): whether `observe` reads `logits`; if not, the loop passes `None`.

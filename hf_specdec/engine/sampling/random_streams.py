@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 
 from hf_specdec.utils.transfer import HOST
 
-__all__ = ["OwnDraws", "RandomStream"]
+__all__ = ["OwnDraws", "RandomStream", "SeparateDraws"]
 
 DRAWS = (torch.multinomial, torch.rand)
 
@@ -72,6 +72,33 @@ class RandomStream:
             torch.set_rng_state(state)
         else:
             torch.get_device_module(self.device).set_rng_state(state, self.device)
+
+
+class SeparateDraws:
+    """Blocks of a caller's code, whose draws from the global generators leave those of the text as they are.
+
+    Inside, the generators go on where they were at the end of the last block; in the first one, where they are.
+
+    Args:
+        device: whose generator is kept beside the CPU's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._devices = dict.fromkeys((HOST, device))
+        self._inside: list[torch.Tensor] = []
+        self._outside: list[torch.Tensor] = []
+        self._streams: list[RandomStream] = []
+
+    def __enter__(self) -> None:
+        self._streams = [RandomStream(device) for device in self._devices]
+        self._outside = [stream.state for stream in self._streams]
+        for stream, state in zip(self._streams, self._inside, strict=False):
+            stream.state = state
+
+    def __exit__(self, *_: object) -> None:
+        self._inside = [stream.state for stream in self._streams]
+        for stream, state in zip(self._streams, self._outside, strict=True):
+            stream.state = state
 
 
 def _own_generator(device: torch.device) -> torch.Generator | None:
