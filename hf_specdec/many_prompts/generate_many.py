@@ -18,6 +18,7 @@ from hf_specdec.many_prompts.job import Job
 from hf_specdec.many_prompts.prompt_inputs import (
     check_all,
     check_names,
+    checked_seed,
     each_prompt,
     numbered,
 )
@@ -89,7 +90,8 @@ def generate_many(
     settings = settings_of(generate_kwargs, configs_of(inner, generate_kwargs))
     check_names(inner, generate_kwargs, also=("max_batch_size", "max_cache_tokens"))
     check_modes(settings, {name: value for name, value in generate_kwargs.items() if name != "assistant_model"})
-    check_all(settings, seed, tokenizer)
+    check_all(settings, tokenizer)
+    seed = checked_seed(seed)
     if seed is None and settings("do_sample"):
         seed = rank_sync_of(inner).decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
     job = Job(model, tokenizer, seed, for_batch(inner, {**generate_kwargs, "spec_method": spec_method}))

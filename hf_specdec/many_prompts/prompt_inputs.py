@@ -22,6 +22,7 @@ __all__ = [
     "check_all",
     "check_names",
     "check_one",
+    "checked_seed",
     "each_prompt",
     "inputs_of",
     "numbered",
@@ -62,13 +63,12 @@ def each_prompt(prompts: Any) -> Iterable[Any]:
     return prompts
 
 
-def check_all(settings: Callable[[str], Any], seed: Any, tokenizer: Any) -> None:
-    """Refuse a seed or a tokenizer that is none, and settings that cannot be the same for all prompts of a job.
+def check_all(settings: Callable[[str], Any], tokenizer: Any) -> None:
+    """Refuse a tokenizer that is none, and settings that cannot be the same for all prompts of a job.
 
     Args:
         settings: gives the value that a setting has, `None` where it is unset.
     """
-    _check_seed(seed)
     if tokenizer is not None and (isinstance(tokenizer, bytes) or not callable(getattr(tokenizer, "decode", None))):
         raise ConfigError("tokenizer", "must be a tokenizer", tokenizer, "Load it with AutoTokenizer.from_pretrained.")
     for name in (*NOT_FOR_MANY, *OF_ONE):
@@ -79,11 +79,16 @@ def check_all(settings: Callable[[str], Any], seed: Any, tokenizer: Any) -> None
         raise ConfigError(name, "must be unset for many prompts", type(value).__name__, remedy)
 
 
-def _check_seed(seed: Any) -> None:
-    """Raise unless it is `None` or a number that torch takes."""
-    is_number = isinstance(seed, int) and not isinstance(seed, bool)
-    if seed is None or (is_number and -(1 << 63) <= seed < 1 << 63):
-        return
+def checked_seed(seed: Any) -> int | None:
+    """A seed as torch takes it, or `None`.
+
+    Raises:
+        ConfigError: it is no whole number of 64 bits.
+    """
+    if seed is None:
+        return None
+    if isinstance(seed, Integral) and not isinstance(seed, bool) and -(1 << 63) <= int(seed) < 1 << 63:
+        return int(seed)
     raise ConfigError("seed", "must be a whole number of 64 bits", seed, "Usual values are small.")
 
 
@@ -152,7 +157,7 @@ def _as_ids(ids: Any, prompt: Any) -> torch.Tensor:
 
 
 def check_one(inputs: dict[str, Any], prompt: Any) -> None:
-    """Make `input_ids` `(1, length)`.
+    """Make `input_ids` `(1, length)`, and a seed a number of Python's.
 
     Raises:
         ConfigError: they are of no sequence or of several, or a setting is for `generate` alone.
@@ -166,7 +171,7 @@ def check_one(inputs: dict[str, Any], prompt: Any) -> None:
     for name in NOT_FOR_ONE:
         if inputs.get(name) not in (None, 1):
             raise ConfigError("prompt", f"must not set {name}", inputs[name], "Use generate for it.")
-    _check_seed(inputs.get("seed"))
+    inputs["seed"] = checked_seed(inputs.get("seed"))
 
 
 def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:

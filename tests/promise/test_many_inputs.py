@@ -102,14 +102,16 @@ def test_a_generation_configuration_may_sample(pair: tuple[Any, Any]) -> None:
         assert result.token_ids == alone(pair[0], result.prompt, generation_config=config)
 
 
-def test_numbers_of_prompts_may_be_numpys(pair: tuple[Any, Any]) -> None:
+def test_numbers_and_seeds_may_be_numpys(pair: tuple[Any, Any]) -> None:
     options = {**OPTIONS, "do_sample": True, "seed": 1}
     expected = list(hf_specdec.generate_many(pair[0], PROMPTS[:2], indices=[3, 4], **options))
     numbers = [np.int64(3), np.int32(4)]
-    found = list(hf_specdec.generate_many(pair[0], PROMPTS[:2], indices=numbers, **options))
-    texts = [sorted((one.index, one.token_ids) for one in results) for results in (expected, found)]
-    assert texts[0] == texts[1]
-    assert all(one.error is None for one in found)
+    own = [{"input_ids": PROMPTS[0], "seed": np.int64(4)}, {"input_ids": PROMPTS[1], "seed": np.uint8(5)}]
+    for prompts, seed in ((PROMPTS[:2], np.int32(1)), (own, 7)):
+        found = list(hf_specdec.generate_many(pair[0], prompts, indices=numbers, **options | {"seed": seed}))
+        texts = [sorted((one.index, one.token_ids) for one in results) for results in (expected, found)]
+        assert texts[0] == texts[1]
+        assert all(type(one.seed) is int and one.error is None for one in found)
 
 
 def test_a_prompt_that_samples_draws_alike_wherever_it_stands(pair: tuple[Any, Any]) -> None:
