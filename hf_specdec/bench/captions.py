@@ -80,7 +80,11 @@ def facts(document: Document) -> list[str]:
 
 def notes(document: Document) -> list[str]:
     """The lines below the tables: what the columns say, what is missing, what is wrong."""
-    return _NOTES[document["kind"]](document)
+    lines = _NOTES[document["kind"]](document)
+    if not document["is_complete"]:
+        more = "; --resume continues it" if document["kind"] == SPEEDS else ""
+        lines.append(f"Incomplete: the run was interrupted{more}.")
+    return lines
 
 
 def _replay_notes(document: Document) -> list[str]:
@@ -123,8 +127,6 @@ def _speeds_notes(document: Document) -> list[str]:
         f"{flag.share_equal:.0%} of the prompts only."
         for flag in flagged(document)
     ]
-    if not document["is_complete"]:
-        lines.append("Incomplete: the run was interrupted; --resume continues it.")
     return lines
 
 

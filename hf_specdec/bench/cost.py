@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from hf_specdec.bench.document import COST
+from hf_specdec.bench.document import COST, Save
 from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel, check_models
 from hf_specdec.bench.statistics import median_with_interval
@@ -39,6 +39,7 @@ def measure_cost(
     rounds: int = 10,
     seed: int = 0,
     progress: Progress | None = None,
+    save: Save | None = None,
 ) -> dict[str, Any]:
     """Measure the curves.
 
@@ -52,6 +53,7 @@ def measure_cost(
         seed (`int`, *optional*, defaults to `0`): of the tokens in the cache.
         progress (`Callable`, *optional*): called before each measurement with its description, its number and the
             number of all.
+        save (`Callable`, *optional*): called after each curve with the document so far.
 
     Raises:
         ConfigError: a length below 1, or one that a model has no positions for.
@@ -69,14 +71,23 @@ def measure_cost(
             fits = f"{room} more tokens fit the model's {positions} positions"
             rule = f"must be at most {positions - room}, so that {fits}"
             raise ConfigError("context_lengths", rule, length, "Choose a shorter context or fewer rounds.")
-    entries: list[dict[str, Any]] = [{**model_facts(loaded), "curves": []} for loaded in models]
-    jobs = list(itertools.product(zip(models, entries, strict=True), context_lengths))
-    for number, ((loaded, entry), length) in enumerate(jobs):
+    entries: list[dict[str, Any]] = []
+    settings = {"rounds": rounds, "seed": seed}
+    document = new_document(COST, models[0].device, is_complete=False, settings=settings, models=entries)
+    jobs = list(itertools.product(models, context_lengths))
+    for number, (loaded, length) in enumerate(jobs):
         if progress is not None:
             progress(f"{loaded.label}, context of {length}", number, len(jobs))
         cycles = _cycles(loaded, length, num_tokens, rounds, seed)
-        entry["curves"].append({"context_length": length, "points": _points(cycles, num_tokens)})
-    return new_document(COST, models[0].device, settings={"rounds": rounds, "seed": seed}, models=entries)
+        curve = {"context_length": length, "points": _points(cycles, num_tokens)}
+        if number % len(context_lengths):
+            entries[-1]["curves"].append(curve)
+        else:
+            entries.append({**model_facts(loaded), "curves": [curve]})
+        if save is not None:
+            save(document)
+    document["is_complete"] = True
+    return document
 
 
 def _cycles(loaded: LoadedModel, length: int, num_tokens: Sequence[int], rounds: int, seed: int) -> list[list[float]]:

@@ -19,7 +19,7 @@ Every kind has format, kind, header and is_complete.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,10 +41,12 @@ __all__ = [
     "SPEEDS",
     "STEPS",
     "Flag",
+    "Save",
     "check_against",
     "check_continues",
     "check_document_file",
     "check_form",
+    "fill",
     "flagged",
     "read_document",
     "summarize_again",
@@ -58,6 +60,7 @@ EXACT_DTYPES = ("float32", "float64")
 RULE = "must be a whole document of hf-specdec bench"
 
 Document = dict[str, Any]
+Save = Callable[[Document], None]  # gets the document of a measurement so far
 
 
 class Flag(NamedTuple):
@@ -74,6 +77,24 @@ class Flag(NamedTuple):
     mode: str
     row: str
     share_equal: float
+
+
+def fill(document: Document, found: Mapping[str, Iterable[Any]], save: Save | None) -> Document:
+    """Measure what a document's lists hold, one after the other; `save` gets the document after each entry.
+
+    Args:
+        found: by the list's name its entries, each measured when it is asked for.
+
+    Returns:
+        The same document, complete.
+    """
+    for name, entries in found.items():
+        for entry in entries:
+            document[name].append(entry)
+            if save is not None:
+                save(document)
+    document["is_complete"] = True
+    return document
 
 
 def summarize_again(document: Document, against: Sequence[str] | None = None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hf_specdec.bench.conversation import encode, fitting
-from hf_specdec.bench.document import DRAFTING
+from hf_specdec.bench.document import DRAFTING, Save, fill
 from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.prompts import Prompt
@@ -37,13 +37,25 @@ COPY_SHARE, COPY_LENGTH = 0.02, 12  # one token in fifty starts a passage that s
 
 
 def measure_drafting(
-    loaded: LoadedModel, prompts: Sequence[Prompt], *, context_lengths: Sequence[int] = CONTEXT_LENGTHS
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    *,
+    context_lengths: Sequence[int] = CONTEXT_LENGTHS,
+    save: Save | None = None,
 ) -> dict[str, Any]:
-    """A document of kind "drafting"."""
-    points = prompt_lookup_points(PromptLookupConfig(), context_lengths), auto_points(loaded, prompts)
-    named = dict(zip(("prompt_lookup", "auto"), points, strict=True))
-    settings = {"num_prompts": len(prompts)}
-    return new_document(DRAFTING, loaded.device, settings=settings, models=[model_facts(loaded)], **named)
+    """A document of kind "drafting".
+
+    Args:
+        save (*optional*): gets the document so far after each point.
+    """
+    points = {
+        "prompt_lookup": prompt_lookup_points(PromptLookupConfig(), context_lengths),
+        "auto": auto_points(loaded, prompts),
+    }
+    settings, lists = {"num_prompts": len(prompts)}, {name: list[Any]() for name in points}
+    facts = [model_facts(loaded)]
+    document = new_document(DRAFTING, loaded.device, is_complete=False, settings=settings, models=facts, **lists)
+    return fill(document, points, save)
 
 
 def made_up_text(length: int) -> list[int]:
@@ -63,14 +75,13 @@ def made_up_text(length: int) -> list[int]:
 
 def prompt_lookup_points(
     config: PromptLookupConfig, context_lengths: Sequence[int] = CONTEXT_LENGTHS, num_steps: int = 200
-) -> list[dict[str, float]]:
+) -> Iterator[dict[str, float]]:
     """Median seconds a step, one token accepted each: `propose` and `observe`, and transformers' `get_candidates`.
 
     Returns:
-        `list[dict]`: for each length `context_length`, `seconds`, `transformers_seconds`, and `begin_seconds`, which
+        `Iterator[dict]`: for each length `context_length`, `seconds`, `transformers_seconds`, and `begin_seconds`, which
         is spent once on indexing the prompt.
     """
-    points = []
     for length in context_lengths:
         text = made_up_text(length + num_steps)
         drafter = PromptLookupDrafter(config)
@@ -79,15 +90,12 @@ def prompt_lookup_points(
         begin_seconds = time.perf_counter() - start
         ours = statistics.median(_timed(_our_steps(drafter, config.node_budget, text[length:])))
         theirs = statistics.median(_timed(_transformers_steps(config, text, length)))
-        points.append(
-            {
-                "context_length": length,
-                "seconds": ours,
-                "transformers_seconds": theirs,
-                "begin_seconds": begin_seconds,
-            }
-        )
-    return points
+        yield {
+            "context_length": length,
+            "seconds": ours,
+            "transformers_seconds": theirs,
+            "begin_seconds": begin_seconds,
+        }
 
 
 def _timed(steps: Iterator[Callable[[], Any]]) -> Iterator[float]:
@@ -153,18 +161,19 @@ class TimedDrafter(Drafter):
         self.drafter.end()
 
 
-def auto_points(loaded: LoadedModel, prompts: Sequence[Prompt], *, max_new_tokens: int = 64) -> list[dict[str, float]]:
+def auto_points(
+    loaded: LoadedModel, prompts: Sequence[Prompt], *, max_new_tokens: int = 64
+) -> Iterator[dict[str, float]]:
     """Milliseconds of thread time a step of `auto` with fixed numbers of nodes: drafting, observing, reading logits.
 
     Every second prompt is decoded first and fills the memory, one for each number of nodes; the others are counted.
 
     Returns:
-        `list[dict]`: for each number `num_nodes`, `draft_ms`, `observe_ms` without `reduce_ms`, and `tokens_per_step`.
+        `Iterator[dict]`: for each number `num_nodes`, `draft_ms`, `observe_ms` without `reduce_ms`, and `tokens_per_step`.
     """
     known, _ = fitting(loaded, prompts, max_new_tokens)
     inputs = [encode(loaded, prompt) for prompt in [*known[::2], *known[1::2]]]
     num_fillers = len(known[::2]) if len(known) > 1 else 0
-    points = []
     for nodes in NUM_NODES:
         memory, config = SpecMemory(), AutoSpecConfig(num_nodes=nodes)
         drafters = []
@@ -174,13 +183,10 @@ def auto_points(loaded: LoadedModel, prompts: Sequence[Prompt], *, max_new_token
         counted = drafters[num_fillers:]
         steps = max(sum(drafter.num_steps for drafter in counted), 1)
         per_step = {name: 1e3 * sum(d.seconds[name] for d in counted) / steps for name in counted[0].seconds}
-        points.append(
-            {
-                "num_nodes": nodes,
-                "draft_ms": per_step["draft"],
-                "observe_ms": per_step["observe"],
-                "reduce_ms": per_step["reduce"],
-                "tokens_per_step": sum(drafter.num_tokens for drafter in counted) / steps,
-            }
-        )
-    return points
+        yield {
+            "num_nodes": nodes,
+            "draft_ms": per_step["draft"],
+            "observe_ms": per_step["observe"],
+            "reduce_ms": per_step["reduce"],
+            "tokens_per_step": sum(drafter.num_tokens for drafter in counted) / steps,
+        }

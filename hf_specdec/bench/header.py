@@ -23,9 +23,9 @@ PACKAGE = Path(hf_specdec.__file__).parent
 LIBRARIES = ("torch", "transformers", "accelerate")
 
 
-def new_document(kind: str, device: torch.device, **fields: Any) -> dict[str, Any]:
-    """A document in which everything has been measured."""
-    return {"format": FORMAT, "kind": kind, "header": header(device), **fields, "is_complete": True}
+def new_document(kind: str, device: torch.device, *, is_complete: bool = True, **fields: Any) -> dict[str, Any]:
+    """A document, by default one in which everything has been measured."""
+    return {"format": FORMAT, "kind": kind, "header": header(device), **fields, "is_complete": is_complete}
 
 
 def header(device: torch.device) -> dict[str, Any]:

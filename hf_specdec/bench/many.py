@@ -1,12 +1,13 @@
 """`generate_many` against plain batches, one after the other: seconds for all prompts."""
 
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import hf_specdec
 from hf_specdec.bench.conversation import MOST_OF_A_BATCH, encode, padded
-from hf_specdec.bench.document import MANY
+from hf_specdec.bench.document import MANY, Save, fill
 from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.prompts import Prompt
@@ -27,17 +28,22 @@ def measure_many(
     *,
     batch_sizes: Sequence[int] = (8,),
     max_new_tokens: int = 128,
+    save: Save | None = None,
 ) -> dict[str, Any]:
     """A document of kind "many": for each method and size the ratio of plain batches' seconds to its own, greedily.
 
     Each begins with an empty memory. Prompts are cut to their last 256 tokens, so that padding does not decide.
+
+    Args:
+        save (*optional*): gets the document so far after each row.
     """
     rows = own_rows(names, loaded)
     tokens = [encode(loaded, prompt)["input_ids"][0, -MOST_OF_A_BATCH:].tolist() for prompt in prompts]
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, "pad_token_id": PAD}
-    found = [_measured(loaded, tokens, size, row, options) for size in batch_sizes for row in rows]
-    settings = {"max_new_tokens": max_new_tokens, "num_prompts": len(prompts)}
-    return new_document(MANY, loaded.device, settings=settings, models=[model_facts(loaded)], rows=found)
+    settings, facts = {"max_new_tokens": max_new_tokens, "num_prompts": len(prompts)}, [model_facts(loaded)]
+    document = new_document(MANY, loaded.device, is_complete=False, settings=settings, models=facts, rows=[])
+    jobs = itertools.product(batch_sizes, rows)
+    return fill(document, {"rows": (_measured(loaded, tokens, size, row, options) for size, row in jobs)}, save)
 
 
 def _measured(

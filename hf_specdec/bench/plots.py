@@ -20,7 +20,7 @@ from hf_specdec.bench.statistics import OVERALL
 from hf_specdec.errors import ConfigError, import_extra
 from hf_specdec.utils.files import check_path
 
-__all__ = ["check_matplotlib", "has_figures", "plot_document"]
+__all__ = ["check_drawn", "check_matplotlib", "has_figures", "plot_document"]
 
 # Okabe and Ito's colours, told apart by colour-blind readers; in order of use.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -53,11 +53,11 @@ def plot_document(
     """
     check_path("folder", folder, "a folder")
     check_matplotlib()
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
     kind, figures = document.get("kind"), _figures()
     if kind not in figures:
         raise ConfigError("document", f"must be of kind {', '.join(figures)}", kind, "Give one of hf-specdec bench.")
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
     files = []
     for name, draw in figures[kind].items():
         figure = importlib.import_module("matplotlib.figure").Figure(layout="constrained")
@@ -77,6 +77,13 @@ def _figures() -> dict[str, dict[str, Draw]]:
         REPLAY: {"tokens_per_step": _tokens_per_step},
         COST: {"cost_curve": _cost_curve},
     }
+
+
+def check_drawn(field: str, kind: str, folder: str | os.PathLike[str]) -> None:
+    """Raise where there are no figures of documents of a kind, before anything is measured."""
+    if kind not in _figures():
+        remedy = f"There are figures of {', '.join(_figures())}; --page writes the tables of any document."
+        raise ConfigError(field, f"must be left out with a document of kind {kind}", str(folder), remedy)
 
 
 def check_matplotlib() -> None:

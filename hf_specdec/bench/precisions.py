@@ -6,14 +6,14 @@ precision; the logits with those of the checkpoint in fp32.
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
 from hf_specdec.bench.conversation import encode, fitting
-from hf_specdec.bench.document import PRECISIONS
+from hf_specdec.bench.document import PRECISIONS, Save, fill
 from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel, load_model
 from hf_specdec.bench.prompts import Prompt
@@ -95,6 +95,7 @@ def measure_precisions(
     max_new_tokens: int = 32,
     rounds: int = 9,
     placement: Mapping[str, Any] | None = None,
+    save: Save | None = None,
 ) -> dict[str, Any]:
     """A document of kind "precisions": a row for each, fp32 and bf16 among them; others that do not load have an error.
 
@@ -104,14 +105,30 @@ def measure_precisions(
         device: of all precisions; a widened model is on the CPU by default, another one as `load_model` puts it.
         rounds: timed steps of each length.
         placement: see `load_model`.
+        save (*optional*): gets the document so far after each row.
     """
-    device = device or ("cpu" if widen_to and not placement else None)
+    options = {
+        "device": device or ("cpu" if widen_to and not placement else None),
+        "widen_to": widen_to,
+        "placement": placement,
+    }
+    models, rows = _loaded(list(dict.fromkeys((REFERENCE, BASELINE, *precisions))), path, options)
+    _add_steps(rows, models, rounds)
+    settings = {"max_new_tokens": max_new_tokens, "rounds": rounds, "num_prompts": len(prompts)}
+    document = new_document(PRECISIONS, models[REFERENCE].device, is_complete=False, settings=settings, rows=[])
+    return fill(document, {"rows": _completed(rows, models, prompts, names, max_new_tokens)}, save)
+
+
+def _loaded(
+    precisions: Sequence[str], path: str | None, options: Mapping[str, Any]
+) -> tuple[dict[str, LoadedModel], dict[str, dict[str, Any]]]:
+    """The models by precision, and the beginning of each precision's row."""
     models: dict[str, LoadedModel] = {}
     rows: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys((REFERENCE, BASELINE, *precisions)):
+    for name in precisions:
         started = time.perf_counter()
         try:
-            models[name] = load_model(path, dtype=name, device=device, widen_to=widen_to, placement=placement)
+            models[name] = load_model(path, dtype=name, **options)
         except SpecError as error:
             if name in (REFERENCE, BASELINE):
                 raise
@@ -125,15 +142,26 @@ def measure_precisions(
             "linear_bytes": sum(group.bytes for group in weights.layers if "Linear" in group.kind),
             "model": model_facts(models[name]),
         }
-    _add_steps(rows, models, rounds)
-    for name, loaded in models.items():
-        text = loaded.tokenizer(FIXED_TEXT, return_tensors="pt").input_ids
-        away = logit_error(loaded.model, models[REFERENCE].model, text)
-        rows[name]["weights_over_bf16"] = rows[name]["weights_bytes"] / rows[BASELINE]["weights_bytes"]
-        rows[name] |= {"max_abs_logit": away.max_abs, "mean_kl": away.mean_kl, "same_argmax": away.same_argmax}
-        rows[name]["tokens"] = compare_tokens(loaded, prompts, names, max_new_tokens)
-    settings = {"max_new_tokens": max_new_tokens, "rounds": rounds, "num_prompts": len(prompts)}
-    return new_document(PRECISIONS, models[REFERENCE].device, settings=settings, rows=list(rows.values()))
+    return models, rows
+
+
+def _completed(
+    rows: Mapping[str, dict[str, Any]],
+    models: Mapping[str, LoadedModel],
+    prompts: Sequence[Prompt],
+    names: Sequence[str],
+    max_new_tokens: int,
+) -> Iterator[dict[str, Any]]:
+    """The rows in turn, those of models with their logits and tokens."""
+    for name, row in rows.items():
+        if name in models:
+            loaded = models[name]
+            text = loaded.tokenizer(FIXED_TEXT, return_tensors="pt").input_ids
+            away = logit_error(loaded.model, models[REFERENCE].model, text)
+            row["weights_over_bf16"] = row["weights_bytes"] / rows[BASELINE]["weights_bytes"]
+            row |= {"max_abs_logit": away.max_abs, "mean_kl": away.mean_kl, "same_argmax": away.same_argmax}
+            row["tokens"] = compare_tokens(loaded, prompts, names, max_new_tokens)
+        yield row
 
 
 def _add_steps(rows: dict[str, dict[str, Any]], models: dict[str, LoadedModel], rounds: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.bench.document import REPLAY
+from hf_specdec.bench.document import REPLAY, Save
 from hf_specdec.bench.header import new_document
 from hf_specdec.bench.naming import COMPARISONS, imported, is_import, is_method, method_called, split_config
 from hf_specdec.bench.replay import Record, replay
@@ -45,26 +45,34 @@ class Job:
 
 
 def replay_rows(
-    records: Sequence[Record], names: Sequence[str] | None = None, progress: Progress | None = None
+    records: Sequence[Record],
+    names: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    save: Save | None = None,
 ) -> dict[str, Any]:
     """A document of kind "replay".
 
     Args:
         names: methods, methods with configurations (`prompt_lookup:num_branches=4`), or `module:Class`.
+        save (*optional*): gets the document so far after each point.
     """
     if not records:
         raise ConfigError("replay", "must hold at least one recorded answer", 0, "Check the file.")
     chain = TransformersPromptLookup().assisted_budget
     theirs = {"num_nodes": chain, **replay(TransformersPromptLookup, records).to_dict()}
     drafters = {TRANSFORMERS: [theirs]}
+    settings, device = {"num_records": len(records)}, torch.device("cpu")
+    document = new_document(REPLAY, device, is_complete=False, settings=settings, drafters=drafters)
     jobs = _default_jobs() if names is None else [job for name in names for job in _jobs(name)]
     for number, job in enumerate(jobs):
         if progress is not None:
             progress(f"{job.name}, {counted(job.num_nodes, 'node')}", number, len(jobs))
         for name, result in _results(job, records).items():
             drafters.setdefault(name, []).append({"num_nodes": job.num_nodes, **result})
-    settings = {"num_records": len(records)}
-    return new_document(REPLAY, torch.device("cpu"), settings=settings, drafters=drafters)
+        if save is not None:
+            save(document)
+    document["is_complete"] = True
+    return document
 
 
 def _results(job: Job, records: Sequence[Record]) -> dict[str, dict[str, Any]]:

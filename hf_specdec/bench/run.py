@@ -13,7 +13,7 @@ from typing import Any
 
 import transformers
 
-from hf_specdec.bench.document import SPEEDS, check_against, check_continues
+from hf_specdec.bench.document import SPEEDS, Save, check_against, check_continues
 from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel, check_models
 from hf_specdec.bench.model_run import ModelRun
@@ -26,7 +26,6 @@ __all__ = ["Bench"]
 
 Document = dict[str, Any]
 Progress = Callable[[str, int, int], None]
-Save = Callable[[Document], None]
 
 
 class Bench:
@@ -81,8 +80,8 @@ class Bench:
             prompts=[{"id": prompt.id, "task": prompt.task} for prompt in prompts],
             against=list(against),
             models=entries,
+            is_complete=False,
         )
-        fresh["is_complete"] = False
         if document is not None:
             check_continues(document, fresh)
             document.update({name: fresh[name] for name in ("settings", "against")})
@@ -98,7 +97,8 @@ class Bench:
         Args:
             progress (`Callable`, *optional*): called before each visit with its description, its number and the number
                 of all.
-            save (`Callable`, *optional*): called after each visit with the document.
+            save (`Callable`, *optional*): called with the document after each visit and, where it holds anything, at the
+                end, an interrupt's too.
         """
         plan = list(visits(self.settings, self.prompts))
         per_round = sum(len(prompt.turns) for prompt in self.prompts)
@@ -118,6 +118,8 @@ class Bench:
         finally:
             transformers.logging.set_verbosity(verbosity)
             self.summarize()
+            if save is not None and any(entry["records"] for entry in self.document["models"]):
+                save(self.document)
         return self.document
 
     def summarize(self) -> None:

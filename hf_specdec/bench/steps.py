@@ -5,14 +5,14 @@ On a CPU times are thread time; on CUDA they are the device's, and launches are 
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
 
 from hf_specdec.bench.conversation import encode, fitting
-from hf_specdec.bench.document import STEPS
+from hf_specdec.bench.document import STEPS, Save, fill
 from hf_specdec.bench.drafting import auto_points
 from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel
@@ -48,36 +48,43 @@ def step_rows(loaded: LoadedModel) -> dict[str, dict[str, Any]]:
 
 
 def measure_steps(
-    loaded: LoadedModel, prompts: Sequence[Prompt], *, max_new_tokens: int = 64, num_counted: int = 2
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int = 64,
+    num_counted: int = 2,
+    save: Save | None = None,
 ) -> dict[str, Any]:
     """A document of kind "steps".
 
     Args:
         num_counted: prompts whose steps' operations are counted; drafting is timed on all.
+        save (*optional*): gets the document so far after each point and each row.
     """
-    points = auto_points(loaded, prompts, max_new_tokens=max_new_tokens)
     known, _ = fitting(loaded, prompts, max_new_tokens)
     counted = known[:num_counted]
-    rows = operation_rows(loaded, counted, max_new_tokens=max_new_tokens)
+    found = {
+        "auto": auto_points(loaded, prompts, max_new_tokens=max_new_tokens),
+        "steps": operation_rows(loaded, counted, max_new_tokens=max_new_tokens),
+    }
     settings = {"num_prompts": len(prompts), "num_counted": len(counted), "max_new_tokens": max_new_tokens}
-    facts = [model_facts(loaded)]
-    return new_document(STEPS, loaded.device, settings=settings, models=facts, auto=points, steps=rows)
+    facts, lists = [model_facts(loaded)], {name: list[Any]() for name in found}
+    document = new_document(STEPS, loaded.device, is_complete=False, settings=settings, models=facts, **lists)
+    return fill(document, found, save)
 
 
-def operation_rows(loaded: LoadedModel, prompts: Sequence[Prompt], *, max_new_tokens: int) -> list[dict[str, Any]]:
+def operation_rows(loaded: LoadedModel, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Iterator[dict[str, Any]]:
     """Means a step for each way to generate.
 
     Returns:
-        `list[dict]`: `name`, `outside`, `views`, `inside`, `reads`, `drafts`, `tokens_per_step`, `step_ms`, and
+        `Iterator[dict]`: `name`, `outside`, `views`, `inside`, `reads`, `drafts`, `tokens_per_step`, `step_ms`, and
         `launches` and `graph_launches`, which are `None` without CUDA.
     """
     inputs = [encode(loaded, prompt) for prompt in prompts]
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, "disable_compile": True}
-    rows = []
     for name, arguments in step_rows(loaded).items():
         calls = [own | options | arguments for own in inputs]
-        rows.append({"name": name, **_row(loaded, calls)})
-    return rows
+        yield {"name": name, **_row(loaded, calls)}
 
 
 def _row(loaded: LoadedModel, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def _drafting_tables(document: Document) -> list[Table]:
         "a step": "{seconds:.1f} us",
         "transformers": "{transformers_seconds:.1f} us",
     }
-    return [_listed("prompt_lookup", context, lengths), _listed("auto", AUTO_COLUMNS, document["auto"])]
+    return _filled(_listed("prompt_lookup", context, lengths), _listed("auto", AUTO_COLUMNS, document["auto"]))
 
 
 def _step_costs_tables(document: Document) -> list[Table]:
@@ -241,7 +241,7 @@ def _step_costs_tables(document: Document) -> list[Table]:
     }
     if None not in (row[name] for row in document["steps"] for name in ("launches", "graph_launches")):
         steps |= {"launches": "{launches:.0f}", "graphs": "{graph_launches:.1f}"}
-    return [_listed("operations", steps, document["steps"]), _listed("auto", AUTO_COLUMNS, document["auto"])]
+    return _filled(_listed("operations", steps, document["steps"]), _listed("auto", AUTO_COLUMNS, document["auto"]))
 
 
 def _gpu_tables(document: Document) -> list[Table]:
@@ -293,6 +293,11 @@ def _best_of_theirs(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -
 def _listed(title: str, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> Table:
     """A line for each row, its cells the columns' formats filled in."""
     return Table(title, list(columns), [[text.format(**row) for text in columns.values()] for row in rows])
+
+
+def _filled(*tables: Table) -> list[Table]:
+    """Those that have rows; an interrupt leaves some without."""
+    return [table for table in tables if table.rows]
 
 
 def _markdown_table(table: Table) -> str:

@@ -5,7 +5,7 @@ tuned.costs.save("costs.json", tuned.facts)
 model.generate(**inputs, spec_method="auto", auto_config={"costs": "costs.json"})
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,7 @@ def measure_costs(
     context_length: int = 512,
     seconds: float = 20.0,
     rounds: int = 15,
+    save: Callable[[Tuned], None] | None = None,
 ) -> Tuned:
     """Time forwards of 1 to 64 tokens a row behind a real cache of `context_length` tokens.
 
@@ -60,6 +61,7 @@ def measure_costs(
         batch_sizes: rows, each size a curve of its own; sizes are rounded up to powers of two when they are used.
         seconds: when to stop, for each batch size.
         rounds: times that each number of tokens is tried; the medians count.
+        save (*optional*): gets what was measured so far after each batch size.
 
     Raises:
         ConfigError: a number below 1, a context that the model has no positions for, or too few `seconds` for forwards
@@ -76,8 +78,12 @@ def measure_costs(
         raise ConfigError("context_length", rule, context_length, f"Use at most {positions - MOST_TOKENS}.")
     device = compat.input_device(inner)
     costs = StepCosts.of_device(device)
-    found = {rows: _measured(inner, costs, rows, context_length, seconds, rounds) for rows in sorted(set(batch_sizes))}
-    return Tuned(costs, {**facts_of(inner, device), "context_length": context_length}, found)
+    tuned = Tuned(costs, {**facts_of(inner, device), "context_length": context_length}, {})
+    for rows in sorted(set(batch_sizes)):
+        tuned.seconds[rows] = _measured(inner, costs, rows, context_length, seconds, rounds)
+        if save is not None:
+            save(tuned)
+    return tuned
 
 
 @torch.no_grad()

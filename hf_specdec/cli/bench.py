@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,18 @@ from hf_specdec.bench.steps import measure_steps
 from hf_specdec.cli.bench_file import DocumentFile
 from hf_specdec.cli.bench_models import ModelsOptions
 from hf_specdec.cli.bench_options import KindOptions, OutputOptions, PromptOptions, RunOptions
-from hf_specdec.cli.bench_output import progress_bar, show
+from hf_specdec.cli.bench_output import INTERRUPTED, note_interrupt, progress_bar, show
+from hf_specdec.cli.bench_unread import check_unread
 from hf_specdec.cli.report import note
 from hf_specdec.cli.spread import spread
-from hf_specdec.errors import ConfigError, unknown_name
+from hf_specdec.errors import unknown_name
 from hf_specdec.quantization.precision import PRECISIONS
 from hf_specdec.utils.command_errors import reports_errors
 
 __all__ = ["bench"]
 
-INTERRUPTED = 130
 COST_CONTEXTS, DRAFTING_CONTEXTS, MANY_ROWS = (128, 512), (1_000, 10_000, 100_000), (8,)
 ONE_METHOD = ("prompt_lookup",)  # of many and precisions, where no row is named
-READ = {
-    "show": ("show", "against"),
-    "replay": ("replay", "row", "prompt_lookup_config", "lookahead_config", "draft_model_config"),
-}  # the options, beside those of the output, of what loads no model
 
 Document = dict[str, Any]
 
@@ -70,11 +66,9 @@ def bench(
         sys.path.insert(0, str(Path.cwd()))  # where `module:Class` is looked for as well
     run.check()
     output.check(kind.chosen)
-    _check_unread(kind.chosen, models, prompts, run, kind)
+    check_unread(kind.chosen, models, prompts, run, kind)
     file = DocumentFile(output.resume, "resume") if output.output is None else DocumentFile(output.output, "output")
-    document = MEASURED[kind.chosen](_Asked(models, prompts, run, output, kind, file))
-    if kind.chosen != SPEEDS:  # those write while they measure
-        file.close(document)
+    document = _measured(_Asked(models, prompts, run, output, kind, file))
     show(document, as_json=output.json, as_markdown=output.markdown)
     file.check()
     if output.plot is not None:
@@ -90,13 +84,20 @@ def bench(
         raise typer.Exit(1)
 
 
-def _check_unread(kind: str, *groups: ModelsOptions | PromptOptions | RunOptions | KindOptions) -> None:
-    """Raise for an option that was given and is not read by what loads no model."""
-    given = {option: getattr(group, option.name) for group in groups for option in fields(group)}
-    for option, value in given.items():
-        if kind in READ and option.name not in READ[kind] and value != option.default:
-            name = f"--{option.name.replace('_', '-')}"
-            raise ConfigError(name, f"must be left out with --{kind}", value, "It takes no part in that.")
+def _measured(asked: _Asked) -> Document:
+    """What is asked for; an interrupt leaves what there is, in the document and in the file."""
+    kind, file = asked.kind.chosen, asked.file
+    try:
+        file.document = MEASURED[kind](asked)
+    except KeyboardInterrupt:
+        hint = f"--resume {file.path} continues" if file.path is not None else "with --output it could be continued"
+        note_interrupt(has_measured=file.document is not None, hint=hint if kind == SPEEDS else "")
+        if file.document is None:
+            raise
+    finally:
+        if file.document is not None:  # else what is there stays
+            file.close(file.document)
+    return file.document
 
 
 def _speeds(asked: _Asked) -> Document:
@@ -105,27 +106,27 @@ def _speeds(asked: _Asked) -> Document:
     earlier = None if output.resume is None else read_document(output.resume, "resume")
     names, against = run.rows or [DEFAULT], run.against or ()
     bench = Bench(loaded, prompts, run.settings(), rows=names, against=against, document=earlier)
-    return _measured_speeds(bench, asked.file)
+    with progress_bar() as progress:
+        return bench.run(progress, asked.file.save)
 
 
 def _cost(asked: _Asked) -> Document:
     loaded, lengths = asked.models.load(), asked.kind.context_length or COST_CONTEXTS
+    how, save = {"rounds": asked.run.rounds, "seed": asked.run.seed}, asked.file.save
     with progress_bar() as progress:
-        return measure_cost(
-            loaded, context_lengths=lengths, rounds=asked.run.rounds, seed=asked.run.seed, progress=progress
-        )
+        return measure_cost(loaded, context_lengths=lengths, **how, progress=progress, save=save)
 
 
 def _replay(asked: _Asked) -> Document:
     assert asked.kind.replay is not None
     with progress_bar() as progress:
-        return replay_rows(read_records(asked.kind.replay), asked.run.rows or None, progress)
+        return replay_rows(read_records(asked.kind.replay), asked.run.rows or None, progress, asked.file.save)
 
 
 def _many(asked: _Asked) -> Document:
     names, sizes = asked.run.rows or ONE_METHOD, asked.prompts.batch_size or MANY_ROWS
-    prompts, num_tokens = asked.prompts.load(), asked.run.max_new_tokens
-    return measure_many(asked.models.load_one(), prompts, names, batch_sizes=sizes, max_new_tokens=num_tokens)
+    prompts, how = asked.prompts.load(), {"max_new_tokens": asked.run.max_new_tokens, "save": asked.file.save}
+    return measure_many(asked.models.load_one(), prompts, names, batch_sizes=sizes, **how)
 
 
 def _precisions(asked: _Asked) -> Document:
@@ -146,44 +147,26 @@ def _precisions(asked: _Asked) -> Document:
         max_new_tokens=asked.run.max_new_tokens,
         rounds=asked.run.rounds,
         placement=asked.models.placement,
+        save=asked.file.save,
     )
 
 
 def _drafting(asked: _Asked) -> Document:
     lengths = asked.kind.context_length or DRAFTING_CONTEXTS
-    return measure_drafting(asked.models.load_one(), asked.prompts.load(), context_lengths=lengths)
+    loaded, prompts = asked.models.load_one(), asked.prompts.load()
+    return measure_drafting(loaded, prompts, context_lengths=lengths, save=asked.file.save)
 
 
 def _steps(asked: _Asked) -> Document:
-    return measure_steps(asked.models.load_one(), asked.prompts.load())
+    return measure_steps(asked.models.load_one(), asked.prompts.load(), save=asked.file.save)
 
 
 def _show(asked: _Asked) -> Document:
     assert asked.kind.show is not None
     document = read_document(asked.kind.show, "show")
-    asked.output.check_lines(document["kind"])
+    asked.output.check_kind(document["kind"])
     summarize_again(document, asked.run.against)
     return document
-
-
-def _measured_speeds(run: Bench, file: DocumentFile) -> Document:
-    """Measure with a progress bar; an interrupt leaves what there is, in the document and in the file."""
-    try:
-        with progress_bar() as progress:
-            run.run(progress, file.save)
-    except KeyboardInterrupt:
-        if not _has_records(run.document):
-            raise
-        hint = f"--resume {file.path} continues" if file.path is not None else "with --output it could be continued"
-        note(f"interrupted: what has been measured follows; {hint}")
-    finally:
-        if _has_records(run.document):  # else what is there stays
-            file.close(run.document)
-    return run.document
-
-
-def _has_records(document: Document) -> bool:
-    return any(entry["records"] for entry in document["models"])
 
 
 MEASURED: dict[str, Callable[[_Asked], Document]] = {

@@ -21,19 +21,24 @@ Document = dict[str, Any]
 class DocumentFile:
     """The file of a run, or none. What cannot be written is tried again at the next `save` and at `close`.
 
+    Attributes:
+        document: what has been measured so far; `None` before there is anything.
+
     Args:
-        path: JSON lines where its name ends in `.jsonl`; `None` keeps nothing.
+        path: JSON lines where its name ends in `.jsonl`; `None` writes nothing.
         field: the option that names it.
     """
 
     def __init__(self, path: Path | None, field: str) -> None:
         self.path, self.field = path, field
+        self.document: Document | None = None
         self._journal = Journal(path) if path is not None and is_journal(path) else None
         self._saved = time.monotonic()
         self._error: OSError | None = None
 
     def save(self, document: Document) -> None:
-        """Write what has been measured so far: lines at once, the whole document every few seconds."""
+        """Keep what has been measured so far; lines are written at once, the whole document every few seconds."""
+        self.document = document
         if self._journal is not None:
             self._try(self._journal.save, document)
         elif time.monotonic() - self._saved > SAVE_EVERY_SECONDS:

@@ -8,7 +8,7 @@ import typer
 
 from hf_specdec.bench.document import SPEEDS, check_document_file, check_form
 from hf_specdec.bench.plan import BenchSettings
-from hf_specdec.bench.plots import check_matplotlib
+from hf_specdec.bench.plots import check_drawn, check_matplotlib
 from hf_specdec.bench.prompts import Prompt, batched, load_prompts, random_prompts
 from hf_specdec.cli import options
 from hf_specdec.cli.inputs import check_seed
@@ -186,7 +186,7 @@ class OutputOptions:
     def check(self, kind: str) -> None:
         """Raise for what would only show after the measurement."""
         if kind != "show":
-            self.check_lines(kind)
+            self.check_kind(kind)
         if self.resume is not None and kind != SPEEDS:
             raise ConfigError("--resume", f"must be left out with --{kind}", str(self.resume), "Measure this anew.")
         if self.output is not None:
@@ -199,14 +199,26 @@ class OutputOptions:
             raise ConfigError(
                 "page", "must be a file whose name ends in .md", str(self.page), "For example results.md."
             )
-        for field, folder in (("plot", self.plot), ("page", self.page and self.page.with_suffix(""))):
-            if folder is not None and folder.exists() and not folder.is_dir():
-                raise ConfigError(field, "must have its figures in a folder", str(folder), "Choose another name.")
-            if folder is not None:
-                above = next(part for part in (folder, *folder.absolute().parents) if part.exists())
-                check_room(field, above, str(folder))
+        for field, given in (("plot", self.plot), ("page", self.page)):
+            if given is not None:
+                _check_folder(field, given, given if field == "plot" else given.with_suffix(""))
 
-    def check_lines(self, kind: str) -> None:
-        """See `check_form`."""
+    def check_kind(self, kind: str) -> None:
+        """Raise where a document of this kind cannot be written, or drawn, as is asked."""
         if self.output is not None:
             check_form(self.output, kind)
+        if self.plot is not None:
+            check_drawn("plot", kind, self.plot)
+
+
+def _check_folder(field: str, given: Path, folder: Path) -> None:
+    """Raise where the folder of the figures cannot be made or written.
+
+    Args:
+        given: what the option names.
+    """
+    if folder.exists() and not folder.is_dir():
+        remedy = f"{str(folder)!r} is a file. Choose another name."
+        raise ConfigError(field, "must have its figures in a folder", str(given), remedy)
+    above = next(part for part in (folder, *folder.absolute().parents) if part.exists())
+    check_room(field, above, str(given))

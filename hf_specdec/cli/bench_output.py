@@ -12,10 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hf_specdec.bench.captions import NOT_EQUAL, facts, notes
 from hf_specdec.bench.tables import Table, markdown, tables
-from hf_specdec.cli.report import print_json, stdout_console
+from hf_specdec.cli.report import note, print_json, stdout_console
 
-__all__ = ["progress_bar", "show"]
+__all__ = ["INTERRUPTED", "note_interrupt", "progress_bar", "show"]
 
+INTERRUPTED = 130  # exit code
 WIDEST_TABLE = 240  # in a pipe, where nothing says how wide a line may be
 
 
@@ -27,6 +28,18 @@ def show(document: dict[str, Any], *, as_json: bool, as_markdown: bool) -> None:
         sys.stdout.write(markdown(document))
     else:
         _print_tables(document)
+
+
+def note_interrupt(*, has_measured: bool, hint: str = "") -> None:
+    """Say what an interrupt leaves.
+
+    Args:
+        hint: how to continue, if there is a way.
+    """
+    if not has_measured:
+        note("interrupted before anything was measured")
+    else:
+        note(f"interrupted: what has been measured follows{hint and f'; {hint}'}")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """`hf-specdec tune`: measure what forwards cost on this machine, for `spec_method="auto"` to begin with."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ from rich.table import Table
 from hf_specdec.bench.tuning import Tuned, measure_costs
 from hf_specdec.cli import options
 from hf_specdec.cli.options import LoadOptions
+from hf_specdec.cli.bench_output import INTERRUPTED, note_interrupt
 from hf_specdec.cli.report import note, print_json, stdout_console
 from hf_specdec.cli.spread import spread
 from hf_specdec.engine.cost_model import check_costs_file
@@ -37,19 +39,36 @@ def tune(
     """Measure what a forward of T tokens costs, and keep it in a file for `auto`.
 
     Without such a file, `auto` begins with an assumption about the device, and learns from the steps of its calls.
+    The exit code is 130 if the measurement is interrupted; the batch sizes that were measured are kept all the same.
     """
     if not seconds > 0:
         raise ConfigError("--seconds", "must be above 0", seconds, "The default is 20.")
     check_output("--out", out)
     check_costs_file("--out", out)
     loaded = loading.load(model, dtype).model
-    tuned = measure_costs(loaded, batch_sizes=batch_size or (1,), context_length=context_length, seconds=seconds)
+    tuned, is_complete = _measured(loaded, batch_size or (1,), context_length, seconds)
     tuned.costs.save(out, tuned.facts)
     if json:
-        print_json({"out": str(out), "facts": tuned.facts, "curves": _curves(tuned)})
+        found = {"facts": tuned.facts, "curves": _curves(tuned), "is_complete": is_complete}
+        print_json({"out": str(out), **found})
     else:
         _print_table(tuned)
     note(f"wrote {out}", "dim")
+    if not is_complete:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _measured(model: Any, batch_sizes: Sequence[int], context_length: int, seconds: float) -> tuple[Tuned, bool]:
+    """The curves, and whether of all batch sizes; an interrupt leaves those that are measured."""
+    found: list[Tuned] = []
+    options: dict[str, Any] = {"batch_sizes": batch_sizes, "context_length": context_length, "seconds": seconds}
+    try:
+        return measure_costs(model, **options, save=found.append), True
+    except KeyboardInterrupt:
+        note_interrupt(has_measured=bool(found))
+        if not found:
+            raise
+    return found[-1], False
 
 
 def _curves(tuned: Tuned) -> list[dict[str, Any]]:
