@@ -131,17 +131,14 @@ class StepInputs:
             inputs.pop(key, None)
         skips_padding = self.adapter is not None and self.adapter.skips_padding and total - first > 1
         rows = None if in_sequence and not skips_padding else self._rows_of(layouts)
-        keys, arrays = [], []
-        if self.template.get(self.positions_key) is not None:  # first: with and without ids at the same place in memory
+        keys, arrays = [self.ids_key], [np.array([row.new_tokens for row in layouts])]
+        if self.template.get(self.positions_key) is not None:
             keys.append(self.positions_key)
             arrays.append(self._positions_of(layouts, num_cached, in_sequence))
-        if ids is None:
-            keys.append(self.ids_key)
-            arrays.append(np.array([row.new_tokens for row in layouts]))
         of_mask, dtypes = ([], []) if rows is None or in_sequence else self.masks.arrays(rows)
         found = to_device(arrays + of_mask, self.device, [None] * len(arrays) + dtypes)
         inputs.update(zip(keys, found, strict=False))
-        if ids is not None:
+        if ids is not None:  # the other arguments stay where they are in the block that was sent
             inputs[self.ids_key] = ids
         mask = self._mask_of(max(ahead) + total)
         if mask is not None:
