@@ -60,8 +60,8 @@ class Found:
                 self.knows_rows = True
             return self._batch_reason
 
-    def states_reason(self, model: PreTrainedModel, states: torch.Tensor) -> str | None:
-        """Why a decoder with `encoder_hidden_states` decodes plainly, or `None`; tried at the first such call."""
+    def states_reason(self, model: PreTrainedModel, states: dict[str, torch.Tensor]) -> str | None:
+        """Why a decoder with `compat.given_states` decodes plainly, or `None`; tried at the first such call."""
         with self._lock:
             if rank_sync_of(model).any(self._states_reason is None):
                 self._states_reason = (_undisturbed(model, lambda: reason_against_states(model, states)),)

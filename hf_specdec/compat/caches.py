@@ -37,6 +37,7 @@ __all__ = [
     "crop_to",
     "decoding_cache",
     "given_cache",
+    "given_states",
     "holds_states",
     "is_users_own",
     "record_as",
@@ -72,14 +73,26 @@ def cache_name(model_kwargs: dict[str, Any]) -> str:
 def decoding_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
     """The cache among a forward's arguments, with one for cross-attention where the model would put one beside it.
 
-    Decoders that are given `encoder_hidden_states` do that in their forward (BLIP's, GPT-2), some for a `DynamicCache`
-    alone.
+    Decoders that are given states do that in their forward (BLIP's, GPT-2), some for a `DynamicCache` alone.
     """
     cache = kwargs.get(cache_name(kwargs))
-    is_alone = type(cache) is DynamicCache and not model.config.is_encoder_decoder
-    if not is_alone or kwargs.get("encoder_hidden_states") is None:
+    is_alone = type(cache) is DynamicCache
+    if not is_alone or not given_states(model, kwargs):
         return cache
     return EncoderDecoderCache(cache, DynamicCache(config=model.config.get_text_config(decoder=True)))
+
+
+def given_states(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """What the caller gives a decoder without an encoder to attend to beside its text, `(batch, length, hidden_size)`.
+
+    By its argument's name; one, or none.
+    """
+    if model.config.is_encoder_decoder:
+        return {}
+    found: dict[str, Any] = {"encoder_hidden_states": kwargs.get("encoder_hidden_states")}
+    if (outputs := kwargs.get("encoder_outputs")) is not None:  # a tuple, or the output of a model
+        found["encoder_outputs"] = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+    return {name: states for name, states in found.items() if isinstance(states, torch.Tensor)}
 
 
 def attends_to_images(config: Any) -> tuple[int, ...]:

@@ -39,6 +39,7 @@ __all__ = [
     "private_config",
     "rounds_tokens_together",
     "takes_cache",
+    "takes_encoder_outputs",
     "takes_position_ids",
     "text_config",
     "uncompiled",
@@ -133,6 +134,11 @@ def takes_cache(model: PreTrainedModel) -> bool:
     takes_one = not model.config.is_encoder_decoder and CACHE in inspect.signature(type(model).forward).parameters
     takes_one = takes_one and model._supports_default_dynamic_cache()  # xLSTM's `cache` is one of its own
     return takes_one and cached_length(DynamicCache(config=model.config)) is not None
+
+
+def takes_encoder_outputs(model: PreTrainedModel) -> bool:
+    """Whether a decoder reads another model's encoder: `WhisperForCausalLM` does."""
+    return not model.config.is_encoder_decoder and "encoder_outputs" in inspect.signature(model.forward).parameters
 
 
 def max_positions(config: Any) -> int | None:

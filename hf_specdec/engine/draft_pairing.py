@@ -50,11 +50,7 @@ def check_pair(target: PreTrainedModel, draft: PreTrainedModel, *, translates: b
             alone is shared between processes.
     """
     if target.config.is_encoder_decoder != draft.config.is_encoder_decoder:
-        kinds = {True: "an encoder-decoder", False: "a decoder-only model"}
-        rule, remedy = f"must be {kinds[bool(target.config.is_encoder_decoder)]} like the target", "Choose another."
-        if target.config.model_type == draft.config.model_type:  # Distil-Whisper is often loaded without its encoder
-            remedy = f"Load it with {type(target).__name__}, or choose another."
-        raise ConfigError("assistant_model", rule, type(draft).__name__, remedy)
+        _check_encoder(target, draft)
     if device_mesh(draft) is not None and device_mesh(target) is None:
         raise ConfigError(
             "assistant_model",
@@ -74,6 +70,19 @@ def check_pair(target: PreTrainedModel, draft: PreTrainedModel, *, translates: b
             "Choose a draft of the same family, or pass tokenizer= and assistant_tokenizer= to have its drafts "
             "translated.",
         )
+
+
+def _check_encoder(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """Refuse a draft of the other kind, unless it is a decoder that reads the target's encoder."""
+    name = type(draft).__name__
+    if not (target.config.is_encoder_decoder and compat.takes_encoder_outputs(draft)):
+        kinds = {True: "an encoder-decoder", False: "a decoder-only model"}
+        rule = f"must be {kinds[bool(target.config.is_encoder_decoder)]} like the target"
+        raise ConfigError("assistant_model", rule, name, "Choose another draft model.")
+    own, theirs = (getattr(model.config, "hidden_size", None) for model in (draft, target))
+    if own != theirs:
+        rule = f"must have the target's hidden_size of {theirs} to read its encoder"
+        raise ConfigError("assistant_model", rule, f"{name} with {own}", f"Load it with {type(target).__name__}.")
 
 
 def _check_translated(draft: PreTrainedModel) -> None:
@@ -154,8 +163,12 @@ def draft_runner_of(
         ids, mask = left_padded([translation.fixed[:-1] or translation.fixed for translation in translations], HOST)
         mask = None if bool(mask.all()) else mask
     ids = ids.to(compat.input_device(draft))
-    is_seq2seq = draft.config.is_encoder_decoder
-    kwargs = _encoded(call, draft, encoder_inputs) if is_seq2seq else _decoder_kwargs(draft, ids, mask)
+    if draft.config.is_encoder_decoder:
+        kwargs = _encoded(call, draft, encoder_inputs)
+    elif call.model.config.is_encoder_decoder:
+        kwargs = _with_targets_encoding(call, draft)
+    else:
+        kwargs = _decoder_kwargs(draft, ids, mask)
     shapes = draft_shapes(call, draft, tier=tier, num_columns=ids.shape[1] + call.room, budget=budget)
     if shapes is not None:
         kwargs[compat.cache_name(kwargs)] = shapes.cache
@@ -216,6 +229,12 @@ def _decoder_kwargs(draft: PreTrainedModel, ids: torch.Tensor, mask: Any) -> dic
     if compat.takes_position_ids(draft):
         kwargs["position_ids"] = positions
     return kwargs
+
+
+def _with_targets_encoding(call: Call, draft: PreTrainedModel) -> dict[str, Any]:
+    """What the target's encoder says, for a draft that is a decoder alone."""
+    states = call.model_kwargs["encoder_outputs"][0].to(compat.input_device(draft), draft.dtype)
+    return {"use_cache": True, **compat.fresh_cache(draft), "encoder_outputs": (states,)}
 
 
 def _encoded(call: Call, draft: PreTrainedModel, inputs: Any) -> dict[str, Any]:

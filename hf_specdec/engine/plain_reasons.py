@@ -91,10 +91,8 @@ def _reason_against_states(call: Call, found: Found) -> str | None:
     kwargs = call.model_kwargs
     if compat.sees_images(call.model, kwargs) and kwargs.get("cross_attention_mask") is None:
         return "without a cross_attention_mask several tokens see less of an image than one does"
-    states = kwargs.get("encoder_hidden_states")
-    if not isinstance(states, torch.Tensor) or call.model.config.is_encoder_decoder:
-        return None
-    return found.states_reason(call.model, states)
+    states = compat.given_states(call.model, kwargs)
+    return found.states_reason(call.model, states) if states else None
 
 
 def one_by_one_reason(given: Any, request: Request, found: Found) -> str | None:

@@ -52,7 +52,7 @@ def reason_against_static(call: Call, tier: str, engine: str) -> str | None:
         return 'engine="assisted" takes no static cache'
     if compat.attends_to_images(call.model.config):
         return "its static cache holds an image's keys and values among the text's"
-    if not call.model.config.is_encoder_decoder and call.model_kwargs.get("encoder_hidden_states") is not None:
+    if compat.given_states(call.model, call.model_kwargs):
         return "self- and cross-attention share its static cache"
     return _reason_against_buffers(call.model, tier, cache)
 

@@ -15,7 +15,10 @@ from transformers import (
     GPT2LMHeadModel,
     MllamaConfig,
     MllamaForConditionalGeneration,
+    WhisperConfig,
+    WhisperForCausalLM,
 )
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.blip.modeling_blip_text import BlipTextLMHeadModel
 
 import hf_specdec
@@ -52,7 +55,13 @@ def mllama() -> Any:
     return MllamaForConditionalGeneration(MllamaConfig(text_config=text, vision_config=vision, image_token_index=IMAGE))
 
 
-MODELS: dict[str, Callable[[], Any]] = {"blip": blip, "gpt2": gpt2, "mllama": mllama}
+def whisper() -> Any:
+    names = [f"{part}_{what}" for part in ("encoder", "decoder") for what in ("layers", "attention_heads")]
+    sizes = {"vocab_size": 128, "d_model": 32, "pad_token_id": 0, **dict.fromkeys(names, 2)}
+    return WhisperForCausalLM(WhisperConfig(**sizes))
+
+
+MODELS: dict[str, Callable[[], Any]] = {"blip": blip, "gpt2": gpt2, "mllama": mllama, "whisper": whisper}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +78,7 @@ def model(request: pytest.FixtureRequest, built: dict[str, Any]) -> Any:
         made = MODELS[family]().eval()
         for weight in made.parameters():
             if weight.dim() > 1:
-                torch.nn.init.normal_(weight, std=0.2)
+                torch.nn.init.normal_(weight, std=0.4 if family in ("gpt2", "whisper") else 0.2)
             elif not weight.any():
                 torch.nn.init.constant_(weight, 1.0)  # gates, by which Mllama leaves an untrained image out
         made.generation_config.eos_token_id = None
@@ -87,7 +96,10 @@ def seen(model: Any, batch: int = 1, *, padded: bool = False) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(5)
     if model.config.model_type != "mllama":
         states = torch.randn(batch, NUM_STATES, 32, generator=generator)
-        return {"input_ids": ids, "attention_mask": mask, "encoder_hidden_states": states}
+        beside = {"encoder_hidden_states": states}
+        if model.config.model_type == "whisper":
+            beside = {"encoder_outputs": BaseModelOutput(last_hidden_state=states)}
+        return {"input_ids": ids, "attention_mask": mask, **beside}
     ids[:, 4] = IMAGE
     return {
         "input_ids": ids,
@@ -114,8 +126,12 @@ def test_what_is_seen_counts(model: Any, family: str) -> None:
     """Else no test here would see a model that leaves it out."""
     given = seen(model)
     text = plain(model, **given, max_new_tokens=16)
-    name = "pixel_values" if family == "mllama" else "encoder_hidden_states"
-    assert not plain(model, **given | {name: 9 - 9 * given[name]}, max_new_tokens=16).equal(text)
+    others = seen(model, 2)  # of the second row's
+    names = given.keys() - {"input_ids", "attention_mask"}
+    other = {
+        name: others[name][1:] if isinstance(given[name], torch.Tensor) else (others[name][0][1:],) for name in names
+    }
+    assert not plain(model, **given | other, max_new_tokens=16).equal(text)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -137,7 +153,7 @@ def test_a_text_goes_on_over_the_cache_of_either(model: Any, family: str) -> Non
     Mllama sees less of the image in a forward of several tokens where the second turn has no cross_attention_mask.
     """
     given = seen(model)
-    second = {name: value for name, value in given.items() if name == "encoder_hidden_states"}
+    second = {name: value for name, value in given.items() if name.startswith("encoder")}
     texts = []
     for ways in ((None, None), ("prompt_lookup", "prompt_lookup"), (None, "auto"), ("lookahead", None)):
         cache = DynamicCache(config=model.config.get_text_config(decoder=True))
@@ -164,12 +180,17 @@ def test_a_static_cache_is_left_to_plain_generation(model: Any, family: str) -> 
     assert "static cache" in ours.stats.plain_reason
 
 
-@pytest.mark.parametrize(("family", "exit_layer"), [("blip", 1), ("gpt2", 1), ("mllama", 1), ("mllama", 2)])
-def test_first_layers_draft_beside_it(model: Any, family: str, exit_layer: int) -> None:
+@pytest.mark.parametrize("family", MODELS)
+def test_first_layers_draft_beside_images_and_are_refused_beside_states(model: Any, family: str) -> None:
+    """As for encoder-decoders: the layers' states would come into the cache of the drafts."""
     how = {**seen(model), "max_new_tokens": 16}
-    config = {"exit_layer": exit_layer, "confidence_threshold": 0.0}
-    ours = speculative(model, **how, spec_method="draft_model", spec_config=config)
-    assert ours.tolist() == plain(model, **how).tolist()
+    drafts = {"spec_method": "draft_model", "spec_config": {"exit_layer": 1, "confidence_threshold": 0.0}}
+    if family == "mllama":
+        drafts["spec_config"]["exit_layer"] = 2
+        assert speculative(model, **how, **drafts).tolist() == plain(model, **how).tolist()
+        return
+    with pytest.raises(hf_specdec.ConfigError, match="`exit_layer` must be unset beside encoder_"):
+        speculative(model, **how, **drafts)
 
 
 @pytest.mark.parametrize("family", MODELS)

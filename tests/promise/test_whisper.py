@@ -66,9 +66,39 @@ def test_a_draft_hears_the_piece_of_a_long_recording_that_is_transcribed(whisper
     assert sum(len(step.accepted) for step in steps) > len(steps), "drafts of the same sound are accepted"
 
 
-def test_a_draft_without_its_encoder_is_refused_with_the_class_that_loads_both(whisper: Any) -> None:
-    draft = WhisperForCausalLM(copy.deepcopy(whisper.config))  # which says there that it has no encoder
-    asked = inputs(whisper, rows=1) | SETTINGS
-    remedy = "an encoder-decoder like the target.*Load it with WhisperForConditionalGeneration"
-    with pytest.raises(hf_specdec.ConfigError, match=remedy):
-        whisper.generate(**asked, spec_method="draft_model", assistant_model=draft)
+def without_encoder(model: Any, **sizes: int) -> Any:
+    """A decoder of its configuration; it says there that it has no encoder."""
+    config = copy.deepcopy(model.config)
+    config.update(sizes)
+    torch.manual_seed(1)
+    return WhisperForCausalLM(config).eval()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("method", ["draft_model", "auto"])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_decoder_drafts_by_what_the_targets_encoder_has_heard(
+    whisper: Any, method: str, rows: int, do_sample: bool
+) -> None:
+    """Distil-Whisper, as it is loaded for transformers' assisted generation; here the target's own decoder."""
+    draft, steps, texts = without_encoder(whisper), [], []
+    draft.model.decoder.load_state_dict(whisper.model.decoder.state_dict())
+    draft.proj_out.load_state_dict(whisper.proj_out.state_dict())
+    asked = inputs(whisper, rows=rows) | SETTINGS | {"do_sample": do_sample, "max_new_tokens": 20}
+    own = {"spec_config": {"confidence_threshold": 0.0}} if method == "draft_model" else {}
+    for how in ({"spec_method": "plain"}, {"spec_method": method, "assistant_model": draft, **own}):
+        torch.manual_seed(3)
+        output = whisper.generate(**asked, **how, spec_observer=steps.append if "assistant_model" in how else None)
+        texts.append(output["sequences"] if isinstance(output, dict) else output)
+    assert texts[0].equal(texts[1])
+    accepted = sum(len(step.accepted) for step in steps)
+    least = 2 if method == "draft_model" and not do_sample else 1
+    assert accepted > len(steps) * least, "the same decoder over the same states is believed"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_decoder_that_cannot_read_the_targets_encoder_is_refused(whisper: Any) -> None:
+    draft = without_encoder(whisper, d_model=2 * whisper.config.d_model)
+    with pytest.raises(hf_specdec.ConfigError, match="hidden_size of .* to read its encoder.*Load it with Whisper"):
+        whisper.generate(**inputs(whisper, rows=1) | SETTINGS, spec_method="draft_model", assistant_model=draft)
