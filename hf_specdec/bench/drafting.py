@@ -79,8 +79,8 @@ def prompt_lookup_points(
     """Median seconds a step, one token accepted each: `propose` and `observe`, and transformers' `get_candidates`.
 
     Returns:
-        `Iterator[dict]`: for each length `context_length`, `seconds`, `transformers_seconds`, and `begin_seconds`, which
-        is spent once on indexing the prompt.
+        `Iterator[dict]`: for each length `context_length`, `seconds`, `transformers_seconds`, and `begin_seconds`,
+        which is spent once on indexing the prompt.
     """
     for length in context_lengths:
         text = made_up_text(length + num_steps)
@@ -169,7 +169,8 @@ def auto_points(
     Every second prompt is decoded first and fills the memory, one for each number of nodes; the others are counted.
 
     Returns:
-        `Iterator[dict]`: for each number `num_nodes`, `draft_ms`, `observe_ms` without `reduce_ms`, and `tokens_per_step`.
+        `Iterator[dict]`: for each number `num_nodes`, `draft_ms`, `observe_ms` without `reduce_ms`, and
+        `tokens_per_step`.
     """
     known, _ = fitting(loaded, prompts, max_new_tokens)
     inputs = [encode(loaded, prompt) for prompt in [*known[::2], *known[1::2]]]

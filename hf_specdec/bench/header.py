@@ -23,8 +23,9 @@ PACKAGE = Path(hf_specdec.__file__).parent
 LIBRARIES = ("torch", "transformers", "accelerate")
 
 
-def new_document(kind: str, device: torch.device, *, is_complete: bool = True, **fields: Any) -> dict[str, Any]:
-    """A document, by default one in which everything has been measured."""
+def new_document(kind: str, device: torch.device, **fields: Any) -> dict[str, Any]:
+    """A document in which everything has been measured, unless a field `is_complete` says otherwise."""
+    is_complete = fields.pop("is_complete", True)
     return {"format": FORMAT, "kind": kind, "header": header(device), **fields, "is_complete": is_complete}
 
 

@@ -97,8 +97,8 @@ class Bench:
         Args:
             progress (`Callable`, *optional*): called before each visit with its description, its number and the number
                 of all.
-            save (`Callable`, *optional*): called with the document after each visit and, where it holds anything, at the
-                end, an interrupt's too.
+            save (`Callable`, *optional*): called with the document after each visit, and at the end or an interrupt
+                if it holds anything.
         """
         plan = list(visits(self.settings, self.prompts))
         per_round = sum(len(prompt.turns) for prompt in self.prompts)

@@ -112,9 +112,9 @@ def _speeds(asked: _Asked) -> Document:
 
 def _cost(asked: _Asked) -> Document:
     loaded, lengths = asked.models.load(), asked.kind.context_length or COST_CONTEXTS
-    how, save = {"rounds": asked.run.rounds, "seed": asked.run.seed}, asked.file.save
+    rounds, seed, save = asked.run.rounds, asked.run.seed, asked.file.save
     with progress_bar() as progress:
-        return measure_cost(loaded, context_lengths=lengths, **how, progress=progress, save=save)
+        return measure_cost(loaded, context_lengths=lengths, rounds=rounds, seed=seed, progress=progress, save=save)
 
 
 def _replay(asked: _Asked) -> Document:
@@ -125,8 +125,8 @@ def _replay(asked: _Asked) -> Document:
 
 def _many(asked: _Asked) -> Document:
     names, sizes = asked.run.rows or ONE_METHOD, asked.prompts.batch_size or MANY_ROWS
-    prompts, how = asked.prompts.load(), {"max_new_tokens": asked.run.max_new_tokens, "save": asked.file.save}
-    return measure_many(asked.models.load_one(), prompts, names, batch_sizes=sizes, **how)
+    prompts, loaded, num_tokens = asked.prompts.load(), asked.models.load_one(), asked.run.max_new_tokens
+    return measure_many(loaded, prompts, names, batch_sizes=sizes, max_new_tokens=num_tokens, save=asked.file.save)
 
 
 def _precisions(asked: _Asked) -> Document:
@@ -153,12 +153,13 @@ def _precisions(asked: _Asked) -> Document:
 
 def _drafting(asked: _Asked) -> Document:
     lengths = asked.kind.context_length or DRAFTING_CONTEXTS
-    loaded, prompts = asked.models.load_one(), asked.prompts.load()
+    prompts, loaded = asked.prompts.load(), asked.models.load_one()
     return measure_drafting(loaded, prompts, context_lengths=lengths, save=asked.file.save)
 
 
 def _steps(asked: _Asked) -> Document:
-    return measure_steps(asked.models.load_one(), asked.prompts.load(), save=asked.file.save)
+    prompts, loaded = asked.prompts.load(), asked.models.load_one()
+    return measure_steps(loaded, prompts, save=asked.file.save)
 
 
 def _show(asked: _Asked) -> Document:

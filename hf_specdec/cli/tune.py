@@ -9,8 +9,8 @@ from rich.table import Table
 
 from hf_specdec.bench.tuning import Tuned, measure_costs
 from hf_specdec.cli import options
-from hf_specdec.cli.options import LoadOptions
 from hf_specdec.cli.bench_output import INTERRUPTED, note_interrupt
+from hf_specdec.cli.options import LoadOptions
 from hf_specdec.cli.report import note, print_json, stdout_console
 from hf_specdec.cli.spread import spread
 from hf_specdec.engine.cost_model import check_costs_file

@@ -30,7 +30,8 @@ __all__ = [
     "with_whole_lengths",
 ]
 
-CACHES = (None, "dynamic", "static", "hybrid")  # the last is what older checkpoints call a static cache with windows
+STATIC_NAMES = ("hybrid", "hybrid_chunked", "sliding_window")  # what older checkpoints call a static cache with windows
+CACHES = (None, "dynamic", "static", *STATIC_NAMES)
 LENGTHS = ("max_new_tokens", "max_length", "min_new_tokens", "min_length")
 Settings = Callable[[str], Any]
 
@@ -119,8 +120,12 @@ def with_whole_lengths(kwargs: dict[str, Any]) -> None:
 def with_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
     """Keep a cache in this call where only the model's own configuration says not to, as MPT's checkpoints do.
 
-    Under autocast it is a dynamic one: transformers' static layers do not take values of autocast's dtype.
+    Under autocast it is a dynamic one: transformers' static layers do not take values of autocast's dtype. A static
+    cache is called by its usual name.
     """
+    configs = [config for config in (kwargs.get("generation_config"), model.generation_config) if config is not None]
+    if settings_of(kwargs, configs)("cache_implementation") in STATIC_NAMES:
+        kwargs["cache_implementation"] = "static"
     given = getattr(kwargs.get("generation_config"), "use_cache", None)
     if "use_cache" not in kwargs and given is not False and model.generation_config.use_cache is False:
         kwargs["use_cache"] = True

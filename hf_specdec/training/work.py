@@ -1,6 +1,7 @@
 """The folder of a training's work: one training at a time writes there, and goes on with work of its settings alone."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from hf_specdec.utils.files import lock, replacing, saving_tensors
 
 __all__ = ["begin", "check_folder", "held", "settings_of", "whole"]
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, a quota, the largest file that may be
 NUM_SAMPLED = 16  # values of a weight that tell it from another model's
 Settings = dict[str, Any]
 
@@ -48,6 +50,7 @@ def held(work: Path) -> Iterator[None]:
 
     Raises:
         ConfigError: another training writes there, or it cannot be written.
+        OSError: names the folder: the disk is full.
     """
     shown, remedy = str(work.parent), "Choose another folder."
     try:
@@ -61,9 +64,21 @@ def held(work: Path) -> Iterator[None]:
         except BlockingIOError as error:
             rule = "must not be the folder of a training that runs"
             raise ConfigError("out", rule, shown, "Wait until it has ended, or choose another folder.") from error
-        yield
+        with _naming(shown):
+            yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _naming(folder: str) -> Iterator[None]:
+    """Errors of a full disk name the folder; the system's own name no file where one is open already."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in FULL:
+            error.filename = folder
+        raise
 
 
 @contextlib.contextmanager

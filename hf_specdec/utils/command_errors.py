@@ -3,12 +3,13 @@
 Errors of this package speak of arguments of Python; whoever typed a command is told of the options in their place.
 """
 
+import contextlib
 import functools
 import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -32,6 +33,7 @@ OTHER_NAMES = {
     "widen": "widen_to",
 }  # of options, for arguments of Python
 FOLDERS = ("model", "draft_model", "head")  # what `path` may be
+STDOUT = "<stdout>"  # what an error of standard output has for the name of a file
 CONTEXT = "context"  # of typer: how a command is told of the words that were typed
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 FIELD = re.compile(r"`([A-Za-z_]+)((?: key)?)`")
@@ -70,8 +72,9 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
                 to_stderr("hint: redirect it: > FILE or > /dev/null", "cyan")
             raise typer.Exit(2)
         try:
-            result = command(*args, **kwargs)
-            sys.stdout.flush()
+            with contextlib.redirect_stdout(_Stdout(sys.stdout)):
+                result = command(*args, **kwargs)
+                sys.stdout.flush()
             return result
         except BrokenPipeError:
             raise
@@ -81,6 +84,8 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             to_stderr(f"{where}error: {message}", "red")
             if hint:
                 to_stderr(f"hint: {hint}", "cyan")
+            if getattr(error, "filename", None) == STDOUT:
+                _drop_stdout()
             raise typer.Exit(2) from error
 
     asked = inspect.Parameter(CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -99,6 +104,41 @@ def to_stderr(message: str, style: str | None) -> None:
     """One line on stderr, as it is."""
     console = Console(file=sys.stderr, highlight=False)
     console.print(message, style=style, markup=False, soft_wrap=True)
+
+
+class _Stdout:
+    """Standard output whose errors name it: those of the system name no file."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """See `io.TextIOBase.write`."""
+        with _naming_stdout():
+            return int(self._stream.write(text))
+
+    def flush(self) -> None:
+        """See `io.IOBase.flush`."""
+        with _naming_stdout():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _naming_stdout() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        error.filename = STDOUT
+        raise
+
+
+def _drop_stdout() -> None:
+    """Let what is left to print go to nowhere: Python would try again when it ends, and fail again."""
+    with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 class _Options:
@@ -178,6 +218,8 @@ def _in_options(error: Exception, options: _Options) -> tuple[str, str | None]:
         case ConfigError():
             message = f"`{error.field}` {options.for_python(error.rule)}, but is {shown(error.value)}."
             return options.for_fields(message), options.for_python(error.remedy)
+        case OSError(filename=filename, strerror=str() as reason) if filename == STDOUT:
+            return f"standard output cannot be written: {reason}.", "Redirect it to another disk: > FILE"
         case OSError(filename=str() as path, strerror=str() as reason) if name := options.of_path(path):
             return f"`{name}` must be a path that can be used, but is {shown(path)}.", f"{reason}."
         case MissingExtraError():

@@ -143,7 +143,7 @@ def test_the_document_of_replayed_rows_is_what_the_tables_read() -> None:
 
 
 def test_draft_cost_times_both_at_every_length() -> None:
-    points = prompt_lookup_points(PromptLookupConfig(), context_lengths=(50, 100), num_steps=3)
+    points = list(prompt_lookup_points(PromptLookupConfig(), context_lengths=(50, 100), num_steps=3))
     assert [point["context_length"] for point in points] == [50, 100]
     assert all(point["seconds"] > 0 and point["transformers_seconds"] > 0 for point in points)
     assert made_up_text(500) == made_up_text(500)

@@ -117,6 +117,7 @@ def test_an_interrupt_between_models_loses_nothing(
     models: list[LoadedModel], whole: dict[str, Any], after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, calls = Bench(models, PROMPTS, SETTINGS, rows=ROWS), 0
+    kept: list[dict[str, Any]] = []
     real = model_run.measured_call
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
@@ -129,8 +130,9 @@ def test_an_interrupt_between_models_loses_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(model_run, "measured_call", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            first.run()
+            first.run(save=kept.append)
     assert not first.document["is_complete"]
+    assert bool(kept) == any(entry["records"] for entry in first.document["models"])
     assert markdown(first.document)
     resumed = Bench(models, PROMPTS, SETTINGS, rows=ROWS, document=first.document).run()
     assert resumed["is_complete"]

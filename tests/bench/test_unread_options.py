@@ -1,10 +1,11 @@
-"""`hf-specdec bench --show` and `--replay` load no model: an option that they do not read is an error."""
+"""`hf-specdec bench`: an option that a measurement does not read is an error, before a model is loaded."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from hf_specdec.cli import bench_models
 from tests.cli.conftest import Run, run
 
 __all__ = ["run"]
@@ -16,38 +17,39 @@ PLACED = (
     ("--device", "cpu"),
     ("--threads", "2"),
 )
-OF_MODELS = (
-    *PLACED,
-    ("--model", "mine"),
-    ("--assistant-model", "mine"),
-    ("--head", "mine"),
-    ("--widen", "320x7"),
-    ("--dtype", "fp32"),
-    ("--draft-dtype", "fp32"),
-    ("--attn-implementation", "eager"),
-)
-OF_PROMPTS = (
+HEAD = ("--head", "mine")
+OF_DRAFTS = (("--assistant-model", "mine"), ("--draft-dtype", "fp32"))
+OF_PRECISION = (("--dtype", "fp32"), ("--attn-implementation", "eager"))
+OF_MODELS = (*PLACED, ("--model", "mine"), *OF_DRAFTS, HEAD, ("--widen", "320x7"), *OF_PRECISION)
+OF_TEXTS = (
     ("--prompts", "mine.jsonl"),
     ("--limit", "2"),
     ("--limit-per-task", "2"),
     ("--random-tokens", "8x64"),
-    ("--batch-size", "2"),
 )
-OF_RUNS = (
-    ("--max-new-tokens", "5"),
-    ("--rounds", "1"),
-    ("--no-do-sample",),
-    ("--temperature", "0.5"),
-    ("--seed", "1"),
-    ("--context-length", "64"),
-)
+BATCH = ("--batch-size", "2")
+OF_PROMPTS = (*OF_TEXTS, BATCH)
+TOKENS, ROUNDS, SEED = ("--max-new-tokens", "5"), ("--rounds", "1"), ("--seed", "1")
+OF_SAMPLING = (("--no-do-sample",), ("--temperature", "0.5"))
+CONTEXT, AGAINST = ("--context-length", "64"), ("--against", "plain")
+OF_RUNS = (TOKENS, ROUNDS, *OF_SAMPLING, SEED, CONTEXT)
+OF_ROWS = (("--row", "auto"), ("--lookahead-config", "[7,7,7]"))
 UNREAD = [
+    *[("show", words) for words in (*OF_MODELS, *OF_PROMPTS, *OF_RUNS, *OF_ROWS)],
+    *[("replay", words) for words in (*OF_MODELS, *OF_PROMPTS, *OF_RUNS, AGAINST)],
+    *[("cost", words) for words in (*OF_DRAFTS, HEAD, *OF_PROMPTS, *OF_ROWS, AGAINST, TOKENS, *OF_SAMPLING)],
+    *[("many", words) for words in (AGAINST, ROUNDS, *OF_SAMPLING, SEED, CONTEXT)],
     *[
-        ("show", words)
-        for words in (*OF_MODELS, *OF_PROMPTS, *OF_RUNS, ("--row", "auto"), ("--lookahead-config", "[7,7,7]"))
+        ("precisions", words)
+        for words in (*OF_DRAFTS, HEAD, *OF_PRECISION, BATCH, AGAINST, *OF_SAMPLING, SEED, CONTEXT)
     ],
-    *[("replay", words) for words in (*OF_MODELS, *OF_PROMPTS, *OF_RUNS, ("--against", "plain"))],
+    *[
+        ("drafting", words)
+        for words in (*OF_DRAFTS, HEAD, BATCH, *OF_ROWS, AGAINST, TOKENS, ROUNDS, *OF_SAMPLING, SEED)
+    ],
+    *[("steps", words) for words in (HEAD, BATCH, *OF_ROWS, AGAINST, *OF_RUNS)],
 ]
+FLAGS = ("cost", "many", "drafting", "steps")
 
 
 @pytest.fixture
@@ -60,12 +62,22 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("kind", "words"), UNREAD, ids=lambda value: value if isinstance(value, str) else value[0])
-def test_what_is_not_read_is_refused(run: Run, files: Path, kind: str, words: tuple[str, ...]) -> None:
-    result = run("bench", f"--{kind}", "replay", "--output", "made.json", *words)
+def test_what_is_not_read_is_refused(
+    run: Run, files: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: tuple[str, ...]
+) -> None:
+    monkeypatch.delattr(bench_models, "load_model")
+    asked = (f"--{kind}",) if kind in FLAGS else (f"--{kind}", "replay")
+    result = run("bench", *asked, "--output", "made.json", *words)
     assert result.exit_code == 2
     name = "--do-sample" if words[0] == "--no-do-sample" else words[0]
     assert f"error: `{name}` must be left out with --{kind}, but is " in result.stderr
     assert not (files / "made.json").exists() and result.stdout == ""
+
+
+def test_what_speeds_do_not_read_is_refused_with_what_does(run: Run) -> None:
+    result = run("bench", *CONTEXT)
+    assert result.exit_code == 2
+    assert "error: `--context-length` must come with --cost or --drafting, but is [64]." in result.stderr
 
 
 def test_what_is_read_is_taken(run: Run, files: Path) -> None:

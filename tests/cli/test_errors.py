@@ -1,5 +1,6 @@
 """What a user got wrong is one line that begins with `error:`, a hint where there is a remedy, and exit code 2."""
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -204,6 +205,18 @@ def test_a_remedy_names_the_options_of_the_command(capsys: pytest.CaptureFixture
         "error: `stop` must be unset with --spec-method auto, but is 'spec_method=\"auto\"'.",
         f"hint: {typed}",
     ]
+
+
+def test_a_full_disk_of_another_file_is_no_error_of_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    @reports_errors
+    def command() -> None:
+        print("written before")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(BaseException, match="2"):  # typer's own Exit
+        command()
+    found = capsys.readouterr()
+    assert (found.out, found.err) == ("written before\n", "error: [Errno 28] No space left on device\n")
 
 
 def test_a_folder_of_a_repeated_option_is_named_by_it(run: Run) -> None:

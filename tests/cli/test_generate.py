@@ -1,11 +1,12 @@
 """`hf-specdec generate`: text on stdout, the rest on stderr, one JSON document with `--json`."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import StoppingCriteria
+from transformers import GenerationConfig, MistralConfig, MistralForCausalLM, StoppingCriteria
 
 import hf_specdec
 from hf_specdec import embedded
@@ -20,6 +21,25 @@ SHORT = ("--max-new-tokens", "12", "--dtype", "fp32")
 @pytest.fixture(scope="module")
 def target() -> Any:
     return hf_specdec.AutoModelForCausalLM.from_pretrained(embedded.path("target"), precision="fp32")
+
+
+@pytest.fixture
+def windowed(tokenizer: Any, tmp_path: Path) -> Path:
+    """A checkpoint whose attention sees the last 16 tokens."""
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=16,
+        initializer_range=0.3,
+    )
+    MistralForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
 
 
 def reference(target: Any, tokenizer: Any, prompt: str = PROMPT, **options: Any) -> list[int]:
@@ -42,6 +62,23 @@ def test_stdout_is_the_continuation_and_nothing_else(run: Run, target: Any, toke
     assert result.exit_code == 0
     assert result.stdout == tokenizer.decode(reference(target, tokenizer), skip_special_tokens=True) + "\n"
     assert "tokens/s" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["sliding_window", "hybrid", "hybrid_chunked"])
+def test_a_checkpoint_that_calls_its_static_cache_by_an_older_name_is_speculated_on(
+    run: Run, windowed: Path, tokenizer: Any, name: str
+) -> None:
+    """It drafts for itself, and its tokens are plain `generate`'s; `engine="assisted"` takes no static cache."""
+    GenerationConfig(cache_implementation=name, pad_token_id=0).save_pretrained(windowed)
+    words = ("--model", str(windowed), "--draft-model", str(windowed), *SHORT)
+    model = MistralForCausalLM.from_pretrained(windowed)
+    expected = reference(model, tokenizer, cache_implementation=name)
+    found = document(run, PROMPT, *words, "--spec-config", '{"confidence_threshold": 0}')
+    assert found["token_ids"] == expected
+    assert found["spec_stats"]["num_accepted_tokens"] > 0 and found["spec_stats"]["plain_reason"] is None
+    found = document(run, PROMPT, *words, "--engine", "assisted")
+    assert found["token_ids"] == expected
+    assert "static cache" in found["spec_stats"]["plain_reason"]
 
 
 class Interrupt(StoppingCriteria):

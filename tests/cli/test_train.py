@@ -1,5 +1,6 @@
 """`hf-specdec train`: one command from a file of prompts to a head that loads, and what it refuses."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_specdec import AutoDraftHead
 from hf_specdec.cli import train
 from hf_specdec.errors import ConfigError
+from hf_specdec.training import work
 from tests.cli.conftest import Run
 
 QUICK = ("--num-texts", "128", "--prompt-tokens", "4", "--max-new-tokens", "4", "--epochs", "1", "--rollout-steps", "2")
@@ -124,6 +126,17 @@ def test_a_file_that_holds_no_prompts_is_an_error_of_its_option(
     result = run("train", "--out", str(tmp_path / "head"), "--prompts", str(prompts))
     assert result.exit_code == 2
     assert f"error: `--prompts` {rule}, but is '{prompts}'." in result.stderr
+
+
+def test_a_full_disk_is_an_error_of_out(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(work, "replacing", full)
+    out = str(tmp_path / "head")
+    result = run("train", "--out", out, *QUICK)
+    assert result.exit_code == 2
+    assert f"error: `--out` must be a path that can be used, but is {out!r}.\nhint: No space left" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hf_specdec import SpecMemory, embedded
+from hf_specdec.bench import tuning
 from tests.cli.conftest import Run
 
 QUICK = ("--dtype", "fp32", "--seconds", "0.3", "--context-length", "24")
@@ -47,7 +48,43 @@ def test_tune_measures_every_batch_size_and_says_so_in_json(run: Run, tmp_path: 
         "cpu",
         24,
     )
-    assert saved["curves"].keys() == {"2"}
+    assert saved["curves"].keys() == {"2"} and found["is_complete"]
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
+    """Have the measurement of this batch size interrupted."""
+    real = tuning._measured
+
+    def measured(model: Any, costs: Any, rows: int, *args: Any) -> dict[int, float]:
+        if rows == batch_size:
+            raise KeyboardInterrupt
+        return real(model, costs, rows, *args)
+
+    monkeypatch.setattr(tuning, "_measured", measured)
+
+
+def test_an_interrupt_keeps_the_batch_sizes_that_were_measured(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "costs.json"
+    interrupt_at(monkeypatch, 2)
+    result = run("tune", "--out", str(path), *QUICK, "--batch-size", "2", "--batch-size", "1", "--json")
+    assert result.exit_code == 130
+    assert "interrupted: what has been measured follows" in result.stderr
+    found = json.loads(result.stdout)
+    assert ([curve["batch_size"] for curve in found["curves"]], found["is_complete"]) == ([1], False)
+    assert json.loads(path.read_text())["curves"].keys() == {"1"}
+
+
+def test_an_interrupt_before_anything_was_measured_leaves_the_file(
+    run: Run, costs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = costs.read_bytes()
+    interrupt_at(monkeypatch, 1)
+    result = run("tune", "--out", str(costs), *QUICK)
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == "interrupted before anything was measured\n"
+    assert costs.read_bytes() == before
 
 
 def test_generate_begins_with_the_costs_of_the_file(run: Run, costs: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_window_needs_no_more_columns_than_it_has(zoo: Callable[[str], Any], w
     assert speculative(model, PROMPT, **options).tolist() == run(model, plain, dict).output.sequences[:, :38].tolist()
 
 
-@pytest.mark.parametrize("name", ["offloaded", "offloaded_static", "quantized", "sliding_window", "paged"])
+@pytest.mark.parametrize("name", ["offloaded", "offloaded_static", "quantized", "paged"])
 def test_other_implementations_are_refused_by_name(model: Any, name: str) -> None:
     with pytest.raises(hf_specdec.ConfigError, match=f'"dynamic" or "static" .* {name!r}'):
         speculative(model, PROMPT, max_new_tokens=4, cache_implementation=name, spec_method="prompt_lookup")

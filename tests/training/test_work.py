@@ -67,6 +67,14 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_the_training_goes_on(
     assert (folder / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
 
 
+def test_a_full_disk_is_an_error_of_the_folder_where_the_system_names_no_file(
+    target: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    with no_file_above(100), pytest.raises(OSError, match="File too large") as caught:
+        train(target, tmp_path / "out")
+    assert caught.value.filename == str(tmp_path / "out")
+
+
 def test_a_full_disk_leaves_the_head_that_was_there(folder: Path) -> None:
     before = (folder / "model.safetensors").read_bytes()
     with no_file_above(1000), pytest.raises(OSError, match="cannot be written"):
