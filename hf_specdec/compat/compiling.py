@@ -52,7 +52,10 @@ def is_traced_for_us() -> bool:
 
     What follows a break in its graph is not: torch uses the graphs of such pieces in other functions too.
     """
-    tracing = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx()
+    try:
+        tracing = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx()
+    except AttributeError:  # `torch.export` traces by itself
+        return False
     return bool(tracing.output.root_tx.f_code.co_name == OWN_NAME)
 
 

@@ -176,6 +176,19 @@ def test_a_callers_own_graph_is_transformers_also_beside_one_of_ours(
     assert keys[1:] == [(4, 5)]
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_model_is_exported_as_before(strict: bool) -> None:
+    FewQueryAttention(is_compiled=True)
+    attend, layer, given = AttentionInterface()["sdpa"], layer_of("qwen2"), arguments()
+
+    class Attention(torch.nn.Module):
+        def forward(self, **given: torch.Tensor) -> torch.Tensor:
+            return attend(layer, **given)[0]
+
+    exported = torch.export.export(Attention(), (), given, strict=strict)
+    assert torch.equal(exported.module()(**given), attention(given, inside=False))
+
+
 def test_the_steps_over_a_static_cache_copy_no_keys(keys: list[tuple[int, int]]) -> None:
     torch._dynamo.reset()
     model, prompt = family_model("llama"), torch.tensor([[5, 6, 7, 8] * 6])
