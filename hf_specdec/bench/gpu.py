@@ -245,7 +245,7 @@ def _row(
         "first_call_seconds": calls[0].seconds,
         "mean_acceptance_length": 1.0 + num_accepted / num_drafts if num_drafts else None,
         "num_graphs": known[-1].num_graphs if known else None,
-        "compile_seconds": None if calls[0].stats is None else calls[0].compile_seconds,
+        "compile_seconds": None if calls[0].stats is None else sum(call.compile_seconds for call in first),
         "later_compile_seconds": sum(call.compile_seconds for call in calls[1:]),
         "plain_reason": known[-1].plain_reason if known else None,
     }

@@ -4,6 +4,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.capabilities.reference import ProbeFailed
 from hf_specdec.errors import first_line
 
 __all__ = ["reason_against_states"]
@@ -12,6 +13,9 @@ __all__ = ["reason_against_states"]
 @torch.no_grad()
 def reason_against_states(model: PreTrainedModel, states: dict[str, torch.Tensor]) -> str | None:
     """Why calls with `compat.given_states` are decoded plainly, or `None`: found by a forward of one token.
+
+    Raises:
+        ProbeFailed: the forward did, as plain generation's may.
 
     GPT-2 and BLIP put an `EncoderDecoderCache` around the cache that `generate` makes. Decoders such as Bart's write
     keys of the states into it in every step; plain `generate`'s text is then another than that without a cache.
@@ -22,8 +26,8 @@ def reason_against_states(model: PreTrainedModel, states: dict[str, torch.Tensor
     beside = {name: given[:1] if name == "encoder_hidden_states" else (given[:1],)}
     try:
         outputs = model(input_ids=ids, **beside, use_cache=True, **{compat.CACHE: cache}, return_dict=True)
-    except Exception as error:  # noqa: BLE001 of the model's own code
-        return f"beside {name} it could not be tried: {first_line(error)}"
+    except Exception as error:
+        raise ProbeFailed(f"beside {name} it could not be tried: {first_line(error)}") from error
     kept = outputs.get(compat.CACHE)
     if isinstance(kept, compat.EncoderDecoderCache) and compat.cached_length(kept) == 1:
         return None

@@ -40,7 +40,7 @@ class Found:
         self.capability, self.knows_rows = capability, knows_rows
         self._batch_reason: str | None = None  # why batches are decoded plainly, once that is known
         self._exits: dict[int, ExitFinding] = {}  # by the number of layers
-        self._states_reason: tuple[str | None] | None = None  # once that is known
+        self._states_reasons: dict[tuple[str, ...], str | None] = {}  # by the arguments that hold them
         self._lock = threading.Lock()
 
     def batch_fallback_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
@@ -62,11 +62,16 @@ class Found:
 
     def states_reason(self, model: PreTrainedModel, states: dict[str, torch.Tensor]) -> str | None:
         """Why a decoder with `compat.given_states` decodes plainly, or `None`; tried at the first such call."""
+        rank_sync, key = rank_sync_of(model), tuple(states)
         with self._lock:
-            if rank_sync_of(model).any(self._states_reason is None):
-                self._states_reason = (_undisturbed(model, lambda: reason_against_states(model, states)),)
-            assert self._states_reason is not None
-            return self._states_reason[0]
+            if rank_sync.any(key not in self._states_reasons):
+                try:
+                    reason = _undisturbed(model, lambda: reason_against_states(model, states))
+                except ProbeFailed as error:
+                    _raise_if_shared(error, rank_sync)
+                    return str(error)
+                self._states_reasons[key] = reason
+            return self._states_reasons[key]
 
     def early_exit(self, model: PreTrainedModel, layers: int) -> ExitFinding:
         """Whether the model's first `layers` layers can draft for it; probed at the first such call."""

@@ -95,6 +95,7 @@ from hf_specdec.compat.masks import (
     set_attention_implementation,
 )
 from hf_specdec.compat.models import (
+    OF_PROMPTS,
     adds_virtual_tokens,
     bare_embeddings,
     counts_unpadded,

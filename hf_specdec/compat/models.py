@@ -22,6 +22,7 @@ from hf_specdec.compat.caches import CACHE, cached_length
 from hf_specdec.compat.modules import modules_of, own_weights
 
 __all__ = [
+    "OF_PROMPTS",
     "adds_virtual_tokens",
     "bare_embeddings",
     "counts_unpadded",
@@ -139,6 +140,10 @@ def takes_cache(model: PreTrainedModel) -> bool:
 def takes_encoder_outputs(model: PreTrainedModel) -> bool:
     """Whether a decoder reads another model's encoder: `WhisperForCausalLM` does."""
     return not model.config.is_encoder_decoder and "encoder_outputs" in inspect.signature(model.forward).parameters
+
+
+# Phi-4-multimodal takes them in every step, and puts them where tokens of theirs stand: a draft may hold one by chance.
+OF_PROMPTS = ("image_pixel_values", "audio_input_features")
 
 
 def max_positions(config: Any) -> int | None:

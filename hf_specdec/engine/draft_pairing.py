@@ -59,7 +59,7 @@ def check_pair(target: PreTrainedModel, draft: PreTrainedModel, *, translates: b
             "Load the target with tp_plan too, or the draft without.",
         )
     if translates:
-        _check_translated(draft)
+        _check_translated(target, draft)
         return
     sizes = vocab_sizes(target, draft)
     if abs(sizes[0] - sizes[1]) > MAX_PADDING:
@@ -85,11 +85,11 @@ def _check_encoder(target: PreTrainedModel, draft: PreTrainedModel) -> None:
         raise ConfigError("assistant_model", rule, f"{name} with {own}", f"Load it with {type(target).__name__}.")
 
 
-def _check_translated(draft: PreTrainedModel) -> None:
+def _check_translated(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Refuse a draft with a tokenizer of its own that cannot be told a text by tokens of its own."""
     name = type(draft).__name__
-    if draft.config.is_encoder_decoder:
-        rule = "must be a decoder-only model with an assistant_tokenizer"
+    if draft.config.is_encoder_decoder or target.config.is_encoder_decoder:
+        rule = "must be a decoder-only model like the target with an assistant_tokenizer"
         raise ConfigError("assistant_model", rule, name, "Choose a draft with the target's tokenizer.")
     if device_mesh(draft) is not None:
         rule = "must be in one process with an assistant_tokenizer"

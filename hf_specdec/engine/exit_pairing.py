@@ -21,7 +21,8 @@ def check_exit(call: Call, layers: int) -> None:
 
     Raises:
         ConfigError: it has an encoder, fewer layers, none that can be told from its other parts, a forward on the
-            instance that a copy cannot have, or states beside keys and values.
+            instance that a copy cannot have, or states beside keys and values; or the caller gives it states to attend
+            to.
     """
     model, name = call.model, type(call.model).__name__
     if model.config.is_encoder_decoder:

@@ -14,8 +14,10 @@ def reason_against_length(call: Call, tier: str, engine: str) -> str | None:
     """Why a call is decoded plainly because of how long its texts may get, or `None`."""
     length = call.facts.of(cache_drop_length, call.model)
     if length is not None and call.input_ids.shape[1] <= length < _longest(call):
-        cache = call.model_kwargs.get(compat.cache_name(call.model_kwargs))
-        if len(call.input_ids) > 1 or tier != "tree" or engine == "assisted" or isinstance(cache, compat.StaticCache):
+        kwargs = call.model_kwargs
+        is_static = isinstance(kwargs.get(compat.cache_name(kwargs)), compat.StaticCache)
+        is_alone = len(call.input_ids) == 1 and all(kwargs.get(name) is None for name in compat.OF_PROMPTS)
+        if not is_alone or tier != "tree" or engine == "assisted" or is_static:
             return f"the model computes its cache anew at {length + 1} tokens, within this text"
     if exceeds_original_length(call):
         if engine == "assisted":

@@ -19,7 +19,7 @@ from hf_specdec.observer import SpecStep
 from hf_specdec.stats import SpecStats
 from hf_specdec.tree import DraftTree, TreeBuilder
 
-__all__ = ["OnToken", "SequenceState", "check_own_drafters"]
+__all__ = ["OnToken", "SequenceState", "check_own_drafters", "draws_beside"]
 
 OnToken = Callable[["SequenceState", int, int], Any]
 
@@ -44,7 +44,7 @@ class SequenceState:
         observer: called with this sequence's steps in place of the call's own observer.
         is_weighed (`bool`): whether its method drafts as many tokens as save time, by the step's budget.
         error (`Exception | None`): what ended the sequence alone.
-        draws: entered where its drafter is asked; a caller's own takes no random number of the text's.
+        draws: entered where its drafter is asked: a caller's takes no random number of the text's.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class SequenceState:
     ) -> None:
         self.index, self.text, self.prompt = index, text, prompt
         self.drafter, self.sampler, self.stop_check = drafter, sampler, stop_check
-        is_own = type(drafter).__module__.startswith("hf_specdec.")
-        self.draws = contextlib.nullcontext() if is_own else SeparateDraws(sampler.device)
+        is_callers = not type(drafter).__module__.startswith("hf_specdec.")
+        self.draws = draws_beside(sampler) if is_callers else contextlib.nullcontext()
         self.tree = DraftTree.chain(prompt[-1] if prompt else 0)
         self.visited: list[int] = []
         self.begun = self.finished = False
@@ -200,6 +200,11 @@ class SequenceState:
             if not (isolates and self.rank_sync.intact):
                 raise
             self.fail(error)
+
+
+def draws_beside(sampler: Sampler) -> contextlib.AbstractContextManager[None]:
+    """What is entered around a caller's code beside a text: its draws are kept apart where the text's are global."""
+    return SeparateDraws(sampler.device) if sampler.draws_globally else contextlib.nullcontext()
 
 
 def _check_whole(tokens: Sequence[object]) -> None:

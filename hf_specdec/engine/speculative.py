@@ -22,9 +22,8 @@ from hf_specdec.engine.continuous_batching import QueuedSequence
 from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.engine.loop import SpecLoop
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.sampling.random_streams import SeparateDraws
 from hf_specdec.engine.sampling.sampler import Sampler
-from hf_specdec.engine.sequence import SequenceState, check_own_drafters
+from hf_specdec.engine.sequence import SequenceState, check_own_drafters, draws_beside
 from hf_specdec.engine.static_shapes import compiled_forward, fixed_shapes
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.engine.stopping import StopCheck
@@ -171,7 +170,7 @@ def _sequences(
             criteria = criteria_of_row(criteria, index)
         sampler = Sampler(processors, call.generation_config, device, generator)
         prompt = call.prompt_of(index)
-        with SeparateDraws(device):
+        with draws_beside(sampler):
             drafter = make_drafter(index, generator)
         check_own_drafters(drafter, sequences)
         sequences.append(SequenceState(index, text, prompt, drafter, sampler, StopCheck(criteria), stats, rank_sync))

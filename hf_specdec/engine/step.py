@@ -3,6 +3,7 @@
 Knows neither methods nor models: a `Drafter` proposes, a `ModelRunner` computes, a `Sampler` and a `StopCheck` decide.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,7 @@ from dataclasses import dataclass
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.budget import Budget
-from hf_specdec.engine.sampling.random_streams import SeparateDraws
-from hf_specdec.engine.sequence import OnToken
+from hf_specdec.engine.sequence import OnToken, draws_beside
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.drafting import DraftForwards, propose_together
 from hf_specdec.forward.node_outputs import NodeOutputs
@@ -58,7 +58,7 @@ class StepRunner:
         self.stats, self.rank_sync, self.budget, self.observer = stats, rank_sync, budget, observer
         self.on_token: OnToken | None = None
         self._observer_seconds = self._compile_seconds = 0.0
-        self._draws: SeparateDraws | None = None  # of observers
+        self._draws: contextlib.AbstractContextManager[None] | None = None  # of observers
 
     def begin(self, batch: Batch) -> None:
         """Read the prompts, choose every first token, then let the drafters begin."""
@@ -213,7 +213,7 @@ class StepRunner:
             )
         if self.observer is not None or any(sequence.observer is not None for sequence in batch.sequences):
             start = time.perf_counter()
-            self._draws = self._draws or SeparateDraws(batch.target.input_ids.device)
+            self._draws = self._draws or draws_beside(batch.sequences[0].sampler)
             with self._draws:
                 self.rank_sync.attempt(self._show, batch, trees, results, seconds)
             self._observer_seconds += time.perf_counter() - start

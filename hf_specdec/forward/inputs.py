@@ -30,8 +30,6 @@ __all__ = ["StepInputs", "rows_of", "tensors_of"]
 Array = npt.NDArray[Any]
 RUNWAY = 512  # mask columns prepared at once
 SHORTENED_LOGITS = ("logits_to_keep", "num_logits_to_keep")  # some models ask for the last row only
-# Phi-4-multimodal takes them in every step, and puts them where tokens of theirs stand: a draft may hold one by chance.
-OF_PROMPTS = ("image_pixel_values", "audio_input_features")
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
 
@@ -129,7 +127,7 @@ class StepInputs:
             self.lengths = self._lengths_of(layouts, num_cached, in_sequence)
         if self.asks_model and (ahead[0] or total > 1):
             inputs = self._asked(layouts, num_cached[0])
-        for key in (*SHORTENED_LOGITS, *OF_PROMPTS):
+        for key in (*SHORTENED_LOGITS, *compat.OF_PROMPTS):
             inputs.pop(key, None)
         skips_padding = self.adapter is not None and self.adapter.skips_padding and total - first > 1
         rows = None if in_sequence and not skips_padding else self._rows_of(layouts)

@@ -30,8 +30,8 @@ __all__ = [
     "with_whole_lengths",
 ]
 
-STATIC_NAMES = ("hybrid", "hybrid_chunked", "sliding_window")  # what older checkpoints call a static cache with windows
-CACHES = (None, "dynamic", "static", *STATIC_NAMES)
+STATIC_NAMES = ("hybrid_chunked", "sliding_window")  # what older checkpoints call a static cache with windows
+CACHES = (None, "dynamic", "static", "hybrid", *STATIC_NAMES)  # transformers takes "hybrid" for no choice
 LENGTHS = ("max_new_tokens", "max_length", "min_new_tokens", "min_length")
 Settings = Callable[[str], Any]
 

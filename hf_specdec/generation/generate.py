@@ -238,7 +238,7 @@ def _needs_own_loop(model: PreTrainedModel, configs: list[GenerationConfig], kwa
 def _is_static(settings: Settings, cache: Any) -> bool:
     """Whether a call decodes over a static cache, which transformers cannot always crop: one with windows, never."""
     inner = getattr(cache, "self_attention_cache", cache)
-    return settings("cache_implementation") in ("static", "hybrid") or isinstance(inner, compat.StaticCache)
+    return settings("cache_implementation") == "static" or isinstance(inner, compat.StaticCache)
 
 
 def _decoded_by(

@@ -49,7 +49,7 @@ class DraftCost:
 class Drafter(CandidateGenerator, ABC):
     """Base class of all drafters. Subclasses implement `begin`, `propose` and `observe`.
 
-    One that draws from torch's global generators takes no number of the text's: they are put back after each call.
+    What it draws from torch's global generators is no random number of the text's; it comes from a stream beside it.
 
     Attributes:
         needs_logits (`bool`): whether `observe` reads `logits`; if not, the loop passes `None`.
@@ -58,8 +58,8 @@ class Drafter(CandidateGenerator, ABC):
             reads the whole rows.
         node_logits (`NodeLogits | None`): what was read for it; set before each `observe` that gets no `logits`.
         is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
-        never_drafts (`bool`): whether it always proposes the root alone. Over static caches an accelerator then begins
-            the next forward before the host has read the token.
+        never_drafts (`bool`): whether it always proposes the root alone. Over static caches a CUDA device then begins
+            the next forward before the host has read the token, beside drafters of this package.
         max_extra_tokens (`int`): most extra tokens beside a tree; a static cache's forwards have room for them.
         draft_cost (`DraftCost`): what a draft has to gain.
         num_rows (`int`): rows that share the target's next forward; set before each `propose`.

@@ -117,6 +117,11 @@ class _Stdout:
         with _naming_stdout():
             return int(self._stream.write(text))
 
+    def writelines(self, lines: Iterable[str]) -> None:
+        """See `io.IOBase.writelines`."""
+        for line in lines:
+            self.write(line)
+
     def flush(self) -> None:
         """See `io.IOBase.flush`."""
         with _naming_stdout():

@@ -64,7 +64,7 @@ def test_stdout_is_the_continuation_and_nothing_else(run: Run, target: Any, toke
     assert "tokens/s" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["sliding_window", "hybrid", "hybrid_chunked"])
+@pytest.mark.parametrize("name", ["sliding_window", "hybrid_chunked"])
 def test_a_checkpoint_that_calls_its_static_cache_by_an_older_name_is_speculated_on(
     run: Run, windowed: Path, tokenizer: Any, name: str
 ) -> None:

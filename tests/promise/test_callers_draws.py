@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LogitsProcessor
 
 from hf_specdec.methods.base import Drafter
 from hf_specdec.tree import DraftTree
@@ -42,16 +43,84 @@ class Failing(Drawing):
         raise RuntimeError("no draft")
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_drafter_that_draws_leaves_the_sample_as_it_is(model: Any, rows: int) -> None:
-    """Of a batch each row has a stream of its own; afterwards the global one is where the seeds have left it."""
-    ids = PROMPT.repeat(rows, 1)
+def test_a_drafter_that_draws_leaves_the_sample_as_it_is(model: Any) -> None:
+    ours = run(model, speculative, lambda: SAMPLED, spec_method=Drawing)
+    assert_same_run(ours, run(model, plain, lambda: SAMPLED))
+
+
+def test_rows_of_a_batch_draw_from_streams_of_their_own(model: Any) -> None:
+    """So the drafters' draws go on in the global one."""
+    ids, drafters = PROMPT.repeat(2, 1), list[Drawing]()
+
+    def make() -> Drawing:
+        drafters.append(Drawing())
+        return drafters[-1]
+
     quiet = run(model, speculative, lambda: {**SAMPLED, "input_ids": ids}, spec_method="plain")
-    ours = run(model, speculative, lambda: {**SAMPLED, "input_ids": ids}, spec_method=Drawing)
+    ours = run(model, speculative, lambda: {**SAMPLED, "input_ids": ids}, spec_method=make)
     assert ours.output.sequences.equal(quiet.output.sequences)
-    assert_same_run(ours, quiet)
-    if rows == 1:
-        assert_same_run(ours, run(model, plain, lambda: SAMPLED))
+    drawn = [number for drafter in drafters for number in drafter.drawn]
+    assert len(set(drawn)) == len(drawn)
+
+
+class Weighted(Drafter):
+    """Drafts one token, drawn from `probabilities` by the global generator, and says so."""
+
+    probabilities = torch.tensor([0.05, 0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.05])
+    is_deterministic = False
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        self.root = prompt_ids[-1]
+
+    def propose(self, budget: int) -> DraftTree:
+        token = int((self.probabilities.cumsum(0) < torch.rand(())).sum().clamp(max=7))
+        row = torch.zeros(VOCAB_SIZE)
+        row[:8] = self.probabilities
+        return DraftTree.chain(self.root, [token]).with_distributions({0: row})
+
+    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+        self.root = accepted[-1]
+
+
+class Few(LogitsProcessor):
+    """Leaves eight tokens, so that each is seen often."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.index_fill(1, torch.arange(8, scores.shape[1]), -torch.inf)
+
+
+def test_drafted_and_chosen_tokens_are_drawn_independently(model: Any) -> None:
+    """Else the text would have another distribution: 1,500 second tokens beside those of plain sampling."""
+    how: dict[str, Any] = {"do_sample": True, "top_k": 0, "temperature": 2.0, "max_new_tokens": 2, "min_new_tokens": 2}
+    counts = []
+    for method in ("plain", Weighted):
+        drawn = torch.zeros(8)
+        for seed in range(1500):
+            torch.manual_seed(seed)
+            text = model.generate(PROMPT[:, :4], **how, logits_processor=[Few()], spec_method=method)
+            drawn[text[0, -1]] += 1
+        counts.append(drawn)
+    both = counts[0] + counts[1]
+    seen = both > 0
+    distance = ((counts[0] - counts[1])[seen] ** 2 / both[seen]).sum()
+    assert distance < 30, "chi-square with 7 degrees of freedom; drawn from one stream it is hundreds"
+
+
+def test_a_greedy_call_leaves_the_global_generator_to_other_threads(model: Any) -> None:
+    """And what draws beside it goes on from call to call."""
+    torch.manual_seed(3)
+    expected = torch.rand(4).tolist()
+    drawn: list[float] = []
+    torch.manual_seed(3)
+    for _ in range(2):
+        model.generate(
+            PROMPT,
+            max_new_tokens=3,
+            do_sample=False,
+            spec_method="plain",
+            spec_observer=lambda _: drawn.append(torch.rand(()).item()),
+        )
+    assert drawn == expected
 
 
 def test_what_it_draws_goes_on_from_call_to_call(model: Any) -> None:

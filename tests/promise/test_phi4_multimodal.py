@@ -12,8 +12,8 @@ from tests.helpers.support import DRAFTS, both, plain
 SOUND, IMAGE = 101, 100
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
+def made(**settings: Any) -> Any:
+    """A tiny model of random weights."""
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
     tower = {"crop_size": 8, "image_size": 8, "patch_size": 4, "num_hidden_layers": 2, "image_token_id": IMAGE}
     audio = {"num_blocks": 2, "ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32, "input_size": 16}
@@ -23,21 +23,26 @@ def model() -> Any:
         num_hidden_layers=2,
         num_key_value_heads=2,
         max_position_embeddings=256,
-        original_max_position_embeddings=256,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
         vision_config={**sizes, **tower},
         audio_config={**sizes, **audio},
         **sizes,
+        **{"original_max_position_embeddings": 256} | settings,
     )
     torch.manual_seed(0)
-    made = Phi4MultimodalForCausalLM(config).eval()
-    for weight in made.parameters():
+    model = Phi4MultimodalForCausalLM(config).eval()
+    for weight in model.parameters():
         if weight.dim() > 1:
             torch.nn.init.normal_(weight, std=0.2)
-    made.generation_config.eos_token_id = None
-    return hf_specdec.enable(made)
+    model.generation_config.eos_token_id = None
+    return hf_specdec.enable(model)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return made()
 
 
 def heard(seed: int = 0) -> dict[str, Any]:
@@ -64,6 +69,19 @@ def test_a_draft_that_holds_tokens_of_sound_is_verified(model: Any, name: str, d
     reference, ours = both(model, lambda: {**heard(), "do_sample": do_sample}, draft)
     assert ours.ids == reference.ids
     assert ours.stats.tier == "tree"
+
+
+def test_a_text_whose_cache_is_computed_anew_is_left_to_plain_generation() -> None:
+    """Where long frequencies begin, the prompt with its sound is read again; plain generation does not get over it."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0], "rope_theta": 10000.0}
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 20, **factors}
+    model = made(rope_parameters={**rope, "partial_rotary_factor": 1.0}, original_max_position_embeddings=20)
+    expected = plain(model, **heard(), max_new_tokens=24)
+    output = model.generate(
+        **heard(), max_new_tokens=24, do_sample=False, spec_method="prompt_lookup", return_dict_in_generate=True
+    )
+    assert output.sequences.tolist() == expected.tolist()
+    assert "computes its cache anew" in output.spec_stats.plain_reason
 
 
 def test_the_sound_counts(model: Any) -> None:

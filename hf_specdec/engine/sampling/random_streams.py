@@ -11,6 +11,7 @@ from hf_specdec.utils.transfer import HOST
 __all__ = ["OwnDraws", "RandomStream", "SeparateDraws"]
 
 DRAWS = (torch.multinomial, torch.rand)
+OTHER_SEED = 0x1E3779B97F4A7C15  # any number: a seed that nothing else is seeded with
 
 
 class OwnDraws(TorchFunctionMode):
@@ -75,16 +76,17 @@ class RandomStream:
 
 
 class SeparateDraws:
-    """Blocks of a caller's code, whose draws from the global generators leave those of the text as they are.
+    """Blocks of a caller's code, whose draws from the global generators take no number of the text's.
 
-    Inside, the generators go on where they were at the end of the last block; in the first one, where they are.
+    Inside they come from a stream of their own, which goes on from block to block. It is seeded by the text's, so that
+    a seed gives the same numbers again. Other threads must not draw from the global generators meanwhile.
 
     Args:
         device: whose generator is kept beside the CPU's.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._devices = dict.fromkeys((HOST, device))
+        self._devices = tuple(dict.fromkeys((HOST, device)))
         self._inside: list[torch.Tensor] = []
         self._outside: list[torch.Tensor] = []
         self._streams: list[RandomStream] = []
@@ -92,7 +94,12 @@ class SeparateDraws:
     def __enter__(self) -> None:
         self._streams = [RandomStream(device) for device in self._devices]
         self._outside = [stream.state for stream in self._streams]
-        for stream, state in zip(self._streams, self._inside, strict=False):
+        if not self._inside:
+            copy = torch.Generator()
+            copy.set_state(self._outside[0])
+            seed = int(torch.randint(1 << 62, (), generator=copy, device=HOST)) ^ OTHER_SEED
+            self._inside = [torch.Generator(device).manual_seed(seed).get_state() for device in self._devices]
+        for stream, state in zip(self._streams, self._inside, strict=True):
             stream.state = state
 
     def __exit__(self, *_: object) -> None:

@@ -63,6 +63,11 @@ class Sampler:
         self._tree: DraftTree | None = None
 
     @property
+    def draws_globally(self) -> bool:
+        """Whether the text's random numbers are those of the global generator."""
+        return self.do_sample and self.generator is None
+
+    @property
     def noise(self) -> NoiseAhead | None:
         """The random numbers of the draws to come; `None` where nothing is drawn, and before the prompt is read."""
         return self._noise if self._noise is not None and self._noise.vocab_size else None
