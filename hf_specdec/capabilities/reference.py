@@ -42,7 +42,7 @@ ATTEMPTS = 2
 EXACT, MOST_INEXACT, NOISE_FACTOR = 1e-4, 0.1, 3.0  # tolerances, relative to the largest logit
 TF32 = 1e-3  # relative rounding of fp32 products at less than the highest precision
 LEAST_INEXACT = 4e-3  # some roundings to ten bits; CPUs without half-precision instructions round oftener than others
-OWN_WINDOWS = ("window", "local", "chunk", "block")
+OWN_WINDOWS = ("window", "local", "chunk", "block", "index_topk")
 MASKED_WINDOWS = ("sliding_window", "attention_chunk_size")  # read by transformers' mask functions
 
 

@@ -75,6 +75,7 @@ from hf_specdec.compat.generation import (
     fresh_cache,
     has_own_cache,
     has_own_input_preparation,
+    has_own_loop,
     merged_criteria,
     own_positions,
     pad_token_id,

@@ -40,6 +40,7 @@ __all__ = [
     "fresh_cache",
     "has_own_cache",
     "has_own_input_preparation",
+    "has_own_loop",
     "merged_criteria",
     "own_positions",
     "pad_token_id",
@@ -63,6 +64,11 @@ def fresh_cache(model: PreTrainedModel, batch_size: int = 1) -> dict[str, Any]:
     kwargs: dict[str, Any] = {}
     model._prepare_cache_for_generation(GenerationConfig(), kwargs, GenerationMode.GREEDY_SEARCH, batch_size, 0)
     return kwargs
+
+
+def has_own_loop(model: PreTrainedModel) -> bool:
+    """Whether the model's class decodes by a loop of its own, as Higgs Audio's: a step's logits may be of any form."""
+    return type(model)._sample is not GenerationMixin._sample
 
 
 def attends_only(model: PreTrainedModel) -> bool:

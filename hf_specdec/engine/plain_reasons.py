@@ -20,11 +20,14 @@ from hf_specdec.request.request import Request
 
 __all__ = ["alone_reason", "check_tier", "encoder_kwargs", "one_by_one_reason", "plain_reason", "transformers_reason"]
 
+OWN_LOOP = "its class decodes by a loop of its own"
 SEQUENCE_TENSORS = ("attention_mask", "position_ids")  # of a prompt alone, all ones and a count
 
 
 def plain_reason(call: Call, request: Request, found: Found) -> str | None:
     """Why a call decodes without speculation, if it does."""
+    if compat.has_own_loop(call.model):
+        return OWN_LOOP
     if compat.places_adapters(call.model):
         return (
             "PEFT's aLoRA counts tokens from a forward's end; a LoRA adapter without alora_invocation_tokens does not"
@@ -106,6 +109,8 @@ def one_by_one_reason(given: Any, request: Request, found: Found) -> str | None:
     if compat.finds_invocations(given):
         return "PEFT's wrapper looks in each prompt for its adapter's alora_invocation_tokens"
     model = compat.generation_model(given)
+    if compat.has_own_loop(model):
+        return OWN_LOOP
     if (reason := _assisted_reason(request)) is not None:
         return reason
     if model.config.is_encoder_decoder:
