@@ -237,6 +237,7 @@ class Terminal:
 
     def __init__(self, *words: str) -> None:
         self.own, other = pty.openpty()
+        self._rest = ""
         environment = {**os.environ, "TERM": "xterm", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
         command = [sys.executable, "-m", "hf_specdec", *words]
         with hearing_interrupts():
@@ -254,13 +255,15 @@ class Terminal:
         os.close(self.own)
 
     def until(self, wanted: str) -> str:
-        """What is shown until a text comes."""
-        found, end = "", time.monotonic() + 120
+        """What is shown until a text comes; what was read after it is left for the next time."""
+        found, end = self._rest, time.monotonic() + 120
         while wanted not in found:
             if time.monotonic() > end:
                 pytest.fail(f"waited in vain for {wanted!r} after {found!r} at {self.stacks()}")
             found += self.shown(0.2)
-        return found
+        seen = found.rindex(wanted) + len(wanted)
+        self._rest = found[seen:]
+        return found[:seen]
 
     def shown(self, seconds: float) -> str:
         """What is shown next; empty where nothing comes in time."""
