@@ -14,11 +14,11 @@ __all__ = ["reason_against_states"]
 def reason_against_states(model: PreTrainedModel, states: dict[str, torch.Tensor]) -> str | None:
     """Why calls with `compat.given_states` are decoded plainly, or `None`: found by a forward of one token.
 
-    Raises:
-        ProbeFailed: the forward did, as plain generation's may.
-
     GPT-2 and BLIP put an `EncoderDecoderCache` around the cache that `generate` makes. Decoders such as Bart's write
     keys of the states into it in every step; plain `generate`'s text is then another than that without a cache.
+
+    Raises:
+        ProbeFailed: the forward did, as plain generation's may.
     """
     ids = torch.zeros((1, 1), dtype=torch.long, device=compat.input_device(model))
     cache = compat.DynamicCache(config=compat.text_config(model.config))
