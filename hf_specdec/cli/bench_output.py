@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hf_specdec.bench.captions import NOT_EQUAL, facts, notes
 from hf_specdec.bench.tables import Table, markdown, tables
 from hf_specdec.cli.report import note, print_json, stdout_console
+from hf_specdec.utils.command_errors import process_rank
 
 __all__ = ["INTERRUPTED", "note_interrupt", "progress_bar", "show"]
 
@@ -44,13 +45,14 @@ def note_interrupt(*, has_measured: bool, hint: str = "") -> None:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on stderr where that is a terminal.
+    """A progress bar on stderr where that is a terminal, of the first of several processes.
 
     Gives the function that moves it: what comes now, its number, the number of all.
     """
     console = Console(file=sys.stderr)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+    is_shown = console.is_terminal and not process_rank()
+    with Progress(*columns, console=console, disable=not is_shown, transient=True) as progress:
         bar = progress.add_task("warming up", total=None)
 
         def advance(what: str, number: int, total: int) -> None:

@@ -3,6 +3,7 @@
 Each round begins with what the model remembered before, so that no call can draft from its own answer.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from hf_specdec.bench.prompts import Prompt
 from hf_specdec.bench.rows import REFERENCE, Row, transformers_row
 from hf_specdec.bench.run import Bench
 from hf_specdec.bench.statistics import OVERALL
+from hf_specdec.cli.bench_output import progress_bar
 from hf_specdec.cli.job import Job
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
@@ -59,21 +61,28 @@ class Comparison:
     """What was measured.
 
     Attributes:
+        rounds (`int`): timed rounds that are complete.
+        is_complete (`bool`): whether they are all that were asked for.
         left_out (`dict[str, str]`): rows that transformers refuses, and its reasons.
         keeps_promise (`bool`): whether the method gave the tokens that it promises.
     """
 
     rows: list[ComparedRow]
+    rounds: int
+    is_complete: bool
     left_out: dict[str, str]
     keeps_promise: bool
 
 
 def compare_methods(job: Job, texts: Sequence[str], how: Mapping[str, Any], rounds: int) -> Comparison:
-    """Run every way on every prompt, once to warm up and then `rounds` times.
+    """Run every way on every prompt, once to warm up and then `rounds` times; Ctrl-C leaves the complete rounds.
 
     Args:
         how: the arguments of `generate` that choose the method. With a draft model among them transformers' way is its
             assisted generation with that draft at transformers' own settings; else its prompt lookup.
+
+    Raises:
+        KeyboardInterrupt: it came before a timed round was complete.
     """
     method = str(how["spec_method"])
     ours = Row.of_arguments(method, "method", how, is_seed_exact=how["spec_config"].is_seed_exact)
@@ -85,10 +94,28 @@ def compare_methods(job: Job, texts: Sequence[str], how: Mapping[str, Any], roun
     bench = Bench(
         [loaded], prompts, settings, rows=[_transformers_way(how), ours], method_state=state_of(job.model).method_state
     )
-    document = bench.run()
+    try:
+        with progress_bar() as progress:
+            bench.run(progress)
+    except KeyboardInterrupt:
+        rounds = _keep_whole_rounds(bench)
+        if rounds < 1:
+            raise
+    document = bench.document
     (entry,) = document["models"]
     rows = [_row(name, summary, entry, len(prompts), rounds) for name, summary in entry["summary"][mode].items()]
-    return Comparison(rows, entry["left_out"], all(flag.row != method for flag in flagged(document)))
+    keeps_promise = all(flag.row != method for flag in flagged(document))
+    return Comparison(rows, rounds, document["is_complete"], entry["left_out"], keeps_promise)
+
+
+def _keep_whole_rounds(bench: Bench) -> int:
+    """Drop what an interrupted round measured; returns how many timed rounds are left."""
+    (entry,) = bench.document["models"]
+    counts = Counter(record["round"] for record in entry["records"])
+    kept = [number for number, count in counts.items() if count == counts[WATCHED_ROUND]]
+    entry["records"] = [record for record in entry["records"] if record["round"] in kept]
+    bench.summarize()
+    return len(kept) - 1
 
 
 def _transformers_way(how: Mapping[str, Any]) -> Row:

@@ -12,6 +12,7 @@ from transformers.generation import BaseStreamer
 
 from hf_specdec.bench.document import EXACT_DTYPES
 from hf_specdec.cli import options
+from hf_specdec.cli.bench_output import INTERRUPTED, note_interrupt
 from hf_specdec.cli.compare import compare_methods
 from hf_specdec.cli.inputs import check_seed, encode, read_prompt
 from hf_specdec.cli.job import Job, Result
@@ -74,7 +75,8 @@ def generate(
     """Continue a prompt with speculative decoding.
 
     The exit code is 1 if, with --compare, the method's text differs from plain generate's in fp32, or if a prompt of
-    --prompts-file failed. A file's job goes on if it is started again; `accelerate launch` and torchrun share it out.
+    --prompts-file failed, and 130 if it is interrupted, which leaves --compare the complete rounds. A file's job
+    goes on if it is started again; `accelerate launch` and torchrun share it out.
     """
     many.check(prompt=prompt, compare=compare)
     method, config = choice.read(model, engine=engine, memory=spec_memory)
@@ -179,9 +181,12 @@ def _compare(job: Job, text: str | None, how: Mapping[str, Any], rounds: int, as
     found = compare_methods(job, prompts, how, rounds)
     for name, reason in found.left_out.items():
         note(f"note: {name} is left out: {reason}")
-    setting = {**_setting(job, how), "num_prompts": len(prompts), "rounds": rounds}
+    if not found.is_complete:
+        note_interrupt(has_measured=True)
+    setting = {**_setting(job, how), "num_prompts": len(prompts), "rounds": found.rounds}
     if as_json:
-        print_json({**setting, "rows": [dataclasses.asdict(row) for row in found.rows]})
+        rows = [dataclasses.asdict(row) for row in found.rows]
+        print_json({**setting, "rows": rows, "is_complete": found.is_complete})
     else:
         caption = ", ".join(
             f"{name} {setting[name]}" for name in ("dtype", "device", "threads", "num_prompts", "rounds")
@@ -193,6 +198,8 @@ def _compare(job: Job, text: str | None, how: Mapping[str, Any], rounds: int, as
     if not found.keeps_promise:
         note(f"error: the tokens of {how['spec_method']} differ from those of plain generate", "red")
         raise typer.Exit(1)
+    if not found.is_complete:
+        raise typer.Exit(INTERRUPTED)
 
 
 def _setting(job: Job, how: Mapping[str, Any]) -> dict[str, Any]:

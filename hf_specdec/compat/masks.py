@@ -5,12 +5,14 @@ mask functions                     a tree's mask is the model's own mask evaluat
 `_attn_implementation`             names the mask function, on a private copy of the configuration
 """
 
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FunctionType
 from typing import Any, cast
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
@@ -35,6 +37,7 @@ __all__ = [
 
 
 MASKED = ("sdpa", "eager")  # attention that takes any mask
+WINDOWED = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}
 
 
 def mask_config(config: Any) -> Any:
@@ -101,7 +104,35 @@ def masks_for_forward(
 
 
 def knows_windows(model: PreTrainedModel) -> bool:
-    """Whether any of the model's code makes masks with a window or blocks; code from a hub may have its own ways."""
-    names = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
-    modules = [sys.modules.get(name) for name in {type(module).__module__ for module in model.modules()}]
-    return model.is_remote_code() or any(hasattr(module, name) for module in modules for name in names)
+    """Whether the code of the model's classes makes masks with a window or blocks; a hub's may have its own ways.
+
+    Another class of the same file does not count: a part of the model that is not there may be the one with windows.
+    """
+    if model.is_remote_code():
+        return True
+    classes = {base for kind in set(map(type, model.modules())) for base in kind.__mro__ if base is not GenerationMixin}
+    return any(not kind.__module__.startswith("torch.") and WINDOWED & _names_in_class(kind) for kind in classes)
+
+
+def _names_in_class(kind: type) -> set[str]:
+    """What the methods of a class read by name, and the functions of its file that they call."""
+    file: dict[str, Any] = getattr(sys.modules.get(kind.__module__), "__dict__", {})
+    names = _names_in(vars(kind).values())
+    return names | _names_in(file[name] for name in names & file.keys() if isinstance(file[name], FunctionType))
+
+
+def _names_in(functions: Iterable[Any]) -> set[str]:
+    found: set[str] = set()
+    for function in functions:
+        function = inspect.unwrap(getattr(function, "__func__", function))
+        if isinstance(function, FunctionType):
+            found.update(name for code in _codes(function.__code__) for name in code.co_names)
+    return found
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function and of what is defined within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

@@ -7,10 +7,13 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
 
+import hf_specdec
+from hf_specdec import compat
 from hf_specdec.capabilities.probe import probe
 from tests.capabilities.findings import PAGE, Finding, examine, examine_all, listed
-from tests.helpers.zoo_wide import kinds_of, varied
+from tests.helpers.zoo_wide import build, kinds_of, shrunk, varied
 
 # One for each way of keeping a cache, counting positions and masking, and those that the probe has to find out.
 QUICK = ("bigbird_pegasus ctrl falcon_mamba git moshi openai-gpt paligemma qwen2_vl rwkv whisper xglm").split()
@@ -61,6 +64,21 @@ def test_a_model_that_keeps_states_of_a_kind_of_its_own_is_not_said_to_keep_none
     found = probe(varied(model_type, "causal"))
     assert found.tier == "plain"
     assert "keeps no cache" not in found.reason
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_window_of_the_cache_that_the_decoders_own_mask_lacks_is_found() -> None:
+    """Qwen3-Omni's file makes masks with windows, for its vocoder alone; its default thinker has no window."""
+    config = shrunk("qwen3_omni_moe_thinker")
+    config.text_config.sliding_window = 16
+    model = build(config, "image", 0.3)
+    settings: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
+    plain = model.generate(torch.tensor([[5, 6, 7, 8] * 6]), **settings)
+    assert any(compat.fresh_cache(model)[compat.CACHE].is_sliding)
+    hf_specdec.enable(model)
+    for method in ("prompt_lookup", "plain"):
+        assert torch.equal(model.generate(torch.tensor([[5, 6, 7, 8] * 6]), **settings, spec_method=method), plain)
+    assert probe(model).tier == "plain"
 
 
 def test_the_page_lists_no_model_that_is_wrong() -> None:

@@ -1,6 +1,7 @@
 """`hf-specdec generate --compare`: three ways in turn, and an exit code that tells whether ours was equal."""
 
 import dataclasses
+import itertools
 import json
 import sys
 from typing import Any
@@ -120,6 +121,46 @@ def test_a_model_that_transformers_refuses_leaves_its_row_out(run: Run, monkeypa
     result = run(*COMPARE, "--dtype", "fp32", "--rounds", "1", "--json")
     assert [row["name"] for row in json.loads(result.stdout)["rows"]] == [PLAIN, "auto"]
     assert "is left out: assisted generation is not supported" in result.stderr
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_an_interrupt_leaves_the_rounds_that_are_complete(
+    run: Run, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    """Ctrl-C in the third of four timed rounds, between two rows of the prompt."""
+    interrupt_after(monkeypatch, calls=3 * 4 + 1)  # of three ways: a warm-up call, and a round that is watched
+    result = run(*COMPARE, "--dtype", "fp32", "--rounds", "4", *(("--json",) if as_json else ()))
+    assert result.exit_code == 130, result.stderr
+    assert "interrupted: what has been measured follows" in result.stderr
+    if as_json:
+        found = json.loads(result.stdout)
+        assert (found["rounds"], found["is_complete"]) == (2, False)
+        assert {row["tokens"] for row in found["rows"]} == {16}
+        assert all(row["tokens_per_second"] > 0 and row["equal_to_plain"] for row in found["rows"])
+    else:
+        assert "rounds 2" in result.stdout and "1 of 1" in result.stdout
+
+
+@pytest.mark.parametrize("calls", [1, 3 + 3 + 1])
+def test_an_interrupt_before_a_round_is_complete_leaves_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    interrupt_after(monkeypatch, calls=calls)
+    result = run(*COMPARE, "--dtype", "fp32")
+    assert result.exit_code == 130
+    assert result.stdout == ""
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, *, calls: int) -> None:
+    """Ctrl-C in the call of `generate` after so many."""
+    real, counted = model_run.measured_call, itertools.count()
+
+    def measured_call(*args: Any, **kwargs: Any) -> Any:
+        if next(counted) == calls:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(model_run, "measured_call", measured_call)
 
 
 @pytest.mark.wide
