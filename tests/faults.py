@@ -113,7 +113,9 @@ MUTANTS = (
     ),
     Mutant("a tie decides what top_p keeps", FILTERS, "or last < self.filters.top_p", "or above < self.filters.top_p"),
     Mutant("draws that rounding can exchange count", FILTERS, "found[place] * (1.0 - ROUNDING)", "found[place]"),
-    Mutant("top_p counts what top_k removes", FILTERS, '.searchsorted(-self.cut, "right") - 1]', ".size - 1]"),
+    Mutant(
+        "top_p counts what top_k removes", FILTERS, 'int(self.ascending.searchsorted(-self.cut, "right"))', "sums.size"
+    ),
     Mutant("a node's draft is judged by the target's share", REJECTIONS, "share < p.gather", "1.0 < p.gather"),
     Mutant("a rejected token stays in q", REJECTIONS, "q.scatter_(1, token, 0.0)", "pass"),
     Mutant("a level draws the numbers of the one above", DRAWS, "levels[node] = above + 1", "levels[node] = above"),

@@ -121,7 +121,7 @@ class _Row:
         if greatest:
             total = 1.0 / float(greatest[0])
         elif len(self.scores) == vocab_size or self.least < self.cut:
-            total = sums[self.ascending.searchsorted(-self.cut, "right") - 1]
+            total = float(sums[int(self.ascending.searchsorted(-self.cut, "right")) - 1])
         else:
             total = math.nan  # ties with the last of the `top_k` may not be among these scores
         self.shares = sums / total  # (M,), of a score and all before it
