@@ -239,7 +239,8 @@ class TrialRunner(ModelRunner):
         if not self._is_plain:
             self._own_kwargs, self._first_kwargs = {}, {}
             for layer in self._own.layers:  # its content is in the other cache, and is put back in the end
-                layer.keys, layer.values = (states[..., :0, :].clone() for states in (layer.keys, layer.values))
+                if layer.is_initialized:
+                    layer.keys, layer.values = (states[..., :0, :].clone() for states in (layer.keys, layer.values))
 
     def _go_back(self) -> None:
         """Take over the model's own cache as it is now, whatever the trial did to the other."""

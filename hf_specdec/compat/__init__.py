@@ -119,7 +119,7 @@ from hf_specdec.compat.models import (
     text_config,
     uncompiled,
 )
-from hf_specdec.compat.modules import is_dispatch_traced, modules_of
+from hf_specdec.compat.modules import has_own_functions, is_dispatch_traced, modules_of
 from hf_specdec.compat.peft_hooks import has_row_hooks, places_adapters, without_adapter_hooks
 from hf_specdec.compat.settings import (
     dropped_settings,

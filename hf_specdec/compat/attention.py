@@ -1,6 +1,7 @@
 """What attention functions of our own need of transformers and torch that is private or may move, each with its reason.
 
 Names                              Why
+`sdpa_attention_forward`           what is computed in another way here, unless somebody registers another function
 `causal_mask_function`             by it alone it is known that a mask hides no text, without looking at its values
 `eager_attention_forward`          of a model's own file: what soft-capping and attention sinks mean for that model
 `_can_set_attn_implementation`, `_supports_sdpa`, `_supports_attention_backend`
@@ -14,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function
 
 from hf_specdec.compat.generation import has_own_cache
@@ -25,6 +27,7 @@ __all__ = [
     "causal_mask_function",
     "eager_attention_of",
     "register_attention",
+    "sdpa_attention_forward",
     "takes_tensor_masks",
     "version_of",
 ]

@@ -6,10 +6,12 @@ Names                              Why
 `torch._dynamo.utils.counters`     graphs that were made, of which `torch.compile` says nothing
 `_torchdynamo_orig_callable`, `_debug_get_cache_entry_list`, `set_eval_frame`, `_stance`
                                    a function's code as it is compiled, to call it without its guards, as vLLM does
+`reset_code`                       frees the graphs of a function that is gone, which torch keeps otherwise
 `InstructionTranslator`            whose graph is being made while attention is traced
 """
 
 import inspect
+import weakref
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
@@ -69,6 +71,9 @@ def _with_own_code(function: Any) -> FunctionType:
         function.__closure__,
     )
     copy.__kwdefaults__ = function.__kwdefaults__
+    if hasattr(torch._C._dynamo.eval_frame, "reset_code"):
+        finalizer = weakref.finalize(copy, torch._C._dynamo.eval_frame.reset_code, copy.__code__)
+        finalizer.atexit = False
     return copy
 
 

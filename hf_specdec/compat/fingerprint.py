@@ -18,6 +18,7 @@ import torch
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_specdec.compat.attention import attention_function_of
 from hf_specdec.compat.masks import attention_implementation
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.compat.peft_hooks import is_adapter_hook, rows_of_tasks
@@ -27,10 +28,14 @@ __all__ = ["Fingerprint", "fingerprint", "hooks_of", "is_library_code"]
 # Hooks and forwards that leave what is computed as it is: ours are there for single forwards, transformers' collect
 # outputs.
 HARMLESS_HOOKS = ("hf_specdec.", "transformers.utils.output_capturing")
+# Of gradient checkpointing, which trainers set anew around each `generate`: outputs of the embeddings may be trained.
+GRADIENT_HOOKS = ("make_inputs_require_grads", "make_inputs_require_grad")
 LIBRARIES = ("torch.", "transformers.", "hf_specdec.")
 OWN_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill")
 ADAPTER_STATE = ("_disable_adapters", "_active_adapter", "merged_adapters")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+NUMBERS = {int, float}
+FLAGS = {bool, float, str}
 GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
@@ -42,7 +47,8 @@ class Fingerprint:
         modules: the submodules; none is mistaken for another one that is made in its place later.
         classes: their classes, with the forwards of these.
         settings: the configuration.
-        state: forwards replaced on an instance, hooks, train mode, adapters, dtype, device and compilation.
+        state: forwards replaced on an instance, hooks, train mode, adapters, dtype, device, compilation, the attention
+            function, and the flags of code from elsewhere and in train mode.
     """
 
     modules: tuple[Hashable, ...]
@@ -60,7 +66,11 @@ def fingerprint(model: PreTrainedModel) -> Fingerprint:
     """The model's fingerprint as it is now."""
     modules = modules_of(model)
     changes: list[Hashable] = []
-    for place, attributes in enumerate(map(vars, modules)):
+    foreign = {cls: not cls.__module__.startswith(LIBRARIES) for cls in set(map(type, modules))}
+    for place, module in enumerate(modules):
+        attributes = vars(module)
+        if foreign[type(module)]:
+            changes.append((place, _flags(attributes)))
         if (
             attributes.get("training")
             or attributes.get("_forward_hooks")
@@ -72,7 +82,10 @@ def fingerprint(model: PreTrainedModel) -> Fingerprint:
             changes += ((place, change) for change in _changes_of(attributes))
     return Fingerprint(
         modules=tuple(map(weakref.ref, modules)),
-        classes=tuple((cls, cls.forward) for cls in dict.fromkeys(type(module) for module in modules)),
+        classes=(
+            *((cls, cls.forward) for cls in dict.fromkeys(type(module) for module in modules)),
+            *(getattr(type(model), name, None) for name in OWN_METHODS),
+        ),
         settings=_settings(model.config),
         state=(
             attention_implementation(model.config),
@@ -81,6 +94,7 @@ def fingerprint(model: PreTrainedModel) -> Fingerprint:
             tuple(changes),
             tuple(_same(vars(model)[name]) for name in OWN_METHODS if name in vars(model)),
             _global_hooks(),
+            _attention_of(model),
         ),
     )
 
@@ -116,15 +130,15 @@ def _settings(config: Any) -> str:
 
 def _changes_of(attributes: Mapping[str, Any]) -> Iterator[Hashable]:
     """What was done to one module: train mode, hooks, a forward of its own or a compiled one, adapters that act."""
-    if attributes.get("training"):
-        yield "training"
+    if attributes.get("training"):  # probabilities of dropout
+        yield "training", tuple(value for value in attributes.values() if type(value) in NUMBERS)
     for name in HOOKS:
         if numbers := _hooks(attributes.get(name, {})):
             yield name, numbers
     for name in ("forward", "_compiled_call_impl"):
         own = attributes.get(name)
         if own is not None and not _is_harmless(own):
-            yield name, _same(own)
+            yield name, _same(own), _flags_of_owner(own)
     if "_active_adapter" in attributes:
         yield repr([attributes.get(name) for name in ADAPTER_STATE])
 
@@ -137,11 +151,31 @@ def _hooks(hooks: Mapping[int, Any]) -> tuple[Hashable, ...]:
     """
     found = [(number, hooks.get(number)) for number in tuple(hooks)]
     found = [(n, hook) for n, hook in found if not (_is_harmless(hook) or is_adapter_hook(hook))]
-    return tuple(n if (rows := rows_of_tasks(hook)) is None else ("tasks", rows) for n, hook in found)
+    return tuple(
+        (n, *_flags_of_owner(hook)) if (rows := rows_of_tasks(hook)) is None else ("tasks", rows) for n, hook in found
+    )
 
 
 def _is_harmless(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith(HARMLESS_HOOKS)
+    module = str(getattr(hook, "__module__", ""))
+    is_gradients = getattr(hook, "__name__", "") in GRADIENT_HOOKS and module.startswith(("transformers.", "peft."))
+    return is_gradients or module.startswith(HARMLESS_HOOKS)
+
+
+def _flags_of_owner(function: Any) -> tuple[Hashable, ...]:
+    """Those of the object whose method a hook or forward is."""
+    return _flags(getattr(getattr(function, "__self__", None), "__dict__", {}))
+
+
+def _flags(attributes: Mapping[str, Any]) -> tuple[Hashable, ...]:
+    """What may switch a computation on or off, or say how strong it is; whole numbers may count calls."""
+    return tuple((name, repr(value)) for name, value in attributes.items() if type(value) in FLAGS)
+
+
+def _attention_of(model: PreTrainedModel) -> Hashable:
+    """The function that is registered for the model's attention; this package's stand for those that they hold."""
+    function = attention_function_of(attention_implementation(model.config) or "")
+    return None if function is None else _same(getattr(function, "original", function))
 
 
 class _Same:

@@ -2,15 +2,22 @@
 
 Names                              Why
 `_modules`, `_parameters`          read directly, in a quarter of the time that torch's own iteration takes
-`is_in_torch_dispatch_mode`        torch has no public name for whether operations are traced, counted or replaced
+`is_in_torch_dispatch_mode`, `_get_current_function_mode_stack`
+                                   torch has no public name for whether operations are traced, counted or replaced
+`torch._C._nn`                     where functions of `torch.nn.functional` come from, whatever stands in their place
+`DeviceContext`                    the mode of `torch.set_default_device`, which replaces none
 """
 
 from collections.abc import Iterator, Mapping
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-__all__ = ["as_read_by", "is_dispatch_traced", "modules_of", "own_weights", "parameters_of"]
+__all__ = ["as_read_by", "has_own_functions", "is_dispatch_traced", "modules_of", "own_weights", "parameters_of"]
+
+FUNCTIONS = ("linear", "scaled_dot_product_attention")  # by which layers and attention compute
 
 
 def as_read_by(layer: torch.nn.Module, states: torch.Tensor) -> torch.Tensor:
@@ -27,8 +34,14 @@ def as_read_by(layer: torch.nn.Module, states: torch.Tensor) -> torch.Tensor:
 
 
 def is_dispatch_traced() -> bool:
-    """Whether a mode of torch sees every operation of this thread: it counts them, or computes them elsewhere."""
-    return bool(is_in_torch_dispatch_mode())
+    """Whether a mode of torch sees every operation of this thread: it counts them, or computes something else."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return bool(is_in_torch_dispatch_mode()) or any(not isinstance(mode, DeviceContext) for mode in modes)
+
+
+def has_own_functions() -> bool:
+    """Whether somebody has put others in the place of torch's functions by which layers and attention compute."""
+    return any(getattr(torch.nn.functional, name) is not getattr(torch._C._nn, name) for name in FUNCTIONS)
 
 
 def modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -1,10 +1,14 @@
-"""Rotary modules of transformers, position tables, and models that compute their cache anew at some length.
+"""What depends on a text's length: rotary modules, position tables, scales of attention, and caches computed anew.
 
 Names                        Why
 `rope_type`, `original_inv_freq`, `max_seq_len_cached`, `attention_scaling`
                              the state of `dynamic_rope_update`, which works by the last position of a forward
 `original_max_position_embeddings`
                              where long-rope changes its frequencies, and where Phi-3 drops its cache
+`mrope_section`              tokens have several positions
+`{layer}_max_seq_len_cached` of a layer type, there from the first growth on
+`floor_scale`, `attn_temperature_tuning`, `use_rope`
+                             attention that Llama 4 scales by columns of the cache
 `_buffers`                   position tables, found in half the time that torch's own iteration takes
 """
 
@@ -18,7 +22,16 @@ from hf_specdec.compat.models import input_embeddings
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.utils.transfer import HOST
 
-__all__ = ["cache_drop_length", "position_limit", "rotary_grows", "rotary_state", "rotary_switches"]
+__all__ = [
+    "cache_drop_length",
+    "forgets_text",
+    "has_several_positions",
+    "position_limit",
+    "rotary_grows",
+    "rotary_state",
+    "rotary_switches",
+    "scaled_length",
+]
 
 GROWING, SWITCHING = "dynamic", "longrope"
 OFFSETS = 8  # rows that a position table may have in front of the first position
@@ -42,11 +55,21 @@ def rotary_grows(module: Any, layer_type: str | None) -> bool:
 
 def rotary_state(module: Any) -> dict[str, Any]:
     """What a rotary module remembers of the texts it has seen; its tensors are replaced, never written into."""
-    if not any(rotary_grows(module, layer) for layer in rotary_switches(module)):
+    growing = [layer for layer in rotary_switches(module) if rotary_grows(module, layer)]
+    if not growing:
         return {}
     names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
     names += [name for name in vars(module) if name.endswith(("max_seq_len_cached", "attention_scaling"))]
-    return {name: getattr(module, name) for name in names}
+    state = {name: getattr(module, name) for name in names}
+    for layer in growing:
+        if layer is not None:
+            state.setdefault(f"{layer}_max_seq_len_cached", module.max_seq_len_cached)
+    return state
+
+
+def has_several_positions(module: Any) -> bool:
+    """Whether a rotary module takes a token's place in time, height and width."""
+    return hasattr(module, "mrope_section")
 
 
 def _switch(module: Any, layer: str | None, kind: Any) -> int | None:
@@ -102,6 +125,29 @@ def cache_drop_length(model: PreTrainedModel) -> int | None:
     length = getattr(text_config(model.config), "original_max_position_embeddings", None)
     if not isinstance(length, int) or not has_own_input_preparation(model):
         return None
+    asked = _asked_after(model, length)
+    return None if asked is None or asked[0] is not None else length
+
+
+def forgets_text(model: PreTrainedModel) -> bool:
+    """Whether a model with a `cache_drop_length` goes on with the last token alone, as Phi-4-multimodal does."""
+    length = cache_drop_length(model)
+    asked = None if length is None else _asked_after(model, length)
+    return length is not None and asked is not None and asked[1] <= length
+
+
+def scaled_length(model: PreTrainedModel) -> int | None:
+    """Columns of the cache from which on attention is scaled by their number, whatever the positions are; or `None`."""
+    attention: list[Any] = [module for module in modules_of(model) if hasattr(module, "floor_scale")]
+    scaled = [module for module in attention if module.attn_temperature_tuning and not module.use_rope]
+    return min((int(module.floor_scale) for module in scaled), default=None)
+
+
+def _asked_after(model: PreTrainedModel, length: int) -> tuple[Cache | None, int] | None:
+    """The cache and the number of ids that the model asks for after a text of `length`; `None` where it cannot say.
+
+    The cache is the one that it was given, or none.
+    """
     cache, states = DynamicCache(), torch.zeros(1, 1, 1, 1, device=HOST)
     cache.update(states, states, 0)
     ids = torch.zeros((1, length + 1), dtype=torch.long, device=HOST)
@@ -111,5 +157,5 @@ def cache_drop_length(model: PreTrainedModel) -> int | None:
         )
     except Exception:  # noqa: BLE001 - it wants more than ids and a cache: what it does is for the probe to find
         return None
-    given: Cache | None = asked.get(CACHE)
-    return None if given is cache else length
+    given, asked_ids = asked.get(CACHE), asked.get("input_ids")
+    return cache if given is cache else None, length + 1 if asked_ids is None else asked_ids.shape[-1]

@@ -1,19 +1,25 @@
 """Whether a call can be followed where its text crosses a length at which the model changes how it computes."""
 
 from hf_specdec import compat
-from hf_specdec.compat.rotary import cache_drop_length
+from hf_specdec.compat.modules import modules_of
+from hf_specdec.compat.rotary import cache_drop_length, forgets_text, has_several_positions, scaled_length
 from hf_specdec.engine.call import Call
+from hf_specdec.forward.model_runner import MAX_DRAFT
 from hf_specdec.forward.rotary import rotary_of
 
-__all__ = ["HIDDEN_LENGTH", "exceeds_original_length", "reason_against_length"]
+__all__ = ["HIDDEN_LENGTH", "exceeds_original_length", "reason_against_length", "scales_by_columns"]
 
 HIDDEN_LENGTH = "its rotary frequencies follow the text's length, which a compiled forward hides"
 
 
 def reason_against_length(call: Call, tier: str, engine: str) -> str | None:
     """Why a call is decoded plainly because of how long its texts may get, or `None`."""
+    if (tier == "tree" or len(call.input_ids) > 1) and scales_by_columns(call):
+        return "its attention is scaled by the columns of the cache, of which a tree or a batch has others than plain"
     length = call.facts.of(cache_drop_length, call.model)
     if length is not None and call.input_ids.shape[1] <= length < _longest(call):
+        if call.facts.of(forgets_text, call.model):
+            return f"the model forgets its text at {length + 1} tokens, within this text"
         kwargs = call.model_kwargs
         is_static = isinstance(kwargs.get(compat.cache_name(kwargs)), compat.StaticCache)
         is_alone = len(call.input_ids) == 1 and all(kwargs.get(name) is None for name in compat.OF_PROMPTS)
@@ -24,7 +30,15 @@ def reason_against_length(call: Call, tier: str, engine: str) -> str | None:
             return "its rotary frequencies follow the text's length, which transformers' assisted decoding does not"
         if compat.is_compiled(call.model):
             return HIDDEN_LENGTH
+        if any(map(has_several_positions, modules_of(call.model))):
+            return "its rotary frequencies follow the text's length, and a token has several positions"
     return None
+
+
+def scales_by_columns(call: Call) -> bool:
+    """Whether attention is scaled by the number of columns within the call's texts, or drafts after them."""
+    length = call.facts.of(scaled_length, call.model)
+    return length is not None and _longest(call) + MAX_DRAFT >= length
 
 
 def exceeds_original_length(call: Call) -> bool:

@@ -11,7 +11,7 @@ from hf_specdec.capabilities.probe import Capability
 from hf_specdec.engine.batch_rules import assisted_fallback_reason, batch_fallback_reason, padding_fallback_reason
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.exit_pairing import check_exit
-from hf_specdec.engine.length_rules import exceeds_original_length, reason_against_length
+from hf_specdec.engine.length_rules import exceeds_original_length, reason_against_length, scales_by_columns
 from hf_specdec.engine.static_shapes import check_cache, reason_against_static
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.inputs import rows_of, tensors_of
@@ -138,6 +138,8 @@ def alone_reason(call: Call, request: Request) -> str | None:
         return f"it has a {type(cache).__name__} of its own"
     if exceeds_original_length(call):
         return "its rotary frequencies follow the length of its text"
+    if scales_by_columns(call):
+        return "its attention is scaled by the columns of the cache"
     others = [name for name in tensors_of(kwargs) if name not in SEQUENCE_TENSORS]
     if others:
         return f"its forward takes {others[0].partition('.')[0]}"

@@ -142,6 +142,7 @@ def _recognised(model: PreTrainedModel) -> TreeAdapter | None:
     for name, module in decoder.named_modules():
         parameters = _parameters_of(type(module).forward)
         if parameters.keys() & compat.CACHE_LENGTHS and "token_type_ids" not in parameters:
+            before.append((module, _look_up_first))
             after.append((module, _embed_positions))
         elif {"alibi", "attention_mask"} <= parameters.keys() and not name.startswith(f"{outer}."):
             before.append((module, _replace_alibi))
@@ -195,6 +196,15 @@ def _hook(forward: _Forward, replace: Replace) -> Callable[..., Any]:
         return replace(forward, module, *arguments)
 
     return hook
+
+
+def _look_up_first(forward: _Forward, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """The first positions, for an output that `_embed_positions` replaces: a tree's columns may go beyond the table."""
+    named = _named_arguments(module, args, kwargs)
+    for name in named.keys() & {*compat.CACHE_LENGTHS, "position_ids"}:
+        if (value := named[name]) is not None:
+            named[name] = torch.zeros_like(value) if isinstance(value, torch.Tensor) else 0
+    return (), named
 
 
 def _embed_positions(

@@ -84,6 +84,8 @@ class StepInputs:
             for key in (self.ids_key, self.positions_key):
                 if self.template.get(key) is not None:
                     self.template[key] = self.template[key][..., -1:]
+        if self.template.get(self.ids_key) is None:  # PEFT 0.21's virtual tokens
+            raise UnsupportedModelError(f"its prepare_inputs_for_generation gives no {self.ids_key}")
         self.device = self.template[self.ids_key].device
         self.start = num_cached
         positions = self.template.get(self.positions_key)

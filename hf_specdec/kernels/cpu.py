@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hf_specdec.compat import computes_halves, is_dispatch_traced
+from hf_specdec.compat import computes_halves, has_own_functions, is_dispatch_traced
 from hf_specdec.native import core
 
 __all__ = ["KINDS", "Trial", "core", "is_emulated", "is_usual", "team", "threads_for", "trial", "why_unused"]
@@ -48,6 +48,7 @@ def is_usual() -> bool:
         or torch.are_deterministic_algorithms_enabled()
         or torch.compiler.is_compiling()
         or is_dispatch_traced()
+        or has_own_functions()
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.compat import attention_implementation, is_traced_for_us
-from hf_specdec.compat.attention import attention_function_of, register_attention
+from hf_specdec.compat.attention import attention_function_of, register_attention, sdpa_attention_forward
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import CoreAttention
 from hf_specdec.kernels.grouped import can_fold, folded
@@ -76,10 +76,13 @@ class FewQueryAttention:
 
 
 class _Attention:
-    """The attention function that was registered, and inside a block the faster ones."""
+    """transformers' attention function, and inside a block the faster ones.
 
-    def __init__(self, original: Any) -> None:
-        self.original = original
+    Attributes:
+        original: transformers'.
+    """
+
+    original = staticmethod(sdpa_attention_forward)
 
     def __call__(
         self,
@@ -124,8 +127,7 @@ class _Attention:
 
 
 def _register() -> None:
-    """Put the function with the faster ways in the place of the one that is registered; once."""
+    """Put the function with the faster ways in the place of transformers' own, unless somebody registered another."""
     with _register_lock:
-        original = attention_function_of(NAME)
-        if not isinstance(original, _Attention):
-            register_attention(NAME, _Attention(original))
+        if attention_function_of(NAME) is sdpa_attention_forward:
+            register_attention(NAME, _Attention())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, HrmTextConfig, HrmTextForCausalLM
 
 import hf_specdec
 from hf_specdec.capabilities.reference import sentence
@@ -26,6 +26,28 @@ def test_the_log_has_the_error_of_a_forward_that_fails(caplog: pytest.LogCapture
     with caplog.at_level(logging.DEBUG, logger="hf_specdec"):
         assert sentence(KeyError("mask")) == "its forward does not allow for it (KeyError)"
     assert "KeyError: 'mask'" in caplog.text
+
+
+def test_layers_of_the_cache_that_a_model_leaves_empty_stay_so() -> None:
+    """HrmText whose configuration counts more layers than its cycles use."""
+    torch.manual_seed(0)
+    config = HrmTextConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_layers_per_stack=1,
+        num_hidden_layers=12,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=None,
+    )
+    model = hf_specdec.enable(HrmTextForCausalLM(config).eval())
+    output = model.generate(**ALONE, spec_method="prompt_lookup", return_dict_in_generate=True)
+    assert torch.equal(output.sequences, plain(model, **ALONE))
+    assert [layer.is_initialized for layer in output[CACHE].layers] == [True] * 8 + [False] * 4
 
 
 @pytest.mark.parametrize("draft", DRAFTS)

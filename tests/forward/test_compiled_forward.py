@@ -1,6 +1,7 @@
 """A model's compiled forwards: how many graphs there are; the buffers that they read, and the cache a call leaves."""
 
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -126,6 +127,21 @@ def test_a_function_that_breaks_into_several_graphs_keeps_its_guards() -> None:
         with torch.compiler.set_stance("force_eager"):
             assert compat.without_guards(step, inputs) is None, "the caller wants code as it is written"
     assert compat.without_guards(whole, inputs) is None, "not compiled"
+
+
+def test_graphs_go_with_the_forwards_that_they_were_made_for() -> None:
+    """Torch keeps the code that it compiles, and the graphs of it, beyond the function's own life."""
+    codes = []
+    for _ in range(4):
+        forward = CompiledForward(Model(), {"backend": "eager"}, KIND)
+        for width in (1, 3):
+            run(forward, width=width, capacity=64)
+        codes += [weakref.ref(step._torchdynamo_orig_callable.__code__) for step in forward._steps.values()]
+        del forward
+        gc.collect()
+        gc.collect()  # what a finalizer has freed
+    assert len(codes) == 8
+    assert sum(code() is not None for code in codes) <= 2  # torch holds on to the last ones
 
 
 def test_arguments_are_alike_that_guards_cannot_tell_apart() -> None:

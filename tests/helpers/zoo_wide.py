@@ -18,7 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tests.helpers.support import PROMPT
 from tests.helpers.zoo_wide_overrides import OVERRIDES
 
-__all__ = ["KINDS", "NEW_TOKENS", "all_models", "build", "inputs", "kinds_of", "shrunk", "varied"]
+__all__ = ["KINDS", "NEW_TOKENS", "NOT_MADE_AGAIN", "all_models", "build", "inputs", "kinds_of", "shrunk", "varied"]
 
 VOCAB_SIZE, POSITIONS, NEW_TOKENS = 128, 512, 24
 VARIED = 8  # different tokens that make a text worth comparing

@@ -1,0 +1,164 @@
+"""Models that change how they compute at some length in ways of their own: plain's text, by trees or plainly."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import BartConfig, BartForConditionalGeneration, Llama4ForCausalLM, Llama4TextConfig
+
+import hf_specdec
+from tests.helpers.drafters import RandomTreeDrafter
+from tests.helpers.support import PROMPT, plain
+from tests.helpers.zoo import DECODER, Family, build
+from tests.helpers.zoo_wide import NOT_MADE_AGAIN, shrunk
+from tests.helpers.zoo_wide import build as built
+
+LENGTH = 40
+NTK = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
+NEW: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
+MADE_ANEW = pytest.mark.filterwarnings("ignore")  # what default configurations leave out
+
+
+def compared(model: Any, *methods: Any, prompt: torch.Tensor = PROMPT, **options: Any) -> list[Any]:
+    """The statistics of calls that write plain's text."""
+    expected = plain(model, prompt, **NEW, **options)
+    hf_specdec.enable(model)
+    outputs = [
+        model.generate(prompt, **NEW, **options, spec_method=method, return_dict_in_generate=True) for method in methods
+    ]
+    assert all(torch.equal(output.sequences, expected) for output in outputs)
+    return [output.spec_stats for output in outputs]
+
+
+@pytest.mark.parametrize("sliding", [DEFAULT, NTK], ids=["one", "both"])
+def test_frequencies_of_a_layer_type_that_grow_for_the_first_time(sliding: dict[str, Any]) -> None:
+    """transformers notes the length of each layer type from the first growth on: each call has a model of its own."""
+    parameters = {"sliding_attention": sliding, "full_attention": NTK}
+    options = {"rope_parameters": parameters, "max_position_embeddings": LENGTH, "sliding_window": 16, "head_dim": 16}
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+    family = Family(name="", config="Gemma3TextConfig", options=DECODER | options | layers, seed=2)
+    settings = NEW | {"return_dict_in_generate": True, "output_logits": True}
+    expected = plain(build(family), PROMPT, **settings)
+    for method in ("prompt_lookup", lambda: RandomTreeDrafter(expected.sequences[0].tolist(), hit_rate=0.9, seed=1)):
+        model = hf_specdec.enable(build(family))
+        output = model.generate(PROMPT, **settings, spec_method=method)
+        assert output.spec_stats.plain_reason is None
+        assert torch.equal(output.sequences, expected.sequences)
+        torch.testing.assert_close(torch.cat(output.logits), torch.cat(expected.logits), atol=1e-4, rtol=1e-4)
+
+
+def remade(model_type: str, **changes: Any) -> Any:
+    config = shrunk(model_type)
+    values = {name: value for name, value in config.to_dict().items() if name not in NOT_MADE_AGAIN}
+    return built(type(config).from_dict(values | changes), "causal", 0.15)
+
+
+@MADE_ANEW
+def test_tokens_of_several_positions_decode_plainly_where_frequencies_follow_the_length() -> None:
+    parameters = NTK | {"mrope_section": [2, 3, 3]}
+    model = remade("qwen3_5_text", rope_parameters=parameters, max_position_embeddings=LENGTH)
+    for stats in compared(model, "prompt_lookup", "auto"):
+        assert stats.plain_reason is not None and "several positions" in stats.plain_reason
+
+
+@MADE_ANEW
+def test_a_model_that_forgets_its_text_is_followed() -> None:
+    """Phi-4-multimodal drops the cache at a length and goes on with one token, where Phi-3 reads the text again."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [1.0 + 0.4 * i for i in range(8)]}
+    parameters = {"rope_theta": 1e4, "rope_type": "longrope", "factor": 4.0, "partial_rotary_factor": 1.0, **factors}
+    parameters["original_max_position_embeddings"] = LENGTH
+    model = remade("phi4_multimodal", rope_parameters=parameters, original_max_position_embeddings=LENGTH)
+    for stats in compared(model, "prompt_lookup", "auto"):
+        assert stats.plain_reason is not None and "forgets its text" in stats.plain_reason
+
+
+def llama4(floor_scale: int) -> Any:
+    torch.manual_seed(0)
+    config = Llama4TextConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=64,
+        intermediate_size_mlp=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=2,
+        max_position_embeddings=1024,
+        attention_chunk_size=1024,
+        no_rope_layers=[0, 0],
+        layer_types=["full_attention"] * 2,
+        moe_layers=[],
+        floor_scale=floor_scale,
+        attn_scale=1.0,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=None,
+    )
+    model = Llama4ForCausalLM(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=0.25)
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+@pytest.mark.parametrize(("floor_scale", "is_scaled"), [(100, True), (8192, False)])
+def test_attention_that_is_scaled_by_columns(floor_scale: int, is_scaled: bool) -> None:
+    """A prompt alone, a padded batch, and a long prompt beside short ones; below the length they are trees."""
+    model, ids = llama4(floor_scale), PROMPT.repeat(2, 1)
+    ids[1, :9] = 0
+    found = [
+        *compared(model, "prompt_lookup", "lookahead", "auto"),
+        *compared(model, "auto", prompt=ids, attention_mask=(ids != 0).long()),
+    ]
+    assert {stats.plain_reason is not None for stats in found} == {is_scaled}
+    assert is_scaled or {stats.tier for stats in found} == {"tree"}
+    prompts = [PROMPT.repeat(1, 4)[0].tolist(), PROMPT[0, :7].tolist()]
+    expected = [plain(model, torch.tensor([ids]), **NEW)[0].tolist() for ids in prompts]
+    for result in hf_specdec.generate_many(model, prompts, **NEW):
+        assert prompts[result.index] + list(result.token_ids) == expected[result.index]
+
+
+def test_a_table_of_positions_that_just_holds_the_text() -> None:
+    """A tree has more columns than the text has positions left; Bart counts its columns by itself."""
+    length = 48
+    torch.manual_seed(0)
+    config = BartConfig(
+        vocab_size=128,
+        d_model=64,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_position_embeddings=length,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        forced_eos_token_id=None,
+    )
+    model = BartForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=0.15)
+    model.generation_config.eos_token_id = None
+    model.generation_config.suppress_tokens = [0]
+    settings = {"max_new_tokens": length, "do_sample": False}
+    expected = plain(model, PROMPT, **settings)
+    hf_specdec.enable(model)
+    lookup = {"max_draft_len": 10, "num_branches": 4}
+    for method in (
+        {"spec_method": "lookahead"},
+        {"spec_method": "auto", "spec_config": {"num_nodes": 32}},
+        {"spec_method": "prompt_lookup", "spec_config": lookup},
+        {"spec_method": lambda: RandomTreeDrafter(expected[0].tolist(), hit_rate=0.9, seed=3)},
+    ):
+        output = model.generate(PROMPT, **settings, **method, return_dict_in_generate=True)
+        assert output.spec_stats.tier == "tree"
+        assert torch.equal(output.sequences, expected)
