@@ -145,6 +145,7 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, ge=1)
     response_format: TextFormat | None = None
     tools: list[Any] | None = Field(None, max_length=0)
+    tool_choice: Literal["none"] | None = None
 
     @property
     def limit(self) -> int | None:

@@ -71,6 +71,23 @@ def answer(model: Any, ids: torch.Tensor, **kwargs: Any) -> list[list[int]]:
     return found
 
 
+def test_an_input_preparation_without_ids_is_the_reason_for_plain_decoding() -> None:
+    """As PEFT's wrapper for prompt tuning has it under transformers that it does not know."""
+    model = build(FAMILIES["llama"])
+    prepare = model.prepare_inputs_for_generation
+
+    def prepare_inputs_for_generation(*args: Any, **kwargs: Any) -> Any:
+        inputs = prepare(*args, **kwargs)
+        ids = inputs.pop("input_ids")
+        return {**inputs, "input_ids": None, "inputs_embeds": model.get_input_embeddings()(ids)}
+
+    model.prepare_inputs_for_generation = prepare_inputs_for_generation
+    expected = answer(model, PROMPT)
+    output = hf_specdec.enable(model).generate(PROMPT, **CALL, spec_method="auto", return_dict_in_generate=True)
+    assert "gives no input_ids" in output.spec_stats.plain_reason
+    assert output.sequences.tolist() == expected
+
+
 def test_trees_are_verified_after_virtual_tokens(virtual: Any) -> None:
     expected = answer(virtual, PROMPT)
     method = DRAFTS["oracle"](expected[0])

@@ -146,7 +146,7 @@ def test_fields_that_ask_for_nothing_are_taken(client: openai.OpenAI, target: An
     body = {"model": NAME, "max_tokens": 16, "temperature": 0}
     assert client.completions.create(**body, prompt=[ids]).choices[0].text == answer.choices[0].text
     messages: Any = [{"role": "user", "content": "x", "name": None}]
-    asked: Any = {"tools": [], "response_format": {"type": "text"}, "logprobs": False}
+    asked: Any = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "logprobs": False}
     first = client.chat.completions.create(**body, messages=messages, **asked).choices[0].message
     assert first.content
     again = client.chat.completions.create(**body, messages=[*messages, first, *messages])
