@@ -34,8 +34,7 @@ LIBRARIES = ("torch.", "transformers.", "hf_specdec.")
 OWN_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill")
 ADAPTER_STATE = ("_disable_adapters", "_active_adapter", "merged_adapters")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-NUMBERS = {int, float}
-FLAGS = {bool, float, str}
+NUMBERS = {bool, int, float}
 GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
@@ -131,7 +130,7 @@ def _settings(config: Any) -> str:
 def _changes_of(attributes: Mapping[str, Any]) -> Iterator[Hashable]:
     """What was done to one module: train mode, hooks, a forward of its own or a compiled one, adapters that act."""
     if attributes.get("training"):  # probabilities of dropout
-        yield "training", tuple(value for value in attributes.values() if type(value) in NUMBERS)
+        yield "training", _flags(attributes)
     for name in HOOKS:
         if numbers := _hooks(attributes.get(name, {})):
             yield name, numbers
@@ -163,13 +162,17 @@ def _is_harmless(hook: Any) -> bool:
 
 
 def _flags_of_owner(function: Any) -> tuple[Hashable, ...]:
-    """Those of the object whose method a hook or forward is."""
-    return _flags(getattr(getattr(function, "__self__", None), "__dict__", {}))
+    """Those of the object whose method a hook or forward is, or of the hook itself."""
+    return _flags(getattr(getattr(function, "__self__", function), "__dict__", {}))
 
 
 def _flags(attributes: Mapping[str, Any]) -> tuple[Hashable, ...]:
-    """What may switch a computation on or off, or say how strong it is; whole numbers may count calls."""
-    return tuple((name, repr(value)) for name, value in attributes.items() if type(value) in FLAGS)
+    """What may switch a computation on or off: words, and of numbers, which may count calls, whether they are 0."""
+    return tuple(
+        (name, value if type(value) is str else value != 0)
+        for name, value in attributes.items()
+        if type(value) in NUMBERS or type(value) is str
+    )
 
 
 def _attention_of(model: PreTrainedModel) -> Hashable:

@@ -100,13 +100,17 @@ class Refused(Exception):
 
 
 class Refusing:
-    """A forward hook that raises once after it is armed, in a forward of a few tokens."""
+    """A forward hook that raises once after it is armed, in a forward of a few tokens.
 
-    armed = False
+    By a list, as a flag of it would be a change of the model.
+    """
+
+    def __init__(self) -> None:
+        self.armed: list[int] = []
 
     def __call__(self, module: Any, args: Any, output: Any) -> None:
         if self.armed and output.shape[1] < 9:
-            self.armed = False
+            self.armed.clear()
             raise Refused
 
 
@@ -138,13 +142,13 @@ def test_what_a_hook_raises_once_while_its_forward_is_compiled_is_shown(model: A
     handle = model.model.layers[0].register_forward_hook(HOOKS[kind](hook))
     try:
         model.generate(PROMPT, **how, **short, disable_compile=True)  # tries the model
-        hook.armed = True
+        hook.armed.append(1)
         with pytest.raises(Refused):
             model.generate(PROMPT, **how, **short, compile_config=compiled)
         assert not hook.armed
         output = model.generate(PROMPT, **how, **short, compile_config=compiled)
         assert output.spec_stats.num_graphs > 0
-        hook.armed = True
+        hook.armed.append(1)
         with pytest.raises(Refused):
             plain(model, PROMPT, **how, compile_config=compiled)
     finally:

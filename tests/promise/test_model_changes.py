@@ -151,6 +151,8 @@ class Switched:
     def hook(self, module: Any, args: Any, output: Any) -> Any:
         return steered(output) if self.is_on else None
 
+    __call__ = hook
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = self.inner(*args, **kwargs)
         return steered(output) if self.is_on else output
@@ -175,6 +177,20 @@ def hook_of_an_object(model: Any) -> Callable[[], None]:
     return lambda: setattr(switched, "is_on", True)
 
 
+def hook_object(model: Any) -> Callable[[], None]:
+    switched = Switched()
+    model.model.layers[1].register_forward_hook(switched)
+    return lambda: setattr(switched, "is_on", True)
+
+
+def hook_function(model: Any) -> Callable[[], None]:
+    def hook(module: Any, args: Any, output: Any) -> Any:
+        return steered(output) if getattr(hook, "is_on", False) else None
+
+    model.model.layers[1].register_forward_hook(hook)
+    return lambda: setattr(hook, "is_on", True)
+
+
 def forward_of_an_object(model: Any) -> Callable[[], None]:
     switched = Switched(model.model.layers[1].forward)
     model.model.layers[1].forward = switched.forward
@@ -186,7 +202,10 @@ def own_module(model: Any) -> Callable[[], None]:
     return lambda: setattr(model.model.layers[1].mlp, "strength", 0.5)
 
 
-@pytest.mark.parametrize("prepare", [hook_of_an_object, forward_of_an_object, own_module])
+SWITCHES = [hook_of_an_object, hook_object, hook_function, forward_of_an_object, own_module]
+
+
+@pytest.mark.parametrize("prepare", SWITCHES)
 def test_code_of_the_callers_that_is_switched_on_is_noticed(fresh: Any, prepare: Any) -> None:
     switch_on = prepare(fresh)
     before = plain(fresh, PROMPT, **CALL).tolist()
@@ -242,6 +261,23 @@ def test_an_attention_function_registered_later_is_noticed(fresh: Any) -> None:
     finally:
         AttentionInterface.register("sdpa", registered)
     assert tier(fresh) == "tree"
+
+
+def test_a_hook_that_counts_and_takes_times_is_no_change(fresh: Any, num_probes: list[int]) -> None:
+    """But for the first call, after which its numbers are not 0 any more."""
+
+    class Timer:
+        def __init__(self) -> None:
+            self.calls, self.seconds = 0, 0.0
+
+        def __call__(self, *args: Any) -> None:
+            self.calls += 1
+            self.seconds += 0.1
+
+    fresh.model.layers[0].register_forward_hook(Timer())
+    for _ in range(4):
+        fresh.generate(PROMPT, **CALL, spec_method="prompt_lookup")
+    assert num_probes == [1, 1]
 
 
 def test_gradient_checkpointing_switched_off_and_on_is_no_change(fresh: Any, num_probes: list[int]) -> None:
