@@ -25,8 +25,8 @@ class BoundToModel:
         if model is None:
             raise ReferenceError(
                 "The model of this method is gone, since nothing refers to it. Keep it in a variable while you use it: "
-                "model = AutoModelForCausalLM.from_pretrained(path); model.generate(...). Enable a copy that was made part "
-                "by part: hf_specdec.enable(model)."
+                "model = AutoModelForCausalLM.from_pretrained(path); model.generate(...). Enable a copy made part by "
+                "part: hf_specdec.enable(model)."
             )
         return model
 
