@@ -19,7 +19,7 @@ from torch.nn.modules import module as torch_module
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_specdec.compat.attention import attention_function_of
-from hf_specdec.compat.masks import attention_implementation
+from hf_specdec.compat.masks import attention_implementation, mask_function_of
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.compat.peft_hooks import is_adapter_hook, rows_of_tasks
 
@@ -46,8 +46,8 @@ class Fingerprint:
         modules: the submodules; none is mistaken for another one that is made in its place later.
         classes: their classes, with the forwards of these.
         settings: the configuration.
-        state: forwards replaced on an instance, hooks, train mode, adapters, dtype, device, compilation, the attention
-            function, and the flags of code from elsewhere and in train mode.
+        state: forwards replaced on an instance, hooks, train mode, adapters, dtype, device, compilation, the functions
+            of attention and masks, and the flags of code from elsewhere and in train mode.
     """
 
     modules: tuple[Hashable, ...]
@@ -175,10 +175,11 @@ def _flags(attributes: Mapping[str, Any]) -> tuple[Hashable, ...]:
     )
 
 
-def _attention_of(model: PreTrainedModel) -> Hashable:
-    """The function that is registered for the model's attention; this package's stand for those that they hold."""
-    function = attention_function_of(attention_implementation(model.config) or "")
-    return None if function is None else _same(getattr(function, "original", function))
+def _attention_of(model: PreTrainedModel) -> tuple[Hashable, ...]:
+    """The functions registered for the model's attention and its masks; ours stand for those that they hold."""
+    name = attention_implementation(model.config) or ""
+    found = (attention_function_of(name), mask_function_of(name))
+    return tuple(_same(getattr(function, "original", function)) for function in found if function is not None)
 
 
 class _Same:

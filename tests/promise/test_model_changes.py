@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
 
 import hf_specdec
 from hf_specdec.capabilities import findings
+from hf_specdec.compat.masks import mask_function_of
 from tests.helpers.batches import MASK, METHODS, PADDED, method_of
 from tests.helpers.support import DRAFTS, PROMPT, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build
@@ -260,6 +262,28 @@ def test_an_attention_function_registered_later_is_noticed(fresh: Any) -> None:
         assert tier(fresh) == "plain"
     finally:
         AttentionInterface.register("sdpa", registered)
+    assert tier(fresh) == "tree"
+
+
+def test_a_mask_function_registered_later_is_noticed(fresh: Any) -> None:
+    """One that hides the first column from forwards of several tokens is no tree's mask."""
+    assert tier(fresh) == "tree"
+    registered = mask_function_of("sdpa")
+
+    def mask(*args: Any, **kwargs: Any) -> Any:
+        made = registered(*args, **{**kwargs, "allow_is_causal_skip": False})
+        if made is not None and 1 < made.shape[-2] < 9:
+            made = made.clone()
+            made[..., 0] = False
+        return made
+
+    AttentionMaskInterface.register("sdpa", mask)
+    try:
+        expected = plain(fresh, PROMPT, **CALL)
+        assert torch.equal(fresh.generate(PROMPT, **CALL, spec_method="auto"), expected)
+        assert tier(fresh) == "plain"
+    finally:
+        AttentionMaskInterface.register("sdpa", registered)
     assert tier(fresh) == "tree"
 
 
