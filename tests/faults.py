@@ -31,6 +31,8 @@ TRIAL = "kernels/cpu.py"
 NORMS = "compat/norms.py"
 ATTENTION = "kernels/core_attention.py"
 FINGERPRINT = "compat/fingerprint.py"
+MODULES, ROTARY, MASKS = "compat/modules.py", "compat/rotary.py", "compat/masks.py"
+LENGTHS, ADAPTERS = "engine/length_rules.py", "forward/adapters.py"
 NEXT, GROUPED, DECODE = "forward/next_forward.py", "kernels/grouped.py", "generation/bound_decode.py"
 COMPILED, COMPILING, STATIC, CALL = (
     "forward/compiled_forward.py",
@@ -61,7 +63,10 @@ NEAREST: dict[str, tuple[str, ...]] = {
     LAYOUT: ("forward",),
     LOOKUP: ("methods/prompt_lookup", "test_observer.py"),
     SPECULATIVE: ("promise/test_batch_processors.py",),
-    LINEAR: ("kernels/test_linear.py kernels/test_few_token.py",),
+    LINEAR: ("kernels/test_linear.py kernels/test_few_token.py kernels/test_replaced_functions.py",),
+    MODULES: ("kernels/test_replaced_functions.py",),
+    MASKS: ("capabilities/test_architectures.py",),
+    **dict.fromkeys((ROTARY, LENGTHS, ADAPTERS), ("promise/test_length_rules.py",)),
     OWN_FORWARD: ("kernels/test_few_token.py",),
     NORM: ("kernels/test_rms_norm.py",),
     TRIAL: ("kernels/test_trial.py",),
@@ -69,7 +74,10 @@ NEAREST: dict[str, tuple[str, ...]] = {
     ATTENTION: ("kernels/test_few_query.py",),
     **dict.fromkeys(
         (COMPILED, COMPILING, STATIC, CALL, FINGERPRINT),
-        ("forward/test_compiled_forward.py", "promise/test_compiled_guards.py promise/test_compiled_steps.py"),
+        (
+            "forward/test_compiled_forward.py promise/test_model_changes.py",
+            "promise/test_compiled_guards.py promise/test_compiled_steps.py",
+        ),
     ),
     NEXT: ("forward/test_next_forward.py",),
     GROUPED: ("kernels/test_grouped.py",),
@@ -257,4 +265,23 @@ MUTANTS = (
     Mutant("each width is compiled", COMPILED, "if not num_runs and self._is_shared(shape)", "if False"),
     Mutant("widths stay together at any price", COMPILED, "self._missed[function] > MOST_MISSED", "False"),
     Mutant("buffers stay views of a block", STATIC, "untyped_storage().nbytes() == buffer.nbytes", "numel() > 0"),
+    Mutant(
+        "graphs outlive their forwards", COMPILING, "torch._C._dynamo.eval_frame.reset_code, copy.__code__", "id, copy"
+    ),
+    Mutant("switches of callers' code are not seen", FINGERPRINT, "if type(value) is str else value != 0", "and 0"),
+    Mutant("registered attention is not seen", FINGERPRINT, "if function is not None)", "if function is None)"),
+    Mutant("a forward replaced on its class is passed by", LINEAR, "type(module).forward is not forward", "False"),
+    Mutant(
+        "replaced functions of torch are passed by", MODULES, "is not getattr(torch._C._nn", "is getattr(torch._C._nn"
+    ),
+    Mutant(
+        "a layer type's first growth is forgotten",
+        ROTARY,
+        'state.setdefault(f"{layer}_max_seq_len_cached", module.max_seq_len_cached)',
+        "pass",
+    ),
+    Mutant("columns scale a tree's attention", LENGTHS, "_longest(call) + MAX_DRAFT >= length", "False"),
+    Mutant("a text that the model forgets is read again", LENGTHS, "call.facts.of(forgets_text, call.model)", "False"),
+    Mutant("a tree's columns are looked up as positions", ADAPTERS, "torch.zeros_like(value)", "value"),
+    Mutant("windows of another class count", MASKS, "if base is not GenerationMixin", ""),
 )
