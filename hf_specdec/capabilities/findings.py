@@ -1,5 +1,6 @@
 """What the probes found out about a model, found again once the model computes in another way."""
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -42,6 +43,10 @@ class Found:
         self._exits: dict[int, ExitFinding] = {}  # by the number of layers
         self._states_reasons: dict[tuple[str, ...], str | None] = {}  # by the arguments that hold them
         self._lock = threading.Lock()
+
+    def as_chain(self, reason: str) -> "Found":
+        """The same for calls that verify chains only."""
+        return Found(dataclasses.replace(self.capability, tier="chain", reason=reason), knows_rows=self.knows_rows)
 
     def batch_fallback_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
         """Why the model decodes batches plainly, or `None`; probed at the first batch.

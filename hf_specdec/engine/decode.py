@@ -20,6 +20,7 @@ from hf_specdec.engine.draft_pairing import draft_capability, draft_runner_of, l
 from hf_specdec.engine.exit_pairing import exit_runner_of
 from hf_specdec.engine.first_call import first_call_of
 from hf_specdec.engine.head_pairing import head_runner_of, own_head_of
+from hf_specdec.engine.length_rules import scales_by_columns
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.plain import decode_assisted, decode_plain
 from hf_specdec.engine.plain_reasons import check_tier, encoder_kwargs, plain_reason
@@ -50,7 +51,7 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
     if request is None:
         return decode_plain(call, stats=stats, rank_sync=rank_sync)
     first_call = first_call_of(call, request, stats)
-    found = first_call.found if first_call is not None else found_for(call)
+    found = first_call.found if first_call is not None else _as_chain(call, request, found_for(call))
     tier = stats.tier = found.capability.tier
     stats.plain_reason = plain_reason(call, request, found)
     rank_sync.check(lambda: fields_of(call, request, tier=tier, reason=stats.plain_reason))
@@ -85,6 +86,14 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
 def found_for(call: Call) -> Found:
     """What is known of the call's model as it is now."""
     return state_of(call.model).findings.of(call.model, encoder_kwargs(call), now=call.now)
+
+
+def _as_chain(call: Call, request: Request, found: Found) -> Found:
+    """What is known, without trees where the columns of one would scale the attention of its tokens."""
+    needs_tree = request.method is not None and request.method.needs_tree
+    if found.capability.tier != "tree" or needs_tree or len(call.input_ids) > 1 or not scales_by_columns(call):
+        return found
+    return found.as_chain("its attention is scaled by the columns of the cache, of which a tree has more than its text")
 
 
 def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:

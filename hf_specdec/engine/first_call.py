@@ -10,6 +10,7 @@ from hf_specdec.compat.fingerprint import fingerprint
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.batch_rules import padding_fallback_reason
 from hf_specdec.engine.call import Call
+from hf_specdec.engine.length_rules import scales_by_columns
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.request.request import Request
@@ -59,7 +60,7 @@ def can_try(call: Call, request: Request) -> bool:
     if not _may_try(call.model, request):
         return False
     is_long = (call.max_new_tokens or 0) >= SHORTEST_CALL and call.input_ids.shape[1] > 0
-    return is_long and can_be_tried(call.model, call.model_kwargs)
+    return is_long and can_be_tried(call.model, call.model_kwargs) and not scales_by_columns(call)
 
 
 def _may_try(model: PreTrainedModel, request: Request) -> bool:

@@ -8,7 +8,7 @@ from transformers import BartConfig, BartForConditionalGeneration, Llama4ForCaus
 
 import hf_specdec
 from tests.helpers.drafters import RandomTreeDrafter
-from tests.helpers.support import PROMPT, plain
+from tests.helpers.support import DRAFTS, PROMPT, plain
 from tests.helpers.zoo import DECODER, Family, build
 from tests.helpers.zoo_wide import NOT_MADE_AGAIN, shrunk
 from tests.helpers.zoo_wide import build as built
@@ -105,17 +105,23 @@ def llama4(floor_scale: int) -> Any:
     return model
 
 
-@pytest.mark.parametrize(("floor_scale", "is_scaled"), [(100, True), (8192, False)])
+@pytest.mark.parametrize(("floor_scale", "is_scaled"), [(40, True), (100, True), (8192, False)])
 def test_attention_that_is_scaled_by_columns(floor_scale: int, is_scaled: bool) -> None:
-    """A prompt alone, a padded batch, and a long prompt beside short ones; below the length they are trees."""
+    """A prompt alone, a padded batch, and a long prompt beside short ones; below the length they are trees.
+
+    Of the 51 tokens of a text some are scaled at 40; at 100 columns of a tree might be.
+    """
     model, ids = llama4(floor_scale), PROMPT.repeat(2, 1)
     ids[1, :9] = 0
-    found = [
-        *compared(model, "prompt_lookup", "lookahead", "auto"),
-        *compared(model, "auto", prompt=ids, attention_mask=(ids != 0).long()),
-    ]
-    assert {stats.plain_reason is not None for stats in found} == {is_scaled}
-    assert is_scaled or {stats.tier for stats in found} == {"tree"}
+    found = compared(model, "prompt_lookup", "auto")
+    trees = [*compared(model, "lookahead"), *compared(model, "auto", prompt=ids, attention_mask=(ids != 0).long())]
+    assert {stats.tier for stats in found} == {"chain" if is_scaled else "tree"}
+    assert {stats.tier for stats in trees} == {"plain" if is_scaled else "tree"}
+    expected = plain(model, PROMPT, **NEW)[0].tolist()
+    for name in ("oracle", "random_trees"):
+        output = model.generate(PROMPT, **NEW, **DRAFTS[name](expected), return_dict_in_generate=True)
+        assert output.sequences[0].tolist() == expected
+        assert output.spec_stats.num_accepted_tokens > 0
     prompts = [PROMPT.repeat(1, 4)[0].tolist(), PROMPT[0, :7].tolist()]
     expected = [plain(model, torch.tensor([ids]), **NEW)[0].tolist() for ids in prompts]
     for result in hf_specdec.generate_many(model, prompts, **NEW):
