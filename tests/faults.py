@@ -75,7 +75,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (COMPILED, COMPILING, STATIC, CALL, FINGERPRINT),
         (
-            "forward/test_compiled_forward.py promise/test_model_changes.py",
+            "forward/test_compiled_forward.py promise/test_model_switches.py",
             "promise/test_compiled_guards.py promise/test_compiled_steps.py",
         ),
     ),
