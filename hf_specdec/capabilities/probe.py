@@ -84,6 +84,9 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
                 return verifies_trees(model, error)
             except REFUSALS as exception:
                 why_not_tree = sentence(exception)
+        if compat.counts_padding_out(model):
+            reason = "its positions count a token of padding in a text otherwise than plain decoding"
+            raise UnsupportedModelError(reason)
         error = tried(lambda attempt: _try_chain(model, encoder_kwargs or {}, attempt))
         return _found(model, "chain", f"several tokens in sequence work; no tree: {why_not_tree}", error)
     except REFUSALS as exception:

@@ -99,6 +99,7 @@ from hf_specdec.compat.models import (
     OF_PROMPTS,
     adds_virtual_tokens,
     bare_embeddings,
+    counts_padding_out,
     counts_unpadded,
     finds_invocations,
     generation_model,

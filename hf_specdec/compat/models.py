@@ -25,6 +25,7 @@ __all__ = [
     "OF_PROMPTS",
     "adds_virtual_tokens",
     "bare_embeddings",
+    "counts_padding_out",
     "counts_unpadded",
     "finds_invocations",
     "generation_model",
@@ -190,6 +191,11 @@ def rounds_tokens_together(model: PreTrainedModel) -> bool:
     """Whether bitsandbytes' int8 layers round a token by the outliers of the others in its forward."""
     config: Any = getattr(model.config, "quantization_config", None)
     return getattr(config, "load_in_8bit", False) is True and config.llm_int8_threshold > 0
+
+
+def counts_padding_out(model: PreTrainedModel) -> bool:
+    """Whether the decoder has such a module of position embeddings: a token of padding in a text counts as none."""
+    return any(map(counts_unpadded, modules_of(innermost_decoder(model) or model)))
 
 
 def counts_unpadded(module: torch.nn.Module) -> bool:

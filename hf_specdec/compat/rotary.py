@@ -9,7 +9,7 @@ Names                        Why
 `{layer}_max_seq_len_cached` of a layer type, there from the first growth on
 `floor_scale`, `attn_temperature_tuning`, `use_rope`
                              attention that Llama 4 scales by columns of the cache
-`_buffers`                   position tables, found in half the time that torch's own iteration takes
+`_buffers`                   tables of positions and masks, found in half the time that torch's own iteration takes
 """
 
 from typing import Any
@@ -137,10 +137,18 @@ def forgets_text(model: PreTrainedModel) -> bool:
 
 
 def scaled_length(model: PreTrainedModel) -> int | None:
-    """Columns of the cache from which on attention is scaled by their number, whatever the positions are; or `None`."""
-    attention: list[Any] = [module for module in modules_of(model) if hasattr(module, "floor_scale")]
-    scaled = [module for module in attention if module.attn_temperature_tuning and not module.use_rope]
-    return min((int(module.floor_scale) for module in scaled), default=None)
+    """Columns of the cache from which on attention goes by their number, whatever the positions are; or `None`.
+
+    Llama 4 scales by them; GPT-Neo has a table of masks with as many columns as there are positions.
+    """
+    modules: list[Any] = modules_of(model)
+    attention = [module for module in modules if hasattr(module, "floor_scale")]
+    scaled = [int(module.floor_scale) for module in attention if module.attn_temperature_tuning and not module.use_rope]
+    positions = max_positions(model.config)
+    tables = [table for module in modules for table in module._buffers.values() if table is not None]
+    if positions is not None and any(table.shape[-2:] == (positions, positions) for table in tables):
+        scaled.append(positions)
+    return min(scaled, default=None)
 
 
 def _asked_after(model: PreTrainedModel, length: int) -> tuple[Cache | None, int] | None:

@@ -89,11 +89,11 @@ def found_for(call: Call) -> Found:
 
 
 def _as_chain(call: Call, request: Request, found: Found) -> Found:
-    """What is known, without trees where the columns of one would scale the attention of its tokens."""
+    """What is known, without trees where attention goes by the columns of the cache."""
     needs_tree = request.method is not None and request.method.needs_tree
     if found.capability.tier != "tree" or needs_tree or len(call.input_ids) > 1 or not scales_by_columns(call):
         return found
-    return found.as_chain("its attention is scaled by the columns of the cache, of which a tree has more than its text")
+    return found.as_chain("its attention goes by the columns of the cache, of which a tree has more than its text")
 
 
 def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:

@@ -15,7 +15,7 @@ HIDDEN_LENGTH = "its rotary frequencies follow the text's length, which a compil
 def reason_against_length(call: Call, tier: str, engine: str) -> str | None:
     """Why a call is decoded plainly because of how long its texts may get, or `None`."""
     if (tier == "tree" or len(call.input_ids) > 1) and scales_by_columns(call):
-        return "its attention is scaled by the columns of the cache, of which a tree or a batch has others than plain"
+        return "its attention goes by the columns of the cache, of which a tree or a batch has others than plain"
     length = call.facts.of(cache_drop_length, call.model)
     if length is not None and call.input_ids.shape[1] <= length < _longest(call):
         if call.facts.of(forgets_text, call.model):
@@ -36,7 +36,7 @@ def reason_against_length(call: Call, tier: str, engine: str) -> str | None:
 
 
 def scales_by_columns(call: Call) -> bool:
-    """Whether attention is scaled by the number of columns within the call's texts, or drafts after them."""
+    """Whether attention goes by the number of columns within the call's texts, or drafts after them."""
     length = call.facts.of(scaled_length, call.model)
     return length is not None and _longest(call) + MAX_DRAFT >= length
 

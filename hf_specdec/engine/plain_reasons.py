@@ -139,7 +139,7 @@ def alone_reason(call: Call, request: Request) -> str | None:
     if exceeds_original_length(call):
         return "its rotary frequencies follow the length of its text"
     if scales_by_columns(call):
-        return "its attention is scaled by the columns of the cache"
+        return "its attention goes by the columns of the cache"
     others = [name for name in tensors_of(kwargs) if name not in SEQUENCE_TENSORS]
     if others:
         return f"its forward takes {others[0].partition('.')[0]}"

@@ -82,9 +82,11 @@ class BoundDecode:
             return
         thread = threading.get_ident()
 
-        def keep(encoder: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def keep(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if threading.get_ident() == thread:
-                self.encoder_inputs = kwargs[name] if name in kwargs else next(iter(args), None)
+                names = (name, getattr(encoder, "main_input_name", name))  # a composed model's encoder has its own
+                read = [*(kwargs.get(own) for own in names), *args[:1]]
+                self.encoder_inputs = next((value for value in read if value is not None), self.encoder_inputs)
 
         handle = model.get_encoder().register_forward_pre_hook(keep, with_kwargs=True)
         try:

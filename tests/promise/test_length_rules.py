@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BartConfig, BartForConditionalGeneration, Llama4ForCausalLM, Llama4TextConfig
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    LogitsProcessor,
+)
 
 import hf_specdec
 from tests.helpers.drafters import RandomTreeDrafter
@@ -12,6 +20,7 @@ from tests.helpers.support import DRAFTS, PROMPT, plain
 from tests.helpers.zoo import DECODER, Family, build
 from tests.helpers.zoo_wide import NOT_MADE_AGAIN, shrunk
 from tests.helpers.zoo_wide import build as built
+from tests.helpers.zoo_wide import inputs as inputs_of
 
 LENGTH = 40
 NTK = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
@@ -109,7 +118,7 @@ def llama4(floor_scale: int) -> Any:
 def test_attention_that_is_scaled_by_columns(floor_scale: int, is_scaled: bool) -> None:
     """A prompt alone, a padded batch, and a long prompt beside short ones; below the length they are trees.
 
-    Of the 51 tokens of a text some are scaled at 40; at 100 columns of a tree might be.
+    Of the 54 tokens of a text some are scaled at 40; at 100 columns of a tree might be.
     """
     model, ids = llama4(floor_scale), PROMPT.repeat(2, 1)
     ids[1, :9] = 0
@@ -126,6 +135,61 @@ def test_attention_that_is_scaled_by_columns(floor_scale: int, is_scaled: bool) 
     expected = [plain(model, torch.tensor([ids]), **NEW)[0].tolist() for ids in prompts]
     for result in hf_specdec.generate_many(model, prompts, **NEW):
         assert prompts[result.index] + list(result.token_ids) == expected[result.index]
+
+
+@pytest.mark.parametrize("length", [53, 54, 90])
+def test_a_table_of_masks_that_just_holds_the_text(length: int) -> None:
+    """GPT-Neo cuts its mask out of a table with as many columns as there are positions, whatever a tree's depth."""
+    torch.manual_seed(0)
+    config = GPTNeoConfig(
+        vocab_size=128,
+        hidden_size=64,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global"], 2]],
+        max_position_embeddings=length,
+        intermediate_size=64,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = GPTNeoForCausalLM(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=0.15)
+    model.generation_config.eos_token_id = None
+    expected = plain(model, PROMPT, **NEW)[0].tolist()
+    hf_specdec.enable(model)
+    for draft in DRAFTS.values():
+        output = model.generate(PROMPT, **NEW, **draft(expected), return_dict_in_generate=True)
+        assert output.sequences[0].tolist() == expected
+    prompts = [PROMPT[0].tolist(), PROMPT[0, :7].tolist()]
+    texts = [plain(model, torch.tensor([ids]), **NEW)[0].tolist() for ids in prompts]
+    for result in hf_specdec.generate_many(model, prompts, **NEW):
+        assert prompts[result.index] + list(result.token_ids) == texts[result.index]
+
+
+@MADE_ANEW
+def test_a_chain_with_a_token_of_padding_in_it() -> None:
+    """Kosmos-2.5 counts the tokens before each one that are not padding, in a forward of several otherwise."""
+    model = built(shrunk("kosmos-2.5"), "image", 0.15)
+    inputs = inputs_of(model, rows=1)
+    expected = plain(model, **inputs, **NEW, logits_processor=[Padding()])
+    hf_specdec.enable(model)
+    draft = DRAFTS["oracle"](expected[0].tolist())
+    output = model.generate(**inputs, **NEW, **draft, logits_processor=[Padding()], return_dict_in_generate=True)
+    assert torch.equal(output.sequences, expected)
+    assert "token of padding" in output.spec_stats.plain_reason
+
+
+class Padding(LogitsProcessor):
+    """Every fifth token is one of padding."""
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
+        if input_ids.shape[1] % 5 == 0:
+            scores = scores.clone()
+            scores[:, 1] = 1e4
+        return scores
 
 
 def test_a_table_of_positions_that_just_holds_the_text() -> None:
