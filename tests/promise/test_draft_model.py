@@ -11,6 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import hf_specdec
 from hf_specdec import ConfigError, UnsupportedModelError
 from hf_specdec.methods.draft_model import drafter as drafters
+from tests.helpers import zoo_wide
 from tests.helpers.distributions import Comparison, compare_pairs
 from tests.helpers.support import PROMPT, noisy_copy, plain
 from tests.helpers.zoo import BASE, DECODER, FAMILIES, VOCAB_SIZE, build
@@ -146,6 +147,17 @@ def test_an_encoder_decoder_drafts_with_its_own_encoder(zoo: Callable[[str], Any
         **OPTIONS,
     )
     assert output.sequences.tolist() == expected.tolist()
+    assert output.spec_stats.num_accepted_tokens > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_encoder_that_its_model_hands_embeddings_drafts_from_the_ids_of_the_call() -> None:
+    """Florence-2 looks up the words before its encoder, beside those of an image."""
+    model = hf_specdec.enable(zoo_wide.build(zoo_wide.shrunk("florence2"), "image", 0.15))
+    expected = plain(model, PROMPT, **OPTIONS)
+    draft: dict[str, Any] = {"spec_method": "draft_model", "assistant_model": noisy_copy(model, noise=0.01)}
+    output = model.generate(input_ids=PROMPT, **OPTIONS, **draft, return_dict_in_generate=True)
+    assert torch.equal(output.sequences, expected)
     assert output.spec_stats.num_accepted_tokens > 0
 
 
