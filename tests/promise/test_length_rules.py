@@ -57,6 +57,16 @@ def test_frequencies_of_a_layer_type_that_grow_for_the_first_time(sliding: dict[
         torch.testing.assert_close(torch.cat(output.logits), torch.cat(expected.logits), atol=1e-4, rtol=1e-4)
 
 
+def varied(model: Any, scale: float) -> Any:
+    """The model with weights that make its text vary."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=scale)
+    return model.eval()
+
+
 def remade(model_type: str, **changes: Any) -> Any:
     config = shrunk(model_type)
     values = {name: value for name, value in config.to_dict().items() if name not in NOT_MADE_AGAIN}
@@ -83,7 +93,6 @@ def test_a_model_that_forgets_its_text_is_followed() -> None:
 
 
 def llama4(floor_scale: int) -> Any:
-    torch.manual_seed(0)
     config = Llama4TextConfig(
         vocab_size=128,
         hidden_size=64,
@@ -105,11 +114,7 @@ def llama4(floor_scale: int) -> Any:
         bos_token_id=1,
         eos_token_id=None,
     )
-    model = Llama4ForCausalLM(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.normal_(std=0.25)
+    model = varied(Llama4ForCausalLM(config), 0.25)
     model.generation_config.pad_token_id = 0
     return model
 
@@ -140,7 +145,6 @@ def test_attention_that_is_scaled_by_columns(floor_scale: int, is_scaled: bool) 
 @pytest.mark.parametrize("length", [53, 54, 90])
 def test_a_table_of_masks_that_just_holds_the_text(length: int) -> None:
     """GPT-Neo cuts its mask out of a table with as many columns as there are positions, whatever a tree's depth."""
-    torch.manual_seed(0)
     config = GPTNeoConfig(
         vocab_size=128,
         hidden_size=64,
@@ -152,11 +156,7 @@ def test_a_table_of_masks_that_just_holds_the_text(length: int) -> None:
         bos_token_id=1,
         eos_token_id=2,
     )
-    model = GPTNeoForCausalLM(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.normal_(std=0.15)
+    model = varied(GPTNeoForCausalLM(config), 0.15)
     model.generation_config.eos_token_id = None
     expected = plain(model, PROMPT, **NEW)[0].tolist()
     hf_specdec.enable(model)
@@ -195,7 +195,6 @@ class Padding(LogitsProcessor):
 def test_a_table_of_positions_that_just_holds_the_text() -> None:
     """A tree has more columns than the text has positions left; Bart counts its columns by itself."""
     length = 48
-    torch.manual_seed(0)
     config = BartConfig(
         vocab_size=128,
         d_model=64,
@@ -212,11 +211,7 @@ def test_a_table_of_positions_that_just_holds_the_text() -> None:
         decoder_start_token_id=1,
         forced_eos_token_id=None,
     )
-    model = BartForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.normal_(std=0.15)
+    model = varied(BartForConditionalGeneration(config), 0.15)
     model.generation_config.eos_token_id = None
     model.generation_config.suppress_tokens = [0]
     settings = {"max_new_tokens": length, "do_sample": False}
