@@ -4,11 +4,11 @@ from hf_specdec import compat
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.compat.rotary import cache_drop_length, forgets_text, has_several_positions, scaled_length
 from hf_specdec.engine.call import Call
-from hf_specdec.forward.model_runner import MAX_DRAFT
 from hf_specdec.forward.rotary import rotary_of
 
 __all__ = ["HIDDEN_LENGTH", "exceeds_original_length", "reason_against_length", "scales_by_columns"]
 
+MOST_COLUMNS = 512  # that a tree has beyond its text: lookahead's widest windows have some hundred
 HIDDEN_LENGTH = "its rotary frequencies follow the text's length, which a compiled forward hides"
 
 
@@ -38,7 +38,7 @@ def reason_against_length(call: Call, tier: str, engine: str) -> str | None:
 def scales_by_columns(call: Call) -> bool:
     """Whether attention goes by the number of columns within the call's texts, or drafts after them."""
     length = call.facts.of(scaled_length, call.model)
-    return length is not None and _longest(call) + MAX_DRAFT >= length
+    return length is not None and _longest(call) + MOST_COLUMNS >= length
 
 
 def exceeds_original_length(call: Call) -> bool:
