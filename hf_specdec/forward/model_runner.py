@@ -19,6 +19,7 @@ from hf_specdec.forward.inputs import StepInputs, rows_of
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.next_forward import NextForward
 from hf_specdec.forward.rotary import rotary_of
+from hf_specdec.forward.time_steps import TimeStepLimits
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.kernels.cpu_kernels import CpuKernels
@@ -85,9 +86,8 @@ class ModelRunner(NextForward):
         self._widths, self.compiled = ForwardWidths(fixed, compiled), compiled
         self._checked = checked_steps(fixed) if self.adapter is None else None
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
-        self.rotary = rotary_of(model, facts)
-        self._kernels = CpuKernels(model, is_compiled=compiled is not None)
-        self._drop_length = facts.of(cache_drop_length, model)
+        self.rotary, self._drop_length = rotary_of(model, facts), facts.of(cache_drop_length, model)
+        self._limits, self._kernels = TimeStepLimits(model, facts), CpuKernels(model, is_compiled=compiled is not None)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
         if original is not None:
@@ -193,7 +193,7 @@ class ModelRunner(NextForward):
         model, adapter = rest or (self.model, self.adapter)
         adapted = adapter.applied(step_inputs.tree) if adapter else contextlib.nullcontext()
         rotated = self.rotary.applied(step_inputs.lengths) if self.rotary else contextlib.nullcontext()
-        with adapted, rotated, self._kernels:
+        with adapted, rotated, self._limits, self._kernels:
             if self.compiled is None or model is not self.model:
                 self.outputs, self._best = model(**inputs, return_dict=True), None
             else:
