@@ -110,7 +110,7 @@ def export(
         remedy = "Choose another folder, or move the file away."
         raise ConfigError("folder", f"must have no {FOLDER}/generate.py of another author", str(folder), remedy)
     head, memory = _head_of(head, method.name), _memory_of(memory, method.name)
-    card = _tagged(root / "README.md", method.name)
+    card = _tagged(root / "README.md", method.name, repo_id or root.resolve().name)
     script.parent.mkdir(parents=True, exist_ok=True)
     for name in (f"{HEAD}/config.json", f"{HEAD}/model.safetensors", MEMORY, CONTENTS):  # of an earlier export
         (script.parent / name).unlink(missing_ok=True)
@@ -251,8 +251,11 @@ def _source(model: PreTrainedModel, contents: Mapping[str, Any]) -> str:
     )
 
 
-def _tagged(readme: Path, method: str) -> Any:
+def _tagged(readme: Path, method: str, name: str) -> Any:
     """The model card, or a new one, with the tag by which the hub finds such repositories.
+
+    Args:
+        name: by which a new card says to load the method.
 
     Raises:
         ConfigError: the card that is there cannot be read.
@@ -266,7 +269,7 @@ def _tagged(readme: Path, method: str) -> Any:
             raise ConfigError("folder", rule, str(readme.parent), "Repair the README.md, or move it away.") from error
     else:
         data = ModelCardData(library_name="transformers")
-        card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + CARD.format(name=readme.parent.name, method=method))
+        card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + CARD.format(name=name, method=method))
     tags = list(card.data.tags or [])
     card.data.tags = tags if TAG in tags else [*tags, TAG]
     return card

@@ -85,6 +85,16 @@ def test_exporting_again_changes_the_defaults_and_tags_once(tmp_path: Path) -> N
     assert "hf_specdec>=" in (tmp_path / "custom_generate" / "requirements.txt").read_text()
 
 
+@pytest.mark.parametrize(("repo_id", "name"), [(None, "mine"), ("user/auto", "user/auto")])
+def test_a_new_card_says_how_to_load_the_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repo_id: str | None, name: str
+) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    hub.export(".", repo_id=repo_id)
+    assert f'custom_generate="{name}"' in Path("README.md").read_text()
+
+
 def test_a_script_of_another_author_is_kept(tmp_path: Path) -> None:
     (tmp_path / "custom_generate").mkdir()
     (tmp_path / "custom_generate" / "generate.py").write_text("def generate(model, **kwargs): ...\n")

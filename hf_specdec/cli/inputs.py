@@ -80,8 +80,8 @@ def load_draft(
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, device: torch.device) -> dict[str, torch.Tensor]:
     """Token ids and mask of one prompt, `(1, length)` each."""
     if (place := lone_surrogate(prompt)) is not None:
-        rule = f"must be Unicode text, but character {place} is half of a pair"
-        raise ConfigError("PROMPT", rule, prompt[place], "Is it UTF-8?")
+        rule = "must be Unicode text, without bytes that are no UTF-8"
+        raise ConfigError("PROMPT", rule, f"{prompt[place]!a} at character {place}", "Convert it to UTF-8.")
     encoded = tokenizer(prompt, return_tensors="pt")
     if encoded["input_ids"].shape[1] == 0:
         raise ConfigError("PROMPT", "must hold at least one token", prompt, "Type some text to continue.")

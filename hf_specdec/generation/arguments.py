@@ -139,8 +139,12 @@ def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
     if ids is not None and not isinstance(ids, torch.Tensor):
         remedy = 'For text, generate(**tokenizer(text, return_tensors="pt"), ...).'
         raise ConfigError("input_ids", "must be a tensor", type(ids).__name__, remedy)
-    if ids is None or ids.is_floating_point():
-        return
+    if ids is None or (ids.is_floating_point() and model.main_input_name != "input_ids"):
+        return  # sound or images
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise ConfigError(
+            "input_ids", "must be torch.int64 or torch.int32", ids.dtype, "Write input_ids.long()."
+        )
     if ids.dim() < 2:
         raise ConfigError("input_ids", "must be of shape (batch, length)", tuple(ids.shape), "Write input_ids[None].")
     if ids.dim() > 2:

@@ -127,8 +127,8 @@ def inputs_of(prompt: Any, tokenizer: Any) -> dict[str, Any]:
         if tokenizer is None:
             raise ConfigError("tokenizer", "must be given for prompts that are text", None, "Pass tokenizer=...")
         if (place := lone_surrogate(prompt)) is not None:
-            rule = f"must be Unicode text, but character {place} is half of a pair"
-            raise ConfigError("prompt", rule, prompt[place], "Decode the text's bytes as UTF-8.")
+            rule, found = "must be Unicode text, without lone surrogates", f"{prompt[place]!a} at character {place}"
+            raise ConfigError("prompt", rule, found, "Decode the text's bytes as UTF-8.")
         return _encoded(tokenizer(prompt, return_tensors="pt"))
     if isinstance(prompt, Mapping):
         if not prompt.keys() & {"input_ids", "inputs", "inputs_embeds"}:
@@ -165,7 +165,8 @@ def check_one(inputs: dict[str, Any], prompt: Any) -> None:
     ids = inputs.get("input_ids")
     if isinstance(ids, torch.Tensor):
         ids = inputs["input_ids"] = ids[None] if ids.ndim == 1 else ids
-    if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or len(ids) != 1 or ids.is_floating_point():
+    is_whole = isinstance(ids, torch.Tensor) and ids.dtype != torch.bool and not ids.is_floating_point()
+    if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or len(ids) != 1 or not is_whole:
         rule = "must hold the token ids of one sequence"
         raise ConfigError("prompt", rule, prompt, "Give a string, a list of token ids or a tensor.")
     for name in NOT_FOR_ONE:

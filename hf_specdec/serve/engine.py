@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import torch
 
+from hf_specdec import compat
 from hf_specdec.many_prompts.result import ManyResult
 from hf_specdec.many_prompts.shared_batch import SharedBatch
 
@@ -79,6 +80,20 @@ class _Feed:
         return torch.tensor([self.answer.is_cancelled], device=input_ids.device)
 
 
+class _StopStrings:
+    """A stopping criterion: ends an answer that holds a stop string, whatever its prompt holds."""
+
+    row_safe = True
+
+    def __init__(self, tokenizer: Any, stop_strings: Sequence[str], prompt_length: int) -> None:
+        self._criterion = compat.StopStringCriteria(tokenizer, list(stop_strings))
+        self._prompt_length = prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        has_ended: torch.Tensor = self._criterion(input_ids[:, self._prompt_length :], scores, **kwargs)
+        return has_ended
+
+
 class ServingEngine:
     """Decodes requests in one batch of at most `max_batch_size`.
 
@@ -98,6 +113,7 @@ class ServingEngine:
     ) -> None:
         arguments = {**options, "max_batch_size": max_batch_size, "tokenizer": tokenizer}
         self._batch = SharedBatch(model, max_queue=max_queue, **arguments)
+        self._tokenizer = tokenizer
         self._open: set[Answer] = set()
 
     def submit(self, inputs: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> Answer:
@@ -106,8 +122,11 @@ class ServingEngine:
         Raises:
             QueueFullError: as many requests wait as may.
         """
-        answer = Answer(loop)
-        criteria = [*inputs.get("stopping_criteria", ()), _Feed(answer, len(inputs["input_ids"][0]))]
+        answer, length = Answer(loop), len(inputs["input_ids"][0])
+        criteria = [*inputs.get("stopping_criteria", ()), _Feed(answer, length)]
+        if stop_strings := inputs.get("stop_strings"):
+            criteria.append(_StopStrings(self._tokenizer, stop_strings, length))
+            inputs = {**inputs, "stop_strings": None}
         answer.future = self._batch.submit({**inputs, "stopping_criteria": criteria})
         self._open.add(answer)
         answer.future.add_done_callback(lambda future: self._end(answer))

@@ -5,7 +5,7 @@ A field that would be ignored is refused, unless its value asks for nothing: `nu
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
 
 from hf_specdec.methods.config import LEAST_TEMPERATURE
 
@@ -161,7 +161,7 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """The body of `/v1/completions`: one prompt, as text or token ids."""
 
-    prompt: str | list[int]
+    prompt: str | list[StrictInt]
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
 

@@ -41,7 +41,7 @@ NO_GPU = pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a
         (["bench", "--temperature", "0"], "--no-do-sample measures greedy rows alone."),
         (["bench", "--prompt-lookup-config", "x"], "`--prompt-lookup-config` must be a list or dict"),
         (["chat", "--seed", str(1 << 64)], "`--seed` must be 0 to"),
-        (["generate", "x\udce9y"], "`PROMPT` must be Unicode text"),
+        (["generate", "x\udce9y"], "`PROMPT` must be Unicode text, without bytes that are no UTF-8"),
         (["generate", "x", "--spec-memory", "/dev/null"], "`--spec-memory` must be a regular file"),
         (["generate", "x", "--spec-config", "[" * 100_000], "`--spec-config` must be"),
         (["generate", "x", "--retry-failed"], "`--retry-failed` must come with --prompts-file"),

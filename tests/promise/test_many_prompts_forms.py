@@ -159,9 +159,14 @@ def test_an_observer_may_be_shown_this_text_alone(model: Any) -> None:
         assert safe.view is None
 
 
+def test_truth_values_are_no_token_ids(target: Any) -> None:
+    (result,) = hf_specdec.generate_many(target, [[True, False]], **NEW)
+    assert "`prompt` must hold the token ids of one sequence" in str(result.error)
+
+
 def test_half_of_a_surrogate_pair_is_the_error_of_its_prompt(target: Any, chats: Any) -> None:
     bad, good = sorted(
         hf_specdec.generate_many(target, ["x = \ud800", TEXTS[0]], tokenizer=chats, **NEW), key=lambda one: one.index
     )
-    assert "`prompt` must be Unicode text, but character 4 is half of a pair" in str(bad.error)
+    assert "`prompt` must be Unicode text, without lone surrogates" in str(bad.error)
     assert good.token_ids == alone(target, chats(TEXTS[0]).input_ids)

@@ -67,6 +67,7 @@ def test_a_wrong_body_is_refused_and_the_server_goes_on(
     ("fields", "told", "param"),
     [
         ({"prompt": [1, "x"]}, "prompt.1: Input should be a valid integer", "prompt.1"),
+        ({"prompt": [1, True]}, "prompt.1: Input should be a valid integer", "prompt.1"),
         ({"stop": ["a", 3]}, "stop.1: Input should be a valid string", "stop.1"),
         ({"logprobs": 0}, "logprobs: the server gives none; leave it out", "logprobs"),
         ({"tool_choice": "auto"}, "tool_choice: the server does not know this field", "tool_choice"),
@@ -79,6 +80,7 @@ def test_a_wrong_body_is_refused_and_the_server_goes_on(
     ],
     ids=[
         "no token",
+        "truth for a token",
         "no stop string",
         "own log probabilities",
         "unknown field",

@@ -120,6 +120,19 @@ def test_a_stop_string_ends_the_text_before_it(
     assert reason == "stop"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_that_begins_in_the_prompt_is_none(
+    client: openai.OpenAI, target: Any, chat_tokenizer: Any, stream: bool
+) -> None:
+    whole = expected(target, chat_tokenizer, PROMPTS[0])
+    stop = PROMPTS[0][-3:] + whole[0]
+    assert stop not in whole
+    options: dict[str, Any] = {"model": NAME, "prompt": PROMPTS[0], "temperature": 0, "stop": stop}
+    found = client.completions.create(**options, stream=stream)
+    events = list(found) if stream else [found]
+    assert "".join(event.choices[0].text for event in events if event.choices) == whole
+
+
 def test_a_seed_gives_plain_generation_s_sample(client: openai.OpenAI, target: Any, chat_tokenizer: Any) -> None:
     answer = client.completions.create(model=NAME, prompt=PROMPTS[1], max_tokens=12, temperature=0.8, seed=11)
     torch.manual_seed(11)
