@@ -88,7 +88,7 @@ def test_lengths_may_be_tensors_and_numpys_numbers(model: Any, cache: str) -> No
         ("def f():", ["input_ids", "must be a tensor", "str", "tokenizer(text"]),
         (BatchEncoding({"input_ids": torch.tensor([[5, 6]])}), ["must be a tensor", "BatchEncoding", "generate(**"]),
     ],
-    ids=["empty", "vocab_size", "beyond", "negative", "one row", "list", "floats", "booleans", "text", "tokenizer's output"],
+    ids="empty,vocab_size,beyond,negative,one row,list,floats,booleans,text,tokenizer's output".split(","),
 )
 def test_prompts_the_model_cannot_read(model: Any, by: str, ids: Any, words: list[str]) -> None:
     args: tuple[Any, ...] = (ids,) if by == "position" else ()
