@@ -15,6 +15,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.capabilities.probe import Capability
+from hf_specdec.compat.modules import remove_output_hooks
 from hf_specdec.engine.model_state import ATTRIBUTE, drop_drafts, state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.generation.generate import EnabledGenerate, decode, generate_with, with_own_arguments
@@ -95,6 +96,7 @@ def disable(model: Model) -> Model:
     unchecked_attention(inner)
     if ATTRIBUTE in vars(inner):
         drop_drafts(inner)
+        remove_output_hooks(inner)
     state = vars(inner).pop(ATTRIBUTE, None)
     if state is not None and state.keeps_settings:
         compat.leave_own_settings(inner.generation_config)

@@ -2,6 +2,9 @@
 
 Names                              Why
 `_modules`, `_parameters`          read directly, in a quarter of the time that torch's own iteration takes
+`_forward_hooks`                   hooks are removed without their handles, which transformers does not keep
+`_output_capturing_hooks_installed`
+                                   by which transformers knows whether to put its hooks on a model
 `is_in_torch_dispatch_mode`, `_get_current_function_mode_stack`
                                    torch has no public name for whether operations are traced, counted or replaced
 `torch._C._nn`                     where functions of `torch.nn.functional` come from, whatever stands in their place
@@ -15,8 +18,17 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-__all__ = ["as_read_by", "has_own_functions", "is_dispatch_traced", "modules_of", "own_weights", "parameters_of"]
+__all__ = [
+    "as_read_by",
+    "has_own_functions",
+    "is_dispatch_traced",
+    "modules_of",
+    "own_weights",
+    "parameters_of",
+    "remove_output_hooks",
+]
 
+OUTPUT_HOOKS = "transformers.utils.output_capturing"
 FUNCTIONS = ("linear", "scaled_dot_product_attention")  # by which layers and attention compute
 
 
@@ -53,6 +65,16 @@ def modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
                 seen.add(child)
                 found.append(child)
     return found
+
+
+def remove_output_hooks(model: torch.nn.Module) -> None:
+    """Remove transformers' hooks that collect hidden states, which cannot be pickled; it puts them back when asked."""
+    for module in modules_of(model):
+        hooks = module._forward_hooks
+        found = [key for key, hook in hooks.items() if getattr(hook, "__module__", None) == OUTPUT_HOOKS]
+        if found:
+            module._forward_hooks = type(hooks)((key, hook) for key, hook in hooks.items() if key not in found)
+        vars(module).pop("_output_capturing_hooks_installed", None)
 
 
 def own_weights(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:

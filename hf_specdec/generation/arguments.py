@@ -142,9 +142,7 @@ def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
     if ids is None or (ids.is_floating_point() and model.main_input_name != "input_ids"):
         return  # sound or images
     if ids.dtype not in (torch.int32, torch.int64):
-        raise ConfigError(
-            "input_ids", "must be torch.int64 or torch.int32", ids.dtype, "Write input_ids.long()."
-        )
+        raise ConfigError("input_ids", "must be torch.int64 or torch.int32", ids.dtype, "Write input_ids.long().")
     if ids.dim() < 2:
         raise ConfigError("input_ids", "must be of shape (batch, length)", tuple(ids.shape), "Write input_ids[None].")
     if ids.dim() > 2:

@@ -53,6 +53,22 @@ def test_a_head_drafts_for_a_target_that_was_copied_or_wrapped(made: str) -> Non
     assert torch.equal(ours, expected)
 
 
+def test_a_disabled_target_can_be_pickled_after_drafts_and_returns_hidden_states() -> None:
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    seen: list[Any] = []
+    model.model.layers[0].register_forward_hook(lambda *args: seen.append(args))
+    call: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+    model.generate(PROMPT, **call, spec_method="eagle3", spec_config=TREE, assistant_model=random_head(model))
+    with pytest.raises((AttributeError, pickle.PicklingError), match="output_capturing_hook"):
+        pickle.dumps(model.model.layers[1])
+    hf_specdec.disable(model)
+    pickle.dumps(model.model.layers[1])
+    del seen[:]
+    output = model.generate(PROMPT, **call, output_hidden_states=True, return_dict_in_generate=True)
+    assert len(output.hidden_states) == len(seen) == 4  # the caller's hook stays
+    assert len(output.hidden_states[0]) == model.config.num_hidden_layers + 1
+
+
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize("precision", ["fp8", "nf4"])
 def test_a_head_drafts_for_a_quantised_target(precision: str) -> None:
