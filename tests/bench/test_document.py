@@ -174,9 +174,9 @@ def test_an_unequal_row_is_said_in_the_table_and_below_it(document: dict[str, An
 
 
 def test_half_precision_says_why_texts_may_differ(document: dict[str, Any]) -> None:
-    assert not any("rounds differently" in line for line in notes(document))
+    assert not any("round differently" in line for line in notes(document))
     document["models"][0]["dtype"] = "bfloat16"
-    assert [line for line in notes(document) if line.startswith("In bfloat16 ") and "rounds differently" in line]
+    assert [line for line in notes(document) if line.startswith("In bfloat16 ") and "round differently" in line]
 
 
 def test_what_is_missing_is_said(document: dict[str, Any]) -> None:
