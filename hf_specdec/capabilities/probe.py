@@ -24,6 +24,7 @@ from hf_specdec.capabilities.reference import (
     tolerance_of,
     tried,
 )
+from hf_specdec.compat.masks import has_table_with_window
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import adapter_of, lacks_hooks, takes_positions
 from hf_specdec.forward.model_runner import ModelRunner, Tier
@@ -126,6 +127,8 @@ def _known_reason(model: PreTrainedModel) -> str | None:
         return f'{name!r} attention takes no mask of a tree; attn_implementation="sdpa" does'
     if lacks_hooks(model):
         return "it is compiled, and a compiled forward leaves out the hooks that place a tree's tokens"
+    if has_table_with_window(model):
+        return "its windows are counted in columns of the cache, of which a tree has more than its text"
     if not takes_positions(model) and adapter_of(model) is None:
         of_cache = "its decoder takes positions from the cache"
         return of_cache if model.config.is_encoder_decoder else "its forward takes no position_ids"

@@ -28,6 +28,7 @@ from hf_specdec.capabilities.reference import (
     relative_error,
     rounds_exactly,
 )
+from hf_specdec.compat.masks import has_table_with_window
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.forward.adapters import adapter_of, takes_positions
 from hf_specdec.forward.inputs import tensors_of
@@ -77,6 +78,7 @@ def can_be_tried(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
         and cache_drop_length(model) is None
         and TreeMasks(model).supported
         and not has_own_windows(model)
+        and not has_table_with_window(model)
     )
 
 

@@ -2,6 +2,7 @@
 
 Names                              Why
 mask functions                     a tree's mask is the model's own mask evaluated at the nodes' positions
+`_buffers`                         hold tables of masks
 `_attn_implementation`             names the mask function, on a private copy of the configuration
 """
 
@@ -21,18 +22,21 @@ from transformers.masking_utils import (
 )
 
 from hf_specdec.compat.caches import CACHE
-from hf_specdec.compat.models import text_config
+from hf_specdec.compat.models import max_positions, text_config
+from hf_specdec.compat.modules import modules_of
 
 __all__ = [
     "MASKED",
     "attention_implementation",
     "drop_empty_layer_types",
+    "has_table_with_window",
     "knows_windows",
     "mask_config",
     "mask_function_of",
     "masks_for_forward",
     "register_mask_function",
     "set_attention_implementation",
+    "tables_of_masks",
 ]
 
 
@@ -101,6 +105,21 @@ def masks_for_forward(
         position_ids=position_ids,
         **{CACHE: cache},
     )
+
+
+def tables_of_masks(model: PreTrainedModel) -> list[torch.Tensor]:
+    """Buffers `(..., P, P)` that hold a mask for each of the model's P positions, as GPT-Neo's layers do."""
+    positions = max_positions(model.config)
+    if positions is None:
+        return []
+    tables = [table for module in modules_of(model) for table in module._buffers.values() if table is not None]
+    return [table for table in tables if table.shape[-2:] == (positions, positions)]
+
+
+def has_table_with_window(model: PreTrainedModel) -> bool:
+    """Whether layers take a window from such a table, which counts columns of the cache instead of positions."""
+    tables = [table for table in tables_of_masks(model) if table.dtype == torch.bool]
+    return any(table.is_meta or not table[..., -1, 0].any() for table in tables)  # on the meta device nothing is known
 
 
 def knows_windows(model: PreTrainedModel) -> bool:

@@ -18,6 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.compat import CACHE, Cache, DynamicCache, has_own_input_preparation, max_positions, text_config
+from hf_specdec.compat.masks import tables_of_masks
 from hf_specdec.compat.models import input_embeddings
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.utils.transfer import HOST
@@ -144,11 +145,7 @@ def scaled_length(model: PreTrainedModel) -> int | None:
     modules: list[Any] = modules_of(model)
     attention = [module for module in modules if hasattr(module, "floor_scale")]
     scaled = [int(module.floor_scale) for module in attention if module.attn_temperature_tuning and not module.use_rope]
-    positions = max_positions(model.config)
-    tables = [table for module in modules for table in module._buffers.values() if table is not None]
-    if positions is not None and any(table.shape[-2:] == (positions, positions) for table in tables):
-        scaled.append(positions)
-    return min(scaled, default=None)
+    return min([*scaled, *(table.shape[-1] for table in tables_of_masks(model))], default=None)
 
 
 def _asked_after(model: PreTrainedModel, length: int) -> tuple[Cache | None, int] | None:

@@ -169,6 +169,38 @@ def test_a_table_of_masks_that_just_holds_the_text(length: int) -> None:
         assert prompts[result.index] + list(result.token_ids) == texts[result.index]
 
 
+@pytest.mark.parametrize("window", [256, 1100])
+def test_a_window_that_is_cut_out_of_a_table_of_masks(window: int) -> None:
+    """GPT-Neo counts its window in columns, whatever a short prompt and sharp attention show of it."""
+    config = GPTNeoConfig(
+        vocab_size=128,
+        hidden_size=64,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=window,
+        max_position_embeddings=4096,
+        intermediate_size=64,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = varied(GPTNeoForCausalLM(config), 0.3)
+    model.generation_config.eos_token_id = None
+    prompt = PROMPT.repeat(1, 2 * window // PROMPT.shape[1])[:, : window + 40]
+    batch = prompt.repeat(3, 1)
+    batch[1, :25] = batch[2, :60] = 0
+    found = compared(model, "prompt_lookup", "auto", prompt=prompt)
+    found += compared(model, "auto", prompt=batch, attention_mask=(batch != 0).long())
+    assert [stats.tier for stats in found] == ["chain"] * 3
+    expected = plain(model, prompt, **NEW)[0].tolist()
+    output = model.generate(prompt, **NEW, **DRAFTS["random_trees"](expected), return_dict_in_generate=True)
+    assert output.sequences[0].tolist() == expected
+    prompts = [prompt[0].tolist(), prompt[0, 3:].tolist(), PROMPT[0, :7].tolist()]
+    texts = [plain(model, torch.tensor([ids]), **NEW)[0].tolist() for ids in prompts]
+    for result in hf_specdec.generate_many(model, prompts, **NEW):
+        assert prompts[result.index] + list(result.token_ids) == texts[result.index]
+
+
 @MADE_ANEW
 def test_a_chain_with_a_token_of_padding_in_it() -> None:
     """Kosmos-2.5 counts the tokens before each one that are not padding, in a forward of several otherwise."""
