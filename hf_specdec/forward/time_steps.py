@@ -33,12 +33,12 @@ class TimeStepLimits:
     def __enter__(self) -> None:
         if not self._layers:
             return
-        self._token = _is_lifted.set(True)
         with _lock:
             for attributes in self._layers:
                 if not isinstance(attributes[NAME], _Limit):
                     attributes[NAME] = _Limit(attributes[NAME])
                 attributes[NAME].num_blocks += 1
+        self._token = _is_lifted.set(True)  # last: an interrupt before it leaves the limit as it reads
 
     def __exit__(self, *_: object) -> None:
         if self._token is None:

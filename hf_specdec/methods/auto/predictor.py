@@ -43,7 +43,6 @@ FADE = 0.97  # of what was accepted and expected, a token
 SMOOTHING_COUNT = 4.0  # votes that stand for tokens never seen after the context
 OWN, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
 COMMON, DRAFT, FOUND = range(RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 3)
-NUM_SOURCES = FOUND + 1
 SOURCE_NAMES: Mapping[int, Source] = {  # but for the draft's, which a call brings
     OWN: "text",
     POOLED: "earlier_texts",
