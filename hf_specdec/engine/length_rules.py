@@ -4,6 +4,7 @@ from hf_specdec import compat
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.compat.rotary import cache_drop_length, forgets_text, has_several_positions, scaled_length
 from hf_specdec.engine.call import Call
+from hf_specdec.forward.model_runner import MAX_DRAFT
 from hf_specdec.forward.rotary import rotary_of
 
 __all__ = ["HIDDEN_LENGTH", "exceeds_original_length", "reason_against_length", "scales_by_columns"]
@@ -14,7 +15,8 @@ HIDDEN_LENGTH = "its rotary frequencies follow the text's length, which a compil
 
 def reason_against_length(call: Call, tier: str, engine: str) -> str | None:
     """Why a call is decoded plainly because of how long its texts may get, or `None`."""
-    if (tier == "tree" or len(call.input_ids) > 1) and scales_by_columns(call):
+    most_columns = MOST_COLUMNS if tier == "tree" else MAX_DRAFT
+    if (tier == "tree" or len(call.input_ids) > 1) and scales_by_columns(call, most_columns):
         return "its attention goes by the columns of the cache, of which a tree or a batch has others than plain"
     length = call.facts.of(cache_drop_length, call.model)
     if length is not None and call.input_ids.shape[1] <= length < _longest(call):
@@ -35,10 +37,10 @@ def reason_against_length(call: Call, tier: str, engine: str) -> str | None:
     return None
 
 
-def scales_by_columns(call: Call) -> bool:
-    """Whether attention goes by the number of columns within the call's texts, or drafts after them."""
+def scales_by_columns(call: Call, most_columns: int = MOST_COLUMNS) -> bool:
+    """Whether attention goes by the number of columns within the call's texts, or `most_columns` after them."""
     length = call.facts.of(scaled_length, call.model)
-    return length is not None and _longest(call) + MOST_COLUMNS >= length
+    return length is not None and _longest(call) + most_columns >= length
 
 
 def exceeds_original_length(call: Call) -> bool:
