@@ -52,6 +52,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "dots1": HEADS | {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "ernie4_5_vl_moe": MROPE,
     "falcon_h1": MAMBA | {"mamba_d_ssm": 128},
+    "gpt_bigcode": {"n_positions": 2048},  # a table of masks ends batches of trees 512 tokens before it
     "glm4v_moe": {"text_config": {"rope_parameters": {"mrope_section": [1, 1, 2]}}},
     "glm5_next": {"text_config": INDEX | {"index_topk": 16, "index_kpool": 4}},
     "granitemoehybrid": MAMBA | {"layer_types": MIXED, "num_hidden_layers": 3},
