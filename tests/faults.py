@@ -280,7 +280,7 @@ MUTANTS = (
         'state.setdefault(f"{layer}_max_seq_len_cached", module.max_seq_len_cached)',
         "pass",
     ),
-    Mutant("columns scale a tree's attention", LENGTHS, "_longest(call) + MOST_COLUMNS >= length", "False"),
+    Mutant("columns scale a tree's attention", LENGTHS, "_longest(call) + most_columns >= length", "False"),
     Mutant("a text that the model forgets is read again", LENGTHS, "call.facts.of(forgets_text, call.model)", "False"),
     Mutant("a tree's columns are looked up as positions", ADAPTERS, "torch.zeros_like(value)", "value"),
     Mutant("windows of another class count", MASKS, "if base is not GenerationMixin", ""),
