@@ -20,7 +20,7 @@ from hf_specdec.engine.draft_pairing import draft_capability, draft_runner_of, l
 from hf_specdec.engine.exit_pairing import exit_runner_of
 from hf_specdec.engine.first_call import first_call_of
 from hf_specdec.engine.head_pairing import head_runner_of, own_head_of
-from hf_specdec.engine.length_rules import scales_by_columns
+from hf_specdec.engine.length_rules import scales_by_columns, step_columns
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.plain import decode_assisted, decode_plain
 from hf_specdec.engine.plain_reasons import check_tier, encoder_kwargs, plain_reason
@@ -91,7 +91,8 @@ def found_for(call: Call) -> Found:
 def _as_chain(call: Call, request: Request, found: Found) -> Found:
     """What is known, without trees where attention goes by the columns of the cache."""
     needs_tree = request.method is not None and request.method.needs_tree
-    if found.capability.tier != "tree" or needs_tree or len(call.input_ids) > 1 or not scales_by_columns(call):
+    is_tree = found.capability.tier == "tree" and not needs_tree and len(call.input_ids) == 1
+    if not is_tree or not scales_by_columns(call, step_columns(request, "tree")):
         return found
     return found.as_chain("its attention goes by the columns of the cache, of which a tree has more than its text")
 

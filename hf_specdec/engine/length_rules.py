@@ -4,19 +4,19 @@ from hf_specdec import compat
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.compat.rotary import cache_drop_length, forgets_text, has_several_positions, scaled_length
 from hf_specdec.engine.call import Call
-from hf_specdec.forward.model_runner import MAX_DRAFT
 from hf_specdec.forward.rotary import rotary_of
+from hf_specdec.request.request import Request
 
-__all__ = ["HIDDEN_LENGTH", "exceeds_original_length", "reason_against_length", "scales_by_columns"]
+__all__ = ["HIDDEN_LENGTH", "exceeds_original_length", "reason_against_length", "scales_by_columns", "step_columns"]
 
-MOST_COLUMNS = 512  # that a tree has beyond its text: lookahead's widest windows have some hundred
+MOST_COLUMNS = 512  # of a step, whatever drafts: lookahead's widest windows have some hundred
 HIDDEN_LENGTH = "its rotary frequencies follow the text's length, which a compiled forward hides"
 
 
-def reason_against_length(call: Call, tier: str, engine: str) -> str | None:
+def reason_against_length(call: Call, request: Request, tier: str) -> str | None:
     """Why a call is decoded plainly because of how long its texts may get, or `None`."""
-    most_columns = MOST_COLUMNS if tier == "tree" else MAX_DRAFT
-    if (tier == "tree" or len(call.input_ids) > 1) and scales_by_columns(call, most_columns):
+    engine = request.config.engine
+    if (tier == "tree" or len(call.input_ids) > 1) and scales_by_columns(call, step_columns(request, tier)):
         return "its attention goes by the columns of the cache, of which a tree or a batch has others than plain"
     length = call.facts.of(cache_drop_length, call.model)
     if length is not None and call.input_ids.shape[1] <= length < _longest(call):
@@ -41,6 +41,13 @@ def scales_by_columns(call: Call, most_columns: int = MOST_COLUMNS) -> bool:
     """Whether attention goes by the number of columns within the call's texts, or `most_columns` after them."""
     length = call.facts.of(scaled_length, call.model)
     return length is not None and _longest(call) + most_columns >= length
+
+
+def step_columns(request: Request, tier: str) -> int:
+    """Most columns of a step."""
+    if tier == "chain":
+        return 1 + request.budget
+    return MOST_COLUMNS if request.method is None else 1 + max(request.budget, request.config.step_budget)
 
 
 def exceeds_original_length(call: Call) -> bool:

@@ -47,7 +47,7 @@ def plain_reason(call: Call, request: Request, found: Found) -> str | None:
         return reason
     if request.is_default and (reason := _reason_against_default(call, request, found)) is not None:
         return reason
-    if (reason := reason_against_length(call, found.capability.tier, request.config.engine)) is not None:
+    if (reason := reason_against_length(call, request, found.capability.tier)) is not None:
         return reason
     if request.config.engine == "assisted":
         return _reason_against_assisted(call, request)
