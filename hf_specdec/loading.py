@@ -22,7 +22,8 @@ from hf_specdec.distributed.placement import check_device_map, check_parts, para
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
-from hf_specdec.methods.dflash.network import DFlashHead, is_dflash_config
+from hf_specdec.methods.dflash import checkpoint as dflash
+from hf_specdec.methods.dflash.transformers_model import DFlashModelHead, is_dflash_config
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.eagle3.checkpoint import is_head, load_head
 from hf_specdec.methods.gemma4_assistant.network import GemmaAssistantHead
@@ -202,9 +203,10 @@ class AutoDraftHead:
         device: torch.device | str | None = None,
         **hub: Any,
     ) -> DraftHead:
-        """Read an EAGLE-3 head, a DFlash model, an assistant of Gemma 4, or MTP layers.
+        """Read an EAGLE-3 head, a DFlash head, an assistant of Gemma 4, or MTP layers.
 
-        EAGLE-3 heads may have the format of speculators, or that of SafeAILab and SpecForge.
+        EAGLE-3 heads may have the format of speculators, or that of SafeAILab and SpecForge; DFlash heads that of the
+        method's authors, of speculators (DSpark's too), or of transformers.
 
         Args:
             path (`str`): a folder, or a name on the Hugging Face hub.
@@ -230,9 +232,11 @@ class AutoDraftHead:
                 raise ConfigError("target", "must be a transformers model", type(inner).__name__, "Load it first.")
             head: DraftHead = MtpHead.of_checkpoint(inner, os.fspath(path))
             return head.to(device=device or input_device(inner), dtype=dtype)
+        if dflash.is_head(path, **hub):
+            return dflash.load_head(path, dtype=dtype, **hub).to(device)
         if is_dflash_config(config := _config(path, hub)):
             model = transformers.AutoModel.from_pretrained(path, config=config, dtype=dtype or "auto", **hub)
-            return DFlashHead(model.eval()).to(device)
+            return DFlashModelHead(model.eval()).to(device)
         if is_gemma_assistant(config):
             config = with_shared_layers(config)
             model = transformers.AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype or "auto", **hub)
@@ -242,7 +246,9 @@ class AutoDraftHead:
 
 def is_draft_head(path: str | os.PathLike[str]) -> bool:
     """Whether a folder or hub name is that of a draft head, as far as its config.json says."""
-    return is_head(path) or is_dflash_config(config := _config(path, {})) or is_gemma_assistant(config)
+    if is_head(path) or dflash.is_head(path):
+        return True
+    return is_dflash_config(config := _config(path, {})) or is_gemma_assistant(config)
 
 
 def _config(path: str | os.PathLike[str], hub: dict[str, Any]) -> transformers.PretrainedConfig | None:

@@ -122,7 +122,7 @@ def head_runner_of(call: Call, head: DraftHead, *, budget: int) -> BaseHeadRunne
         return SharedCacheRunner(head, about, last_own_layers(call.model))
     if isinstance(head, BlockHead):
         about = replace(about, shapes=shapes_of(BLOCK_STEP, widest=head.block_size))
-        return BlockRunner(head, about, _output_head(call.model))
+        return BlockRunner(head, about, head.lm_head or _output_head(call.model))
     assert isinstance(head, PairHead)
     return HeadRunner(head, replace(about, shapes=shapes_of(PAIR_STEP, widest=1 + budget)))
 

@@ -2,7 +2,7 @@
 
 Its cache holds the target's states of the accepted tokens as the head's layers read them; each step adds those of the
 tokens that were accepted and forgets the block. The tokens of a block are drafted without knowing one another: what
-follows a node of a tree depends on its depth alone.
+follows a node of a tree depends on its depth alone, unless the head says what follows each token.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.forward.compiled_forward import Step, StepKind
 from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall, head_cache, static_head_cache
 from hf_specdec.forward.runner_base import RowScorer
-from hf_specdec.methods.draft_head import BlockHead
+from hf_specdec.methods.draft_head import AttentionSpan, BlockHead
 from hf_specdec.tree import DraftTree
 from hf_specdec.utils.transfer import to_device
 
@@ -35,25 +35,29 @@ class BlockScorer(RowScorer):
 
     def __init__(self, runner: "BlockRunner", place: int) -> None:
         super().__init__(runner, place)
-        self.max_draft_len = runner.head.block_size - 1
+        self.max_draft_len = runner.head.num_drafted
 
 
 class BlockRunner(BaseHeadRunner[BlockHead]):
     """A head that drafts blocks, with the texts of all rows.
 
     Args:
-        project: states of the head to the target's logits.
+        project: states of the head to logits, the target's or those of the head's own vocabulary.
     """
 
     scorer_class = BlockScorer
-    per_row = ("_firsts", "_unread", "_blocks")
+    per_row = ("_firsts", "_unread", "_blocks", "_states", "_memories")
 
     def __init__(self, head: BlockHead, call: HeadCall, project: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__(head, call)
         self.project = project
         self._firsts = [0] * self.num_rows  # position of each row's first state
         self._unread: list[list[torch.Tensor]] = [[] for _ in self.texts]  # features that the cache lacks
-        self._blocks: list[torch.Tensor | None] = [None] * self.num_rows  # (block_size - 1, vocab_size) of this round
+        # of this round: (num_drafted, draft_vocab_size) logits, (num_drafted, hidden_size) states, and
+        # (nodes, memory_size) of the nodes that are scored, where logits depend on the token before
+        self._blocks: list[torch.Tensor | None] = [None] * self.num_rows
+        self._states: list[torch.Tensor | None] = [None] * self.num_rows
+        self._memories: list[torch.Tensor | None] = [None] * self.num_rows
         reserve, shapes = call.reserve + head.block_size, head.cache_shapes()
         self._shapes, self._cache = call.shapes, head_cache(head, shapes, num_rows=self.num_rows, reserve=reserve)
         if call.shapes is not None:
@@ -84,14 +88,31 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         if any(wanted):
             self._compute(wanted)
         scored = []
-        for tree, block, known in zip(trees, self._blocks, self._num_scored, strict=True):
-            depths = () if tree is None else tree.depths[known:]
-            if block is None or not depths:
+        for place, (tree, known) in enumerate(zip(trees, self._num_scored, strict=True)):
+            block = self._blocks[place]
+            if block is None or tree is None or len(tree) == known:
                 continue
             flat = block.new_zeros((1, block.shape[1]))  # beyond the block any token is as likely as any other
-            rows = torch.cat([block, flat])
-            scored.append(rows[torch.tensor(depths, device=rows.device).clamp(max=len(block))])
+            depths = torch.tensor(tree.depths[known:], device=block.device).clamp(max=len(block))
+            rows = torch.cat([block, flat])[depths]
+            scored.append(rows if self.head.memory_size is None else self._after(place, tree, known, rows))
         return torch.cat(scored)
+
+    def _after(self, place: int, tree: DraftTree, known: int, rows: torch.Tensor) -> torch.Tensor:
+        """Logits of a row's nodes that are not scored yet, by their tokens too."""
+        states, memories = self._states[place], self._memories[place]
+        assert states is not None and memories is not None
+        parts, num_scored = [], known
+        while nodes := self._next_nodes(known, tree):
+            about = [(tree.tokens[node], max(tree.parents[node], 0), tree.depths[node]) for node in nodes]
+            tokens, parents, depths = torch.tensor(about, device=states.device).unbind(1)
+            before = memories[parents] if known else memories.new_zeros((1, memories.shape[1]))
+            own = rows[nodes.start - num_scored : nodes.stop - num_scored]
+            own, kept = self.head.after(own, tokens, states[depths.clamp(max=len(states) - 1)], before)
+            parts.append(own)
+            memories, known = torch.cat([memories, kept]), nodes.stop
+        self._memories[place] = memories
+        return torch.cat(parts)
 
     def _compute(self, wanted: Sequence[bool]) -> None:
         """One forward: new states of the text, C columns a row, and the wanted rows' blocks of N tokens."""
@@ -113,9 +134,9 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
             tokens[place, 0] = self.texts[place][-1]
             positions[place, :width] = np.arange(first, first + width)
             positions[place, width:] = np.arange(last, last + size)
-        mask = self._mask(starts, np.array(counts), width, num_keys)
-        sliding = [] if head.window is None else [self._in_window(mask, head.window, starts, positions, width)]
-        ids, places, *masks = to_device([tokens, positions, mask, *sliding], self.head_device)
+        spans = [head.span] if head.sliding_span is None else [head.span, head.sliding_span]
+        seen = self._masks(spans, starts, np.array(counts), positions, num_keys)
+        ids, places, *masks = to_device([tokens, positions, *seen], self.head_device)
         inputs = {
             "embeddings": self._embeddings(ids),
             "features": features,
@@ -128,12 +149,16 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
             states = head(**inputs)
         else:
             _, states = self.compiled((len(wanted), width, num_keys), inputs, self._shapes.checked)
-        logits = self.project(states[:, 1:])  # (rows, N - 1, vocab_size)
+        states = states[:, size - head.num_drafted :]
+        logits = self.project(states)  # (rows, num_drafted, draft_vocab_size)
         self._cache.commit([range(count) for count in counts])
         for place, want in enumerate(wanted):
             if want:
                 self._unread[place] = []
                 self._blocks[place] = logits[place]
+                if head.memory_size is not None:
+                    self._states[place] = states[place]
+                    self._memories[place] = states.new_empty((0, head.memory_size))
                 if (scorer := self._scorers[place]()) is not None:
                     scorer.relative_cost = 0.0
 
@@ -148,22 +173,22 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
             cache.unplace()
         return num_new, max(cache.lengths) + num_new + size, False
 
-    def _mask(self, starts: Array, counts: Array, width: int, num_keys: int) -> Array:
-        """`(rows, 1, N, K)`: a block sees the text, its own new states and itself."""
+    def _masks(
+        self, spans: Sequence[AttentionSpan], starts: Array, counts: Array, positions: Array, num_keys: int
+    ) -> list[Array]:
+        """`(rows, 1, N, K)` for each span: a block sees the text, its own new states and itself, within the span."""
         size = self.head.block_size
+        width = positions.shape[1] - size
         new = np.arange(num_keys) - starts[:, None]
-        seen = (new < counts[:, None]) | ((new >= width) & (new < width + size))
-        return seen[:, None, None].repeat(size, axis=2)
-
-    def _in_window(self, mask: Array, window: int, starts: Array, positions: Array, width: int) -> Array:
-        """The part of `mask` that layers with a window see."""
-        total = mask.shape[-1]
-        places = np.array(self._firsts)[:, None] + np.arange(total)  # (rows, K)
-        new = starts[:, None] + np.arange(positions.shape[1])
-        np.put_along_axis(places, new.clip(max=total - 1), positions, axis=1)
+        keys = (new < counts[:, None]) | ((new >= width) & (new < width + size))
+        mask = keys[:, None, None].repeat(size, axis=2)
+        if all(span.is_all for span in spans):
+            return [mask]
+        places = np.array(self._firsts)[:, None] + np.arange(num_keys)  # (rows, K)
+        written = starts[:, None] + np.arange(positions.shape[1])
+        np.put_along_axis(places, written.clip(max=num_keys - 1), positions, axis=1)
         distances = positions[:, None, width:, None] - places[:, None, None, :]
-        seen: Array = mask & (np.abs(distances) <= window)
-        return seen
+        return [mask & span.sees(distances) for span in spans]
 
     def close(self) -> None:
         """The call has ended; buffers of compiled forwards are kept for the next one."""
@@ -171,7 +196,8 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
             self.compiled.keep_cache(self._cache)
 
     def _renew_round(self) -> None:
-        self._blocks = [None] * len(self.texts)
+        self._blocks, self._states = [None] * len(self.texts), [None] * len(self.texts)
+        self._memories = [None] * len(self.texts)
         for known in self._scorers:
             if (scorer := known()) is not None:
                 scorer.relative_cost = self.relative_cost

@@ -2,12 +2,15 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
-__all__ = ["BlockHead", "DraftHead", "PairHead", "SharedCacheHead", "attention_shape", "within"]
+__all__ = ["AttentionSpan", "BlockHead", "DraftHead", "PairHead", "SharedCacheHead", "attention_shape", "within"]
 
 
 class DraftHead(nn.Module):
@@ -116,21 +119,64 @@ class PairHead(DraftHead):
         return self.logits(states)
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionSpan:
+    """How far the tokens of a block see.
+
+    Attributes:
+        back (`int | None`): positions before a token's own; `None` for all.
+        ahead (`int | None`): positions after it; `None` for all.
+        from_root (`bool`): whether `back` is counted from the block's first token.
+    """
+
+    back: int | None = None
+    ahead: int | None = None
+    from_root: bool = False
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every token sees all the others."""
+        return self.back is None and self.ahead is None
+
+    def sees(self, distances: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Which keys are seen, by `(rows, 1, N, K)` distances: a token's position less that of the key."""
+        seen = np.ones(distances.shape, dtype=np.bool_)
+        if self.back is not None:
+            seen &= (distances[:, :, :1] if self.from_root else distances) <= self.back
+        if self.ahead is not None:
+            seen &= distances >= -self.ahead
+        return seen
+
+
 class BlockHead(DraftHead):
     """A head that drafts a block of tokens in one forward: the last token, and a mask for each token to be drafted.
 
-    Its cache holds what it made of the target's hidden states; masks see all of it and one another.
+    Its cache holds what it made of the target's hidden states.
 
     Attributes:
         block_size (`int`): tokens of a block, the last token of the text among them.
         mask_token_id (`int`): the token of the target that stands for one to be drafted.
-        window (`int | None`): how far layers with a sliding window see, in both directions; `None` where no layer has
-            one.
+        drafts_at_root (`bool`): whether the state of the last token drafts the next one; else that of the first mask
+            does, and so on, and a block drafts a token less.
+        lm_head (`nn.Linear | None`): an output head of its own; without, the target's reads its states.
+        span: of layers without a sliding window.
+        sliding_span: of those with one; `None` where no layer has one.
+        memory_size (`int | None`): width of what `after` keeps of a token; `None` where the tokens of a block are
+            drafted without knowing one another.
     """
 
     block_size: int
     mask_token_id: int
-    window: int | None
+    drafts_at_root: bool = False
+    lm_head: nn.Linear | None = None
+    span: AttentionSpan = AttentionSpan()
+    sliding_span: AttentionSpan | None = None
+    memory_size: int | None = None
+
+    @property
+    def num_drafted(self) -> int:
+        """Tokens that a block drafts."""
+        return self.block_size - (not self.drafts_at_root)
 
     @abstractmethod
     def cache_shapes(self) -> Mapping[int, tuple[int, int, int]]:
@@ -146,7 +192,7 @@ class BlockHead(DraftHead):
         sliding_mask: torch.Tensor,
         cache: Any,
     ) -> torch.Tensor:
-        """The states of a block, for the target's output head: `(batch, N, hidden_size)`.
+        """The states of a block, for the output head: `(batch, N, hidden_size)`.
 
         Args:
             embeddings: `(batch, N, hidden_size)` of the last token and the masks.
@@ -156,6 +202,19 @@ class BlockHead(DraftHead):
                 those of the cache, of the features and of the block, each token of the block sees.
             cache: a transformers cache; the C + N new keys and values are written to it.
         """
+
+    def after(
+        self, logits: torch.Tensor, tokens: torch.Tensor, states: torch.Tensor, memories: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The logits after `tokens`, `(N, draft_vocab_size)`, and what is kept of these for those after them.
+
+        Args:
+            logits: `(N, draft_vocab_size)` whatever the token before.
+            tokens: `(N,)` ids of the target.
+            states: `(N, hidden_size)` that the logits are of.
+            memories: `(N, memory_size)` of the nodes before `tokens`, zero for the last token of the text.
+        """
+        raise NotImplementedError
 
 
 class SharedCacheHead(DraftHead):

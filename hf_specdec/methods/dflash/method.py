@@ -2,9 +2,13 @@
 
 import dataclasses
 
+from transformers import PreTrainedModel
+
 from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.dflash.checkpoint import head_of_model
 from hf_specdec.methods.dflash.config import DFlashConfig
-from hf_specdec.methods.dflash.network import dflash_head_of
+from hf_specdec.methods.dflash.transformers_model import DFlashModelHead, is_dflash_config
+from hf_specdec.methods.draft_head import BlockHead
 from hf_specdec.methods.draft_model.method import drafter_of
 from hf_specdec.methods.draft_scorer import BlockDraftScorer
 from hf_specdec.methods.method import DrafterContext, Method
@@ -19,6 +23,13 @@ def _make(config: DFlashConfig, context: DrafterContext) -> Drafter:
     return drafter_of(DFLASH.name, within, context)
 
 
+def _as_head(assistant: object) -> BlockHead | None:
+    """A DFlash model of transformers or of the method's authors as a head; `None` for anything else."""
+    if not isinstance(assistant, PreTrainedModel):
+        return None
+    return DFlashModelHead(assistant) if is_dflash_config(assistant.config) else head_of_model(assistant)
+
+
 DFLASH = Method(
     name="dflash",
     config_class=DFlashConfig,
@@ -27,5 +38,5 @@ DFLASH = Method(
     make=_make,
     needs_draft_head=True,
     takes_draft_head=True,
-    as_head=dflash_head_of,
+    as_head=_as_head,
 )

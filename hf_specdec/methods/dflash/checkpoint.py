@@ -1,0 +1,85 @@
+"""DFlash heads on disk, in both published formats."""
+
+import os
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec.errors import CheckpointError
+from hf_specdec.methods.dflash.head_config import DFlashHeadConfig, is_head_config
+from hf_specdec.methods.dflash.network import DFlashHead
+from hf_specdec.methods.heads.files import (
+    config_file,
+    describing_a_head,
+    json_object,
+    known_config,
+    optional_file,
+    read_tensors,
+    read_weights,
+    take_weights,
+)
+
+__all__ = ["head_of_model", "is_head", "load_head"]
+
+MASK_EMBEDDING = "mask_embedding.pt"
+# of the target, which the training code keeps beside the head; `d2t` says what `t2d` does
+TARGETS_OWN = ("verifier_lm_head.weight", "verifier_norm.weight", "t2d")
+CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")  # acceptance is learned from what is accepted
+
+
+def is_head(path: str | os.PathLike[str], **hub: Any) -> bool:
+    """Whether a folder or hub name is that of a DFlash head, as far as its config.json says."""
+    return is_head_config(known_config(path, hub))
+
+
+def load_head(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None, **hub: Any) -> DFlashHead:
+    """Read a head from a folder or from the Hugging Face hub.
+
+    Args:
+        path: a folder, or a name on the hub.
+        dtype: of the weights; by default that of the file.
+        hub: `revision`, `token`, `cache_dir`, `local_files_only`, ... as in transformers.
+
+    Raises:
+        CheckpointError: something is missing or damaged.
+        ConfigError: config.json describes no DFlash head.
+    """
+    file = config_file(path, hub)
+    with describing_a_head(file):
+        config = DFlashHeadConfig.from_dict(json_object(file))
+    weights = {name.removeprefix("model."): weight for name, weight in read_weights(path, hub).items()}
+    if (found := optional_file(path, MASK_EMBEDDING, hub)) is not None:
+        kept: Any = read_tensors(found)
+        weights["mask_embedding"] = (kept["embedding"] if isinstance(kept, dict) else kept).reshape(-1)
+    with describing_a_head(file):
+        head = _head(config, weights, path)
+    head.to(dtype or weights["fc.weight"].dtype)
+    head.name_or_path = os.fspath(path)
+    return head.eval().requires_grad_(False)
+
+
+def head_of_model(model: PreTrainedModel) -> DFlashHead | None:
+    """The head that the authors' own class has loaded, on copies of its weights; `None` for any other model."""
+    values = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+    if not is_head_config(values):
+        return None
+    config = DFlashHeadConfig.from_dict(values)
+    head = _head(config, model.state_dict(), model.name_or_path).to(model.device, model.dtype)
+    head.name_or_path = model.name_or_path
+    return head.eval().requires_grad_(False)
+
+
+def _head(config: DFlashHeadConfig, weights: dict[str, torch.Tensor], path: str | os.PathLike[str]) -> DFlashHead:
+    head = DFlashHead(
+        config,
+        has_embedding="embed_tokens.weight" in weights,
+        has_output_head="lm_head.weight" in weights,
+        has_mask_embedding="mask_embedding" in weights,
+    )
+    unread = {*TARGETS_OWN, *CONFIDENCE} if head.d2t is not None else {*TARGETS_OWN, *CONFIDENCE, "d2t"}
+    if head.d2t is not None and head.lm_head is None:
+        message = f"The weights of {os.fspath(path)!r} must hold lm_head.weight, as draft_vocab_size"
+        raise CheckpointError(f"{message} {config.draft_vocab_size} is not the target's, but do not.")
+    take_weights(head, weights, path, unread=unread)
+    return head
