@@ -8,7 +8,7 @@ import transformers
 
 import hf_specdec
 from hf_specdec import hub
-from hf_specdec.methods.dflash.network import DFlashHead
+from hf_specdec.methods.dflash.transformers_model import DFlashModelHead
 from tests.helpers.dflash import random_dflash
 from tests.helpers.heads import random_head
 from tests.helpers.support import plain
@@ -187,7 +187,7 @@ def test_a_head_that_cannot_travel_is_refused_before_anything_is_written(unenabl
     hub.export(tmp_path, head=random_head(unenabled))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(hf_specdec.ConfigError, match="`head` must be an EAGLE-3 head"):
-        hub.export(tmp_path, spec_method="dflash", head=DFlashHead(random_dflash(unenabled)))
+        hub.export(tmp_path, spec_method="dflash", head=DFlashModelHead(random_dflash(unenabled)))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

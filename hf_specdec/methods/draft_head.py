@@ -168,7 +168,7 @@ class BlockHead(DraftHead):
     block_size: int
     mask_token_id: int
     drafts_at_root: bool = False
-    lm_head: nn.Linear | None = None
+    lm_head: nn.Linear | None
     span: AttentionSpan = AttentionSpan()
     sliding_span: AttentionSpan | None = None
     memory_size: int | None = None

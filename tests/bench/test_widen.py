@@ -13,7 +13,7 @@ from hf_specdec.bench.rows import row
 from hf_specdec.bench.widen import check_widening, read_size, widen, widen_head
 from hf_specdec.cli.bench_models import ModelsOptions
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.methods.dflash.network import DFlashHead
+from hf_specdec.methods.dflash.transformers_model import DFlashModelHead
 from hf_specdec.methods.eagle3.checkpoint import save_head
 from tests.bench.conftest import tiny_llama
 from tests.helpers.dflash import random_dflash
@@ -155,8 +155,8 @@ def test_the_command_measures_the_embedded_head_at_every_size() -> None:
 
 def test_a_head_of_another_kind_is_not_widened() -> None:
     model = tiny_llama(200)
-    with pytest.raises(UnsupportedModelError, match="EAGLE-3 head, but .* is a DFlashHead"):
-        widen_head(DFlashHead(random_dflash(model)), model, widen(model, hidden_size=64, num_layers=2))
+    with pytest.raises(UnsupportedModelError, match="EAGLE-3 head, but .* is a DFlashModelHead"):
+        widen_head(DFlashModelHead(random_dflash(model)), model, widen(model, hidden_size=64, num_layers=2))
 
 
 def test_a_head_of_another_width_is_not_widened() -> None:

@@ -1,4 +1,4 @@
-"""Tiny random DFlash models, and ones that have learned a text."""
+"""Tiny random DFlash models and heads, and models that have learned a text."""
 
 from typing import Any
 
@@ -7,10 +7,20 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.cache_utils import DFlashCache
 
 from hf_specdec.compat import CACHE
+from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
+from hf_specdec.methods.dflash.network import DFlashHead
 
-__all__ = ["draft_block", "fitted_dflash", "random_dflash"]
+__all__ = ["HEADS", "draft_block", "fitted_dflash", "random_dflash", "random_dflash_head"]
 
 MASK_TOKEN = 127
+SLIDING = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
+# of the files that are published: fields of config.json, and of the layers' configuration
+HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dflash": ({"speculators_model_type": "dflash"}, SLIDING),
+    "dflash2": ({"speculators_model_type": "dflash2", "selector_rank": 8, "selector_top_k": 6}, {}),
+    "dspark": ({"speculators_model_type": "dspark", "markov_rank": 8, "draft_vocab_size": 64}, {}),
+    "dspark, rnn": ({"speculators_model_type": "dspark", "markov_rank": 8, "markov_head_type": "rnn"}, SLIDING),
+}
 
 
 def random_dflash(target: Any, *, seed: int = 3, scale: float = 0.15, **fields: Any) -> MuseGlimmerAssistantModel:
@@ -37,6 +47,38 @@ def random_dflash(target: Any, *, seed: int = 3, scale: float = 0.15, **fields: 
             if weight.ndim > 1:
                 weight.normal_(std=scale)
     return model.eval().requires_grad_(False)
+
+
+def random_dflash_head(target: Any, *, kind: str, seed: int = 3, scale: float = 0.3) -> DFlashHead:
+    """A head of one of the published kinds whose shape fits `target`."""
+    config, (fields, layer) = target.config.get_text_config(), HEADS[kind]
+    layers = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        **layer,
+    }
+    given = {
+        "block_size": 6,
+        "mask_token_id": MASK_TOKEN,
+        "conv_group_size": 8,
+        "draft_vocab_size": config.vocab_size,
+        "aux_hidden_state_layer_ids": [1, config.num_hidden_layers],
+        "transformer_layer_config": layers,
+    }
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        is_reduced = fields.get("draft_vocab_size", config.vocab_size) < config.vocab_size
+        head = DFlashHead(DFlashHeadConfig.from_dict(given | fields), has_output_head=is_reduced)
+        for name, weight in head.named_parameters():
+            weight.normal_(mean=float("norm" in name), std=scale)
+        if head.d2t is not None:
+            head.d2t.copy_(torch.arange(len(head.d2t)))  # every second token of the target's
+    return head.eval().requires_grad_(False)
 
 
 def draft_block(dflash: Any, target: Any, text: torch.Tensor, hidden: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tests.helpers.batches import MASK, PADDED
-from tests.helpers.dflash import fitted_dflash, random_dflash
+from tests.helpers.dflash import HEADS, fitted_dflash, random_dflash, random_dflash_head
 from tests.helpers.gemma import build_gemma, fitted_assistant, random_assistant
 from tests.helpers.heads import QWEN3, random_head
 from tests.helpers.mtp import TARGETS, build_target, fitted_mtp, random_mtp
@@ -72,6 +72,10 @@ CASES: dict[str, HeadCase] = {
     },
     **{f"mtp, {name}": HeadCase("mtp", lambda _, name=name: build_target(name), random_mtp) for name in TARGETS},
     **{f"dflash, {name}": HeadCase("dflash", _of_zoo(name), random_dflash) for name in ("llama", "gemma3", "qwen3")},
+    **{
+        f"dflash, a head of {kind}": HeadCase("dflash", _of_zoo("llama"), partial(random_dflash_head, kind=kind))
+        for kind in HEADS
+    },
     **{
         f"gemma4_assistant, {shared} shared layers, {name}": HeadCase(
             "draft_model",

@@ -14,7 +14,7 @@ SOURCE_NAMES = {
     "draft_model": "draft model",
     "eagle3": "EAGLE-3 head",
     "mtp": "MTP layers",
-    "dflash": "DFlash model",
+    "dflash": "DFlash head",
     "draft": "drafted",
 }
 LETTERS = {

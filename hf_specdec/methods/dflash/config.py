@@ -12,12 +12,12 @@ __all__ = ["DFlashConfig"]
 class DFlashConfig(HeadConfig):
     """A head drafts a block of tokens in one forward from the target's hidden states, the target verifies.
 
-    Source: https://arxiv.org/abs/2602.06036 (DFlash).
+    Sources: https://arxiv.org/abs/2602.06036 (DFlash), https://arxiv.org/abs/2607.05147 (DSpark).
 
     Args:
         draft_len (`int`, *optional*, defaults to `15`):
-            Most tokens drafted along one branch, and never more than the `block_size - 1` that a block of the head
-            holds. Aliases: `max_draft_len`, `num_assistant_tokens`.
+            Most tokens drafted along one branch, and never more than a block of the head holds: `block_size - 1`, or
+            `block_size` for heads that draft from the last token too. Aliases: `max_draft_len`, `num_assistant_tokens`.
         draft_model_device_list (`list[int | str]`, *optional*):
             Device of the head: the first of the list. `None` puts it where the target reads its inputs.
         target_model_device_list (`list[int | str]`, *optional*):
@@ -25,8 +25,8 @@ class DFlashConfig(HeadConfig):
         use_logits (`bool`, *optional*, defaults to `False`):
             How sampling accepts drafted tokens, as for `spec_method="draft_model"`.
         num_branches (`int`, *optional*, defaults to `1`):
-            Most children of a node of the draft tree; 1 drafts a chain. Tokens of a block do not know one another, so
-            the branches of a tree offer the same tokens at each depth.
+            Most children of a node of the draft tree; 1 drafts a chain. Tokens of a DFlash block do not know one
+            another, so the branches of a tree offer the same tokens at each depth.
         max_nodes (`int`, *optional*):
             Drafted tokens that are verified a step at most, all branches together. `None` verifies as many as are worth
             what they add to the target's forward, at most `draft_len` of a chain and

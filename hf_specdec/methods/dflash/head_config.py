@@ -22,6 +22,7 @@ ARCHITECTURES = {  # of the authors' form -> the kind
     "DSparkDraftModel": "dspark",
     "Qwen3DSparkModel": "dspark",
 }
+QWEN3 = ("qwen3", "dspark")  # model types of DSpark heads whose layers are qwen3's
 KINDS = ("dflash", "dflash2", "dspark")
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 SLIDING = "sliding_attention"
@@ -106,6 +107,8 @@ class DFlashHeadConfig:
                 raise unknown_name("speculators_model_type", kind, KINDS)
             return cls._from_speculators(values, kind)
         kind = _flat_kind(values)
+        if kind == "dspark" and values.get("model_type", "qwen3") not in QWEN3:
+            raise ConfigError("model_type", "must be qwen3 for a DSpark head", values["model_type"], REMEDY)
         if kind is None:
             rule = f"must name {' or '.join(ARCHITECTURES)}, or speculators_model_type must be {' or '.join(KINDS)}"
             raise ConfigError("architectures", rule, values.get("architectures"), "Choose the folder of a DFlash head.")
@@ -157,9 +160,8 @@ def is_head_config(values: Mapping[str, Any]) -> bool:
 
 
 def _flat_kind(values: Mapping[str, Any]) -> str | None:
-    """What an architecture's name stands for; DSpark's heads of other layers than qwen3's are unknown."""
-    named = [ARCHITECTURES[name] for name in values.get("architectures") or [] if name in ARCHITECTURES]
-    return named[0] if named and values.get("model_type", "qwen3") in ("qwen3", "dspark") else None
+    """What the architecture's name stands for, if anything."""
+    return next((ARCHITECTURES[name] for name in values.get("architectures") or [] if name in ARCHITECTURES), None)
 
 
 def _of_both_forms(values: Mapping[str, Any], layer: PretrainedConfig, kind: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class DFlashModelHead(WrappedHead, BlockHead):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model.config)
         self.model, config = model, self.config
-        self.vocab_size = None  # its tokens are those of the target's output head
+        self.lm_head, self.vocab_size = None, None  # its tokens are those of the target's output head
         self.block_size, self.mask_token_id = int(config.block_size), int(config.mask_token_id)
         if "sliding_attention" in config.layer_types:
             self.sliding_span = AttentionSpan(int(config.sliding_window), int(config.sliding_window))

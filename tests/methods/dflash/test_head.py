@@ -18,7 +18,7 @@ from hf_specdec.methods.dflash.checkpoint import load_head
 from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
 from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.draft_head import AttentionSpan
-from hf_specdec.tree import DraftTree
+from hf_specdec.tree import DraftTree, TreeBuilder
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "dflash"
 VARIANTS = sorted(folder.name for folder in FIXTURES.iterdir())
@@ -63,8 +63,8 @@ def rows_of(head: DFlashHead, expected: dict[str, torch.Tensor], anchors: list[i
             runner.keep(row, ids[start : start + 1])
         runner.score([DraftTree.chain(ids[start]) for start in starts])
         for row, (start, anchor) in enumerate(zip(starts, anchors, strict=True)):
-            runner.read(row, [layer[start:anchor] for layer in features])
             runner.keep(row, ids[start + 1 : anchor + 1])
+            runner.read(row, [layer[start:anchor] for layer in features])
     else:
         for row, anchor in enumerate(anchors):
             runner.keep(row, ids[anchor : anchor + 1])
@@ -98,7 +98,11 @@ def test_siblings_of_a_tree_are_followed_by_what_follows_each(name: str) -> None
     """The logits after a node of a tree are those after its path, scored level by level or at once."""
     head, expected = load_head(FIXTURES / name), load_file(FIXTURES / name / "expected.safetensors")
     ids, features, anchor = expected["input_ids"].tolist(), expected["hidden_states"].chunk(2, dim=-1), 6
-    tree = DraftTree(tokens=(ids[anchor], 3, 9, 5, 5), parents=(-1, 0, 0, 1, 2))
+    builder, levels = TreeBuilder(ids[anchor]), []
+    for added in ([], [(0, 3), (0, 9)], [(1, 5), (2, 5)]):
+        for parent, token in added:
+            builder.add(parent, token)
+        levels.append(builder.build())
 
     def scored(*trees: DraftTree) -> torch.Tensor:
         runner = runner_of(head, expected, [ids[:anchor]])
@@ -106,8 +110,7 @@ def test_siblings_of_a_tree_are_followed_by_what_follows_each(name: str) -> None
         runner.keep(0, ids[anchor : anchor + 1])
         return torch.cat([runner.score([one])[0].logits for one in trees])
 
-    rows = scored(tree)
-    levels = [DraftTree(tokens=tree.tokens[:end], parents=tree.parents[:end]) for end in (1, 3, 5)]
+    rows = scored(levels[-1])
     torch.testing.assert_close(scored(*levels), rows)
     for leaf, path in ((3, (3, 5)), (4, (9, 5))):
         chain = scored(DraftTree.chain(ids[anchor], path))
@@ -149,7 +152,7 @@ def test_the_authors_form_is_the_same_head(name: str, architecture: str, nested:
     assert ours.layer_ids(4) == theirs.layer_ids(4) == (1, 3)
     expected = load_file(FIXTURES / name / "expected.safetensors")
     for one, other in zip(rows_of(ours, expected, [6]), rows_of(theirs, expected, [6]), strict=True):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(one, other)
 
 
 LAYERS = {"vocab_size": 48, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
@@ -192,6 +195,7 @@ def test_layers_of_a_file_that_names_none() -> None:
         ({"target_layer_ids": [1, 1]}, "`target_layer_ids` must be different"),
         ({"draft_vocab_size": 90}, "`draft_vocab_size` must be from 1 to"),
         ({"use_swa": True}, "`sliding_window` must be given"),
+        ({"architectures": ["DSparkDraftModel"], "model_type": "deepseek_v4"}, "`model_type` must be qwen3"),
         ({"architectures": ["DSparkDraftModel"], "markov_head_type": "gru"}, "markov_head_type"),
         (
             {"architectures": ["DFlash2DraftModel"], "conv_group_size": 5},
