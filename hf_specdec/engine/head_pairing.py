@@ -128,11 +128,13 @@ def head_runner_of(call: Call, head: DraftHead, *, budget: int) -> BaseHeadRunne
 
 
 def _output_head(target: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
-    """States to the target's logits, on the device and in the precision of its head."""
+    """States to the target's logits, on the device and in the precision of its head, capped as the target's are."""
     head: Any = target.get_output_embeddings()
+    cap = getattr(compat.text_config(target.config), "final_logit_softcapping", None)
 
     def project(states: torch.Tensor) -> torch.Tensor:
-        return cast("torch.Tensor", head(as_read_by(head, states)))
+        logits = cast("torch.Tensor", head(as_read_by(head, states)))
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     return project
 

@@ -1,5 +1,6 @@
 """`spec_method="dflash"`: the text of plain `generate`, drafts of transformers' own network, one forward a step."""
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.engine.head_pairing import _output_head
 from hf_specdec.errors import ConfigError
 from tests.helpers.dflash import draft_block, random_dflash
 from tests.helpers.head_cases import SHAPES
 from tests.helpers.head_cases import always as always_by
 from tests.helpers.support import PROMPT, plain
+from tests.helpers.zoo import FAMILIES, build
 
 always = functools.partial(always_by, "dflash")
 
@@ -42,6 +45,15 @@ def test_drafts_are_those_of_transformers_network_over_the_whole_text(model: Any
             length += len(step.accepted)
     assert length == out.shape[1]
     assert compared > 20
+
+
+def test_its_logits_are_capped_as_the_targets_are() -> None:
+    """A cap makes tokens more alike, which decides how far drafting goes on and what is drafted when sampling."""
+    options = FAMILIES["gemma3"].options | {"final_logit_softcapping": 0.5}
+    target = build(dataclasses.replace(FAMILIES["gemma3"], options=options))
+    with torch.no_grad():
+        out = target(PROMPT, output_hidden_states=True)
+        torch.testing.assert_close(_output_head(target)(out.hidden_states[-1]), out.logits)
 
 
 def test_it_drafts_in_a_precision_of_its_own(model: Any) -> None:
