@@ -18,10 +18,12 @@ from hf_specdec.cli.where import Where, read_where
 from hf_specdec.errors import ConfigError, SpecError
 from hf_specdec.methods.config import SpecConfig, check_at_least, check_temperature
 
-__all__ = ["LoadOptions", "Loaded", "MethodOptions", "SamplingOptions"]
+__all__ = ["LoadOptions", "Loaded", "MethodOptions", "ModelOptions", "SamplingOptions"]
 
 ModelPath = Annotated[str | None, typer.Option("--model", help="Folder or hub name. Default: the embedded target.")]
-ModelArgument = Annotated[str | None, typer.Argument(help="Folder or hub name. Default: the embedded target.")]
+ModelArgument = Annotated[
+    str | None, typer.Argument(metavar="MODEL", help="The model, as with --model.", show_default=False)
+]
 DraftModelPath = Annotated[
     str | None,
     typer.Option(
@@ -90,6 +92,26 @@ EngineName = Annotated[
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most tokens to generate.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="With --do-sample: the same seed draws the same text.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """The model, as the option that every command has, or as an argument."""
+
+    model_argument: ModelArgument = None
+    model: ModelPath = None
+
+    @property
+    def chosen(self) -> str | None:
+        """Folder or hub name; `None` for the embedded target.
+
+        Raises:
+            ConfigError: there are two.
+        """
+        if self.model is not None and self.model_argument is not None:
+            rule = f"must be unset with the argument {self.model_argument!r}"
+            raise ConfigError("--model", rule, self.model, "Name the model once.")
+        return self.model_argument if self.model is None else self.model
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from hf_specdec.cli import options
-from hf_specdec.cli.options import LoadOptions
+from hf_specdec.cli.options import LoadOptions, ModelOptions
 from hf_specdec.cli.prompts_file import numbered_prompts, own_device
 from hf_specdec.cli.report import note, noting_interrupts, print_json, stdout_console
 from hf_specdec.cli.spread import spread
@@ -96,7 +96,7 @@ class TrainingOptions:
 def train(
     *,
     out: Annotated[Path, typer.Option(help="Folder of the draft; an interrupted training there goes on.")],
-    model: options.ModelArgument = None,
+    model: ModelOptions,
     prompts: Annotated[
         list[Path] | None,
         typer.Option(
@@ -117,7 +117,7 @@ def train(
     """
     config = training.read()
     texts = None if prompts is None else [text for path in prompts for text in _texts_of(path)]
-    loaded = loading.load(model, dtype)
+    loaded = loading.load(model.chosen, dtype)
     target, device = loaded.model, own_device()
     if device is not None and loading.device_map is None:
         target.to(device)

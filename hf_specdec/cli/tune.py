@@ -10,7 +10,7 @@ from rich.table import Table
 from hf_specdec.bench.tuning import Tuned, measure_costs
 from hf_specdec.cli import options
 from hf_specdec.cli.bench_output import INTERRUPTED, note_interrupt
-from hf_specdec.cli.options import LoadOptions
+from hf_specdec.cli.options import LoadOptions, ModelOptions
 from hf_specdec.cli.report import note, print_json, stdout_console
 from hf_specdec.cli.spread import spread
 from hf_specdec.engine.cost_model import check_costs_file
@@ -26,7 +26,7 @@ __all__ = ["tune"]
 def tune(
     *,
     out: Annotated[Path, typer.Option(help='The file to write, for auto_config={"costs": FILE}.')],
-    model: options.ModelArgument = None,
+    model: ModelOptions,
     dtype: options.Dtype = "auto",
     loading: LoadOptions,
     batch_size: Annotated[
@@ -45,7 +45,7 @@ def tune(
         raise ConfigError("--seconds", "must be above 0", seconds, "The default is 20.")
     check_output("--out", out)
     check_costs_file("--out", out)
-    loaded = loading.load(model, dtype).model
+    loaded = loading.load(model.chosen, dtype).model
     tuned, is_complete = _measured(loaded, batch_size or (1,), context_length, seconds)
     tuned.costs.save(out, tuned.facts)
     if json:

@@ -32,9 +32,12 @@ def costs(run: Run, tmp_path: Path) -> Path:
     return path
 
 
-def test_tune_measures_every_batch_size_and_says_so_in_json(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", [(), ("--model",)])
+def test_tune_measures_every_batch_size_and_says_so_in_json(run: Run, tmp_path: Path, option: tuple[str, ...]) -> None:
     path = tmp_path / "costs.json"
-    found = document(run, "tune", embedded.path("target"), "--out", str(path), *QUICK, *("--batch-size", "2") * 1)
+    found = document(
+        run, "tune", *option, embedded.path("target"), "--out", str(path), *QUICK, *("--batch-size", "2") * 1
+    )
     assert [curve["batch_size"] for curve in found["curves"]] == [2]
     points = found["curves"][0]["points"]
     assert points[0]["num_tokens"] == 1
@@ -183,3 +186,11 @@ def test_auto_takes_a_draft_model(run: Run) -> None:
     assert drafted["draft"]["model"] == embedded.path("draft")
     assert drafted["token_ids"] == alone["token_ids"]
     assert drafted["spec_stats"]["num_accepted_tokens"] > alone["spec_stats"]["num_accepted_tokens"]
+
+
+def test_a_model_is_named_once(run: Run, tmp_path: Path) -> None:
+    result = run("tune", "one", "--model", "other", "--out", str(tmp_path / "costs.json"))
+    assert result.exit_code == 2
+    assert "`--model` must be unset with the argument 'one', but is 'other'. Name the model once." in " ".join(
+        result.stderr.replace("hint: ", "").split()
+    )
