@@ -1,4 +1,4 @@
-"""`hf-specdec train`: make an EAGLE-3 head or a draft model for any target, from text that the target writes."""
+"""`hf-specdec train`: make a draft head or a draft model for any target, from text that the target writes."""
 
 import dataclasses
 import logging
@@ -17,14 +17,31 @@ from hf_specdec.cli.spread import spread
 from hf_specdec.compat import computes_bf16, input_device
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.eagle3.checkpoint import load_head
-from hf_specdec.training import DraftTraining, HeadReport, HeadTraining, train_draft, train_head
+from hf_specdec.training import (
+    DFlashTraining,
+    DraftTraining,
+    HeadReport,
+    HeadTraining,
+    train_dflash,
+    train_draft,
+    train_head,
+)
 from hf_specdec.utils.command_errors import reports_errors
 from hf_specdec.utils.files import is_utf8, read_text
 
 __all__ = ["train"]
 
 DEFAULT = HeadTraining()
-Kind = Literal["head", "draft"]
+BLOCK = DFlashTraining().block_size
+Kind = Literal["head", "dflash", "draft"]
+KINDS: dict[str, tuple[str, ...]] = {  # options that hold for some kinds alone
+    "--head": ("head",),
+    "--layers": ("head", "dflash"),
+    "--draft-vocab-size": ("head",),
+    "--draft-layers": ("draft", "dflash"),
+    "--block-size": ("dflash",),
+    "--markov-rank": ("dflash",),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,7 +49,11 @@ class TrainingOptions:
     """How the draft is trained."""
 
     kind: Annotated[
-        Kind, typer.Option(help="An EAGLE-3 head on the target's hidden states, or a draft model of fewer layers.")
+        Kind,
+        typer.Option(
+            help="head: an EAGLE-3 head on the target's hidden states; dflash: one that drafts a block in one forward; "
+            "draft: a draft model of fewer layers."
+        ),
     ] = "head"
 
     num_texts: Annotated[int, typer.Option(help="Texts that the target writes.")] = DEFAULT.num_texts
@@ -56,7 +77,19 @@ class TrainingOptions:
         int | None, typer.Option(help="Tokens that the head can draft. Default: all, at most 32,000.")
     ] = None
     draft_layers: Annotated[
-        int | None, typer.Option(help="Layers of a draft model. Default: a quarter of the target's.")
+        int | None,
+        typer.Option(
+            help="Layers of a draft model or a DFlash head. Default: a quarter of the target's, or a sixth and at most "
+            "five."
+        ),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        typer.Option(help=f"Tokens of a DFlash block, the last one of the text among them. Default: {BLOCK}."),
+    ] = None
+    markov_rank: Annotated[
+        int | None,
+        typer.Option(help="Makes a DFlash head a DSpark head: width of what it adds by the token before, such as 256."),
     ] = None
     epochs: Annotated[float, typer.Option(help="Most passes over the texts.")] = DEFAULT.epochs
     minutes: Annotated[float | None, typer.Option(help="Most minutes of training. Default: no bound.")] = None
@@ -70,24 +103,26 @@ class TrainingOptions:
     mixed_precision: Annotated[str, typer.Option(help="Of training: no, bf16, fp16.")] = DEFAULT.mixed_precision
     seed: Annotated[int, typer.Option(help="Seed of prompts, texts and training.")] = DEFAULT.seed
 
-    def read(self) -> HeadTraining | DraftTraining:
+    def read(self) -> HeadTraining | DFlashTraining | DraftTraining:
         """The same, checked."""
-        other: dict[str, int | str | None] = {"--draft-layers": self.draft_layers}
-        if self.kind == "draft":
-            head = None if self.head is None else str(self.head)
-            other = {"--head": head, "--layers": self.layers, "--draft-vocab-size": self.draft_vocab_size}
-        for option, value in other.items():
-            if value is not None:
-                wanted = "draft" if self.kind == "head" else "head"
-                raise ConfigError(option, f"must come with --kind {wanted}", value, "Leave it out.")
         values = dataclasses.asdict(self)
-        for name in ("kind", "head", "layers", "draft_layers", "draft_vocab_size"):
-            values.pop(name)
+        own = {option: values.pop(option[2:].replace("-", "_")) for option in KINDS}
+        for option, kinds in KINDS.items():
+            if own[option] is not None and self.kind not in kinds:
+                given = str(own[option]) if option == "--head" else own[option]
+                raise ConfigError(option, f"must come with --kind {' or '.join(kinds)}", given, "Leave it out.")
+        values.pop("kind")
         values["new_tokens"] = values.pop("max_new_tokens")
         values["prompt_tokens"] = _numbers("--prompt-tokens", self.prompt_tokens, "Write 64, or 64,512.")
         if self.kind == "draft":
             return DraftTraining(draft_layers=self.draft_layers, **values)
         layer_ids = None if self.layers is None else _numbers("--layers", self.layers, "Write 2,16,29.")
+        if self.kind == "dflash":
+            size = BLOCK if self.block_size is None else self.block_size
+            rank = 0 if self.markov_rank is None else self.markov_rank
+            return DFlashTraining(
+                layer_ids=layer_ids, draft_layers=self.draft_layers, block_size=size, markov_rank=rank, **values
+            )
         return HeadTraining(layer_ids=layer_ids, draft_vocab_size=self.draft_vocab_size, **values)
 
 
@@ -109,11 +144,11 @@ def train(
     loading: LoadOptions,
     json: options.Json = False,
 ) -> None:
-    """Train a draft for any target, from text that the target writes: an EAGLE-3 head, or a smaller model.
+    """Train a draft for any target, from text that the target writes: an EAGLE-3 or DFlash head, or a smaller model.
 
-    Training ends when held-out acceptance rises no more. A head is saved in the speculators format, a draft model as
-    transformers saves models, both with a model card. `accelerate launch -m hf_specdec train ...` shares the work
-    between processes.
+    Training ends when held-out acceptance rises no more. An EAGLE-3 head is saved in the speculators format, a DFlash
+    head as its authors save it, a draft model as transformers saves models, all with a model card.
+    `accelerate launch -m hf_specdec train ...` shares the work between processes.
     """
     config = training.read()
     texts = None if prompts is None else [text for path in prompts for text in _texts_of(path)]
@@ -128,6 +163,8 @@ def train(
     with noting_interrupts(f"{out} keeps what was done; the same command continues"):
         if isinstance(config, HeadTraining):
             report = train_head(target, loaded.tokenizer, texts, out, config, head=head)
+        elif isinstance(config, DFlashTraining):
+            report = train_dflash(target, loaded.tokenizer, texts, out, config)
         else:
             report = train_draft(target, loaded.tokenizer, texts, out, config)
     if json:

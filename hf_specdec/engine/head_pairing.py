@@ -29,7 +29,7 @@ from hf_specdec.methods.draft_head import BlockHead, DraftHead, PairHead, Shared
 from hf_specdec.methods.draft_scorer import cost_ratio
 from hf_specdec.methods.method import Method
 
-__all__ = ["check_head", "head_runner_of", "own_head_of", "place_head"]
+__all__ = ["check_head", "head_runner_of", "output_head", "own_head_of", "place_head"]
 
 
 def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
@@ -122,12 +122,12 @@ def head_runner_of(call: Call, head: DraftHead, *, budget: int) -> BaseHeadRunne
         return SharedCacheRunner(head, about, last_own_layers(call.model))
     if isinstance(head, BlockHead):
         about = replace(about, shapes=shapes_of(BLOCK_STEP, widest=head.block_size))
-        return BlockRunner(head, about, head.lm_head or _output_head(call.model))
+        return BlockRunner(head, about, head.lm_head or output_head(call.model))
     assert isinstance(head, PairHead)
     return HeadRunner(head, replace(about, shapes=shapes_of(PAIR_STEP, widest=1 + budget)))
 
 
-def _output_head(target: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+def output_head(target: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
     """States to the target's logits, on the device and in the precision of its head, capped as the target's are."""
     head: Any = target.get_output_embeddings()
     cap = getattr(compat.text_config(target.config), "final_logit_softcapping", None)

@@ -1,13 +1,24 @@
-"""Training drafts of one's own: `train_head` and `train_draft`, which `hf-specdec train` calls.
+"""Training drafts of one's own: `train_head`, `train_dflash` and `train_draft`, which `hf-specdec train` calls.
 
 from hf_specdec.training import HeadTraining, train_head
 report = train_head(target, tokenizer, prompts, "head", HeadTraining(num_texts=2000, minutes=20))
 report.measured[0].tokens_per_step
 """
 
-from hf_specdec.training.config import DraftTraining, HeadTraining, Training
+from hf_specdec.training.config import DFlashTraining, DraftTraining, HeadTraining, Training
+from hf_specdec.training.dflash_trainer import train_dflash
 from hf_specdec.training.draft_trainer import train_draft
 from hf_specdec.training.head_trainer import train_head
 from hf_specdec.training.report import HeadReport, Measured
 
-__all__ = ["DraftTraining", "HeadReport", "HeadTraining", "Measured", "Training", "train_draft", "train_head"]
+__all__ = [
+    "DFlashTraining",
+    "DraftTraining",
+    "HeadReport",
+    "HeadTraining",
+    "Measured",
+    "Training",
+    "train_dflash",
+    "train_draft",
+    "train_head",
+]

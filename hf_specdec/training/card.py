@@ -5,11 +5,12 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from hf_specdec.errors import counted
+from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.eagle3.network import Eagle3Head
-from hf_specdec.training.config import DraftTraining, HeadTraining, Training
+from hf_specdec.training.config import DFlashTraining, DraftTraining, HeadTraining, Training
 from hf_specdec.training.report import HeadReport
 
-__all__ = ["write_draft_card", "write_head_card"]
+__all__ = ["write_dflash_card", "write_draft_card", "write_head_card"]
 
 CARD = """---
 library_name: {library}
@@ -47,6 +48,7 @@ USE_HEAD = """import hf_specdec
 
 head = hf_specdec.AutoDraftHead.from_pretrained("path/to/this/folder")
 model.generate(**inputs, spec_method="eagle3", assistant_model=head)"""
+USE_DFLASH = USE_HEAD.replace("eagle3", "dflash")
 USE_DRAFT = """from transformers import AutoModelForCausalLM
 
 draft = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
@@ -76,6 +78,39 @@ def write_head_card(
         f"loss weighing {config.step_decay:g} of the one before; the labels\nare the target's distributions.",
     }
     _write(folder, report, config, shape.target_name, " ".join(shape.target_architectures), num_prompts, fields)
+
+
+def write_dflash_card(
+    folder: Path,
+    report: HeadReport,
+    config: DFlashTraining,
+    head: DFlashHead,
+    target: PreTrainedModel,
+    *,
+    num_prompts: int | None,
+) -> None:
+    """Write `folder`/README.md of a DFlash or DSpark head.
+
+    Args:
+        num_prompts: prompts that were given; `None` where the target wrote from its first token on.
+    """
+    title = "DSpark head" if config.markov_rank else "DFlash head"
+    size = sum(weight.numel() for weight in head.parameters()) / 1e6
+    layers = ", ".join(map(str, head.config.layer_ids))
+    fields = {
+        "library": "hf_specdec",
+        "tags": "speculative-decoding, " + title.split()[0].lower(),
+        "title": title,
+        "what": f"Drafts blocks of {counted(head.num_drafted, 'token')} from the target's hidden states {layers}. "
+        f"{counted(head.num_layers, 'layer')},\n{size:.2f} million parameters; embeddings and output head are the "
+        "target's, and the mask has an embedding of its own in\nmask_embedding.pt. The files are in the form of the "
+        "method's authors.",
+        "use": USE_DFLASH,
+        "how": f"{counted(config.blocks_per_text, 'block')}\nof every text are trained in a step, each place's loss "
+        f"weighing {config.step_decay:g} of the one before; the labels are the\ntarget's distributions.",
+    }
+    name = str(target.config.name_or_path) or None
+    _write(folder, report, config, name, type(target).__name__, num_prompts, fields)
 
 
 def write_draft_card(

@@ -1,12 +1,14 @@
 """What `train_head` and `train_draft` can be told."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import check_at_least, check_positive
 
-__all__ = ["DraftTraining", "HeadTraining", "Training"]
+__all__ = ["DFlashTraining", "DraftTraining", "HeadTraining", "Training"]
 
 MAX_SEED = (1 << 62) - 1  # numbers of texts and epochs are added
 MAX_EPOCHS = 1_000_000
@@ -14,6 +16,22 @@ MAX_EPOCHS = 1_000_000
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_layers(layer_ids: Sequence[int] | None, *, first: int) -> None:
+    """Raise unless these are numbers of hidden states from `first` on, if they are given."""
+    if layer_ids is None:
+        return
+    if not isinstance(layer_ids, list | tuple):
+        rule, remedy = "must be a tuple of layers", "Write (2, 9, 16), for example."
+        raise ConfigError("layer_ids", rule, layer_ids, remedy)
+    for layer in layer_ids:
+        check_at_least("layer_ids", layer, first, "Leave it out for a low, a middle and a high layer.")
+
+
+def _check_decay(step_decay: float) -> None:
+    if not _is_number(step_decay) or not 0.0 <= step_decay < math.inf:
+        raise ConfigError("step_decay", "must be a number from 0.0 on", step_decay, "The default is 0.8.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +72,8 @@ class Training:
         seed (`int`, *optional*, defaults to `0`):
             Of everything that is drawn.
     """
+
+    kind: ClassVar[str]  # what is trained, as `hf-specdec train --kind` names it
 
     num_texts: int = 4000
     prompt_tokens: int | tuple[int, ...] = 64
@@ -132,11 +152,6 @@ class Training:
         return min(rounded, max(1, self.num_shards // 2))
 
     @property
-    def kind(self) -> str:
-        """What is trained, as `hf-specdec train --kind` names it."""
-        return "head" if isinstance(self, HeadTraining) else "draft"
-
-    @property
     def of_texts(self) -> tuple[str, ...]:
         """Names of the fields that the texts and the draft's shape depend on."""
         return ("num_texts", "prompt_tokens", "new_tokens", "temperatures", "texts_per_shard", "held_out", "seed")
@@ -159,22 +174,18 @@ class HeadTraining(Training):
     The other fields are those of `Training`.
     """
 
+    kind: ClassVar[str] = "head"
+
     layer_ids: tuple[int, ...] | None = None
     draft_vocab_size: int | None = None
     step_decay: float = 0.8
 
     def __post_init__(self) -> None:
         Training.__post_init__(self)
-        if self.layer_ids is not None:
-            if not isinstance(self.layer_ids, list | tuple):
-                rule, remedy = "must be a tuple of layers", "Write (2, 9, 16), for example."
-                raise ConfigError("layer_ids", rule, self.layer_ids, remedy)
-            for layer in self.layer_ids:
-                check_at_least("layer_ids", layer, 0, "Leave it out for a low, a middle and a high layer.")
+        _check_layers(self.layer_ids, first=0)
         if self.draft_vocab_size is not None:
             check_positive("draft_vocab_size", self.draft_vocab_size, "Leave it out for all tokens.")
-        if not _is_number(self.step_decay) or not 0.0 <= self.step_decay < math.inf:
-            raise ConfigError("step_decay", "must be a number from 0.0 on", self.step_decay, "The default is 0.8.")
+        _check_decay(self.step_decay)
 
     @property
     def of_texts(self) -> tuple[str, ...]:
@@ -194,6 +205,8 @@ class DraftTraining(Training):
     The other fields are those of `Training`.
     """
 
+    kind: ClassVar[str] = "draft"
+
     draft_layers: int | None = None
 
     def __post_init__(self) -> None:
@@ -205,3 +218,56 @@ class DraftTraining(Training):
     def of_texts(self) -> tuple[str, ...]:
         """Names of the fields that the texts and the draft's shape depend on."""
         return (*Training.of_texts.fget(self), "draft_layers")  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashTraining(Training):
+    """How a DFlash head is trained, or with a `markov_rank` a DSpark head.
+
+    Args:
+        layer_ids (`tuple[int, ...]`, *optional*):
+            Hidden states that the head reads, as `output_hidden_states` numbers them, from 1 on. `None` takes a low, a
+            middle and a high one.
+        draft_layers (`int`, *optional*):
+            Layers of the head. `None` takes one for six of the target's, at most 5.
+        block_size (`int`, *optional*, defaults to `8`):
+            Tokens of a block, the last token of the text among them: a DFlash head drafts one less.
+        markov_rank (`int`, *optional*, defaults to `0`):
+            Width of what a DSpark head adds to the logits by the token before; 0 trains a DFlash head. Published heads
+            have 256.
+        blocks_per_text (`int`, *optional*, defaults to `16`):
+            Blocks of each text in a step.
+        step_decay (`float`, *optional*, defaults to `0.8`):
+            Weight of a place's loss over that of the place before.
+
+    The other fields are those of `Training`; `rollout_steps` are measured alone, and at most what a block drafts.
+    """
+
+    kind: ClassVar[str] = "dflash"
+
+    layer_ids: tuple[int, ...] | None = None
+    draft_layers: int | None = None
+    block_size: int = 8
+    markov_rank: int = 0
+    blocks_per_text: int = 16
+    step_decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        Training.__post_init__(self)
+        _check_layers(self.layer_ids, first=1)
+        if self.draft_layers is not None:
+            check_positive("draft_layers", self.draft_layers, "Leave it out for one of six of the target's.")
+        check_positive("blocks_per_text", self.blocks_per_text, "Leave it out for the default.")
+        check_at_least("block_size", self.block_size, 2, "Published heads have 8 or 16.")
+        check_at_least("markov_rank", self.markov_rank, 0, "Published heads have 256.")
+        _check_decay(self.step_decay)
+        num_drafted = self.block_size - (self.markov_rank == 0)
+        if self.rollout_steps > num_drafted:
+            rule = f"must be at most {num_drafted}, what a block drafts"
+            raise ConfigError("rollout_steps", rule, self.rollout_steps, "Use larger blocks, or measure less.")
+
+    @property
+    def of_texts(self) -> tuple[str, ...]:
+        """Names of the fields that the texts and the head's shape depend on."""
+        own = ("draft_layers", "block_size", "markov_rank")
+        return (*Training.of_texts.fget(self), *own)  # type: ignore[attr-defined]

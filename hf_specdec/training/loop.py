@@ -148,6 +148,8 @@ class TrainingLoop:
         self.rollout.train()
         for group in self.optimiser.param_groups:
             group["lr"] = self.peak * _schedule(self._progress())
+        own_step = self.step * self.accelerator.num_processes + self.accelerator.process_index
+        torch.manual_seed(self.config.seed + own_step)  # what a rollout draws depends on the step alone
         loss = self.rollout(batch).loss
         self.accelerator.backward(loss)
         self.accelerator.clip_grad_norm_(self.rollout.parameters(), 1.0)

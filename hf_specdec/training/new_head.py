@@ -12,7 +12,7 @@ from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
 from hf_specdec.methods.eagle3.network import Eagle3Head
 
-__all__ = ["chosen_layers", "new_head"]
+__all__ = ["chosen_layers", "layer_config", "new_head"]
 
 MOST_DRAFT_TOKENS = 32_000
 COPIED = (
@@ -56,7 +56,9 @@ def new_head(
         counts: `(vocab_size,)`, how often each token stands in the texts.
         draft_vocab_size: tokens to draft, the most frequent ones; `None` is all, at most 32,000.
     """
-    layer = _layer_config(compat.text_config(target.config))
+    text_config = compat.text_config(target.config)
+    layer_class = CONFIGS["qwen3" if text_config.model_type == "qwen3" else "llama"]
+    layer = layer_config(text_config, layer_class, num_layers=1)
     vocab_size = len(counts)
     size = min(draft_vocab_size or MOST_DRAFT_TOKENS, vocab_size)
     config = Eagle3HeadConfig(
@@ -83,8 +85,8 @@ def new_head(
     return head
 
 
-def _layer_config(config: PretrainedConfig) -> PretrainedConfig:
-    """One layer shaped as the target's, as far as its configuration says."""
+def layer_config(config: PretrainedConfig, layer_class: type[PretrainedConfig], *, num_layers: int) -> PretrainedConfig:
+    """Layers shaped as the target's, as far as its configuration says."""
     values: dict[str, Any] = {name: getattr(config, name, None) for name in COPIED}
     values = {name: value for name, value in values.items() if value is not None}
     values.setdefault("intermediate_size", 3 * config.hidden_size)
@@ -92,5 +94,4 @@ def _layer_config(config: PretrainedConfig) -> PretrainedConfig:
         values.pop("rope_parameters", None)
     if isinstance(values["intermediate_size"], list):
         values["intermediate_size"] = max(values["intermediate_size"])
-    layer_class = CONFIGS["qwen3" if config.model_type == "qwen3" else "llama"]
-    return layer_class(num_hidden_layers=1, tie_word_embeddings=False, **values)
+    return layer_class(num_hidden_layers=num_layers, tie_word_embeddings=False, **values)

@@ -59,7 +59,17 @@ def test_train_distils_a_draft_model(run: Run, tmp_path: Path) -> None:
     assert "held-out" in (out / "README.md").read_text().lower()
 
 
-@pytest.mark.parametrize("kind", ["head", "draft"])
+def test_train_makes_a_dspark_head(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "head"
+    shape = ("--layers", "1,3", "--draft-layers", "1", "--block-size", "5", "--markov-rank", "8")
+    result = run("train", "--kind", "dflash", "--out", str(out), *shape, *QUICK, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["num_steps"] == 8
+    head: Any = AutoDraftHead.from_pretrained(out)
+    assert (head.config.layer_ids, head.num_layers, head.num_drafted) == ((1, 3), 1, 5)
+
+
+@pytest.mark.parametrize("kind", ["head", "dflash", "draft"])
 def test_an_interrupted_training_says_how_to_continue(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -97,6 +107,11 @@ def test_prompts_are_taken_from_text_files_and_folders(tmp_path: Path) -> None:
         (("--max-new-tokens", "0"), "--max-new-tokens"),
         (("--draft-layers", "2"), "--draft-layers"),
         (("--kind", "draft", "--layers", "1,2"), "--layers"),
+        (("--block-size", "8"), "--block-size"),
+        (("--kind", "dflash", "--head", "folder"), "--head"),
+        (("--kind", "dflash", "--layers", "0,2"), "--layers"),
+        (("--kind", "dflash", "--block-size", "1"), "--block-size"),
+        (("--kind", "dflash", "--markov-rank", "-1"), "--markov-rank"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(run: Run, tmp_path: Path, words: tuple[str, ...], field: str) -> None:

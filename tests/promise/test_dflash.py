@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.engine.head_pairing import _output_head
+from hf_specdec.engine.head_pairing import output_head
 from hf_specdec.errors import ConfigError
 from tests.helpers.dflash import draft_block, random_dflash
 from tests.helpers.head_cases import SHAPES
@@ -53,7 +53,7 @@ def test_its_logits_are_capped_as_the_targets_are() -> None:
     target = build(dataclasses.replace(FAMILIES["gemma3"], options=options))
     with torch.no_grad():
         out = target(PROMPT, output_hidden_states=True)
-        torch.testing.assert_close(_output_head(target)(out.hidden_states[-1]), out.logits)
+        torch.testing.assert_close(output_head(target)(out.hidden_states[-1]), out.logits)
 
 
 def test_it_drafts_in_a_precision_of_its_own(model: Any) -> None:

@@ -1,9 +1,12 @@
 """DFlash heads on disk, in both published formats."""
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from hf_specdec.errors import CheckpointError
@@ -19,8 +22,9 @@ from hf_specdec.methods.heads.files import (
     read_weights,
     take_weights,
 )
+from hf_specdec.utils.files import replacing, saving_tensors
 
-__all__ = ["head_of_model", "is_head", "load_head"]
+__all__ = ["head_of_model", "is_head", "load_head", "save_head"]
 
 MASK_EMBEDDING = "mask_embedding.pt"
 # of the target, which the training code keeps beside the head; `d2t` says what `t2d` does
@@ -57,6 +61,30 @@ def load_head(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None,
     head.to(dtype or weights["fc.weight"].dtype)
     head.name_or_path = os.fspath(path)
     return head.eval().requires_grad_(False)
+
+
+def save_head(head: DFlashHead, folder: str | os.PathLike[str], *, num_target_layers: int) -> None:
+    """Write `folder`/config.json, `folder`/model.safetensors and the mask's embedding in the authors' form.
+
+    Args:
+        num_target_layers: of the target.
+
+    Raises:
+        OSError: they cannot be written; a file that was there stays as it is.
+    """
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    values = head.config.to_dict() | {"num_target_layers": num_target_layers}
+    values["dtype"] = str(head.dtype).removeprefix("torch.")
+    weights = {name: weight.detach().cpu().contiguous() for name, weight in head.state_dict().items()}
+    mask = weights.pop("mask_embedding", None)
+    with saving_tensors(target / "model.safetensors"), replacing(target / "model.safetensors") as beside:
+        save_file(weights, beside, metadata={"format": "pt"})
+    if mask is not None:
+        with saving_tensors(target / MASK_EMBEDDING), replacing(target / MASK_EMBEDDING) as beside:
+            torch.save({"mask_token_id": head.mask_token_id, "embedding": mask}, beside)
+    with replacing(target / "config.json") as beside:
+        beside.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
 
 
 def head_of_model(model: PreTrainedModel) -> DFlashHead | None:

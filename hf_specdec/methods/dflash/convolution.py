@@ -10,6 +10,7 @@ class BlockConvolution(nn.Module):
     """Causal convolutions whose kernels depend on the token, shared by groups of channels.
 
     Args:
+        block_size: tokens of a block.
         hidden_size: channels.
         kernel_size: tokens that each reads, its own counted.
         group_size: channels that share what is added to their kernels.
@@ -18,8 +19,9 @@ class BlockConvolution(nn.Module):
         base_kernel: `(2, kernel_size, hidden_size)`, of the input and of the output.
     """
 
-    def __init__(self, hidden_size: int, kernel_size: int, group_size: int) -> None:
+    def __init__(self, block_size: int, hidden_size: int, kernel_size: int, group_size: int) -> None:
         super().__init__()
+        self.block_size = block_size
         self.shape = (2, kernel_size, hidden_size // group_size)
         self.base_kernel = nn.Parameter(torch.empty(2, kernel_size, hidden_size))
         self.kernel_projection = nn.Linear(hidden_size, 2 * kernel_size * self.shape[2], bias=False)
@@ -40,9 +42,10 @@ class BlockConvolution(nn.Module):
             added: `(batch, N, kernel_size, groups)`.
             base: `(kernel_size, hidden_size)`.
         """
-        groups = states.view(*states.shape[:-1], self.shape[2], -1)  # (batch, N, groups, group_size)
+        groups = states.reshape(-1, self.block_size, self.shape[2], states.shape[-1] // self.shape[2])
+        added = added.reshape(-1, self.block_size, *self.shape[1:])  # (blocks, block_size, kernel_size, groups)
         mixed = torch.zeros_like(groups)
         for tap in range(self.shape[1]):
             shifted = nn.functional.pad(groups, (0, 0, 0, 0, tap, 0))[:, : groups.shape[1]]
             mixed = mixed + shifted * (base[tap].view(groups.shape[2:]) + added[..., tap, :, None])
-        return mixed.flatten(-2)
+        return mixed.view_as(states)

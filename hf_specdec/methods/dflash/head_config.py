@@ -13,6 +13,7 @@ from transformers import PretrainedConfig
 from hf_specdec.compat.decoder_layers import CONFIGS
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.methods.draft_head import AttentionSpan
+from hf_specdec.methods.heads.files import layer_values
 
 __all__ = ["DFlashHeadConfig", "is_head_config"]
 
@@ -113,6 +114,16 @@ class DFlashHeadConfig:
             rule = f"must name {' or '.join(ARCHITECTURES)}, or speculators_model_type must be {' or '.join(KINDS)}"
             raise ConfigError("architectures", rule, values.get("architectures"), "Choose the folder of a DFlash head.")
         return cls._from_flat(own, kind)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config.json of the authors' form, for DFlash and DSpark heads without sliding windows."""
+        own = {"mask_token_id": self.mask_token_id, "target_layer_ids": [layer - 1 for layer in self.layer_ids]}
+        values = {**layer_values(self.layer), "block_size": self.block_size}
+        if not self.markov_rank:
+            return {"architectures": ["DFlashDraftModel"], **values, "dflash_config": own}
+        own |= {"markov_rank": self.markov_rank, "markov_head_type": self.markov_head_type}
+        own |= {"enable_confidence_head": False, "sample_from_anchor": self.drafts_at_root}
+        return {"architectures": ["Qwen3DSparkModel"], **values, **own}
 
     @classmethod
     def _from_flat(cls, values: Mapping[str, Any], kind: str) -> "DFlashHeadConfig":

@@ -72,7 +72,7 @@ class DFlashHead(BlockHead):
         if config.conv_kernel_size:
             for layer in self.layers:
                 for name in ("attention_conv", "mlp_conv"):
-                    shape = (hidden_size, config.conv_kernel_size, config.conv_group_size)
+                    shape = (config.block_size, hidden_size, config.conv_kernel_size, config.conv_group_size)
                     setattr(layer, name, BlockConvolution(*shape))
 
     @property
@@ -102,11 +102,11 @@ class DFlashHead(BlockHead):
         sliding_mask: torch.Tensor,
         cache: Any,
     ) -> torch.Tensor:
-        """See `BlockHead.forward`."""
+        """See `BlockHead.forward`; N may be several blocks, which the masks keep apart."""
         states = embeddings
         if self.mask_embedding is not None:
-            masks = self.mask_embedding.to(states.dtype).expand_as(states[:, 1:])
-            states = torch.cat([states[:, :1], masks], dim=1)
+            is_mask = torch.arange(states.shape[1], device=states.device) % self.block_size > 0
+            states = torch.where(is_mask[:, None], self.mask_embedding.to(states.dtype), states)
         context = self.hidden_norm(self.fc(features))
         rotary = self.rotary_emb(states, positions)
         layer: Any

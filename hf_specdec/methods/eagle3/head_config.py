@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 
 from hf_specdec.compat.decoder_layers import CONFIGS
 from hf_specdec.errors import ConfigError, unknown_name
+from hf_specdec.methods.heads.files import layer_values
 
 __all__ = ["Eagle3HeadConfig", "default_layer_ids", "is_head_config"]
 
@@ -159,7 +160,7 @@ class Eagle3HeadConfig:
                 "proposal_methods": [proposal],
                 "verifier": verifier,
             },
-            "transformer_layer_config": _plain_values(self.layer.to_dict()),
+            "transformer_layer_config": layer_values(self.layer),
             "draft_vocab_size": self.draft_vocab_size,
             "target_hidden_size": None if self.target_hidden_size == self.hidden_size else self.target_hidden_size,
             "eagle_aux_hidden_state_layer_ids": None if self.layer_ids is None else list(self.layer_ids),
@@ -185,9 +186,3 @@ def default_layer_ids(num_layers: int) -> tuple[int, ...]:
     if num_layers >= 4:
         return 1, num_layers // 2, num_layers - 1
     return tuple(range(max(num_layers - 2, 0), num_layers + 1))
-
-
-def _plain_values(values: dict[str, Any]) -> dict[str, Any]:
-    """What JSON can hold, without what belongs to a whole model."""
-    dropped = {"architectures", "transformers_version", "_name_or_path", "torch_dtype", "dtype"}
-    return {name: value for name, value in values.items() if name not in dropped and not callable(value)}

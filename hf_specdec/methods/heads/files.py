@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
+from transformers import PretrainedConfig
 
 from hf_specdec.compat.hub_files import cached_file
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line
@@ -20,6 +21,7 @@ __all__ = [
     "describing_a_head",
     "json_object",
     "known_config",
+    "layer_values",
     "optional_file",
     "read_tensors",
     "read_weights",
@@ -64,6 +66,12 @@ def json_object(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise CheckpointError(f"{str(file)!r} must hold a JSON object, but does not. Is it damaged?")
     return values
+
+
+def layer_values(config: PretrainedConfig) -> dict[str, Any]:
+    """What config.json holds of the layers' configuration, without what belongs to a whole model."""
+    dropped = {"architectures", "transformers_version", "_name_or_path", "torch_dtype", "dtype"}
+    return {name: value for name, value in config.to_dict().items() if name not in dropped and not callable(value)}
 
 
 @contextlib.contextmanager

@@ -1,0 +1,122 @@
+"""Trains a DFlash head: the target writes texts, the head learns to draft blocks of them."""
+
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_specdec import compat
+from hf_specdec.compat.decoder_layers import CONFIGS
+from hf_specdec.engine.head_pairing import output_head
+from hf_specdec.methods.dflash.checkpoint import save_head
+from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
+from hf_specdec.methods.dflash.network import DFlashHead
+from hf_specdec.training.block_rollout import BlockRollout
+from hf_specdec.training.card import write_dflash_card
+from hf_specdec.training.config import DFlashTraining
+from hf_specdec.training.inputs import checked_config
+from hf_specdec.training.loop import TrainingLoop, accelerator_for, drawn_where_unprompted, write_texts
+from hf_specdec.training.new_head import chosen_layers, layer_config
+from hf_specdec.training.report import HeadReport
+from hf_specdec.training.work import check_folder, held
+
+__all__ = ["train_dflash"]
+
+MOST_LAYERS, LAYERS_OF_TARGET = 5, 6  # of a head where none are asked for: one for so many of the target's
+
+
+def train_dflash(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str] | None,
+    out: str | os.PathLike[str],
+    config: DFlashTraining | None = None,
+    *,
+    show_progress: bool = True,
+) -> HeadReport:
+    """Train a DFlash head for `target`, or a DSpark head, and save it, with a model card, to `out`.
+
+    Args:
+        target (`PreTrainedModel`): the model to draft for; it is not changed.
+        tokenizer (`PreTrainedTokenizerBase`): its tokenizer.
+        prompts (`Sequence[str]`, *optional*): what the target's texts begin with; `None` lets it write from its first
+            token on, never greedily.
+        out (`str`): folder of the head. Texts, hidden states and the state of training lie in `out`/work, which may be
+            deleted afterwards.
+        config (`DFlashTraining`, *optional*): the settings; by default `DFlashTraining()`.
+        show_progress (`bool`, *optional*, defaults to `True`): whether bars are shown where stderr is a terminal.
+
+    Raises:
+        ConfigError: an argument is of another type, a setting does not fit, `out` holds a model of another origin or
+            work of other settings, cannot be written, or another training writes there.
+        CheckpointError: a file in `out`/work is damaged.
+        OSError: a file cannot be written, as on a full disk.
+        UnsupportedModelError: the target is an encoder-decoder.
+    """
+    config = checked_config(DFlashTraining, target, tokenizer, prompts, out, config)
+    config = drawn_where_unprompted(config, prompts)
+    check_folder(out, target)
+    accelerator, work = accelerator_for(target, config), Path(out) / "work"
+    is_shown = show_progress and accelerator.is_main_process
+    layer_ids = chosen_layers(target, config.layer_ids)
+    with held(work) if accelerator.is_main_process else nullcontext():
+        write_texts(accelerator, target, tokenizer, prompts, work, config, layer_ids=layer_ids, is_shown=is_shown)
+        torch.manual_seed(config.seed)
+        head = _new_head(target, layer_ids, config, mask_token_id=_mask_token(target, tokenizer))
+        rollout = BlockRollout(
+            head,
+            target.get_input_embeddings(),
+            output_head(target),
+            steps=config.rollout_steps,
+            blocks=config.blocks_per_text,
+            decay=config.step_decay,
+        )
+        width = head.hidden_size
+        loop = TrainingLoop(accelerator, head, rollout, output=None, hidden_size=width, work=work, config=config)
+        report = loop.run(is_shown)
+        if accelerator.is_main_process:
+            save_head(head.to(target.dtype), out, num_target_layers=compat.num_decoder_layers(target))
+            num_prompts = None if prompts is None else len(prompts)
+            write_dflash_card(Path(out), report, config, head, target, num_prompts=num_prompts)
+        accelerator.wait_for_everyone()
+    return report
+
+
+def _new_head(
+    target: PreTrainedModel, layer_ids: tuple[int, ...], config: DFlashTraining, *, mask_token_id: int
+) -> DFlashHead:
+    """A head in fp32 that has learned nothing yet; its mask is the mean of the target's embeddings."""
+    num_layers = config.draft_layers or min(max(compat.num_decoder_layers(target) // LAYERS_OF_TARGET, 1), MOST_LAYERS)
+    layer = layer_config(compat.text_config(target.config), CONFIGS["qwen3"], num_layers=num_layers)
+    embeddings: Any = compat.input_embeddings(target)
+    shape = DFlashHeadConfig(
+        layer=layer,
+        block_size=config.block_size,
+        mask_token_id=mask_token_id,
+        layer_ids=layer_ids,
+        draft_vocab_size=layer.vocab_size,
+        target_hidden_size=layer.hidden_size,
+        drafts_at_root=config.markov_rank > 0,
+        markov_rank=config.markov_rank,
+    )
+    head = DFlashHead(shape, has_mask_embedding=True).to(compat.input_device(target))
+    with torch.no_grad():
+        assert head.mask_embedding is not None
+        tokens = torch.arange(layer.vocab_size, device=embeddings.weight.device)
+        head.mask_embedding.copy_(embeddings(tokens).float().mean(0))
+        if head.markov_head is not None:  # begins as if there were none
+            head.markov_head.markov_w2.weight.zero_()
+    return head.train()
+
+
+def _mask_token(target: PreTrainedModel, tokenizer: Any) -> int:
+    """A token that stands for one to be drafted; its embedding is not read, since the head has one of its own."""
+    config = target.generation_config
+    for token in (getattr(tokenizer, "mask_token_id", None), config.pad_token_id, config.eos_token_id):
+        if isinstance(token, int):
+            return token
+    return 0
