@@ -144,7 +144,7 @@ def train(
     loading: LoadOptions,
     json: options.Json = False,
 ) -> None:
-    """Train a draft for any target, from text that the target writes: an EAGLE-3 or DFlash head, or a smaller model.
+    """Train a draft for a target, from texts that the target writes: an EAGLE-3 or DFlash head, or a model.
 
     Training ends when held-out acceptance rises no more. An EAGLE-3 head is saved in the speculators format, a DFlash
     head as its authors save it, a draft model as transformers saves models, all with a model card.

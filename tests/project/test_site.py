@@ -90,7 +90,8 @@ def test_no_property_begins_with_a_type(module: ModuleType, name: str) -> None:
 
 
 def test_every_argument_of_training_and_measuring_is_explained() -> None:
-    for function in (hf_specdec.training.train_head, hf_specdec.training.train_draft, hf_specdec.bench.load_model):
+    training = hf_specdec.training
+    for function in (training.train_head, training.train_dflash, training.train_draft, hf_specdec.bench.load_model):
         for argument in inspect.signature(function).parameters:
             assert re.search(rf"^ +{argument} \(`", function.__doc__ or "", re.MULTILINE), argument
 
