@@ -40,6 +40,9 @@ COMPILED, COMPILING, STATIC, CALL = (
     "cache/static_cache.py",
     "engine/call.py",
 )
+DFLASH, DFLASH_CONFIG = "methods/dflash/network.py", "methods/dflash/head_config.py"
+PREDECESSOR, CONVOLUTION = "methods/dflash/predecessor.py", "methods/dflash/convolution.py"
+BLOCKS, HEADS, BLOCK_ROLLOUT = "forward/block_runner.py", "methods/draft_head.py", "training/block_rollout.py"
 # The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.
 NEAREST: dict[str, tuple[str, ...]] = {
     VERIFY: ("engine/test_verify.py", "engine/sampling/test_rejection_texts.py"),
@@ -63,6 +66,8 @@ NEAREST: dict[str, tuple[str, ...]] = {
     LAYOUT: ("forward",),
     LOOKUP: ("methods/prompt_lookup", "test_observer.py"),
     SPECULATIVE: ("promise/test_batch_processors.py",),
+    **dict.fromkeys((DFLASH, DFLASH_CONFIG, PREDECESSOR, CONVOLUTION, BLOCKS, HEADS), ("methods/dflash",)),
+    BLOCK_ROLLOUT: ("training/test_train_dflash.py",),
     LINEAR: ("kernels/test_linear.py kernels/test_few_token.py kernels/test_replaced_functions.py",),
     MODULES: ("kernels/test_replaced_functions.py",),
     MASKS: ("capabilities/test_architectures.py",),
@@ -284,4 +289,29 @@ MUTANTS = (
     Mutant("a text that the model forgets is read again", LENGTHS, "call.facts.of(forgets_text, call.model)", "False"),
     Mutant("a tree's columns are looked up as positions", ADAPTERS, "torch.zeros_like(value)", "value"),
     Mutant("windows of another class count", MASKS, "if base is not GenerationMixin", ""),
+    Mutant("states of the target have no positions", DFLASH, "rotated(keys, cosine, sine)", "keys"),
+    Mutant("layers with a window see as others", DFLASH, "if kind == SLIDING", "if False"),
+    Mutant("layers of the authors' form count from 1", DFLASH_CONFIG, "tuple(layer_id + 1 for", "tuple(layer_id for"),
+    Mutant("windows of speculators slide", DFLASH_CONFIG, "0 if is_causal else None, from_root=True", "0"),
+    Mutant("a block's tokens see those after them", HEADS, "seen &= distances >= -self.ahead", "pass"),
+    Mutant("siblings are followed by the same tokens", BLOCKS, "memories[parents] if known", "memories[-1:] if known"),
+    Mutant("a token's predecessor is its own place", BLOCKS, "(tree.tokens[node], max", "(tree.tokens[0], max"),
+    Mutant("a recurrent state is not kept", PREDECESSOR, "memories = kept * memories", "memories = 0.0 * memories"),
+    Mutant("candidates keep their first scores", PREDECESSOR, "best + scores.to(best)", "best"),
+    Mutant(
+        "convolutions read across blocks", CONVOLUTION, "states.reshape(-1, self.block_size,", "states.reshape(1, -1,"
+    ),
+    Mutant(
+        "a block in training sees its own token's state",
+        BLOCK_ROLLOUT,
+        "columns[:, None] < anchors",
+        "columns[:, None] <= anchors",
+    ),
+    Mutant(
+        "blocks in training see one another",
+        BLOCK_ROLLOUT,
+        "(owner[:, None] == owner)",
+        "(owner[:, None] == owner[:, None])",
+    ),
+    Mutant("chains in training may have gaps", BLOCK_ROLLOUT, "right.cumprod(-1)", "right.int()"),
 )
