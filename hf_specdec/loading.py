@@ -22,11 +22,14 @@ from hf_specdec.distributed.placement import check_device_map, check_parts, para
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
-from hf_specdec.methods.dflash import checkpoint as dflash
+from hf_specdec.methods.dflash import head_config as dflash
+from hf_specdec.methods.dflash.checkpoint import load_head as load_dflash_head
 from hf_specdec.methods.dflash.transformers_model import DFlashModelHead, is_dflash_config
 from hf_specdec.methods.draft_head import DraftHead
-from hf_specdec.methods.eagle3.checkpoint import is_head, load_head
+from hf_specdec.methods.eagle3 import head_config as eagle3
+from hf_specdec.methods.eagle3.checkpoint import load_head as load_eagle3_head
 from hf_specdec.methods.gemma4_assistant.network import GemmaAssistantHead
+from hf_specdec.methods.heads.files import known_config
 from hf_specdec.methods.mtp.network import MtpHead
 from hf_specdec.quantization.bnb import prepare
 from hf_specdec.quantization.fp8 import check_offloading
@@ -232,8 +235,11 @@ class AutoDraftHead:
                 raise ConfigError("target", "must be a transformers model", type(inner).__name__, "Load it first.")
             head: DraftHead = MtpHead.of_checkpoint(inner, os.fspath(path))
             return head.to(device=device or input_device(inner), dtype=dtype)
-        if dflash.is_head(path, **hub):
-            return dflash.load_head(path, dtype=dtype, **hub).to(device)
+        values = known_config(path, hub)
+        if dflash.is_head_config(values):
+            return load_dflash_head(path, dtype=dtype, **hub).to(device)
+        if not values or eagle3.is_head_config(values):  # where nothing is known, it says what is missing
+            return load_eagle3_head(path, dtype=dtype, **hub).to(device)
         if is_dflash_config(config := _config(path, hub)):
             model = transformers.AutoModel.from_pretrained(path, config=config, dtype=dtype or "auto", **hub)
             return DFlashModelHead(model.eval()).to(device)
@@ -241,13 +247,14 @@ class AutoDraftHead:
             config = with_shared_layers(config)
             model = transformers.AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype or "auto", **hub)
             return GemmaAssistantHead(model.eval()).to(device)
-        return load_head(path, dtype=dtype, **hub).to(device)
+        return load_eagle3_head(path, dtype=dtype, **hub).to(device)
 
 
 def is_draft_head(path: str | os.PathLike[str]) -> bool:
     """Whether a folder or hub name is that of a draft head, as far as its config.json says."""
-    if is_head(path) or dflash.is_head(path):
-        return True
+    values = known_config(path, {})
+    if not values or eagle3.is_head_config(values) or dflash.is_head_config(values):
+        return bool(values)
     return is_dflash_config(config := _config(path, {})) or is_gemma_assistant(config)
 
 

@@ -16,7 +16,6 @@ from hf_specdec.methods.heads.files import (
     config_file,
     describing_a_head,
     json_object,
-    known_config,
     optional_file,
     read_tensors,
     read_weights,
@@ -24,17 +23,12 @@ from hf_specdec.methods.heads.files import (
 )
 from hf_specdec.utils.files import replacing, saving_tensors
 
-__all__ = ["head_of_model", "is_head", "load_head", "save_head"]
+__all__ = ["head_of_model", "load_head", "save_head"]
 
 MASK_EMBEDDING = "mask_embedding.pt"
 # of the target, which the training code keeps beside the head; `d2t` says what `t2d` does
 TARGETS_OWN = ("verifier_lm_head.weight", "verifier_norm.weight", "t2d")
 CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")  # acceptance is learned from what is accepted
-
-
-def is_head(path: str | os.PathLike[str], **hub: Any) -> bool:
-    """Whether a folder or hub name is that of a DFlash head, as far as its config.json says."""
-    return is_head_config(known_config(path, hub))
 
 
 def load_head(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None, **hub: Any) -> DFlashHead:

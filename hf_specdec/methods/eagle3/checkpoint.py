@@ -9,27 +9,21 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, is_head_config
+from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig
 from hf_specdec.methods.eagle3.network import Eagle3Head
 from hf_specdec.methods.heads.files import (
     config_file,
     describing_a_head,
     json_object,
-    known_config,
     read_weights,
     take_weights,
 )
 from hf_specdec.utils.files import replacing, saving_tensors
 
-__all__ = ["is_head", "load_head", "save_head"]
+__all__ = ["load_head", "save_head"]
 
 # of the target, which the training code keeps beside the head
 TARGETS_OWN = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")
-
-
-def is_head(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder or hub name is that of an EAGLE-3 head, as far as its config.json says."""
-    return is_head_config(known_config(path, {}))
 
 
 def load_head(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None, **hub: Any) -> Eagle3Head:
