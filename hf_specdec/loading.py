@@ -208,8 +208,8 @@ class AutoDraftHead:
     ) -> DraftHead:
         """Read an EAGLE-3 head, a DFlash head, an assistant of Gemma 4, or MTP layers.
 
-        EAGLE-3 heads may have the format of speculators, or that of SafeAILab and SpecForge; DFlash heads that of the
-        method's authors, of speculators (DSpark's too), or of transformers.
+        EAGLE-3 heads may have the format of speculators, of SafeAILab and SpecForge, or of DeepSpec; DFlash and DSpark
+        heads that of their authors, of speculators, or of transformers.
 
         Args:
             path (`str`): a folder, or a name on the Hugging Face hub.

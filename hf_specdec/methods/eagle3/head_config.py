@@ -1,7 +1,8 @@
 """What an EAGLE-3 head's config.json says, in either of its published forms.
 
 Both forms describe the same network: the speculators format (`speculators_model_type: "eagle3"`) nests the layer's
-configuration, the SafeAILab and SpecForge format (`architectures: ["LlamaForCausalLMEagle3"]`) is a flat one.
+configuration, the SafeAILab and SpecForge format (`architectures: ["LlamaForCausalLMEagle3"]`) is a flat one, as is
+that of DeepSpec (`["Qwen3Eagle3Model"]`).
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,11 @@ from hf_specdec.methods.heads.files import layer_values
 
 __all__ = ["Eagle3HeadConfig", "default_layer_ids", "is_head_config"]
 
-FLAT_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+FLAT_ARCHITECTURES = {  # -> model type of the layers
+    "LlamaForCausalLMEagle3": "llama",
+    "Eagle3LlamaForCausalLM": "llama",
+    "Qwen3Eagle3Model": "qwen3",
+}
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
@@ -135,10 +140,13 @@ class Eagle3HeadConfig:
     @classmethod
     def _from_flat(cls, values: Mapping[str, Any]) -> "Eagle3HeadConfig":
         own = {"architectures", "model_type", "draft_vocab_size", "target_hidden_size", "eagle_config", "auto_map"}
-        config = CONFIGS["llama"](**{"num_hidden_layers": 1} | {k: v for k, v in values.items() if k not in own})
+        model_type = next(FLAT_ARCHITECTURES[name] for name in values["architectures"] if name in FLAT_ARCHITECTURES)
+        config = CONFIGS[model_type](**{"num_hidden_layers": 1} | {k: v for k, v in values.items() if k not in own})
         nested = values.get("eagle_config") or {}
         flags: dict[str, Any] = {name: bool(values.get(name) or nested.get(name)) for name in FLAGS}
         ids = nested.get("eagle_aux_hidden_state_layer_ids") or values.get("eagle_aux_hidden_state_layer_ids")
+        if ids is None and "target_layer_ids" in values:
+            ids = [layer + 1 for layer in values["target_layer_ids"]]  # it counts layers from 0
         return cls(
             layer=config,
             draft_vocab_size=values.get("draft_vocab_size") or config.vocab_size,

@@ -108,6 +108,22 @@ def test_the_flat_format_gives_the_same_network(nested: bool, tmp_path: Path) ->
         assert torch.equal(weight, theirs.state_dict()[name]), name
 
 
+def test_deepspecs_format_gives_the_same_network(tmp_path: Path) -> None:
+    """Layers of qwen3; hidden states are counted by the layers that they come from."""
+    values = json.loads((FIXTURES / "qwen3" / "config.json").read_text())
+    layers = [layer - 1 for layer in values["eagle_aux_hidden_state_layer_ids"]]
+    flat = values["transformer_layer_config"] | {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": layers}
+    flat |= {"draft_vocab_size": values["draft_vocab_size"], "ttt_length": 7, "num_target_layers": 4}
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    shutil.copy(FIXTURES / "qwen3" / "model.safetensors", tmp_path)
+    ours, theirs = hf_specdec.AutoDraftHead.from_pretrained(tmp_path), load_head(FIXTURES / "qwen3")
+    assert isinstance(ours, Eagle3Head)
+    assert ours.layer_ids(4) == theirs.layer_ids(4) == (1, 2, 3)
+    expected = load_file(FIXTURES / "qwen3" / "expected.safetensors")
+    rows = [rollout(head, expected["input_ids"], expected["hidden_states"], 3) for head in (ours, theirs)]
+    torch.testing.assert_close(*rows)
+
+
 def test_target_ids_are_draft_ids_plus_their_offsets() -> None:
     head = load_head(FIXTURES / "llama")
     weights = load_file(FIXTURES / "llama" / "model.safetensors")
