@@ -55,6 +55,14 @@ METHOD_FIELDS = {"assistant_model", "generation_config", *ASSISTED_ARGUMENTS}  #
 PROMPT_FIELDS = ("prompt", "input_ids", "PROMPT")  # of errors that are one prompt's
 
 
+class _CannotJoin(Exception):
+    """A prompt cannot share the batch. `reason` is `None` where it asks for none of its methods."""
+
+    def __init__(self, reason: str | None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class Job:
     """One call of `generate_many`."""
 
@@ -143,37 +151,40 @@ class Job:
                 continue
             try:
                 queued = self._prepared(index, prompt, found, steps)
+            except _CannotJoin as alone:
+                if alone.reason is not None:
+                    self._warn_once(f"decodes some prompts alone: {alone.reason}")
+                self._ready.append(self._alone(index, prompt))
+                continue
             except Exception as error:
                 if not _is_the_prompts_own(error, prompt) or not steps.rank_sync.intact:
                     raise
                 self._ready.append(self._result(index, prompt, [], error, SpecStats()))
-                continue
-            if isinstance(queued, str):
-                self._warn_once(f"decodes some prompts alone: {queued}")
-                queued = None
-            if queued is None:
-                self._ready.append(self._alone(index, prompt))
                 continue
             self._prompts[index] = prompt
             yield queued
         if self._trial is not None:
             self._trial.is_last = True
 
-    def _prepared(self, index: int, prompt: Any, found: Found, steps: StepRunner) -> QueuedSequence | str | None:
-        """One prompt ready to join the batch, or why it cannot; `None` where it wants no speculation."""
+    def _prepared(self, index: int, prompt: Any, found: Found, steps: StepRunner) -> QueuedSequence:
+        """One prompt ready to join the batch.
+
+        Raises:
+            _CannotJoin: it is decoded alone.
+        """
         rank_sync = steps.rank_sync
         inputs = self._inputs(index, prompt)
         if _asks_for_none(inputs):
-            return None
+            raise _CannotJoin(None)
         call, request = prepared_call(self.model, for_batch(self.model, self.kwargs, inputs))
         if (reason := alone_reason(call, request)) is not None:
-            return reason
+            raise _CannotJoin(reason)
         if self._is_tried_now and (inputs.keys() & CALLBACKS or not can_try(call, request)):
             self._prompts[index] = prompt
             raise TrialFailed("it asks for what a trial does not show")
         draft_runner, make_drafter = drafting(call, request, found)
         if draft_runner is not None and not draft_runner.reads_prompt:
-            return "the draft model has no positions for all of its prompt"
+            raise _CannotJoin("the draft model has no positions for all of its prompt")
         seed = self._seed_of(index, inputs)
         generator = None if seed is None else torch.Generator(call.input_ids.device).manual_seed(seed)
         rank_sync.check(lambda: fields_of(call, request, prompt=index))
