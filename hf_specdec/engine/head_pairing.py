@@ -37,7 +37,8 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
 
     Raises:
         ConfigError: the head was made for a target of another width, vocabulary or number of layers.
-        UnsupportedModelError: the target is an encoder-decoder, or its token embeddings are not known.
+        UnsupportedModelError: the target is an encoder-decoder, or its token embeddings are not known or of another
+            width than its layers.
     """
     name = type(target).__name__
     if target.config.is_encoder_decoder:
@@ -58,6 +59,10 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
     if head.embed_tokens is None and head.hidden_size != config.hidden_size:
         rule = f"must have token embeddings or the target's hidden_size {config.hidden_size}"
         raise ConfigError("assistant_model", rule, f"a head of hidden_size {head.hidden_size}", remedy)
+    width = getattr(embeddings, "embedding_dim", head.hidden_size)
+    if head.embed_tokens is None and head.hidden_size != width:
+        message = f"Draft heads read token embeddings as wide as its layers, but those of {name} have {width} columns"
+        raise UnsupportedModelError(f"{message} and its layers {config.hidden_size}.")
     if isinstance(head, BlockHead) and head.mask_token_id >= len(embeddings.weight):
         rule = f"must have a mask_token_id below the target's vocab_size {config.vocab_size}"
         raise ConfigError("assistant_model", rule, f"a head with mask_token_id {head.mask_token_id}", remedy)

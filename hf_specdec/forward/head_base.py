@@ -12,6 +12,7 @@ from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
+from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.compiled_forward import CompiledShapes
 from hf_specdec.forward.runner_base import BaseDraftRunner, of_each_row
 from hf_specdec.kernels.cpu_kernels import CpuKernels
@@ -210,7 +211,15 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
         return
 
     def _features(self, place: int, states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """`(n, num_features * target_hidden_size)` of the text's next tokens, as the head reads them."""
+        """`(n, num_features * target_hidden_size)` of the text's next tokens, as the head reads them.
+
+        Raises:
+            UnsupportedModelError: the target's layers pass on something else than states of its hidden_size.
+        """
+        wanted = self.head.target_hidden_size
+        if (strange := next((layer.shape[-1] for layer in states if layer.shape[-1] != wanted), None)) is not None:
+            message = f"Draft heads read states as wide as the target's hidden_size {wanted}"
+            raise UnsupportedModelError(f"{message}, but one of its layers passes on {strange} numbers a token.")
         joined = torch.cat([layer.to(self.head_device, self.head_dtype) for layer in states], dim=-1)
         return joined[-len(self.texts[place]) :]
 

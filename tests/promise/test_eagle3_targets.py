@@ -17,6 +17,7 @@ from hf_specdec import embedded
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods.eagle3.checkpoint import save_head
 from tests.cli.conftest import run  # noqa: F401 a fixture
+from tests.helpers.dflash import random_dflash_head
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
@@ -169,3 +170,21 @@ def test_the_command_line_asks_for_the_head_that_is_missing(run: Any) -> None:  
     assert result.exit_code == 2
     assert "error:" in result.stderr
     assert "head" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [
+        ("roformer", "those of RoFormerForCausalLM have 768 columns and its layers 64"),
+        ("qwen4_exp", "hidden_size 64, but one of its layers passes on"),
+    ],
+)
+@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+def test_targets_whose_states_no_head_can_read(model_type: str, message: str, method: str) -> None:
+    """An error that names both widths, not one of a matrix product; the target goes on as before."""
+    model = hf_specdec.enable(varied(model_type, "causal"))
+    head = random_head(model) if method == "eagle3" else random_dflash_head(model, kind="dflash")
+    call: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+    with pytest.raises(UnsupportedModelError, match=message):
+        model.generate(PROMPT, **call, spec_method=method, assistant_model=head)
+    assert torch.equal(model.generate(PROMPT, **call, spec_method="auto"), plain(model, PROMPT, **call))
