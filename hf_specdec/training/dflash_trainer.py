@@ -19,7 +19,7 @@ from hf_specdec.training.block_rollout import BlockRollout
 from hf_specdec.training.card import write_dflash_card
 from hf_specdec.training.config import DFlashTraining
 from hf_specdec.training.inputs import checked_config
-from hf_specdec.training.loop import TrainingLoop, accelerator_for, drawn_where_unprompted, write_texts
+from hf_specdec.training.loop import TrainingLoop, accelerator_for, drawn_where_unprompted, frozen, write_texts
 from hf_specdec.training.new_head import chosen_layers, layer_config
 from hf_specdec.training.report import HeadReport
 from hf_specdec.training.work import check_folder, held
@@ -63,7 +63,7 @@ def train_dflash(
     accelerator, work = accelerator_for(target, config), Path(out) / "work"
     is_shown = show_progress and accelerator.is_main_process
     layer_ids = chosen_layers(target, config.layer_ids)
-    with held(work) if accelerator.is_main_process else nullcontext():
+    with frozen(target), held(work) if accelerator.is_main_process else nullcontext():
         write_texts(accelerator, target, tokenizer, prompts, work, config, layer_ids=layer_ids, is_shown=is_shown)
         torch.manual_seed(config.seed)
         head = _new_head(target, layer_ids, config, mask_token_id=_mask_token(target, tokenizer))

@@ -18,7 +18,7 @@ from hf_specdec.methods.eagle3.network import Eagle3Head
 from hf_specdec.training.card import write_head_card
 from hf_specdec.training.config import HeadTraining
 from hf_specdec.training.inputs import checked_config
-from hf_specdec.training.loop import TrainingLoop, accelerator_for, drawn_where_unprompted, write_texts
+from hf_specdec.training.loop import TrainingLoop, accelerator_for, drawn_where_unprompted, frozen, write_texts
 from hf_specdec.training.new_head import chosen_layers, new_head
 from hf_specdec.training.report import HeadReport
 from hf_specdec.training.rollout import HeadRollout
@@ -65,7 +65,7 @@ def train_head(
     accelerator, work = accelerator_for(target, config), Path(out) / "work"
     is_shown = show_progress and accelerator.is_main_process
     layer_ids = chosen_layers(target, config.layer_ids) if head is None else _layers_of(head, target, config)
-    with held(work) if accelerator.is_main_process else nullcontext():
+    with frozen(target), held(work) if accelerator.is_main_process else nullcontext():
         write_texts(
             accelerator, target, tokenizer, prompts, work, config, layer_ids=layer_ids, head=head, is_shown=is_shown
         )

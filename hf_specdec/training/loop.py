@@ -4,6 +4,7 @@ Killed at any moment, the same call goes on where it was. Runs in every process 
 neither heads nor models: a rollout gives the loss of a batch and how many drafted tokens its texts accept.
 """
 
+import contextlib
 import dataclasses
 import logging
 import pickle
@@ -28,7 +29,7 @@ from hf_specdec.training.texts import Shard, prompt_ids, read_shard, shards, wri
 from hf_specdec.training.work import begin, settings_of, whole
 from hf_specdec.utils.progress import with_bar
 
-__all__ = ["TrainingLoop", "accelerator_for", "drawn_where_unprompted", "write_texts"]
+__all__ = ["TrainingLoop", "accelerator_for", "drawn_where_unprompted", "frozen", "write_texts"]
 
 logger = logging.getLogger("hf_specdec")
 WARM_UP, LAST_RATE = 0.03, 0.02  # share of training; share of the peak at the end
@@ -46,6 +47,19 @@ def drawn_where_unprompted(config: AnyTraining, prompts: Sequence[str] | None) -
         return config
     drawn = tuple(temperature for temperature in config.temperatures if temperature > 0.0)
     return dataclasses.replace(config, temperatures=drawn or (1.0,))
+
+
+@contextlib.contextmanager
+def frozen(target: PreTrainedModel) -> Iterator[None]:
+    """A block in which no gradients of the target's weights are computed, where a head reads its embeddings."""
+    weights = [weight for weight in target.parameters() if weight.requires_grad]
+    for weight in weights:
+        weight.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for weight in weights:
+            weight.requires_grad_(True)
 
 
 def write_texts(

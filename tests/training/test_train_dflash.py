@@ -1,5 +1,6 @@
 """Training a DFlash or a DSpark head: it learns, goes on after a kill, is saved as others read it, and drafts."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -193,6 +194,17 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
     weights = [load_file(path / "model.safetensors") for path in (folder, tmp_path)]
     for name, weight in weights[0].items():
         assert torch.equal(weight, weights[1][name]), name
+
+
+def test_the_target_is_left_as_it_was(
+    trained: tuple[str, Path, HeadReport], target: LlamaForCausalLM, train: Callable[..., Any], tmp_path: Path
+) -> None:
+    """No gradients are left at its weights, which take some again."""
+    kind, _, _ = trained
+    before = {name: weight.clone() for name, weight in target.state_dict().items()}
+    train(tmp_path, dataclasses.replace(KINDS[kind], epochs=0.2))
+    assert all(torch.equal(weight, before[name]) for name, weight in target.state_dict().items())
+    assert all(weight.requires_grad and weight.grad is None for weight in target.parameters())
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,11 @@ def test_a_trained_head_is_trained_on(
     assert later.loss < first.loss
 
 
+def test_the_target_takes_no_gradients(train: Callable[..., Any], target: LlamaForCausalLM, tmp_path: Path) -> None:
+    train(tmp_path, dataclasses.replace(TINY, epochs=0.2))
+    assert all(weight.requires_grad and weight.grad is None for weight in target.parameters())
+
+
 def test_the_shape_of_a_head_that_is_trained_on_stays(
     train: Callable[..., Any], trained: tuple[Path, HeadReport], tmp_path: Path
 ) -> None:
