@@ -133,9 +133,20 @@ def head_runner_of(call: Call, head: DraftHead, *, budget: int) -> BaseHeadRunne
 
 
 def output_head(target: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
-    """States to the target's logits, on the device and in the precision of its head, capped as the target's are."""
+    """States to the target's logits, on the device and in the precision of its head, capped as the target's are.
+
+    Raises:
+        UnsupportedModelError: the target has no output head over its hidden states.
+    """
     head: Any = target.get_output_embeddings()
-    cap = getattr(compat.text_config(target.config), "final_logit_softcapping", None)
+    config = compat.text_config(target.config)
+    width = None if head is None else getattr(head, "in_features", config.hidden_size)
+    if width != config.hidden_size:
+        message = (
+            f"This draft head needs an output head over the target's hidden_size {config.hidden_size}, but that of"
+        )
+        raise UnsupportedModelError(f"{message} {type(target).__name__} reads {width} numbers a token.")
+    cap = getattr(config, "final_logit_softcapping", None)
 
     def project(states: torch.Tensor) -> torch.Tensor:
         logits = cast("torch.Tensor", head(as_read_by(head, states)))

@@ -173,14 +173,16 @@ def test_the_command_line_asks_for_the_head_that_is_missing(run: Any) -> None:  
 
 
 @pytest.mark.parametrize(
-    ("model_type", "message"),
+    ("model_type", "method", "message"),
     [
-        ("roformer", "those of RoFormerForCausalLM have 768 columns and its layers 64"),
-        ("qwen4_exp", "hidden_size 64, but one of its layers passes on"),
+        ("roformer", "eagle3", "those of RoFormerForCausalLM have 768 columns and its layers 64"),
+        ("roformer", "dflash", "those of RoFormerForCausalLM have 768 columns and its layers 64"),
+        ("qwen4_exp", "eagle3", "hidden_size 64, but one of its layers passes on"),
+        ("qwen4_exp", "dflash", "hidden_size 64, but one of its layers passes on"),
+        ("rembert", "dflash", "hidden_size 64, but that of RemBertForCausalLM reads 1664"),
     ],
 )
-@pytest.mark.parametrize("method", ["eagle3", "dflash"])
-def test_targets_whose_states_no_head_can_read(model_type: str, message: str, method: str) -> None:
+def test_targets_whose_states_no_head_can_read(model_type: str, method: str, message: str) -> None:
     """An error that names both widths, not one of a matrix product; the target goes on as before."""
     model = hf_specdec.enable(varied(model_type, "causal"))
     head = random_head(model) if method == "eagle3" else random_dflash_head(model, kind="dflash")
