@@ -127,7 +127,10 @@ def head_runner_of(call: Call, head: DraftHead, *, budget: int) -> BaseHeadRunne
         return SharedCacheRunner(head, about, last_own_layers(call.model))
     if isinstance(head, BlockHead):
         about = replace(about, shapes=shapes_of(BLOCK_STEP, widest=head.block_size))
-        return BlockRunner(head, about, head.lm_head or output_head(call.model))
+        if head.lm_head is not None:
+            return BlockRunner(head, about, head.lm_head)
+        about = replace(about, output_head=call.model.get_output_embeddings())
+        return BlockRunner(head, about, output_head(call.model))
     assert isinstance(head, PairHead)
     return HeadRunner(head, replace(about, shapes=shapes_of(PAIR_STEP, widest=1 + budget)))
 

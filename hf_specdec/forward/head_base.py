@@ -42,6 +42,7 @@ class HeadCall:
         is_shared (`bool`): whether the head's forwards are collectives of several processes.
         room (`int`): tokens that the texts may get.
         shapes: of the forwards after the prompt's, where these are compiled.
+        output_head: the target's, for heads that have none of their own.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -53,6 +54,7 @@ class HeadCall:
     is_shared: bool = False
     room: int = RESERVE
     shapes: CompiledShapes | None = None
+    output_head: torch.nn.Module | None = None
 
     @property
     def reserve(self) -> int:
@@ -144,7 +146,8 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
         self._target_ids = None if target_ids is None else target_ids.to(call.device)
         self._num_scored = [0] * len(self.texts)  # nodes of each row's tree in this round
         self._has_ended = False
-        self._kernels = CpuKernels(head, device=self.head_device, is_compiled=self.compiled is not None)
+        computing = head if call.output_head is None else torch.nn.ModuleList([head, call.output_head])
+        self._kernels = CpuKernels(computing, device=self.head_device, is_compiled=self.compiled is not None)
 
     def room(self) -> int:
         """How many tokens may be drafted below the root: rotary positions have no end."""

@@ -11,7 +11,9 @@ import torch
 import hf_specdec
 from hf_specdec.engine.head_pairing import output_head
 from hf_specdec.errors import ConfigError
-from tests.helpers.dflash import draft_block, random_dflash
+from hf_specdec.forward import head_base
+from hf_specdec.kernels.cpu_kernels import CpuKernels
+from tests.helpers.dflash import draft_block, random_dflash, random_dflash_head
 from tests.helpers.head_cases import SHAPES
 from tests.helpers.head_cases import always as always_by
 from tests.helpers.support import PROMPT, plain
@@ -54,6 +56,23 @@ def test_its_logits_are_capped_as_the_targets_are() -> None:
     with torch.no_grad():
         out = target(PROMPT, output_hidden_states=True)
         torch.testing.assert_close(output_head(target)(out.hidden_states[-1]), out.logits)
+
+
+def test_kernels_compute_the_targets_output_head_too(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the head has none: over its states it is the largest product of a block."""
+    seen: list[Any] = []
+
+    class Recorded(CpuKernels):
+        def __init__(self, computing: Any, **kwargs: Any) -> None:
+            seen.append(computing)
+            super().__init__(computing, **kwargs)
+
+    monkeypatch.setattr(head_base, "CpuKernels", Recorded)
+    call: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+    for head, is_read in ((random_dflash(model), True), (random_dflash_head(model, kind="dspark"), False)):
+        model.generate(PROMPT, **call, assistant_model=head, **always({}))
+        assert any(module is model.lm_head for module in seen.pop().modules()) == is_read
+    assert not seen
 
 
 def test_it_drafts_in_a_precision_of_its_own(model: Any) -> None:
