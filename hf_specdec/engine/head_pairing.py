@@ -190,5 +190,8 @@ def place_head(head: DraftHead, target: PreTrainedModel, config: SpecConfig) -> 
 def _relative_cost(call: Call, head: DraftHead) -> float:
     """What a forward of the head costs over one of the target, roughly."""
     num_layers = compat.text_config(call.model.config).num_hidden_layers
-    weights = (head.num_weights, call.facts.of(compat.num_weights, call.model))
+    own = head.num_weights
+    if isinstance(head, BlockHead) and head.lm_head is None:  # it reads the target's output head for each block
+        own += sum(weight.numel() for weight in call.model.get_output_embeddings().parameters())
+    weights = (own, call.facts.of(compat.num_weights, call.model))
     return cost_ratio(weights, (head.num_layers, num_layers)) / compat.load_factor(call.model)

@@ -9,10 +9,13 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.engine.head_pairing import output_head
+from hf_specdec.compat import num_weights
+from hf_specdec.engine.head_pairing import head_runner_of, output_head
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward import head_base
+from hf_specdec.generation.generate import prepared_call
 from hf_specdec.kernels.cpu_kernels import CpuKernels
+from hf_specdec.methods.draft_scorer import cost_ratio
 from tests.helpers.dflash import draft_block, random_dflash, random_dflash_head
 from tests.helpers.head_cases import SHAPES
 from tests.helpers.head_cases import always as always_by
@@ -73,6 +76,16 @@ def test_kernels_compute_the_targets_output_head_too(model: Any, monkeypatch: py
         model.generate(PROMPT, **call, assistant_model=head, **always({}))
         assert any(module is model.lm_head for module in seen.pop().modules()) == is_read
     assert not seen
+
+
+def test_a_forward_costs_what_the_targets_output_head_costs_too(model: Any) -> None:
+    """As of MTP layers: a block's states are multiplied with it."""
+    asked = {"spec_method": "plain", "input_ids": PROMPT, "max_new_tokens": 4}
+    call = prepared_call(model, asked)[0]
+    head = random_dflash_head(model, kind="dflash")
+    cost = head_runner_of(call, head, budget=5).relative_cost
+    weights = head.num_weights + model.lm_head.weight.numel()
+    assert cost == cost_ratio((weights, num_weights(model)), (head.num_layers, model.config.num_hidden_layers))
 
 
 def test_it_drafts_in_a_precision_of_its_own(model: Any) -> None:
