@@ -18,7 +18,13 @@ from tests.helpers.cover import wide_but
 from tests.helpers.head_cases import CACHES, CASES, FITTED, INPUTS, MODES, SHAPES, Zoo, always
 from tests.helpers.support import PROMPT, plain
 
-ONE_OF_EACH = ("eagle3, llama", "mtp, glm4_moe, 3 layers", "dflash, llama", "gemma4_assistant, 2 shared layers, plain")
+ONE_OF_EACH = (
+    "eagle3, llama",
+    "mtp, glm4_moe, 3 layers",
+    "dflash, llama",
+    "dflash, a head of dspark, rnn",
+    "gemma4_assistant, 2 shared layers, plain",
+)
 Pair = tuple[Any, Any]
 
 

@@ -28,6 +28,7 @@ GRAPHS = (
     "eagle3, sliding",
     "mtp, glm4_moe, 3 layers",
     "dflash, gemma3",
+    "dflash, a head of dflash2",
     "gemma4_assistant, 2 shared layers, ordered embeddings",
 )
 STATIC: dict[str, Any] = {"cache_implementation": "static"}
