@@ -29,6 +29,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
+from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.eagle3.network import Eagle3Head
 
@@ -76,16 +78,16 @@ def widen(model: PreTrainedModel, *, hidden_size: int, num_layers: int) -> PreTr
     return large
 
 
-def widen_head(head: DraftHead, original: PreTrainedModel, widened: PreTrainedModel) -> Eagle3Head:
+def widen_head(head: DraftHead, original: PreTrainedModel, widened: PreTrainedModel) -> Eagle3Head | DFlashHead:
     """A head as wide as `widened` that drafts what `head` drafts for `original`.
 
     Raises:
-        UnsupportedModelError: it is no EAGLE-3 head, or its states are not as wide as its target's.
+        UnsupportedModelError: it is no head whose weights are known, or its states are not as wide as its target's.
     """
-    if not isinstance(head, Eagle3Head):
+    if not isinstance(head, Eagle3Head | DFlashHead) or _reads_states_elsewhere(head):
         raise UnsupportedModelError(
-            f"`widen_head` needs an EAGLE-3 head, but {head.name_or_path!r} is a {type(head).__name__}. "
-            "Measure it at its own size."
+            f"`widen_head` needs an EAGLE-3 or DFlash head, but {head.name_or_path!r} is a {type(head).__name__} of "
+            "another kind. Measure it at its own size."
         )
     width, wide = int(original.config.hidden_size), int(widened.config.hidden_size)
     if (head.hidden_size, head.target_hidden_size) != (width, width):
@@ -94,24 +96,32 @@ def widen_head(head: DraftHead, original: PreTrainedModel, widened: PreTrainedMo
             f"target of {head.target_hidden_size}. Measure it at its own size."
         )
     last, own_ids = original.config.num_hidden_layers, head.layer_ids(original.config.num_hidden_layers)
-    config = dataclasses.replace(
-        head.config,
-        layer=_larger_config(head.config.layer, wide, head.config.layer.num_hidden_layers),
-        target_hidden_size=wide,
-        layer_ids=tuple(widened.config.num_hidden_layers if layer == last else layer for layer in own_ids),
-    )
+    shape: dict[str, Any] = {
+        "layer": _larger_config(head.config.layer, wide, head.config.layer.num_hidden_layers),
+        "target_hidden_size": wide,
+        "layer_ids": tuple(widened.config.num_hidden_layers if layer == last else layer for layer in own_ids),
+    }
     with _seeded(head.device):
-        large = Eagle3Head(config, has_embedding=head.embed_tokens is not None)
+        large = head.like(dataclasses.replace(head.config, **shape))  # type: ignore[arg-type]
     large = large.to(dtype=head.dtype, device=head.device).eval()
     sources, scale = dict(head.named_parameters()), math.sqrt(width / wide)
     with torch.no_grad():
         for name, parameter in large.named_parameters():
-            blocks = _num_blocks(name, config.num_features)
+            blocks = _num_blocks(name, len(own_ids), reads_pairs=isinstance(head, Eagle3Head))
             new, old = (p.view(*p.shape[:-1], blocks, -1) for p in (parameter, sources[name]))
             _fill(name, new, old, width, scale)
     _keep_head_norms(large, head.config.layer.rms_norm_eps)
     large.load_state_dict(dict(head.named_buffers()), strict=False)  # which tokens it drafts
     return large
+
+
+def _reads_states_elsewhere(head: Eagle3Head | DFlashHead) -> bool:
+    """Whether a DFlash head has parts over its states that are not widened: convolutions, selectors, gates."""
+    config = head.config
+    if not isinstance(config, DFlashHeadConfig):
+        return False
+    is_plain = not config.markov_rank or config.markov_head_type == "vanilla"
+    return bool(config.conv_kernel_size or config.selector_rank) or not is_plain
 
 
 def check_widening(original: PreTrainedModel, widened: PreTrainedModel, *, num_tokens: int = 64) -> float:
@@ -189,20 +199,22 @@ def _keep_head_norms(large: torch.nn.Module, epsilon: float) -> None:
             module.variance_epsilon = epsilon
 
 
-def _num_blocks(name: str, num_features: int) -> int:
-    """How many states lie side by side in the last dimension of a head's parameter."""
-    module = name.split(".")[-2]
-    if module in ("fc", "input_norm"):
+def _num_blocks(name: str, num_features: int, *, reads_pairs: bool) -> int:
+    """How many states lie side by side in the last dimension of a head's parameter.
+
+    Args:
+        reads_pairs: whether its first layer reads a token's embedding and a state.
+    """
+    if name.startswith(("fc.", "input_norm.")):
         return num_features
-    return (
-        2 if name.startswith("layers.0.") and name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")) else 1
-    )
+    is_pair = name.startswith("layers.0.") and name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+    return 2 if reads_pairs and is_pair else 1
 
 
 def _fill(name: str, new: torch.Tensor, old: torch.Tensor | None, hidden_size: int, scale: float) -> None:
     """Write one parameter of the larger model; `old` is the one of the same name, if there is one."""
-    module = name.split(".")[-2]
-    if module in (*ROWS_OF_RESIDUAL, "embed_tokens", "lm_head"):
+    module = name.rpartition(".")[0].rpartition(".")[2] or name
+    if module in (*ROWS_OF_RESIDUAL, "embed_tokens", "lm_head", "mask_embedding"):
         new.zero_()
     if old is None:
         return

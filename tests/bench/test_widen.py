@@ -16,7 +16,7 @@ from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods.dflash.transformers_model import DFlashModelHead
 from hf_specdec.methods.eagle3.checkpoint import save_head
 from tests.bench.conftest import tiny_llama
-from tests.helpers.dflash import random_dflash
+from tests.helpers.dflash import random_dflash, random_dflash_head
 from tests.helpers.heads import QWEN3, random_head
 from tests.helpers.zoo import FAMILIES, build
 
@@ -96,14 +96,14 @@ def test_a_size_is_read_as_hidden_x_layers() -> None:
             read_size(text)
 
 
-def trees_of(target: Any, head: Any) -> list[Any]:
+def trees_of(target: Any, head: Any, method: str = "eagle3") -> list[Any]:
     """What the head drafts, step by step."""
     trees: list[Any] = []
     target.generate(
         IDS,
         max_new_tokens=12,
         do_sample=False,
-        spec_method="eagle3",
+        spec_method=method,
         assistant_model=head,
         spec_config={"num_branches": 3, "max_draft_len": 3, "confidence_threshold": 0.0},
         spec_observer=lambda step: trees.append(step.tree),
@@ -126,6 +126,19 @@ def test_a_widened_head_drafts_the_same(flags: dict[str, Any], layer_ids: tuple[
     assert wide.fc.weight.shape == (64, 128)
     assert sum(p.numel() for p in wide.parameters()) > 2 * sum(p.numel() for p in head.parameters())
     drafted = [trees_of(target, own) for target, own in ((model, head), (large, wide))]
+    assert drafted[0] == drafted[1]
+    assert any(drafted[0])
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_a_widened_dflash_head_drafts_the_same(kind: str) -> None:
+    model = hf_specdec.enable(tiny_llama(200))
+    head = random_dflash_head(model, kind=kind)
+    head.mask_embedding = torch.nn.Parameter(torch.randn(32) * 0.3, requires_grad=False)
+    large = hf_specdec.enable(widen(model, hidden_size=64, num_layers=4))
+    wide = widen_head(head, model, large)
+    assert wide.fc.weight.shape == (64, 128)
+    drafted = [trees_of(target, own, "dflash") for target, own in ((model, head), (large, wide))]
     assert drafted[0] == drafted[1]
     assert any(drafted[0])
 
@@ -155,8 +168,12 @@ def test_the_command_measures_the_embedded_head_at_every_size() -> None:
 
 def test_a_head_of_another_kind_is_not_widened() -> None:
     model = tiny_llama(200)
-    with pytest.raises(UnsupportedModelError, match="EAGLE-3 head, but .* is a DFlashModelHead"):
-        widen_head(DFlashModelHead(random_dflash(model)), model, widen(model, hidden_size=64, num_layers=2))
+    large = widen(model, hidden_size=64, num_layers=2)
+    for head in (DFlashModelHead(random_dflash(model)), random_dflash_head(model, kind="dflash2")):
+        with pytest.raises(
+            UnsupportedModelError, match=f"DFlash head, but .* is a {type(head).__name__} of another kind"
+        ):
+            widen_head(head, model, large)
 
 
 def test_a_head_of_another_width_is_not_widened() -> None:

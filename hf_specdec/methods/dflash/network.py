@@ -75,6 +75,15 @@ class DFlashHead(BlockHead):
                     shape = (config.block_size, hidden_size, config.conv_kernel_size, config.conv_group_size)
                     setattr(layer, name, BlockConvolution(*shape))
 
+    def like(self, config: DFlashHeadConfig) -> "DFlashHead":
+        """A new head of another shape with the parts that this one has."""
+        return DFlashHead(
+            config,
+            has_embedding=self.embed_tokens is not None,
+            has_output_head=self.lm_head is not None,
+            has_mask_embedding=self.mask_embedding is not None,
+        )
+
     @property
     def by_predecessor(self) -> PredecessorHead | None:
         """What makes logits depend on the token before."""

@@ -58,6 +58,10 @@ class Eagle3Head(PairHead):
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long) if is_reduced else None)
         self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool) if is_reduced else None)
 
+    def like(self, config: Eagle3HeadConfig) -> "Eagle3Head":
+        """A new head of another shape with the parts that this one has."""
+        return Eagle3Head(config, has_embedding=self.embed_tokens is not None)
+
     def cache_shapes(self, stage: int) -> dict[int, tuple[int, int, int]]:
         """Key/value heads, key size and value size of each layer."""
         return dict.fromkeys(range(self.num_layers), attention_shape(self.config.layer))
