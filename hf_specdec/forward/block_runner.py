@@ -105,7 +105,7 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         parts, num_scored = [], known
         while nodes := self._next_nodes(known, tree):
             about = [(tree.tokens[node], max(tree.parents[node], 0), tree.depths[node]) for node in nodes]
-            tokens, parents, depths = torch.tensor(about, device=states.device).unbind(1)
+            tokens, parents, depths = to_device([np.array(about)], states.device)[0].unbind(1)
             before = memories[parents] if known else memories.new_zeros((1, memories.shape[1]))
             own = rows[nodes.start - num_scored : nodes.stop - num_scored]
             own, kept = self.head.after(own, tokens, states[depths.clamp(max=len(states) - 1)], before)
