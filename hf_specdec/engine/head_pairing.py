@@ -178,13 +178,20 @@ def own_head_of(target: PreTrainedModel, method: Method | None, config: SpecConf
 def place_head(head: DraftHead, target: PreTrainedModel, config: SpecConfig) -> DraftHead:
     """Put a head where the configuration's list of devices says, else where the target reads its inputs.
 
+    Embeddings and an output head that equal the target's are held once.
+
     Raises:
         ConfigError: a device that is not here.
     """
     listed = config.device_lists.get("draft")
     if listed is None:
-        return head.to(compat.input_device(target))
-    return head.to(read_devices(listed, config.device_fields["draft"])[0])
+        head.to(compat.input_device(target))
+    else:
+        head.to(read_devices(listed, config.device_fields["draft"])[0])
+    modules = {"embed_tokens": compat.input_embeddings(target), "lm_head": target.get_output_embeddings()}
+    weights = {name: getattr(module, "weight", None) for name, module in modules.items()}
+    head.share_weights({name: weight for name, weight in weights.items() if type(weight) is torch.nn.Parameter})
+    return head
 
 
 def _relative_cost(call: Call, head: DraftHead) -> float:
