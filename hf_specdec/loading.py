@@ -19,6 +19,7 @@ from hf_specdec.checkpoints.folder import check_folder
 from hf_specdec.compat import dropped_settings, generation_model, input_device
 from hf_specdec.compat.gemma_assistant import is_gemma_assistant, with_shared_layers
 from hf_specdec.distributed.placement import check_device_map, check_parts, parallel_arguments, read_device
+from hf_specdec.engine.head_pairing import without_weights_of
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
@@ -213,8 +214,9 @@ class AutoDraftHead:
 
         Args:
             path (`str`): a folder, or a name on the Hugging Face hub.
-            target (`PreTrainedModel`, *optional*): the model whose MTP layers are wanted, where `path` is a checkpoint
-                of it.
+            target (`PreTrainedModel`, *optional*): the model that the head is for. Embeddings and an output head of
+                the file that equal the target's are left out, and the target's are read. Has to be given where `path`
+                is a checkpoint of it whose MTP layers are wanted.
             dtype (`torch.dtype`, *optional*): of the weights; by default that of the file.
             device (`torch.device`, *optional*): where they go; by default the CPU.
             hub: `revision`, `token`, `cache_dir`, `local_files_only` and the like, as in transformers.
@@ -229,17 +231,21 @@ class AutoDraftHead:
             device = read_device(device, "device")
         if dtype is not None and not isinstance(dtype, torch.dtype):
             raise ConfigError("dtype", "must be a torch.dtype", dtype, "Write torch.float32, for example.")
-        if target is not None:
-            inner = generation_model(target)
-            if not isinstance(inner, transformers.PreTrainedModel):
-                raise ConfigError("target", "must be a transformers model", type(inner).__name__, "Load it first.")
-            head: DraftHead = MtpHead.of_checkpoint(inner, os.fspath(path))
-            return head.to(device=device or input_device(inner), dtype=dtype)
+        inner = None if target is None else generation_model(target)
+        if inner is not None and not isinstance(inner, transformers.PreTrainedModel):
+            raise ConfigError("target", "must be a transformers model", type(inner).__name__, "Load it first.")
         values = known_config(path, hub)
+        head: DraftHead | None = None
         if dflash.is_head_config(values):
-            return load_dflash_head(path, dtype=dtype, **hub).to(device)
-        if not values or eagle3.is_head_config(values):  # where nothing is known, it says what is missing
-            return load_eagle3_head(path, dtype=dtype, **hub).to(device)
+            head = load_dflash_head(path, dtype=dtype, **hub)
+        elif eagle3.is_head_config(values):
+            head = load_eagle3_head(path, dtype=dtype, **hub)
+        if head is not None and inner is not None:
+            without_weights_of(inner, head)
+        if head is not None:
+            return head.to(device)
+        if inner is not None and not is_draft_head(path):
+            return MtpHead.of_checkpoint(inner, os.fspath(path)).to(device=device or input_device(inner), dtype=dtype)
         if is_dflash_config(config := _config(path, hub)):
             model = transformers.AutoModel.from_pretrained(path, config=config, dtype=dtype or "auto", **hub)
             return DFlashModelHead(model.eval()).to(device)
@@ -266,11 +272,18 @@ def _config(path: str | os.PathLike[str], hub: dict[str, Any]) -> transformers.P
         return None
 
 
-def load_draft(path: str | os.PathLike[str], *, precision: str | None = None, **kwargs: Any) -> Any:
+def load_draft(
+    path: str | os.PathLike[str],
+    *,
+    precision: str | None = None,
+    target: transformers.PreTrainedModel | None = None,
+    **kwargs: Any,
+) -> Any:
     """A draft model, or a draft head where the folder or the hub name is that of one; `generate` puts a head beside
     the target.
 
     Args:
+        target (`PreTrainedModel`, *optional*): the model that it drafts for; see `AutoDraftHead.from_pretrained`.
         precision (`str`, *optional*): see `AutoModelForCausalLM.from_pretrained`, as for `kwargs`, which are a draft
             model's alone. A head is not quantised: precisions other than fp32, bf16 and fp16 leave it as its file is.
 
@@ -281,7 +294,8 @@ def load_draft(path: str | os.PathLike[str], *, precision: str | None = None, **
     check_path("path", path, "a folder or a name on the hub")
     if is_draft_head(path):
         dtype = DTYPES.get(precision or "auto")
-        return AutoDraftHead.from_pretrained(path, dtype=dtype if isinstance(dtype, torch.dtype) else None)
+        dtype = dtype if isinstance(dtype, torch.dtype) else None
+        return AutoDraftHead.from_pretrained(path, target=target, dtype=dtype)
     return AutoModelForCausalLM.from_pretrained(path, precision=precision, **kwargs)
 
 

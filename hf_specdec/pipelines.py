@@ -44,7 +44,7 @@ class SpecTextGenerationPipeline(TextGenerationPipeline):
         super().__init__(*args, **kwargs)  # without the draft: the base class takes models with a vocabulary only
         drafts: dict[str, Any] = {"assistant_model": assistant_model}
         if isinstance(assistant_model, PATHS):
-            draft = load_draft(assistant_model).to(device=self.model.device, dtype=self.model.dtype)
+            draft = load_draft(assistant_model, target=self.model).to(device=self.model.device, dtype=self.model.dtype)
             drafts = {"assistant_model": draft, **draft_tokenizers(draft, assistant_model, self.tokenizer)}
         if assistant_tokenizer is not None:
             drafts |= {"tokenizer": self.tokenizer, "assistant_tokenizer": assistant_tokenizer}

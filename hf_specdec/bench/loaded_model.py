@@ -144,7 +144,7 @@ def _target_and_head(
     if widen_to is None:
         model = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision, **placement)
         if head is not None:
-            drafting = hf_specdec.AutoDraftHead.from_pretrained(head, dtype=model.dtype)
+            drafting = hf_specdec.AutoDraftHead.from_pretrained(head, target=model, dtype=model.dtype)
         return model, drafting, {}
     original = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision="fp32")
     small = None if head is None else hf_specdec.AutoDraftHead.from_pretrained(head).float()

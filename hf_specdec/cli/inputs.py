@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import embedded, loading
 from hf_specdec.cli.where import placement
@@ -66,6 +66,7 @@ def load_draft(
     device: torch.device | None = None,
     *,
     method: str | None = None,
+    target: PreTrainedModel | None = None,
 ) -> Any:
     """The draft model, enabled and placed. Without a device list it goes to `device`.
 
@@ -74,7 +75,7 @@ def load_draft(
     """
     own = "head" if method is not None and resolve(method).needs_draft_head else "draft"
     path = draft_model if draft_model is not None else embedded.path(own)
-    return loading.load_draft(path, precision=dtype, **placement(config, "draft", device))
+    return loading.load_draft(path, precision=dtype, target=target, **placement(config, "draft", device))
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, device: torch.device) -> dict[str, torch.Tensor]:

@@ -231,7 +231,9 @@ class MethodOptions:
         how: dict[str, Any] = {"spec_method": method, "spec_config": config}
         if loads_draft(method, config, self.draft_model):
             beside = target.where.beside(target.model)
-            draft = load_draft(self.draft_model, self.draft_dtype or dtype, config, beside, method=method)
+            draft = load_draft(
+                self.draft_model, self.draft_dtype or dtype, config, beside, method=method, target=target.model
+            )
             how |= {"assistant_model": draft, **draft_tokenizers(draft, self.draft_model, target.tokenizer)}
         return how
 

@@ -29,7 +29,7 @@ from hf_specdec.methods.draft_head import BlockHead, DraftHead, PairHead, Shared
 from hf_specdec.methods.draft_scorer import cost_ratio
 from hf_specdec.methods.method import Method
 
-__all__ = ["check_head", "head_runner_of", "output_head", "own_head_of", "place_head"]
+__all__ = ["check_head", "head_runner_of", "output_head", "own_head_of", "place_head", "without_weights_of"]
 
 
 def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
@@ -178,20 +178,35 @@ def own_head_of(target: PreTrainedModel, method: Method | None, config: SpecConf
 def place_head(head: DraftHead, target: PreTrainedModel, config: SpecConfig) -> DraftHead:
     """Put a head where the configuration's list of devices says, else where the target reads its inputs.
 
-    Embeddings and an output head that equal the target's are held once.
-
     Raises:
         ConfigError: a device that is not here.
     """
     listed = config.device_lists.get("draft")
     if listed is None:
-        head.to(compat.input_device(target))
-    else:
-        head.to(read_devices(listed, config.device_fields["draft"])[0])
-    modules = {"embed_tokens": compat.input_embeddings(target), "lm_head": target.get_output_embeddings()}
-    weights = {name: getattr(module, "weight", None) for name, module in modules.items()}
-    head.share_weights({name: weight for name, weight in weights.items() if type(weight) is torch.nn.Parameter})
-    return head
+        return head.to(compat.input_device(target))
+    return head.to(read_devices(listed, config.device_fields["draft"])[0])
+
+
+def without_weights_of(target: PreTrainedModel, head: DraftHead) -> None:
+    """Drop embeddings and an output head of `head` that equal the target's, so that it reads those."""
+    if _are_equal(head.embed_tokens, compat.input_embeddings(target), torch.nn.Embedding):
+        head.embed_tokens = None
+    output = target.get_output_embeddings()
+    is_capped = getattr(compat.text_config(target.config), "final_logit_softcapping", None) is not None
+    if not isinstance(head, BlockHead) or head.target_ids is not None or is_capped:
+        return
+    if _are_equal(head.lm_head, output, torch.nn.Linear) and output.bias is None:
+        head.lm_head = None
+
+
+def _are_equal(own: Any, of_target: Any, module_class: type) -> bool:
+    """Whether both are modules of exactly this class with equal weights in one dtype."""
+    if {type(own), type(of_target)} != {module_class}:
+        return False
+    one, other = own.weight, of_target.weight
+    if type(other) is not torch.nn.Parameter or other.is_meta or (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return torch.equal(one, other.to(one.device))
 
 
 def _relative_cost(call: Call, head: DraftHead) -> float:

@@ -55,7 +55,7 @@ class SpecHFLM(HFLM):
         """Arguments of `generate` for a draft model or a draft head, in the target's dtype."""
         draft: Any
         if is_draft_head(path):
-            draft = AutoDraftHead.from_pretrained(path, dtype=self.model.dtype)
+            draft = AutoDraftHead.from_pretrained(path, target=self.model, dtype=self.model.dtype)
         else:
             device_map = {"": str(self.device)}
             draft = AutoModelForCausalLM.from_pretrained(path, dtype=self.model.dtype, device_map=device_map)

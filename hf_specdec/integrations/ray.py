@@ -80,7 +80,7 @@ class SpecTextGenerator:
             raise ConfigError("id_column", "must be given where texts are sampled", None, remedy)
         tokenizers = {"tokenizer": self.tokenizer}
         if draft_model is not None:
-            options["assistant_model"] = draft = load_draft(draft_model, precision=precision, **place)
+            options["assistant_model"] = draft = load_draft(draft_model, precision=precision, target=loaded, **place)
             tokenizers |= draft_tokenizers(draft, draft_model, self.tokenizer)
         self.batch = SharedBatch(loaded, **tokenizers, **options)
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,44 +63,6 @@ class DraftHead(nn.Module):
     @abstractmethod
     def layer_ids(self, num_layers: int) -> tuple[int, ...]:
         """The hidden states that it reads of a target with `num_layers` layers, as `output_hidden_states` counts."""
-
-    def share_weights(self, of_target: Mapping[str, torch.Tensor]) -> None:
-        """Hold weights once that equal the target's: the head's own are dropped, and the target's memory read.
-
-        Args:
-            of_target: weights on the head's device, by the name of the head's module that may have the same.
-        """
-        differing: set[tuple[int, int]] = self.__dict__.setdefault("_differing", set())
-        for name, theirs in of_target.items():
-            own = getattr(getattr(self, name, None), "weight", None)
-            if own is None or own.requires_grad or own.data_ptr() == theirs.data_ptr():
-                continue
-            if (own.shape, own.dtype, own.device) != (theirs.shape, theirs.dtype, theirs.device):
-                continue
-            if (places := (own.data_ptr(), theirs.data_ptr())) in differing:  # once is enough for a gigabyte each
-                continue
-            if torch.equal(own, theirs):
-                getattr(self, name).weight = nn.Parameter(theirs.detach(), requires_grad=False)
-                self.__dict__.setdefault("_shared", set()).add(name)
-            else:
-                differing.add(places)
-
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """As of any module; weights that will change are no longer the target's."""
-        if requires_grad:
-            self._own_weights()
-        return super().requires_grad_(requires_grad)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As of any module, into weights that are not the target's."""
-        self._own_weights()
-        return super().load_state_dict(*args, **kwargs)
-
-    def _own_weights(self) -> None:
-        shared: set[str] = self.__dict__.get("_shared", set())
-        while shared:
-            module = getattr(self, shared.pop())
-            module.weight = nn.Parameter(module.weight.detach().clone(), requires_grad=False)
 
 
 class PairHead(DraftHead):

@@ -1,20 +1,25 @@
-"""A head whose file repeats the target's embeddings or output head: held once, and never the way to change a target."""
+"""A head whose file repeats the target's embeddings or output head: loaded for its target, it reads the target's."""
 
 import copy
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import hf_specdec
+from hf_specdec.methods.dflash.checkpoint import save_head as save_dflash
+from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.eagle3.checkpoint import save_head as save_eagle3
+from hf_specdec.methods.eagle3.network import Eagle3Head
 from tests.helpers.dflash import random_dflash_head
+from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 
-MODULES = {"embed_tokens": "get_input_embeddings", "lm_head": "get_output_embeddings"}
+HOW: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False}
 
 
 @pytest.fixture
@@ -22,93 +27,88 @@ def target() -> Any:
     return hf_specdec.enable(build(FAMILIES["llama"]))
 
 
-@pytest.fixture
-def head(target: Any) -> DraftHead:
-    head = random_dflash_head(target, kind="dflash")
-    head.embed_tokens = copy.deepcopy(target.get_input_embeddings()).requires_grad_(False)
-    head.lm_head = copy.deepcopy(target.get_output_embeddings()).requires_grad_(False)
+def with_weights_of(target: Any) -> DFlashHead:
+    """A head that has the target's embeddings and output head."""
+    found = random_dflash_head(target, kind="dflash")
+    layer = copy.deepcopy(found.config.layer)
+    layer.layer_types = ["full_attention"] * layer.num_hidden_layers
+    config = dataclasses.replace(found.config, layer=layer, sliding_span=None)
+    head = DFlashHead(config, has_embedding=True, has_output_head=True).eval().requires_grad_(False)
+    head.load_state_dict(found.state_dict(), strict=False)
+    assert head.embed_tokens is not None
+    assert head.lm_head is not None
+    head.embed_tokens.weight.copy_(target.get_input_embeddings().weight.detach())
+    head.lm_head.weight.copy_(target.get_output_embeddings().weight.detach())
     return head
 
 
-def shared(head: DraftHead, target: Any) -> set[str]:
-    """The modules whose weights are in the target's memory."""
-    places = {name: getattr(target, getter)().weight.data_ptr() for name, getter in MODULES.items()}
-    return {name for name in MODULES if getattr(head, name).weight.data_ptr() == places[name]}
+def load(head: DFlashHead, folder: Path, target: Any, **kwargs: Any) -> Any:
+    save_dflash(head, folder, num_target_layers=4)
+    return hf_specdec.AutoDraftHead.from_pretrained(folder, target=target, **kwargs)
 
 
-def write(target: Any, head: DraftHead) -> torch.Tensor:
-    how = {"max_new_tokens": 10, "do_sample": False, "spec_method": "dflash", "assistant_model": head}
-    written: torch.Tensor = target.generate(PROMPT, **how)
-    return written
+def own_modules(head: DraftHead) -> set[str]:
+    return {name for name in ("embed_tokens", "lm_head") if getattr(head, name) is not None}
 
 
-def test_weights_that_are_equal_are_held_once(target: Any, head: DraftHead) -> None:
-    expected = plain(target, PROMPT, max_new_tokens=10, do_sample=False)
-    assert shared(head, target) == set()
-    for _ in range(2):
-        assert torch.equal(write(target, head), expected)
-        assert shared(head, target) == set(MODULES)
-    assert shared(copy.deepcopy(head), target) == set()
+def drafted(target: Any, head: DraftHead) -> Any:
+    kwargs = {"spec_method": head.methods[0], "assistant_model": head, "spec_config": {"confidence_threshold": 0.0}}
+    return target.generate(PROMPT, **HOW, **kwargs, return_dict_in_generate=True)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_others_stay_the_heads_own(target: Any, head: DraftHead, name: str) -> None:
-    with torch.no_grad():
-        getattr(head, name).weight[3, 4] += 0.5
-    mine = getattr(head, name).weight.clone()
-    write(target, head)
-    assert shared(head, target) == set(MODULES) - {name}
-    assert torch.equal(getattr(head, name).weight, mine)
-
-
-def test_of_another_type_or_trained_ones_too(target: Any, head: DraftHead) -> None:
-    head.lm_head.weight.requires_grad_(True)
-    write(target, head)
-    assert shared(head, target) == {"embed_tokens"}
-    head.double()
-    write(target, head)
-    assert shared(head, target) == set()
-
-
-def load(head: DraftHead) -> None:
-    head.load_state_dict({name: torch.ones_like(weight) for name, weight in head.state_dict().items()})
-
-
-def train(head: DraftHead) -> None:
-    head.requires_grad_(True)
-    with torch.no_grad():
-        for weight in head.parameters():
-            weight += 1.0
-
-
-@pytest.mark.parametrize("change", [load, train])
-def test_a_head_that_changes_leaves_its_target_alone(target: Any, head: DraftHead, change: Any) -> None:
-    write(target, head)
+def test_equal_weights_are_read_of_the_target(target: Any, tmp_path: Path) -> None:
+    """The same text, by the same drafts, from a smaller head; what is done to the head leaves the target alone."""
+    head = with_weights_of(target)
+    loaded = load(head, tmp_path, target)
+    assert own_modules(load(head, tmp_path, None)) == {"embed_tokens", "lm_head"}
+    assert own_modules(loaded) == set()
+    ours, whole = drafted(target, loaded), drafted(target, head)
+    assert torch.equal(ours.sequences, plain(target, PROMPT, **HOW))
+    assert ours.spec_stats.num_accepted_tokens == whole.spec_stats.num_accepted_tokens
+    assert ours.spec_stats.num_draft_tokens == whole.spec_stats.num_draft_tokens
     kept = {name: weight.clone() for name, weight in target.state_dict().items()}
-    change(head)
-    assert shared(head, target) == set()
+    for weight in loaded.parameters():
+        weight.add_(1.0)
     assert all(torch.equal(weight, kept[name]) for name, weight in target.state_dict().items())
-    assert not torch.equal(head.embed_tokens.weight, target.get_input_embeddings().weight)
 
 
-def test_a_second_target_reads_the_first_ones_no_more(target: Any, head: DraftHead) -> None:
-    """Two targets in turn: each text is plain's, and neither target is changed."""
+@pytest.mark.parametrize("name", ["embed_tokens", "lm_head"])
+def test_other_weights_stay(target: Any, tmp_path: Path, name: str) -> None:
+    head = with_weights_of(target)
+    getattr(head, name).weight[3, 4] += 0.5
+    loaded = load(head, tmp_path, target)
+    assert own_modules(loaded) == {name}
+    assert torch.equal(getattr(loaded, name).weight, getattr(head, name).weight)
+    assert torch.equal(drafted(target, loaded).sequences, plain(target, PROMPT, **HOW))
+
+
+def test_other_precisions_stay(target: Any, tmp_path: Path) -> None:
+    head = with_weights_of(target)
+    assert own_modules(load(head, tmp_path, target, dtype=torch.float64)) == {"embed_tokens", "lm_head"}
+
+
+@pytest.mark.parametrize(("cap", "own"), [(None, {"embed_tokens"}), (3.0, {"embed_tokens", "lm_head"})])
+def test_modules_that_compute_something_else_stay(tmp_path: Path, cap: float | None, own: set[str]) -> None:
+    """Gemma's embeddings are scaled as they are read, and its logits may be capped."""
+    family = FAMILIES["gemma3"]
+    options = {**family.options, "final_logit_softcapping": cap}
+    target = hf_specdec.enable(build(dataclasses.replace(family, options=options)))
+    loaded = load(with_weights_of(target), tmp_path, target)
+    assert own_modules(loaded) == own
+    assert torch.equal(drafted(target, loaded).sequences, plain(target, PROMPT, **HOW))
+
+
+def test_eagle3_heads_read_the_targets_embeddings(target: Any, tmp_path: Path) -> None:
+    found = random_head(target)
+    head = Eagle3Head(found.config, has_embedding=True).eval().requires_grad_(False)
+    head.load_state_dict(found.state_dict(), strict=False)
+    assert head.embed_tokens is not None
+    head.embed_tokens.weight.copy_(target.get_input_embeddings().weight.detach())
+    save_eagle3(head, tmp_path)
+    loaded = hf_specdec.AutoDraftHead.from_pretrained(tmp_path, target=target)
+    assert loaded.embed_tokens is None
+    ours, whole = drafted(target, loaded), drafted(target, head)
+    assert torch.equal(ours.sequences, whole.sequences)
+    assert ours.spec_stats.num_accepted_tokens == whole.spec_stats.num_accepted_tokens
     other = hf_specdec.enable(build(dataclasses.replace(FAMILIES["llama"], seed=9)))
-    for model in (target, other, target):
-        assert torch.equal(write(model, head), plain(model, PROMPT, max_new_tokens=10, do_sample=False))
-    assert shared(head, other) == set()
-
-
-def test_a_head_from_another_target_of_the_same_weights(target: Any, head: DraftHead) -> None:
-    """It leaves the first target's memory for the second's, so that the first can be freed."""
-    twin = copy.deepcopy(target)
-    for model in (target, twin) * 2:
-        write(model, head)
-        assert shared(head, model) == set(MODULES)
-
-
-def test_saved_heads_hold_all_their_weights(target: Any, head: DraftHead) -> None:
-    write(target, head)
-    state = head.state_dict()
-    assert {f"{name}.weight" for name in MODULES} <= set(state)
-    assert isinstance(head.embed_tokens, nn.Embedding)
+    assert hf_specdec.AutoDraftHead.from_pretrained(tmp_path, target=other).embed_tokens is not None
