@@ -244,7 +244,7 @@ class AutoDraftHead:
             without_weights_of(inner, head)
         if head is not None:
             return head.to(device)
-        if inner is not None and not is_draft_head(path):
+        if inner is not None and values and not is_draft_head(path):
             return MtpHead.of_checkpoint(inner, os.fspath(path)).to(device=device or input_device(inner), dtype=dtype)
         if is_dflash_config(config := _config(path, hub)):
             model = transformers.AutoModel.from_pretrained(path, config=config, dtype=dtype or "auto", **hub)
