@@ -110,14 +110,19 @@ def _embeddings_of(
     reads_on: torch.device,
     device: torch.device,
     dtype: torch.dtype,
+    most: int | None,
     tokens: torch.Tensor,
 ) -> torch.Tensor:
     """`(..., hidden_size)` of token ids, on the `device` and in the `dtype` of a head.
 
     Args:
         embed: the head's own embeddings, or the target's; they read ids on `reads_on`.
+        most: the first id that they do not have, which is read as 0 like those after it; `None` where they have all.
     """
-    return embed(tokens.to(reads_on)).to(device, dtype)
+    tokens = tokens.to(reads_on)
+    if most is not None:
+        tokens = tokens.where(tokens < most, 0)
+    return embed(tokens).to(device, dtype)
 
 
 class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
@@ -138,7 +143,8 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
         self.head_device, self.head_dtype = head.device, head.dtype
         own = head.embed_tokens
         embed, reads_on = (call.embed, call.device) if own is None else (own, self.head_device)
-        self._embeddings = partial(_embeddings_of, embed, reads_on, self.head_device, self.head_dtype)
+        most = None if own is None or own.num_embeddings >= call.vocab_size else own.num_embeddings
+        self._embeddings = partial(_embeddings_of, embed, reads_on, self.head_device, self.head_dtype, most)
         self.vocab_size, self.relative_cost, self.device = call.vocab_size, call.relative_cost, call.device
         self.source = cast("Source", head.methods[0])
         self.texts = [list(prompt) for prompt in call.prompts]

@@ -277,8 +277,11 @@ def _read_state(file: Path, device: torch.device) -> dict[str, Any]:
 def _measured(
     accelerator: Accelerator, rollout: Any, work: Path, indices: Sequence[int], config: Training
 ) -> list[Measured]:
-    """Acceptance on the shards `indices`, by temperature."""
-    rollout.eval()
+    """Acceptance on the shards `indices`, by temperature.
+
+    Processes have different numbers of batches here, so the module is called without what waits for the others.
+    """
+    rollout = accelerator.unwrap_model(rollout).eval()
     sums = {temperature: torch.zeros(config.rollout_steps + 1) for temperature in config.temperatures}
     mine = [
         index for place, index in enumerate(indices) if place % accelerator.num_processes == accelerator.process_index

@@ -1,0 +1,76 @@
+"""One process of a training: trains every kind of draft and writes what came of it.
+
+python -m tests.distributed.forked tests.distributed.training_worker FOLDER
+"""
+
+import dataclasses
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import LlamaForCausalLM
+from transformers.utils import logging
+
+from hf_specdec.training import (
+    DFlashTraining,
+    DraftTraining,
+    HeadTraining,
+    train_dflash,
+    train_draft,
+    train_head,
+)
+
+__all__ = ["KINDS", "NUM_HELD_OUT", "PROMPTS", "WordNumbers", "trained"]
+
+NUM_HELD_OUT = 1  # shards: one of two processes has none
+SETTINGS: dict[str, Any] = {
+    "num_texts": 12,
+    "texts_per_shard": 4,
+    "prompt_tokens": 4,
+    "new_tokens": 12,
+    "temperatures": (0.0,),
+    "batch_size": 2,
+    "rollout_steps": 3,
+    "epochs": 2.0,
+    "eval_every": 2,
+    "held_out": 0.1,
+}
+KINDS: dict[str, tuple[Any, Any]] = {
+    "head": (train_head, HeadTraining(**SETTINGS)),
+    "dflash": (train_dflash, DFlashTraining(**SETTINGS, block_size=4)),
+    "draft": (train_draft, DraftTraining(**SETTINGS)),
+}
+PROMPTS = [" ".join(str((start * step) % 37 + 2) for step in range(1, 9)) for start in range(1, 13)]
+
+
+class WordNumbers:
+    """A tokenizer as far as training asks: words are token ids."""
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [int(word) for word in text.split()]}
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Nothing to save."""
+
+
+def trained(folder: Path, kind: str) -> dict[str, Any]:
+    """What a training says of itself."""
+    train, config = KINDS[kind]
+    target = LlamaForCausalLM.from_pretrained(folder / "target").eval()
+    report = train(target, WordNumbers(), PROMPTS, folder / kind, config, show_progress=False)
+    return dataclasses.asdict(report)
+
+
+def main(folder: Path) -> None:
+    os.environ["ACCELERATE_USE_CPU"] = "1"
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    results = {kind: trained(folder, kind) for kind in KINDS}
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(results))
+    dist.barrier()
+    dist.destroy_process_group()
