@@ -5,15 +5,16 @@ tuned.costs.save("costs.json", tuned.facts)
 model.generate(**inputs, spec_method="auto", auto_config={"costs": "costs.json"})
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.api import enable
+from hf_specdec.api import disable, enable
 from hf_specdec.bench.forward_times import time_forwards
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
@@ -23,11 +24,12 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
-from hf_specdec.generation.generate import prepared_call
+from hf_specdec.generation.generate import EnabledGenerate, prepared_call
 from hf_specdec.methods.config import check_positive
 
 __all__ = ["Tuned", "measure_costs"]
 
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
 MOST_TOKENS = 65  # a root and 64 drafted tokens
 
 
@@ -68,7 +70,7 @@ def measure_costs(
             of more than one token.
         UnsupportedModelError: the model decodes without speculation.
     """
-    inner: PreTrainedModel = compat.generation_model(enable(model))
+    inner: PreTrainedModel = compat.generation_model(model)
     for size in batch_sizes:
         check_positive("batch_sizes", size, "Usual values are 1 to 32.")
     check_positive("context_length", context_length, "Usual values are 128 to 4096.")
@@ -79,11 +81,26 @@ def measure_costs(
     device = compat.input_device(inner)
     costs = StepCosts.of_device(device)
     tuned = Tuned(costs, {**facts_of(inner, device), "context_length": context_length}, {})
-    for rows in sorted(set(batch_sizes)):
-        tuned.seconds[rows] = _measured(inner, costs, rows, context_length, seconds, rounds)
-        if save is not None:
-            save(tuned)
+    with _prepared(inner):
+        for rows in sorted(set(batch_sizes)):
+            tuned.seconds[rows] = _measured(inner, costs, rows, context_length, seconds, rounds)
+            if save is not None:
+                save(tuned)
     return tuned
+
+
+@contextlib.contextmanager
+def _prepared(model: PreTrainedModel) -> Iterator[None]:
+    """A block in which the model is enabled, and its generation configuration names tokens alone."""
+    kept, was_enabled = model.generation_config, isinstance(vars(model).get("generate"), EnabledGenerate)
+    enable(model)
+    model.generation_config = GenerationConfig(**{name: getattr(kept, name, None) for name in TOKENS})
+    try:
+        yield
+    finally:
+        model.generation_config = kept
+        if not was_enabled:
+            disable(model)
 
 
 @torch.no_grad()

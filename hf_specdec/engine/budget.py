@@ -14,7 +14,7 @@ What forwards of unknown sizes cost is found out by steps of these sizes, a few 
 import math
 from collections.abc import Hashable, Sequence
 
-from hf_specdec.engine.cost_model import CostCurve, DraftSpeed, StepCosts
+from hf_specdec.engine.cost_model import CostCurve, StepCosts
 from hf_specdec.forward.drafting import DraftForwards
 from hf_specdec.methods.base import DraftCost
 from hf_specdec.tree import DraftTree
@@ -164,7 +164,7 @@ class Budget:
         time = curve.ratio(widest) + draft_seconds / curve.seconds_of_one
         self._cost, self._time = FADE * self._cost + time, self._time + time
         if forwards.usual_cost:
-            speed = self.costs.draft_speeds.setdefault(self._network, DraftSpeed())
+            speed = self.costs.draft_speed(self._network)
             speed.observe(forwards.usual_seconds / curve.seconds_of_one, forwards.usual_cost)
         draft_seconds -= forwards.seconds
         if self._num_proposed:

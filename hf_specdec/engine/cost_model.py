@@ -38,6 +38,7 @@ FAR = 8  # tokens: sizes from here on tell what each of them costs
 ASSUMED_SPAN = 16  # tokens as which the assumed slope counts beyond the largest known size
 MEASURED_COUNT = 32  # steps as which a measured size counts
 NUM_SPEEDS = 9  # steps that a draft network's speed is the median of
+MOST_NETWORKS = 64  # whose speeds are kept
 SLOWEST = 32.0  # over what is assumed of a draft network; one that is never asked is never timed again
 
 
@@ -193,6 +194,12 @@ class StepCosts:
         self._curves: dict[int, CostCurve] = {}
         self.draft_speeds: dict[Hashable, DraftSpeed] = {}
         self.facts: dict[str, Any] = {}
+
+    def draft_speed(self, network: Hashable) -> DraftSpeed:
+        """What is known of a draft network, made at first use; of the last `MOST_NETWORKS` ones."""
+        if network not in self.draft_speeds and len(self.draft_speeds) >= MOST_NETWORKS:
+            del self.draft_speeds[next(iter(self.draft_speeds))]
+        return self.draft_speeds.setdefault(network, DraftSpeed())
 
     @classmethod
     def of_device(cls, device: torch.device, *, loading: float = 1.0, is_fixed: bool = False) -> "StepCosts":

@@ -29,7 +29,15 @@ from hf_specdec.methods.draft_head import BlockHead, DraftHead, PairHead, Shared
 from hf_specdec.methods.draft_scorer import cost_ratio
 from hf_specdec.methods.method import Method
 
-__all__ = ["check_head", "head_runner_of", "output_head", "own_head_of", "place_head", "without_weights_of"]
+__all__ = [
+    "check_head",
+    "check_target",
+    "head_runner_of",
+    "output_head",
+    "own_head_of",
+    "place_head",
+    "without_weights_of",
+]
 
 
 def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
@@ -40,14 +48,9 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
         UnsupportedModelError: the target is an encoder-decoder, or its token embeddings are not known or of another
             width than its layers.
     """
-    name = type(target).__name__
-    if target.config.is_encoder_decoder:
-        raise UnsupportedModelError(f"Draft heads read decoder-only models, but {name} is an encoder-decoder.")
-    embeddings = compat.input_embeddings(target)
-    if embeddings is None:
-        raise UnsupportedModelError(f"Draft heads read the target's token embeddings, but {name} does not name them.")
+    embeddings = check_target(target)
     config = compat.text_config(target.config)
-    remedy = f"Choose a head that was trained for this {name}."
+    remedy = f"Choose a head that was trained for this {type(target).__name__}."
     if config.hidden_size != head.target_hidden_size:
         rule = f"must read hidden states of the target's hidden_size {config.hidden_size}"
         raise ConfigError("assistant_model", rule, f"a head for {head.target_hidden_size}", remedy)
@@ -59,10 +62,8 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
     if head.embed_tokens is None and head.hidden_size != config.hidden_size:
         rule = f"must have token embeddings or the target's hidden_size {config.hidden_size}"
         raise ConfigError("assistant_model", rule, f"a head of hidden_size {head.hidden_size}", remedy)
-    width = getattr(embeddings, "embedding_dim", head.hidden_size)
-    if head.embed_tokens is None and head.hidden_size != width:
-        message = f"Draft heads read token embeddings as wide as its layers, but those of {name} have {width} columns"
-        raise UnsupportedModelError(f"{message} and its layers {config.hidden_size}.")
+    if head.embed_tokens is None:
+        check_target(target, embedding_width=head.hidden_size)
     if isinstance(head, BlockHead) and head.mask_token_id >= len(embeddings.weight):
         rule = f"must have a mask_token_id below the target's vocab_size {config.vocab_size}"
         raise ConfigError("assistant_model", rule, f"a head with mask_token_id {head.mask_token_id}", remedy)
@@ -74,6 +75,28 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
         rule = f"must read hidden states from 0 to the target's number of layers {num_layers}"
         raise ConfigError("assistant_model", rule, f"a head that reads {layers}", remedy)
     return layers
+
+
+def check_target(target: PreTrainedModel, *, embedding_width: int | None = None) -> Any:
+    """The target's token embeddings.
+
+    Args:
+        embedding_width: columns that a head without embeddings of its own reads.
+
+    Raises:
+        UnsupportedModelError: as for `check_head`.
+    """
+    name = type(target).__name__
+    if target.config.is_encoder_decoder:
+        raise UnsupportedModelError(f"Draft heads read decoder-only models, but {name} is an encoder-decoder.")
+    embeddings = compat.input_embeddings(target)
+    if embeddings is None:
+        raise UnsupportedModelError(f"Draft heads read the target's token embeddings, but {name} does not name them.")
+    width = getattr(embeddings, "embedding_dim", embedding_width)
+    if embedding_width is not None and embedding_width != width:
+        message = f"Draft heads read token embeddings as wide as its layers, but those of {name} have {width} columns"
+        raise UnsupportedModelError(f"{message} and its layers {compat.text_config(target.config).hidden_size}.")
+    return embeddings
 
 
 def _check_keys(target: PreTrainedModel, head: SharedCacheHead, remedy: str) -> None:

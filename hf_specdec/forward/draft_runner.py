@@ -18,7 +18,7 @@ from hf_specdec.compat.rotary import position_limit
 from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import ModelRunner, Tier
-from hf_specdec.forward.runner_base import BaseDraftRunner, of_each_row
+from hf_specdec.forward.runner_base import BaseDraftRunner, network_of, of_each_row
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import Source
@@ -67,7 +67,7 @@ class DraftRunner(BaseDraftRunner):
         input_ids = input_ids.where(input_ids < self._own_vocab_size, 0)
         self.texts = [TokenBuffer(input_ids[row : row + 1], room=room) for row in range(len(input_ids))]
         config = GenerationConfig(max_length=input_ids.shape[1] + room)
-        self.compiled, self.network = compiled, (id(model), vocab_size)
+        self.compiled, self.network = compiled, (network_of(model), vocab_size)
         arguments = (model, input_ids, config, model_kwargs, self.texts)
         self.target = ModelRunner(*arguments, tier=tier, keep_cache=False, fixed=fixed, compiled=compiled, facts=facts)
         self.max_positions = facts.of(position_limit, model)

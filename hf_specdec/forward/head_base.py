@@ -14,7 +14,7 @@ from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.compiled_forward import CompiledShapes
-from hf_specdec.forward.runner_base import BaseDraftRunner, of_each_row
+from hf_specdec.forward.runner_base import BaseDraftRunner, network_of, of_each_row
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.node_logits import NodeLogits
@@ -138,7 +138,7 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
 
     def __init__(self, head: Head, call: HeadCall) -> None:
         super().__init__(len(call.prompts), is_shared=call.is_shared)
-        self.head, self.hidden_layers, self.network = head, call.hidden_layers, id(head)
+        self.head, self.hidden_layers, self.network = head, call.hidden_layers, network_of(head)
         self.compiled = None if call.shapes is None else call.shapes.compiled
         self.head_device, self.head_dtype = head.device, head.dtype
         own = head.embed_tokens

@@ -1,6 +1,7 @@
 """Drafting with a network: what the engine asks of draft models, first layers and heads; one row as drafters see it."""
 
 import itertools
+import uuid
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -14,7 +15,7 @@ from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.observer import Source
 from hf_specdec.tree import DraftTree
 
-__all__ = ["BaseDraftRunner", "RowScorer", "of_each_row"]
+__all__ = ["BaseDraftRunner", "RowScorer", "network_of", "of_each_row"]
 
 
 class RowScorer:
@@ -68,6 +69,11 @@ KnownScorer = Callable[[], RowScorer | None]
 def unknown_scorer() -> None:
     """In the place of a scorer that nobody has asked for."""
     return
+
+
+def network_of(module: torch.nn.Module) -> Hashable:
+    """What stands for a network that drafts: neither a copy's, nor that of one that takes its place in memory."""
+    return id(module), module.__dict__.setdefault("_hf_specdec_network", uuid.uuid4().hex)
 
 
 class BaseDraftRunner(ABC):

@@ -63,10 +63,10 @@ def train_dflash(
     accelerator, work = accelerator_for(target, config), Path(out) / "work"
     is_shown = show_progress and accelerator.is_main_process
     layer_ids = chosen_layers(target, config.layer_ids)
+    torch.manual_seed(config.seed)
+    head = _new_head(target, layer_ids, config, mask_token_id=_mask_token(target, tokenizer))
     with frozen(target), held(work) if accelerator.is_main_process else nullcontext():
         write_texts(accelerator, target, tokenizer, prompts, work, config, layer_ids=layer_ids, is_shown=is_shown)
-        torch.manual_seed(config.seed)
-        head = _new_head(target, layer_ids, config, mask_token_id=_mask_token(target, tokenizer))
         rollout = BlockRollout(
             head,
             target.get_input_embeddings(),
@@ -115,8 +115,8 @@ def _new_head(
 
 def _mask_token(target: PreTrainedModel, tokenizer: Any) -> int:
     """A token that stands for one to be drafted; its embedding is not read, since the head has one of its own."""
-    config = target.generation_config
+    config, embeddings = target.generation_config, target.get_input_embeddings()
     for token in (getattr(tokenizer, "mask_token_id", None), config.pad_token_id, config.eos_token_id):
-        if isinstance(token, int):
+        if isinstance(token, int) and 0 <= token < len(embeddings.weight):
             return token
     return 0

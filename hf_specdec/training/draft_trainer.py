@@ -2,6 +2,7 @@
 
 import copy
 import os
+import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -127,6 +128,12 @@ def _first_layers(target: PreTrainedModel, layers: int | None) -> PreTrainedMode
     if strange:
         rule = "must have weights of at least 16 bits, which its draft begins with"
         raise ConfigError("target", rule, str(strange[0]), 'Load it with precision="bf16".')
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            target.generation_config.save_pretrained(folder)  # the draft is saved with it
+    except ValueError as error:
+        rule, said = "must be one that transformers saves", " ".join(str(error).splitlines()[:2])
+        raise ConfigError("generation_config", rule, said, "Correct that of the target.") from error
     total = int(compat.text_config(target.config).num_hidden_layers)
     try:
         first = self_draft(target, layers=layers or max(total // 4, 1))

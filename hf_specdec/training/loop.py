@@ -20,6 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import compat
+from hf_specdec.compat.rotary import position_limit
 from hf_specdec.errors import CheckpointError, ConfigError, first_line
 from hf_specdec.training.batch import Batch
 from hf_specdec.training.config import Training
@@ -32,13 +33,27 @@ from hf_specdec.utils.progress import with_bar
 __all__ = ["TrainingLoop", "accelerator_for", "drawn_where_unprompted", "frozen", "write_texts"]
 
 logger = logging.getLogger("hf_specdec")
+STATE = {"student", "best_weights", "optimiser", "step", "best_step", "seconds", "without_gain", "best", "losses"}
 WARM_UP, LAST_RATE = 0.03, 0.02  # share of training; share of the peak at the end
 AnyTraining = TypeVar("AnyTraining", bound=Training)
 
 
 def accelerator_for(target: PreTrainedModel, config: Training) -> Accelerator:
-    """accelerate's view of the processes, on the target's kind of device."""
-    return Accelerator(mixed_precision=config.mixed_precision, cpu=compat.input_device(target).type == "cpu")
+    """accelerate's view of the processes, on the target's kind of device.
+
+    Raises:
+        ConfigError: accelerate has begun with another precision or kind of device in this process.
+    """
+    kind, remedy = compat.input_device(target).type, "Use a process of its own for this training."
+    try:
+        accelerator = Accelerator(mixed_precision=config.mixed_precision, cpu=kind == "cpu")
+    except ValueError as error:
+        rule = "must stay as accelerate has been set up in this process"
+        raise ConfigError("mixed_precision", rule, config.mixed_precision, remedy) from error
+    if accelerator.device.type != kind:
+        rule = f"must be on the device that accelerate has been set up for in this process, {accelerator.device.type}"
+        raise ConfigError("target", rule, kind, remedy)
+    return accelerator
 
 
 def drawn_where_unprompted(config: AnyTraining, prompts: Sequence[str] | None) -> AnyTraining:
@@ -80,14 +95,18 @@ def write_texts(
         head: what is trained on, if anything.
 
     Raises:
-        ConfigError: `work` holds texts of other settings.
+        ConfigError: `work` holds texts of other settings, or the texts do not fit the target's positions.
     """
+    wanted, positions = max(config.prompt_lengths) + config.new_tokens, position_limit(target)
+    if positions is not None and wanted > positions:
+        rule = f"must fit the target's {positions} positions beside prompt_tokens {max(config.prompt_lengths)}"
+        raise ConfigError("new_tokens", rule, config.new_tokens, "Use fewer of either.")
     starts = {
         length: [[_first_token(target)]] if prompts is None else prompt_ids(prompts, tokenizer, length, config)
         for length in config.prompt_lengths
     }
     if accelerator.is_main_process:
-        begin(work, settings_of(target, prompts, layer_ids, config, head))
+        begin(work, settings_of(target, None if prompts is None else starts, layer_ids, config, head))
     accelerator.wait_for_everyone()
     mine = range(accelerator.process_index, config.num_shards, accelerator.num_processes)
     for index in with_bar(mine, total=len(mine), label="writing texts", is_shown=is_shown):
@@ -271,6 +290,8 @@ def _read_state(file: Path, device: torch.device) -> dict[str, Any]:
         raise CheckpointError(
             f"{str(file)!r} cannot be read: {first_line(error)} Delete it to train on the texts anew."
         ) from error
+    if not isinstance(state, dict) or not state.keys() >= STATE:
+        raise CheckpointError(f"{str(file)!r} is no state of a training. Delete it to train on the texts anew.")
     return state
 
 

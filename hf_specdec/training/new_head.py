@@ -8,13 +8,15 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.compat.decoder_layers import CONFIGS
-from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.engine.head_pairing import check_target
+from hf_specdec.errors import ConfigError
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
 from hf_specdec.methods.eagle3.network import Eagle3Head
 
 __all__ = ["chosen_layers", "layer_config", "new_head"]
 
 MOST_DRAFT_TOKENS = 32_000
+USUAL_HEAD_DIM = 64
 COPIED = (
     "vocab_size",
     "hidden_size",
@@ -34,10 +36,9 @@ def chosen_layers(target: PreTrainedModel, layer_ids: Sequence[int] | None) -> t
 
     Raises:
         ConfigError: one of them is not there.
-        UnsupportedModelError: the target is an encoder-decoder.
+        UnsupportedModelError: no head can read this target.
     """
-    if target.config.is_encoder_decoder:
-        raise UnsupportedModelError(f"A draft head needs a decoder-only target, but {type(target).__name__} is not.")
+    check_target(target, embedding_width=compat.text_config(target.config).hidden_size)
     num_layers = int(compat.text_config(target.config).num_hidden_layers)
     if layer_ids is None:
         return default_layer_ids(num_layers)
@@ -89,6 +90,11 @@ def layer_config(config: PretrainedConfig, layer_class: type[PretrainedConfig], 
     """Layers shaped as the target's, as far as its configuration says."""
     values: dict[str, Any] = {name: getattr(config, name, None) for name in COPIED}
     values = {name: value for name, value in values.items() if value is not None}
+    if not isinstance(values.get("num_attention_heads"), int):
+        values["num_attention_heads"] = max(config.hidden_size // USUAL_HEAD_DIM, 1)
+    if not isinstance(values.get("num_key_value_heads"), int):  # qwen3's own default is 32, and a head_dim of 128
+        values["num_key_value_heads"] = values["num_attention_heads"]
+    values.setdefault("head_dim", config.hidden_size // values["num_attention_heads"])
     values.setdefault("intermediate_size", 3 * config.hidden_size)
     if "rope_type" not in (values.get("rope_parameters") or {}):  # one for each kind of layer
         values.pop("rope_parameters", None)

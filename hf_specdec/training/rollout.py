@@ -27,17 +27,12 @@ class HeadRollout(nn.Module):
         decay (`float`): weight of a step's loss over that of the step before.
     """
 
-    draft_ids: torch.Tensor
-
     def __init__(
         self, head: Eagle3Head, embed: Callable[[torch.Tensor], torch.Tensor], *, steps: int, decay: float
     ) -> None:
         super().__init__()
         self.head, self.steps, self.decay = head, steps, decay
         self._embed = [embed]  # a list keeps the target's module out of this one's weights
-        draft_ids = torch.full((head.config.vocab_size,), -1)
-        draft_ids[head.target_ids.cpu()] = torch.arange(head.config.draft_vocab_size)
-        self.register_buffer("draft_ids", draft_ids, persistent=False)  # target's id -> draft id, or -1
 
     def forward(self, batch: Batch) -> Outcome:
         """Roll out every position from which the target wrote. Position i is the pair of token i + 1 and state i.
@@ -90,13 +85,20 @@ class HeadRollout(nn.Module):
     def _loss(self, logits: torch.Tensor, batch: Batch, places_on: int, length: int) -> torch.Tensor:
         """Cross-entropy under the target's distribution over the tokens that the head can draft."""
         ids, probabilities = ahead(batch.top_ids, places_on, length), ahead(batch.top_probabilities, places_on, length)
-        places = self.draft_ids[ids]  # (N, length, TOP)
+        places = _draft_ids(self.head)[ids]  # (N, length, TOP)
         wanted = probabilities.float() * (places >= 0)
         total = wanted.sum(-1)
         used = ahead(batch.real, places_on, length) & batch.real[:, :-1] & (total > 0.0)
         found = logits.gather(-1, places.clamp(min=0)) - logits.logsumexp(-1, keepdim=True)
         nats = -(wanted * found).sum(-1) / total.clamp(min=1e-6)
         return (nats * used).sum() / used.sum().clamp(min=1)
+
+
+def _draft_ids(head: Eagle3Head) -> torch.Tensor:
+    """`(vocab_size,)`: the draft id of each of the target's, -1 where there is none; by the head as it is now."""
+    target_ids = head.target_ids
+    found = torch.full((head.config.vocab_size,), -1, device=target_ids.device)
+    return found.scatter(0, target_ids, torch.arange(len(target_ids), device=target_ids.device))
 
 
 def _visible(batch: Batch) -> torch.Tensor:

@@ -25,6 +25,8 @@ from hf_specdec.utils.transfer import left_padded
 
 __all__ = ["Shard", "prompt_ids", "read_shard", "shard_path", "shards", "write_shard"]
 
+# of `generate`, whatever the target's generation configuration says: one text for a prompt, by itself
+ONE: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
 TOP = 64  # likeliest tokens that are kept of each distribution; the rest of it is little and trains nothing
 
 
@@ -145,7 +147,8 @@ def _written(
 ) -> Shard:
     """The texts, and one forward over them."""
     device = compat.input_device(target)
-    pad = int(target.generation_config.pad_token_id or 0)
+    pad = target.generation_config.pad_token_id
+    pad = pad if isinstance(pad, int) and pad >= 0 else 0
     ids, mask = left_padded(prompts, device, pad)
     longest = ids.shape[1]
     drawing: dict[str, Any] = {"do_sample": False}
@@ -154,7 +157,7 @@ def _written(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(zlib.crc32(f"{config.seed} {index}".encode()))
         text = target.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=config.new_tokens, pad_token_id=pad, **drawing
+            input_ids=ids, attention_mask=mask, max_new_tokens=config.new_tokens, pad_token_id=pad, **drawing, **ONE
         )
         real = torch.nn.functional.pad(mask.bool(), (0, text.shape[1] - longest), value=True)
         real = real & ~_behind_the_end(target, text, longest)

@@ -5,7 +5,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 def settings_of(
     target: PreTrainedModel,
-    prompts: Sequence[str] | None,
+    prompts: Mapping[int, Sequence[Sequence[int]]] | None,
     layer_ids: Sequence[int],
     config: Training,
     head: nn.Module | None,
@@ -109,6 +109,7 @@ def settings_of(
     """What the texts, the draft's shape and its first weights depend on: other work is not gone on with.
 
     Args:
+        prompts: token ids of the prompts, by their length; `None` where the target writes from its first token on.
         head: what is trained on, if anything.
     """
     values: Settings = {"kind": config.kind}
@@ -120,7 +121,7 @@ def settings_of(
         "num_parameters": target.num_parameters(),
         "weights": _weights_digest(target),
         "head": None if head is None else _weights_digest(head),
-        "prompts": None if prompts is None else f"{len(prompts)}, of digest {_digest(json.dumps(list(prompts)))}",
+        "prompts": None if prompts is None else f"{_numbers(prompts)} pieces, of digest {_digest(json.dumps(prompts))}",
     }
 
 
@@ -156,6 +157,10 @@ def _weights_digest(module: nn.Module) -> str:
             some = weight.detach().flatten()[:NUM_SAMPLED].to(torch.bfloat16).float()
             values.append((name, some.tolist()))
     return _digest(repr(values))
+
+
+def _numbers(prompts: Mapping[int, Sequence[Any]]) -> str:
+    return " and ".join(str(len(pieces)) for pieces in prompts.values())
 
 
 def _digest(text: str) -> str:

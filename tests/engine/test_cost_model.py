@@ -1,10 +1,12 @@
 """What forwards cost: curves by points, corrected by what is seen, kept in files."""
 
+import copy
 import json
 import math
 import random
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ import torch
 from hf_specdec import ConfigError
 from hf_specdec.engine import cost_model as module
 from hf_specdec.engine.cost_model import CostCurve, DraftSpeed, StepCosts
+from hf_specdec.forward import runner_base
+from hf_specdec.forward.runner_base import network_of
 from hf_specdec.methods.base import TOKEN_COST
 
 
@@ -297,3 +301,18 @@ def test_a_token_more_a_row_costs_what_so_many_tokens_add_to_a_forward(num_rows:
     forward_of_one_each, forward_of_two_each = (1.0 + slope * (tokens - 1) for tokens in (num_rows, 2 * num_rows))
     found = costs.token_cost(num_rows, 4, dtype=torch.float32)
     assert found == pytest.approx(forward_of_two_each / forward_of_one_each - 1.0)
+
+
+def test_networks_whose_speeds_are_kept_are_bounded_and_told_apart() -> None:
+    """Another module at the address of one that has ended, and a copy, are other networks."""
+    costs = StepCosts(0.1)
+    for network in range(200):
+        costs.draft_speed(network).observe(1.0, 2.0)
+    assert 199 in costs.draft_speeds
+    assert len(costs.draft_speeds) < 100
+    first = torch.nn.Linear(1, 1)
+    assert network_of(first) == network_of(first)
+    assert network_of(copy.deepcopy(first)) != network_of(first)
+    other = torch.nn.Linear(1, 1)
+    with mock.patch.object(runner_base, "id", lambda _: 1, create=True):
+        assert network_of(first) != network_of(other)

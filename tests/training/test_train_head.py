@@ -154,7 +154,7 @@ def test_work_on_other_prompts_is_not_gone_on_with(train: Callable[..., Any], tm
     """As many of them."""
     config = dataclasses.replace(TINY, epochs=0.1)
     train(tmp_path, config)
-    with pytest.raises(ConfigError, match=r"`prompts` must be '39, of digest .*' to go on with the work in"):
+    with pytest.raises(ConfigError, match=r"`prompts` must be '78 pieces, of digest .*' to go on with the work in"):
         train(tmp_path, config, [*PROMPTS[1:], "3 4 5"])
 
 

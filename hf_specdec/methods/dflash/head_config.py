@@ -82,6 +82,8 @@ class DFlashHeadConfig:
         if not 0 < self.draft_vocab_size <= self.layer.vocab_size:
             rule = f"must be from 1 to the target's vocab_size {self.layer.vocab_size}"
             raise ConfigError("draft_vocab_size", rule, self.draft_vocab_size, REMEDY)
+        if self.mask_token_id < 0:
+            raise ConfigError("mask_token_id", "must be a token of the target", self.mask_token_id, REMEDY)
         ids = self.layer_ids
         if not ids or min(ids) < 0 or len(set(ids)) != len(ids):
             raise ConfigError("target_layer_ids", "must be different numbers from 0 on", ids, REMEDY)
