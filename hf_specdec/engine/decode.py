@@ -25,7 +25,7 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.plain import decode_assisted, decode_plain
 from hf_specdec.engine.plain_reasons import check_tier, encoder_kwargs, plain_reason
 from hf_specdec.engine.speculative import decode_speculatively
-from hf_specdec.engine.static_shapes import check_cache
+from hf_specdec.engine.static_shapes import check_cache, has_static_cache
 from hf_specdec.forward.inputs import tensors_of
 from hf_specdec.forward.runner_base import BaseDraftRunner
 from hf_specdec.methods.base import Drafter
@@ -76,7 +76,7 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
         budget=request.budget,
         stats=stats,
         draft_runner=draft_runner,
-        costs=costs_of(call.model, request, call.input_ids.device),
+        costs=costs_of(call.model, request, call.input_ids.device, is_static=has_static_cache(call)),
         observer=request.observer,
         rank_sync=rank_sync,
         decide=None if first_call is None else first_call.decide,
@@ -128,7 +128,7 @@ def drafting(
     takes_trees = found.capability.tier == "tree"
     is_sampled = bool(call.generation_config.do_sample)
     is_fixed = torch.are_deterministic_algorithms_enabled()
-    costs = state.step_costs(call.model, call.input_ids.device, is_fixed=is_fixed)
+    costs = state.step_costs(call.model, call.input_ids.device, is_fixed=is_fixed, is_static=has_static_cache(call))
     token_cost = functools.partial(costs.token_cost, dtype=call.model.dtype)
     jump = functools.partial(costs.jump, dtype=call.model.dtype)
 
@@ -179,13 +179,19 @@ def _draft_runner(
     return runner, translations
 
 
-def costs_of(model: PreTrainedModel, request: Request, device: torch.device) -> StepCosts | None:
-    """What the model's forwards cost on `device`, where the method drafts as many tokens as save time."""
+def costs_of(
+    model: PreTrainedModel, request: Request, device: torch.device, *, is_static: bool = False
+) -> StepCosts | None:
+    """What the model's forwards cost on `device`, where the method drafts as many tokens as save time.
+
+    Args:
+        is_static: whether they go over a static cache.
+    """
     if not request.config.fits_costs:
         return None
     path = request.config.costs_file
     state = state_of(model)
-    costs = state.step_costs(model, device, path, is_fixed=request.config.is_deterministic)
+    costs = state.step_costs(model, device, path, is_fixed=request.config.is_deterministic, is_static=is_static)
     warning = other_threads(costs.facts, device)
     if warning is not None:
         state.warn_once(f"{type(model).__name__}: {warning}")

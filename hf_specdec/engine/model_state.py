@@ -51,17 +51,24 @@ class ModelState:
     lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def step_costs(
-        self, model: PreTrainedModel, device: torch.device, path: str | None = None, *, is_fixed: bool = False
+        self,
+        model: PreTrainedModel,
+        device: torch.device,
+        path: str | None = None,
+        *,
+        is_fixed: bool = False,
+        is_static: bool = False,
     ) -> StepCosts:
         """What forwards of the model as it is now cost on `device`.
 
         Args:
             path: a file of costs to begin with.
             is_fixed: whether no step corrects them.
+            is_static: whether they go over a static cache, where they may be compiled.
         """
         attention, threads = attention_implementation(model.config), torch.get_num_threads()
         loading = load_factor(model)
-        key = (attention, str(model.dtype), str(device), threads, path, is_fixed, loading)
+        key = (attention, str(model.dtype), str(device), threads, path, is_fixed, is_static, loading)
         with self.lock:
             if key not in self.costs:
                 costs = StepCosts.of_device(device, loading=loading, is_fixed=is_fixed)

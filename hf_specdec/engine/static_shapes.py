@@ -32,6 +32,7 @@ __all__ = [
     "draft_shapes",
     "fixed_shapes",
     "forward_widths",
+    "has_static_cache",
     "head_shapes",
     "reason_against_static",
 ]
@@ -45,8 +46,7 @@ SERVING_WIDTH = FLAT_WIDTHS[1]  # of the graph in which one token runs at first
 
 def reason_against_static(call: Call, tier: str, engine: str) -> str | None:
     """Why a call with a static cache is decoded plainly, or `None`."""
-    cache = _cache_of(call)
-    if not isinstance(getattr(cache, "self_attention_cache", cache), compat.StaticCache):
+    if not has_static_cache(call):
         return None
     if engine == "assisted":
         return 'engine="assisted" takes no static cache'
@@ -54,7 +54,7 @@ def reason_against_static(call: Call, tier: str, engine: str) -> str | None:
         return "its static cache holds an image's keys and values among the text's"
     if compat.given_states(call.model, call.model_kwargs):
         return "self- and cross-attention share its static cache"
-    return _reason_against_buffers(call.model, tier, cache)
+    return _reason_against_buffers(call.model, tier, _cache_of(call))
 
 
 def _reason_against_buffers(model: PreTrainedModel, tier: str, cache: Any) -> str | None:
@@ -93,6 +93,12 @@ def check_cache(call: Call) -> None:
                 layer.max_cache_len,
                 "Make a longer StaticCache, or lower max_new_tokens.",
             )
+
+
+def has_static_cache(call: Call) -> bool:
+    """Whether a call goes over a static cache, which an encoder-decoder holds within its own."""
+    cache = _cache_of(call)
+    return isinstance(getattr(cache, "self_attention_cache", cache), compat.StaticCache)
 
 
 def fixed_shapes(call: Call, drafters: Iterable[Drafter], budget: int) -> FixedShapes | None:

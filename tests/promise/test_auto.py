@@ -140,6 +140,14 @@ def test_copies_keep_the_costs_they_know(duplicate: Callable[..., Any]) -> None:
     assert theirs is not mine
 
 
+def test_forwards_over_static_caches_have_costs_of_their_own() -> None:
+    """Compiled, they may take a quarter of the time."""
+    model = fresh("llama")
+    for cache in ({}, {"cache_implementation": "static"}, {}):
+        generate(model, spec_method="auto", disable_compile=True, **cache)
+    assert len(state_of(model).costs) == 2
+
+
 def test_disabling_drops_the_costs() -> None:
     model = fresh("llama")
     generate(model, spec_method="auto")
