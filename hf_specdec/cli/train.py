@@ -16,6 +16,7 @@ from hf_specdec.cli.report import note, noting_interrupts, print_json, stdout_co
 from hf_specdec.cli.spread import spread
 from hf_specdec.compat import computes_bf16, input_device
 from hf_specdec.errors import ConfigError, counted
+from hf_specdec.methods.dflash.checkpoint import load_head as load_dflash_head
 from hf_specdec.methods.eagle3.checkpoint import load_head
 from hf_specdec.training import (
     DFlashTraining,
@@ -26,16 +27,16 @@ from hf_specdec.training import (
     train_draft,
     train_head,
 )
+from hf_specdec.training.dflash_trainer import BLOCK_SIZE
 from hf_specdec.utils.command_errors import reports_errors
 from hf_specdec.utils.files import is_utf8, read_text
 
 __all__ = ["train"]
 
 DEFAULT = HeadTraining()
-BLOCK = DFlashTraining().block_size
 Kind = Literal["head", "dflash", "draft"]
 KINDS: dict[str, tuple[str, ...]] = {  # options that hold for some kinds alone
-    "--head": ("head",),
+    "--head": ("head", "dflash"),
     "--layers": ("head", "dflash"),
     "--draft-vocab-size": ("head",),
     "--draft-layers": ("draft", "dflash"),
@@ -63,9 +64,7 @@ class TrainingOptions:
     max_new_tokens: Annotated[int, typer.Option(help="Tokens that the target writes after each prompt.")] = (
         DEFAULT.new_tokens
     )
-    head: Annotated[Path | None, typer.Option(help="Folder of an EAGLE-3 head to train on. Default: a new head.")] = (
-        None
-    )
+    head: Annotated[Path | None, typer.Option(help="Folder of a head to train on. Default: a new one.")] = None
     layers: Annotated[
         str | None,
         typer.Option(
@@ -85,7 +84,7 @@ class TrainingOptions:
     ] = None
     block_size: Annotated[
         int | None,
-        typer.Option(help=f"Tokens of a DFlash block, the last one of the text among them. Default: {BLOCK}."),
+        typer.Option(help=f"Tokens of a DFlash block, the last one of the text among them. Default: {BLOCK_SIZE}."),
     ] = None
     markov_rank: Annotated[
         int | None,
@@ -118,10 +117,12 @@ class TrainingOptions:
             return DraftTraining(draft_layers=self.draft_layers, **values)
         layer_ids = None if self.layers is None else _numbers("--layers", self.layers, "Write 2,16,29.")
         if self.kind == "dflash":
-            size = BLOCK if self.block_size is None else self.block_size
-            rank = 0 if self.markov_rank is None else self.markov_rank
             return DFlashTraining(
-                layer_ids=layer_ids, draft_layers=self.draft_layers, block_size=size, markov_rank=rank, **values
+                layer_ids=layer_ids,
+                draft_layers=self.draft_layers,
+                block_size=self.block_size,
+                markov_rank=self.markov_rank,
+                **values,
             )
         return HeadTraining(layer_ids=layer_ids, draft_vocab_size=self.draft_vocab_size, **values)
 
@@ -159,14 +160,14 @@ def train(
     if target.dtype == torch.bfloat16 and not computes_bf16(input_device(target)):
         note("hint: this CPU computes bf16 slowly; --dtype fp32 writes the texts several times as fast", "cyan")
     _show_log()
-    head = None if training.head is None else load_head(training.head)
+    path, given = training.head, (target, loaded.tokenizer, texts, out)
     with noting_interrupts(f"{out} keeps what was done; the same command continues"):
         if isinstance(config, HeadTraining):
-            report = train_head(target, loaded.tokenizer, texts, out, config, head=head)
+            report = train_head(*given, config, head=None if path is None else load_head(path))
         elif isinstance(config, DFlashTraining):
-            report = train_dflash(target, loaded.tokenizer, texts, out, config)
+            report = train_dflash(*given, config, head=None if path is None else load_dflash_head(path))
         else:
-            report = train_draft(target, loaded.tokenizer, texts, out, config)
+            report = train_draft(*given, config)
     if json:
         print_json({"out": str(out), **dataclasses.asdict(report)})
     else:

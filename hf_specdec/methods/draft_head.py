@@ -1,16 +1,19 @@
 """Draft heads as the engine sees them: networks that draft from what the target computed, and keep no text."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
 __all__ = ["AttentionSpan", "BlockHead", "DraftHead", "PairHead", "SharedCacheHead", "attention_shape", "within"]
+
+
+Distances = TypeVar("Distances", npt.NDArray[Any], torch.Tensor)
 
 
 class DraftHead(nn.Module):
@@ -138,13 +141,11 @@ class AttentionSpan:
         """Whether every token sees all the others."""
         return self.back is None and self.ahead is None
 
-    def sees(self, distances: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Which keys are seen, by `(rows, 1, N, K)` distances: a token's position less that of the key."""
-        seen = np.ones(distances.shape, dtype=np.bool_)
-        if self.back is not None:
-            seen &= (distances[:, :, :1] if self.from_root else distances) <= self.back
-        if self.ahead is not None:
-            seen &= distances >= -self.ahead
+    def sees(self, distances: Distances) -> Distances:
+        """Which keys are seen, by `(rows, blocks, N, K)` distances: a token's position less that of the key."""
+        back, ahead = (math.inf if bound is None else bound for bound in (self.back, self.ahead))
+        of_text = distances[:, :, :1] if self.from_root else distances
+        seen: Distances = (of_text <= back) & (distances >= -ahead)
         return seen
 
 

@@ -5,6 +5,7 @@ each sees the target's states of the text before it. Texts stand in for the targ
 texts of its own is what a chain of drafts would have kept.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -23,7 +24,7 @@ class BlockRollout(nn.Module):
     Args:
         head: what is trained.
         embed: token ids to embeddings.
-        project: states of the head to the target's logits.
+        project: states of the head to logits over the tokens that it drafts.
         steps (`int`): drafted tokens of the chains that are counted.
         blocks (`int`): of each text: drawn while the head is trained, evenly spread where it is measured.
         decay (`float`): weight of a place's loss over that of the place before.
@@ -53,10 +54,15 @@ class BlockRollout(nn.Module):
         counts = used[..., None] & (places < last) & _at(batch.written, (places + 1).clamp(max=last))
         before = places.clamp(max=last)
         logits = self._logits(states, _at(batch.ids, before)).float()  # (N, A, num_drafted, vocab_size)
-        right = counts & (logits.argmax(-1) == _at(batch.ids, (places + 1).clamp(max=last)))
+        chosen, target_ids = logits.argmax(-1), self.head.target_ids
+        chosen = chosen if target_ids is None else target_ids[chosen]
+        right = counts & (chosen == _at(batch.ids, (places + 1).clamp(max=last)))
         kept = right.cumprod(-1)[..., : self.steps]
         total = counts[..., 0].sum()
-        nats = _nats(logits, _at(batch.top_ids, before), _at(batch.top_probabilities, before))
+        wanted = _at(batch.top_ids, before), _at(batch.top_probabilities, before)
+        nats = self._nats(logits, *wanted)
+        if self.head.candidate_selector is not None:  # it trains what it chose alone
+            nats = nats + self._nats(self._target[1](states).float(), *wanted)
         weights = self.get_buffer("weights") * counts
         return Outcome((nats * weights).sum() / total.clamp(min=1), kept.sum((0, 1)), total)
 
@@ -86,13 +92,16 @@ class BlockRollout(nn.Module):
         sees_text = (columns[:, None] < anchors.repeat_interleave(size, dim=1)[..., None]) & batch.real[:, None]
         sees_block = (owner[:, None] == owner).expand(rows, -1, -1)
         mask = torch.cat([sees_text, sees_block], dim=-1)[:, None]  # (N, 1, A * size, L + A * size)
+        positions = torch.cat([columns, own], dim=1)
+        distances = (own[..., None] - positions[:, None]).view(rows, blocks, size, -1)
+        spans = (head.span, head.span if head.sliding_span is None else head.sliding_span)
+        masks = [mask if span.is_all else mask & span.sees(distances).flatten(1, 2)[:, None] for span in spans]
         dtype = head.fc.weight.dtype
         states = head(
             self._target[0](tokens.flatten(1)).to(dtype),
             batch.features.to(dtype),
-            torch.cat([columns, own], dim=1),
-            mask,
-            mask,
+            positions,
+            *masks,
             DynamicCache(),
         )
         drafting: torch.Tensor = states.view(rows, blocks, size, -1)[:, :, size - head.num_drafted :]
@@ -111,15 +120,24 @@ class BlockRollout(nn.Module):
             found.append(own.view(*states.shape[:2], -1))
         return torch.stack(found, dim=2)
 
+    def _nats(self, logits: torch.Tensor, ids: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy under the target's distributions over their likeliest tokens, `ids` and `probabilities`.
+
+        Tokens that the head cannot draft are left out.
+        """
+        target_ids = self.head.target_ids
+        if target_ids is not None:
+            draft_ids = torch.full((self.head.config.layer.vocab_size,), -1, device=ids.device)
+            ids = draft_ids.scatter(0, target_ids, torch.arange(len(target_ids), device=ids.device))[ids]
+        is_known = (ids >= 0) & (ids < logits.shape[-1])
+        found = logits.gather(-1, ids.where(is_known, 0))
+        is_known &= found > -math.inf
+        wanted = probabilities.float() * is_known
+        nats = (logits.logsumexp(-1, keepdim=True) - found.where(is_known, 0.0)) * wanted
+        return nats.sum(-1) / wanted.sum(-1).clamp(min=1e-6)
+
 
 def _at(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """What stands at `places`, `(N, ...)`, of `(N, L, ...)`."""
     rows = torch.arange(len(values), device=values.device).view(-1, *[1] * (places.ndim - 1))
     return values[rows, places]
-
-
-def _nats(logits: torch.Tensor, ids: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy under the target's distributions over their likeliest tokens, `ids` and `probabilities`."""
-    wanted = probabilities.float()
-    found = logits.gather(-1, ids) - logits.logsumexp(-1, keepdim=True)
-    return -(wanted * found).sum(-1) / wanted.sum(-1).clamp(min=1e-6)

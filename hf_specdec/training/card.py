@@ -94,23 +94,35 @@ def write_dflash_card(
     Args:
         num_prompts: prompts that were given; `None` where the target wrote from its first token on.
     """
-    title = "DSpark head" if config.markov_rank else "DFlash head"
+    shape = head.config
+    title = "DSpark head" if shape.markov_rank else "DFlash 2 head" if shape.selector_rank else "DFlash head"
+    embeddings, output = head.embed_tokens, head.lm_head
+    own = [name for name, module in (("embeddings", embeddings), ("output head", output)) if module is not None]
+    ends = f"it has {' and '.join(own)} of its own, which were not trained" if own else "embeddings and output head"
+    ends += "" if own else " are the target's"
     size = sum(weight.numel() for weight in head.parameters()) / 1e6
-    layers = ", ".join(map(str, head.config.layer_ids))
+    layers = ", ".join(map(str, shape.layer_ids))
     fields = {
         "library": "hf_specdec",
         "tags": "speculative-decoding, " + title.split()[0].lower(),
         "title": title,
         "what": f"Drafts blocks of {counted(head.num_drafted, 'token')} from the target's hidden states {layers}. "
-        f"{counted(head.num_layers, 'layer')},\n{size:.2f} million parameters; embeddings and output head are the "
-        "target's, and the mask has an embedding of its own in\nmask_embedding.pt. The files are in the form of the "
-        "method's authors.",
+        f"{counted(head.num_layers, 'layer')},\n{size:.2f} million parameters; {ends}.\n" + _origin(head),
         "use": USE_DFLASH,
         "how": f"{counted(config.blocks_per_text, 'block')}\nof every text are trained in a step, each place's loss "
         f"weighing {config.step_decay:g} of the one before; the labels are the\ntarget's distributions.",
     }
     name = str(target.config.name_or_path) or None
     _write(folder, report, config, name, type(target).__name__, num_prompts, fields)
+
+
+def _origin(head: DFlashHead) -> str:
+    """Of what its files are, and what it began with."""
+    mask = " The mask has an embedding of its own in mask_embedding.pt." if head.mask_embedding is not None else ""
+    if head.published is None:
+        return f"The files are in the form of the method's authors.{mask}"
+    name = Path(head.name_or_path).name or "another head"
+    return f"It began as {name}, and its files are in the same form.{mask}"
 
 
 def write_draft_card(

@@ -230,11 +230,11 @@ class DFlashTraining(Training):
             middle and a high one.
         draft_layers (`int`, *optional*):
             Layers of the head. `None` takes one for six of the target's, at most 5.
-        block_size (`int`, *optional*, defaults to `8`):
-            Tokens of a block, the last token of the text among them: a DFlash head drafts one less.
-        markov_rank (`int`, *optional*, defaults to `0`):
-            Width of what a DSpark head adds to the logits by the token before; 0 trains a DFlash head. Published heads
-            have 256.
+        block_size (`int`, *optional*):
+            Tokens of a block, the last token of the text among them: a DFlash head drafts one less. `None` is 8.
+        markov_rank (`int`, *optional*):
+            Width of what a DSpark head adds to the logits by the token before; `None` or 0 trains a DFlash head.
+            Published heads have 256.
         blocks_per_text (`int`, *optional*, defaults to `16`):
             Blocks of each text in a step.
         step_decay (`float`, *optional*, defaults to `0.8`):
@@ -247,8 +247,8 @@ class DFlashTraining(Training):
 
     layer_ids: tuple[int, ...] | None = None
     draft_layers: int | None = None
-    block_size: int = 8
-    markov_rank: int = 0
+    block_size: int | None = None
+    markov_rank: int | None = None
     blocks_per_text: int = 16
     step_decay: float = 0.8
 
@@ -258,10 +258,16 @@ class DFlashTraining(Training):
         if self.draft_layers is not None:
             check_positive("draft_layers", self.draft_layers, "Leave it out for one of six of the target's.")
         check_positive("blocks_per_text", self.blocks_per_text, "Leave it out for the default.")
-        check_at_least("block_size", self.block_size, 2, "Published heads have 8 or 16.")
-        check_at_least("markov_rank", self.markov_rank, 0, "Published heads have 256.")
+        if self.block_size is not None:
+            check_at_least("block_size", self.block_size, 2, "Published heads have 8 or 16.")
+        if self.markov_rank is not None:
+            check_at_least("markov_rank", self.markov_rank, 0, "Published heads have 256.")
         _check_decay(self.step_decay)
-        num_drafted = self.block_size - (self.markov_rank == 0)
+        if self.block_size is not None:
+            self.check_steps(self.block_size - (not self.markov_rank))
+
+    def check_steps(self, num_drafted: int) -> None:
+        """Raise unless chains of `rollout_steps` fit a block that drafts so many tokens."""
         if self.rollout_steps > num_drafted:
             rule = f"must be at most {num_drafted}, what a block drafts"
             raise ConfigError("rollout_steps", rule, self.rollout_steps, "Use larger blocks, or measure less.")

@@ -1,5 +1,6 @@
 """Trains a DFlash head: the target writes texts, the head learns to draft blocks of them."""
 
+import copy
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -11,7 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import compat
 from hf_specdec.compat.decoder_layers import CONFIGS
-from hf_specdec.engine.head_pairing import output_head
+from hf_specdec.engine.head_pairing import check_head, output_head
+from hf_specdec.errors import ConfigError
 from hf_specdec.methods.dflash.checkpoint import save_head
 from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
 from hf_specdec.methods.dflash.network import DFlashHead
@@ -26,6 +28,7 @@ from hf_specdec.training.work import check_folder, held
 
 __all__ = ["train_dflash"]
 
+BLOCK_SIZE = 8
 MOST_LAYERS, LAYERS_OF_TARGET = 5, 6  # of a head where none are asked for: one for so many of the target's
 
 
@@ -36,9 +39,12 @@ def train_dflash(
     out: str | os.PathLike[str],
     config: DFlashTraining | None = None,
     *,
+    head: DFlashHead | None = None,
     show_progress: bool = True,
 ) -> HeadReport:
     """Train a DFlash head for `target`, or a DSpark head, and save it, with a model card, to `out`.
+
+    Token embeddings and an output head of its own are not trained.
 
     Args:
         target (`PreTrainedModel`): the model to draft for; it is not changed.
@@ -48,60 +54,94 @@ def train_dflash(
         out (`str`): folder of the head. Texts, hidden states and the state of training lie in `out`/work, which may be
             deleted afterwards.
         config (`DFlashTraining`, *optional*): the settings; by default `DFlashTraining()`.
+        head (`DFlashHead`, *optional*): a head of this target to begin with, of any kind that `AutoDraftHead` reads
+            from files but transformers' own; its shape and its form on disk stay, and it is not changed. `None` begins
+            with a new one.
         show_progress (`bool`, *optional*, defaults to `True`): whether bars are shown where stderr is a terminal.
 
     Raises:
-        ConfigError: an argument is of another type, a setting does not fit, `out` holds a model of another origin or
-            work of other settings, cannot be written, or another training writes there.
+        ConfigError: an argument is of another type, a setting does not fit, `head` is for another target, `out` holds
+            a model of another origin or work of other settings, cannot be written, or another training writes there.
         CheckpointError: a file in `out`/work is damaged.
         OSError: a file cannot be written, as on a full disk.
         UnsupportedModelError: the target is an encoder-decoder.
     """
     config = checked_config(DFlashTraining, target, tokenizer, prompts, out, config)
     config = drawn_where_unprompted(config, prompts)
-    check_folder(out, target)
+    _check_kind(head)
+    check_folder(out, target, head)
     accelerator, work = accelerator_for(target, config), Path(out) / "work"
     is_shown = show_progress and accelerator.is_main_process
-    layer_ids = chosen_layers(target, config.layer_ids)
     torch.manual_seed(config.seed)
-    head = _new_head(target, layer_ids, config, mask_token_id=_mask_token(target, tokenizer))
+    if head is None:
+        student = _new_head(target, config, mask_token_id=_mask_token(target, tokenizer))
+    else:
+        student = _trained_on(head, target, config)
+    layer_ids = student.config.layer_ids
+    config.check_steps(student.num_drafted)
     with frozen(target), held(work) if accelerator.is_main_process else nullcontext():
-        write_texts(accelerator, target, tokenizer, prompts, work, config, layer_ids=layer_ids, is_shown=is_shown)
+        write_texts(
+            accelerator, target, tokenizer, prompts, work, config, layer_ids=layer_ids, head=head, is_shown=is_shown
+        )
         rollout = BlockRollout(
-            head,
-            target.get_input_embeddings(),
-            output_head(target),
+            student,
+            student.embed_tokens or target.get_input_embeddings(),
+            student.lm_head or output_head(target),
             steps=config.rollout_steps,
             blocks=config.blocks_per_text,
             decay=config.step_decay,
         )
-        width = head.hidden_size
-        loop = TrainingLoop(accelerator, head, rollout, output=None, hidden_size=width, work=work, config=config)
+        width = student.hidden_size
+        loop = TrainingLoop(accelerator, student, rollout, output=None, hidden_size=width, work=work, config=config)
         report = loop.run(is_shown)
         if accelerator.is_main_process:
-            save_head(head.to(target.dtype), out, num_target_layers=compat.num_decoder_layers(target))
+            save_head(student.to(target.dtype), out, num_target_layers=compat.num_decoder_layers(target))
             num_prompts = None if prompts is None else len(prompts)
-            write_dflash_card(Path(out), report, config, head, target, num_prompts=num_prompts)
+            write_dflash_card(Path(out), report, config, student, target, num_prompts=num_prompts)
         accelerator.wait_for_everyone()
     return report
 
 
-def _new_head(
-    target: PreTrainedModel, layer_ids: tuple[int, ...], config: DFlashTraining, *, mask_token_id: int
-) -> DFlashHead:
+def _check_kind(head: Any) -> None:
+    """Raise unless what is trained on is a head of this package's network, if it is given."""
+    if head is not None and not isinstance(head, DFlashHead):
+        remedy = "Load it with hf_specdec.AutoDraftHead, or leave it out for a new one."
+        raise ConfigError("head", "must be a DFlash head that is not transformers' own", type(head).__name__, remedy)
+
+
+def _trained_on(head: DFlashHead, target: PreTrainedModel, config: DFlashTraining) -> DFlashHead:
+    """A copy of a given head in fp32, whose embeddings and output head stay.
+
+    Raises:
+        ConfigError: it is for another target, or a setting would change its shape.
+    """
+    for name in ("layer_ids", "draft_layers", "block_size", "markov_rank"):
+        value = getattr(config, name)
+        if value is not None:
+            raise ConfigError(name, "must be None where a head is trained on", value, "A new head can have any shape.")
+    check_head(target, head)
+    student = copy.deepcopy(head).float().to(compat.input_device(target)).train().requires_grad_(True)
+    for module in (student.embed_tokens, student.lm_head):
+        if module is not None:
+            module.requires_grad_(False)
+    return student
+
+
+def _new_head(target: PreTrainedModel, config: DFlashTraining, *, mask_token_id: int) -> DFlashHead:
     """A head in fp32 that has learned nothing yet; its mask is the mean of the target's embeddings."""
+    layer_ids = chosen_layers(target, config.layer_ids)
     num_layers = config.draft_layers or min(max(compat.num_decoder_layers(target) // LAYERS_OF_TARGET, 1), MOST_LAYERS)
     layer = layer_config(compat.text_config(target.config), CONFIGS["qwen3"], num_layers=num_layers)
     embeddings: Any = compat.input_embeddings(target)
     shape = DFlashHeadConfig(
         layer=layer,
-        block_size=config.block_size,
+        block_size=BLOCK_SIZE if config.block_size is None else config.block_size,
         mask_token_id=mask_token_id,
         layer_ids=layer_ids,
         draft_vocab_size=layer.vocab_size,
         target_hidden_size=layer.hidden_size,
-        drafts_at_root=config.markov_rank > 0,
-        markov_rank=config.markov_rank,
+        drafts_at_root=bool(config.markov_rank),
+        markov_rank=config.markov_rank or 0,
     )
     head = DFlashHead(shape, has_mask_embedding=True).to(compat.input_device(target))
     with torch.no_grad():

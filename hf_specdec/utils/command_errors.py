@@ -208,8 +208,8 @@ class _Options:
     def _paths(self, folder: str) -> Iterable[str]:
         """What an option was given, as errors show it."""
         value = self.given.get(folder)
-        paths = [path for path in (value if isinstance(value, list) else [value]) if isinstance(path, str)]
-        return [repr(path)[:MOST_SHOWN] for path in paths]
+        paths = [path for path in (value if isinstance(value, list) else [value]) if isinstance(path, str | Path)]
+        return [repr(os.fspath(path))[:MOST_SHOWN] for path in paths]
 
 
 def _message_and_hint(error: Exception, options: _Options) -> tuple[str, str | None]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def load_head(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None,
     """
     file = config_file(path, hub)
     with describing_a_head(file):
-        config = DFlashHeadConfig.from_dict(json_object(file))
+        values = json_object(file)
+        config = DFlashHeadConfig.from_dict(values)
     weights = {name.removeprefix("model."): weight for name, weight in read_weights(path, hub).items()}
     if (found := optional_file(path, MASK_EMBEDDING, hub)) is not None:
         kept: Any = read_tensors(found)
@@ -53,12 +55,14 @@ def load_head(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None,
     with describing_a_head(file):
         head = _head(config, weights, path)
     head.to(dtype or weights["fc.weight"].dtype)
-    head.name_or_path = os.fspath(path)
+    head.name_or_path, head.published = os.fspath(path), values
     return head.eval().requires_grad_(False)
 
 
 def save_head(head: DFlashHead, folder: str | os.PathLike[str], *, num_target_layers: int) -> None:
-    """Write `folder`/config.json, `folder`/model.safetensors and the mask's embedding in the authors' form.
+    """Write `folder`/config.json, `folder`/model.safetensors and the mask's embedding.
+
+    A head that was read from files is written in their form, a new one in that of the authors.
 
     Args:
         num_target_layers: of the target.
@@ -68,10 +72,14 @@ def save_head(head: DFlashHead, folder: str | os.PathLike[str], *, num_target_la
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    values = head.config.to_dict() | {"num_target_layers": num_target_layers}
+    values = head.config.to_dict() if head.published is None else _without_confidence(head.published)
+    values = {"num_target_layers": num_target_layers, **values}
     values["dtype"] = str(head.dtype).removeprefix("torch.")
     weights = {name: weight.detach().cpu().contiguous() for name, weight in head.state_dict().items()}
     mask = weights.pop("mask_embedding", None)
+    if head.target_ids is not None:  # the same for who reads it by the target's ids
+        drafted = torch.zeros(head.config.layer.vocab_size, dtype=torch.bool)
+        weights["t2d"] = drafted.index_fill(0, head.target_ids.cpu(), True)
     with saving_tensors(target / "model.safetensors"), replacing(target / "model.safetensors") as beside:
         save_file(weights, beside, metadata={"format": "pt"})
     if mask is not None:
@@ -88,8 +96,17 @@ def head_of_model(model: PreTrainedModel) -> DFlashHead | None:
         return None
     config = DFlashHeadConfig.from_dict(values)
     head = _head(config, model.state_dict(), model.name_or_path).to(model.device, model.dtype)
-    head.name_or_path = model.name_or_path
+    head.name_or_path, head.published = model.name_or_path, values
     return head.eval().requires_grad_(False)
+
+
+def _without_confidence(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json without the head that says how sure a DSpark head is, whose weights are not read."""
+    kept: dict[str, Any] = {
+        name: False if name == "enable_confidence_head" else value for name, value in values.items()
+    }
+    nested = kept.get("dflash_config")
+    return kept if not nested else {**kept, "dflash_config": _without_confidence(nested)}
 
 
 def _head(config: DFlashHeadConfig, weights: dict[str, torch.Tensor], path: str | os.PathLike[str]) -> DFlashHead:

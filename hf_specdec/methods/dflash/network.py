@@ -4,7 +4,7 @@ After https://arxiv.org/abs/2602.06036. Knows nothing of trees or targets: masks
 Layers, norms and rotary embeddings are those of transformers' qwen3.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -32,11 +32,13 @@ class DFlashHead(BlockHead):
     Attributes:
         d2t (`Tensor | None`): `(draft_vocab_size,)`, what is added to a draft id to make it the target's; `None` where
             both vocabularies are the same.
+        published (`Mapping[str, Any] | None`): the config.json that it was read from, if any.
     """
 
     methods = ("dflash", "auto")
 
     d2t: torch.Tensor | None
+    published: Mapping[str, Any] | None = None
 
     def __init__(
         self,

@@ -14,10 +14,12 @@ from hf_specdec.errors import CheckpointError, ConfigError, SpecError
 from hf_specdec.forward.block_runner import BlockRunner
 from hf_specdec.forward.head_base import HeadCall
 from hf_specdec.loading import is_draft_head
-from hf_specdec.methods.dflash.checkpoint import load_head
+from hf_specdec.methods.dflash.checkpoint import load_head, save_head
 from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
 from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.draft_head import AttentionSpan
+from hf_specdec.training.batch import Batch
+from hf_specdec.training.block_rollout import BlockRollout
 from hf_specdec.tree import DraftTree, TreeBuilder
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "dflash"
@@ -117,6 +119,44 @@ def test_siblings_of_a_tree_are_followed_by_what_follows_each(name: str) -> None
         torch.testing.assert_close(chain[0], rows[0])
         torch.testing.assert_close(chain[-1], rows[leaf])
     assert not torch.equal(rows[1], rows[2])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_blocks_of_a_training_are_those_of_a_draft(name: str) -> None:
+    """All blocks of a text in one forward: the logits that the speculators package computes of each."""
+    head, expected = load_head(FIXTURES / name), load_file(FIXTURES / name / "expected.safetensors")
+    ids = expected["input_ids"][None].long()
+    nothing = torch.zeros((*ids.shape, 1))
+    real = torch.ones_like(ids, dtype=torch.bool)
+    batch = Batch(ids, expected["hidden_states"][None], nothing.long(), nothing, real, num_prompt_tokens=1)
+
+    def project(states: torch.Tensor) -> torch.Tensor:
+        return states @ expected["lm_head"].T
+
+    embed = head.embed_tokens or torch.nn.Embedding.from_pretrained(expected["embed_tokens"])
+    rollout = BlockRollout(head, embed, head.lm_head or project, steps=1, blocks=3, decay=1.0)
+    tokens = torch.stack([expected[f"tokens_{anchor}"][: head.num_drafted] for anchor in ANCHORS])[None]
+    with torch.no_grad():
+        logits = rollout._logits(rollout._states(batch, torch.tensor([ANCHORS])), tokens)
+    for place, anchor in enumerate(ANCHORS):
+        torch.testing.assert_close(logits[0, place], expected[f"logits_{anchor}"], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_head_is_saved_as_it_was_published(name: str, tmp_path: Path) -> None:
+    """In the form of its files, so that the same reads it; what was not read is left out."""
+    head, source = load_head(FIXTURES / name), FIXTURES / name
+    save_head(head, tmp_path, num_target_layers=4)
+    values, before = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path, source))
+    changed = {key: value for key, value in values.items() if before.get(key) != value}
+    assert changed.pop("enable_confidence_head", False) is False
+    assert changed.keys() <= {"num_target_layers", "dtype"}
+    weights, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path, source))
+    assert all(torch.equal(weights[key].to(theirs[key]), theirs[key]) for key in weights.keys() & theirs.keys())
+    assert weights.keys() - theirs.keys() <= {"t2d"}
+    assert not [key for key in theirs.keys() - weights.keys() if not key.startswith(("verifier_", "confidence_"))]
+    expected, again = load_file(source / "expected.safetensors"), load_head(tmp_path)
+    assert torch.equal(rows_of(again, expected, [6])[0], rows_of(head, expected, [6])[0])
 
 
 def as_authors(source: Path, folder: Path, *, architecture: str, nested: bool) -> None:
