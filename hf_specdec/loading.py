@@ -169,7 +169,7 @@ def _restore_settings(model: Any, path: str | os.PathLike[str], kwargs: dict[str
     names = ("cache_dir", "revision", "subfolder", "token", "local_files_only", "force_download")
     hub_arguments = {name: kwargs[name] for name in names if name in kwargs}
     for name, value in dropped_settings(model.generation_config, os.fspath(path), **hub_arguments).items():
-        if name in ("spec_method", "spec_config"):
+        if name in own_arguments():
             setattr(model.generation_config, name, value)
 
 

@@ -293,7 +293,9 @@ MUTANTS = (
     Mutant("layers with a window see as others", DFLASH, "if kind == SLIDING", "if False"),
     Mutant("layers of the authors' form count from 1", DFLASH_CONFIG, "tuple(layer_id + 1 for", "tuple(layer_id for"),
     Mutant("windows of speculators slide", DFLASH_CONFIG, "0 if is_causal else None, from_root=True", "0"),
-    Mutant("a block's tokens see those after them", HEADS, "seen &= distances >= -self.ahead", "pass"),
+    Mutant(
+        "a block's tokens see those after them", HEADS, "(of_text <= back) & (distances >= -ahead)", "of_text <= back"
+    ),
     Mutant("siblings are followed by the same tokens", BLOCKS, "memories[parents] if known", "memories[-1:] if known"),
     Mutant("a token's predecessor is its own place", BLOCKS, "(tree.tokens[node], max", "(tree.tokens[0], max"),
     Mutant("a recurrent state is not kept", PREDECESSOR, "memories = kept * memories", "memories = 0.0 * memories"),

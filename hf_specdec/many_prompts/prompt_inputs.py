@@ -139,8 +139,8 @@ def inputs_of(prompt: Any, tokenizer: Any) -> dict[str, Any]:
         return {**prompt, **{name: ids[None] if ids.ndim == 1 else ids for name, ids in own.items()}}
     if isinstance(prompt, Sequence) and prompt and all(map(_is_message, prompt)):
         if getattr(tokenizer, "chat_template", None) is None:
-            remedy = "Pass the tokenizer of a chat model, or the chat as text."
-            raise ConfigError("tokenizer", "must have a chat template for prompts that are chats", tokenizer, remedy)
+            rule, remedy = "must be text or ids, as the tokenizer has no chat template", "Pass that of a chat model."
+            raise ConfigError("prompt", rule, prompt, remedy)
         chat = tokenizer.apply_chat_template(
             list(prompt), add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )

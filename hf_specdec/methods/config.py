@@ -111,6 +111,15 @@ class SpecConfig:
         lists = {role: getattr(self, field) for role, field in self.device_fields.items()}
         return {role: devices for role, devices in lists.items() if devices is not None}
 
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that are not at their defaults, as JSON values; `parse` reads them.
+
+        transformers saves a generation configuration that holds this one with them.
+        """
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return {name: _json_value(value) for name, value in values.items() if value != defaults[name]}
+
     def check_within(self, reserved: Self, field: str) -> None:
         """Raise where this configuration, a call's, exceeds the one `reserved` for the model; most have no such limit.
 
@@ -284,6 +293,15 @@ def check_devices(field: str, value: object) -> None:
         is_index = isinstance(item, int) and not isinstance(item, bool) and item >= 0
         if not is_index and not (isinstance(item, str) and item):
             raise ConfigError(field, rule, value, remedy)
+
+
+def _json_value(value: object) -> Any:
+    """The same for JSON: a path as text, a tuple as a list."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_json_value(item) for item in value]
+    return value
 
 
 def _same(one: object, other: object) -> bool:

@@ -41,7 +41,7 @@ def resolve(name: str) -> Method:
     for method in METHODS.values():
         if name == method.name or name in method.aliases:
             return method
-    raise unknown_name("spec_method", name, [n for m in METHODS.values() for n in (m.name, *m.aliases)])
+    raise unknown_name("spec_method", name, ["none", *(n for m in METHODS.values() for n in (m.name, *m.aliases))])
 
 
 def config_arguments() -> dict[str, Method]:

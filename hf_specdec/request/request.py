@@ -8,19 +8,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
-from hf_specdec.compat import adds_virtual_tokens, generation_model
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import DrafterContext, Method
 from hf_specdec.methods.own_drafter import maker_of
-from hf_specdec.methods.registry import METHODS, as_head, config_arguments, resolve
-from hf_specdec.methods.translation import are_alike, check_tokenizers
+from hf_specdec.methods.registry import METHODS, config_arguments, resolve
 from hf_specdec.observer import SpecStep
 from hf_specdec.request.assisted_arguments import ASSISTED_ARGUMENTS, method_of, with_theirs
+from hf_specdec.request.draft_arguments import assistant_model_of, tokenizers_of
 
 __all__ = [
     "AUTO",
@@ -199,7 +198,8 @@ def read_request(
         if config is not None or given:
             name = "spec_config" if config is not None else next(iter(given))
             value = given[name] if config is None else config
-            raise ConfigError(name, "must come with a spec_method", value, 'Add spec_method="prompt_lookup".')
+            method_name = config_arguments()[name].name if config is None else "prompt_lookup"
+            raise ConfigError(name, "must come with a spec_method", value, f'Add spec_method="{method_name}".')
         if observer is not None:
             remedy = 'Add spec_method="plain" to see steps without drafts.'
             raise ConfigError("spec_observer", "must come with a spec_method", observer, remedy)
@@ -213,8 +213,9 @@ def read_request(
     config = _one_config(method, config, given)
     field = next(iter(given), "spec_config")
     if config is None:
-        config = _configured(method, configs)
+        config, field = _configured(method, configs)
     if config is None:
+        field = "spec_config"
         config = defaults.get(method.name)
     config = with_theirs(method, config, kwargs, configs)
     parsed = method.config_class.parse(config, field)
@@ -223,8 +224,8 @@ def read_request(
     if observer is not None and parsed.engine == "assisted":
         remedy = 'Leave it out, or use engine="loop": transformers\' loop has no steps to show.'
         raise ConfigError("spec_observer", 'must be unset with engine="assisted"', observer, remedy)
-    assistant = _assistant_model(kwargs, method, parsed)
-    tokenizers = None if assistant is None else _tokenizers(kwargs, assistant, parsed)
+    assistant = assistant_model_of(kwargs, method, parsed)
+    tokenizers = None if assistant is None else tokenizers_of(kwargs, assistant, parsed)
     return Request(
         method=method,
         config=parsed,
@@ -235,59 +236,6 @@ def read_request(
         is_default=is_default,
         tokenizers=tokenizers,
     )
-
-
-def _tokenizers(kwargs: dict[str, Any], assistant: Any, config: SpecConfig) -> tuple[Any, Any] | None:
-    """The target's tokenizer and the draft model's, taken out of `kwargs`; `None` where the draft reads the target's.
-
-    Raises:
-        ConfigError: one is missing, the draft is a head, or probabilities would be compared, which differ between
-            vocabularies.
-    """
-    own = kwargs.pop("assistant_tokenizer", None)
-    if own is None:
-        return None
-    if isinstance(assistant, DraftHead):
-        rule = "must be unset with a draft head, which drafts the target's tokens"
-        raise ConfigError("assistant_tokenizer", rule, type(own).__name__, "Leave it out.")
-    check_tokenizers(kwargs.get("tokenizer"), own)
-    if are_alike(kwargs["tokenizer"], own):
-        return None
-    if config.draws_drafts:
-        rule = "must be False with an assistant_tokenizer: probabilities of two vocabularies cannot be compared"
-        raise ConfigError("use_logits", rule, True, "Leave it out: drafts are compared by token.")
-    return kwargs["tokenizer"], own
-
-
-def _assistant_model(kwargs: dict[str, Any], method: Method, config: SpecConfig) -> Any:
-    """The draft model, taken out of `kwargs`: transformers' own loop must not see it."""
-    if not method.takes_draft_model and not method.takes_draft_head:
-        return None
-    assistant = kwargs.pop("assistant_model", None)
-    if assistant is None:
-        return None
-    inner = generation_model(assistant)
-    if (head := as_head(inner)) is not None:
-        if method.name in head.methods:
-            if config.engine != "loop":
-                remedy = "Leave it out: transformers' loop drafts without it."
-                raise ConfigError("engine", 'must be "loop" with a draft head', config.engine, remedy)
-            return head
-        rule = f"must be of another kind with spec_method={method.name!r}"
-        remedy = f'Use spec_method="{head.methods[0]}" for a head of this kind.'
-        raise ConfigError("assistant_model", rule, type(assistant).__name__, remedy)
-    if not method.takes_draft_model:
-        rule = f"must be a draft head with spec_method={method.name!r}"
-        remedy = 'Load it with hf_specdec.AutoDraftHead, or use spec_method="draft_model" for a model.'
-        raise ConfigError("assistant_model", rule, type(assistant).__name__, remedy)
-    if not isinstance(inner, PreTrainedModel):
-        raise ConfigError(
-            "assistant_model", "must be a transformers model", type(assistant).__name__, "Load it with from_pretrained."
-        )
-    if adds_virtual_tokens(assistant):
-        remedy = "Pass its get_base_model(), which drafts without them, or a draft with a LoRA adapter."
-        raise ConfigError("assistant_model", "must have no virtual tokens of PEFT's", type(assistant).__name__, remedy)
-    return inner
 
 
 def _method_value(kwargs: dict[str, Any], configs: list[GenerationConfig], given: Mapping[str, Any]) -> Any:
@@ -302,17 +250,31 @@ def _method_value(kwargs: dict[str, Any], configs: list[GenerationConfig], given
 
 
 def _configured_method(configs: list[GenerationConfig]) -> Any:
-    """The method of the first generation configuration that has one."""
-    return next((m for m in (getattr(config, "spec_method", None) for config in configs) if m is not None), None)
+    """The method of the first generation configuration that has one, by its name or by a method's argument."""
+    for config in configs:
+        if (value := getattr(config, "spec_method", None)) is not None:
+            return value
+        if not hasattr(config, "spec_method") and (named := _named_arguments(config)):
+            return config_arguments()[next(iter(named))].name
+    return None
 
 
-def _configured(method: Method, configs: list[GenerationConfig]) -> Any:
-    """The first `spec_config` of a generation configuration that is not meant for another method."""
+def _named_arguments(config: GenerationConfig) -> dict[str, Any]:
+    """Configurations under the names of methods' arguments, as `lookahead_config`."""
+    found = {name: getattr(config, name, None) for name in config_arguments()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _configured(method: Method, configs: list[GenerationConfig]) -> tuple[Any, str]:
+    """The first configuration in a generation configuration that is not meant for another method, and its field."""
     for config in configs:
         value, name = getattr(config, "spec_config", None), getattr(config, "spec_method", None)
         if value is not None and (name is None or (name != NONE and resolve(name) is method)):
-            return value
-    return None
+            return value, "generation_config.spec_config"
+        for name, value in _named_arguments(config).items():
+            if name in method.config_arguments:
+                return value, f"generation_config.{name}"
+    return None, ""
 
 
 def _one_config(method: Method, config: Any, given: Mapping[str, Any]) -> Any:

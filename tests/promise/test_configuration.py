@@ -1,18 +1,33 @@
 """Where the method and its configuration may stand, which of several wins, and what a wrong one is answered with."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertModel,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+)
 
 import hf_specdec
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.auto.config import AutoSpecConfig
+from hf_specdec.methods.draft_model.config import DraftModelConfig
+from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
+from hf_specdec.methods.registry import METHODS
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 
+TINY = {"vocab_size": 128, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 LOOPING = torch.tensor([[5, 6, 7, 8] * 8])
 
 
@@ -170,6 +185,70 @@ def test_the_generation_configuration_keeps_them_through_saving_and_loading(own_
     assert max(drafted(loaded)) == 3
 
 
+@pytest.mark.parametrize("name", ["spec_config", "prompt_lookup_config"])
+def test_a_configuration_object_is_saved_too(own_model: Any, name: str, tmp_path: Path) -> None:
+    own_model.generation_config = GenerationConfig(pad_token_id=0)
+    if name == "spec_config":
+        own_model.generation_config.spec_method = "prompt_lookup"
+    setattr(own_model.generation_config, name, PromptLookupConfig(max_draft_len=3, device_list=("cpu",)))
+    own_model.save_pretrained(tmp_path)
+    loaded = hf_specdec.enable(AutoModelForCausalLM.from_pretrained(tmp_path))
+    assert getattr(loaded.generation_config, name) == {"max_draft_len": 3, "device_list": ["cpu"]}
+    assert max(drafted(loaded)) == 3
+
+
+def test_every_configuration_reads_what_it_writes() -> None:
+    for method in METHODS.values():
+        assert method.config_class().to_dict() == {}
+    for config in (
+        AutoSpecConfig(costs=Path("costs.json"), max_nodes=9),
+        LookaheadConfig.parse([5, 4, 3]),
+        DraftModelConfig.parse({"draft_len": 3, "confidence_threshold": 0.25}),
+    ):
+        saved = json.loads(json.dumps(config.to_dict()))
+        assert saved
+        assert type(config).parse(saved).to_dict() == config.to_dict()
+
+
+@pytest.mark.parametrize("of_call", [True, False])
+def test_a_method_s_argument_in_a_generation_configuration_names_the_method(own_model: Any, of_call: bool) -> None:
+    config = GenerationConfig(pad_token_id=0)
+    config.prompt_lookup_config = [3, 2, ["cpu"]]
+    if not of_call:
+        own_model.generation_config = config
+    kwargs = {"generation_config": config} if of_call else {}
+    assert max(drafted(own_model, **kwargs)) == 3
+    config.spec_method = None  # said so
+    assert is_left_to_transformers(own_model, **kwargs)
+    assert max(drafted(own_model, **kwargs, spec_method="prompt_lookup")) == 3
+    config.prompt_lookup_config = None
+    config.spec_config = {"draft_len": 3}
+    with pytest.raises(ConfigError, match="`generation_config.spec_config key` must be one of"):
+        own_model.generate(PROMPT, **kwargs, spec_method="prompt_lookup")
+
+
+@pytest.mark.parametrize("name", ["lookahead_config", "ngram_config"])
+def test_an_argument_beside_no_method_is_answered_with_its_own(model: Any, name: str) -> None:
+    method = {"lookahead_config": "lookahead", "ngram_config": "prompt_lookup"}[name]
+    with pytest.raises(ConfigError, match=f'Add spec_method="{method}"'):
+        model.generate(PROMPT, spec_method="none", **{name: [3, 3, 3]})
+
+
+@pytest.mark.parametrize("method", ["draft_model", "auto"])
+@pytest.mark.parametrize(
+    ("assistant", "rule"),
+    [
+        (lambda: LlamaModel(LlamaConfig(**TINY)), "must be a model that generates"),
+        (lambda: BertModel(BertConfig(**TINY)), "must be a model that generates"),
+        (lambda: LlamaForCausalLM(LlamaConfig(**TINY)).to("meta"), "must have weights, not be on the meta device"),
+    ],
+    ids=["no output head", "an encoder", "no weights"],
+)
+def test_an_assistant_that_cannot_draft_is_named(model: Any, method: str, assistant: Any, rule: str) -> None:
+    with pytest.raises(ConfigError, match=f"`assistant_model` {rule}"):
+        model.generate(PROMPT, max_new_tokens=2, spec_method=method, assistant_model=assistant())
+
+
 def test_a_model_without_our_generate_names_the_argument_it_does_not_know(tmp_path: Path) -> None:
     """Nothing of ours is global: a model that was not enabled is transformers' own."""
     model = build(FAMILIES["llama"])
@@ -191,7 +270,9 @@ def test_defaults_given_to_enable_are_used_and_overridden() -> None:
         ("promt_lookup", "prompt_lookup"),
         ("prompt-lookup", "prompt_lookup"),
         ("n_gram", "ngram"),
-        ("PLAIN", None),
+        ("PLAIN", "plain"),
+        ("None", "none"),
+        ("xyz", None),
         ("", None),
     ],
 )
