@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,8 +42,8 @@ class JobFile:
 
     Args:
         path: the file; it need not exist.
-        settings: everything that decides the results, JSON values. A file of another job is refused. `None` accepts
-            any job's, for looking only.
+        settings: everything but the prompts that decides the results, JSON values. A file of another job is refused.
+            `None` accepts any job's, for looking only.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None) -> None:
@@ -84,9 +84,24 @@ class JobFile:
             _drop_unfinished(descriptor)
         return done
 
-    def done(self, *, retries_failed: bool = False) -> set[int]:
-        """The numbers of the prompts that are done; with `retries_failed`, of those that did not fail."""
-        return {index for index, line in self._lines().items() if not retries_failed or "error" not in line}
+    def done(self, prompts: Sequence[str] | None = None, *, retries_failed: bool = False) -> set[int]:
+        """The numbers of the prompts that are done; with `retries_failed`, of those that did not fail.
+
+        Args:
+            prompts: of the job, in their order; one that failed and is another now is not done.
+
+        Raises:
+            ConfigError: the file belongs to another job: one of its texts follows another prompt.
+        """
+        done, known = set(), None if prompts is None else dict(enumerate(prompts))
+        for index, line in self._lines().items():
+            has_failed = "error" in line
+            if known is not None and line.get("prompt") != known.get(index):
+                if not has_failed:
+                    raise self._foreign(f"Its text {index} follows another prompt")
+            elif not (retries_failed and has_failed):
+                done.add(index)
+        return done
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add one result; lines of several processes never mix.
@@ -107,7 +122,7 @@ class JobFile:
 
     def finish(self, num_prompts: int) -> list[dict[str, Any]]:
         """Sort the file by prompt; returns its lines."""
-        found = self._lines()
+        found = {index: line for index, line in self._lines().items() if index < num_prompts}
         if missing := set(range(num_prompts)) - set(found):
             rule, remedy = f"must hold a line for each prompt, {num_prompts} in all", "Start the command again."
             raise ConfigError(FIELD, rule, f"without {len(missing)} of them", remedy)
@@ -139,7 +154,7 @@ class JobFile:
             if "error" in found.get(line["index"], {"error": None}):
                 found[line["index"]] = line
         if unfinished and not (found and FIRST_BYTES.startswith(unfinished[: len(FIRST_BYTES)])):
-            raise self._foreign(len(whole) + 1)
+            raise self._foreign(f"Line {len(whole) + 1} is none of it")
         return found
 
     def _line(self, text: bytes, number: int) -> dict[str, Any]:
@@ -149,11 +164,11 @@ class JobFile:
             line = None
         is_line = isinstance(line, dict) and isinstance(line.get("index"), int) and isinstance(line.get("job"), str)
         if not is_line or self.job not in (None, line["job"]):
-            raise self._foreign(number)
+            raise self._foreign(f"Line {number} is none of it")
         return dict(line)
 
-    def _foreign(self, number: int) -> ConfigError:
-        remedy = f"Line {number} is none of it. Choose another file, or remove this one to start anew."
+    def _foreign(self, reason: str) -> ConfigError:
+        remedy = f"{reason}. Choose another file, or remove this one to start anew."
         return ConfigError(FIELD, OWN_LINES, str(self.path), remedy)
 
 

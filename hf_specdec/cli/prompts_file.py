@@ -5,8 +5,6 @@ that share one model (tensor parallel) go through the prompts together.
 """
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from hf_specdec.cli.job import Job
 from hf_specdec.cli.job_file import JobFile, check_job_output
 from hf_specdec.cli.processes import processes
 from hf_specdec.cli.report import noting_interrupts
-from hf_specdec.errors import ConfigError
+from hf_specdec.errors import ConfigError, shown
 from hf_specdec.utils.files import json_value, lines_of, lone_surrogate, read_text
 from hf_specdec.utils.progress import with_bar
 
@@ -81,8 +79,12 @@ class ManyOptions:
 
 
 def read_prompts(path: Path) -> list[Any]:
-    """The prompts of `numbered_prompts`, without their lines."""
-    return [prompt for _, prompt in numbered_prompts(path, "--prompts-file")]
+    """The prompts of `numbered_prompts`; errors name the line and show it."""
+    prompts = numbered_prompts(path, "--prompts-file")
+    for number, prompt in prompts:
+        if not isinstance(prompt, str):
+            prompt["error"] = f"line {number} {prompt['error']}, but is {shown(prompt['line'])}"
+    return [prompt for _, prompt in prompts]
 
 
 def numbered_prompts(path: Path, field: str) -> list[tuple[int, Any]]:
@@ -121,13 +123,13 @@ def run_many(job: Job, asked: ManyOptions, settings: Mapping[str, Any], *, is_on
     """
     state, (prompts_file, out) = processes(), asked.files
     prompts = read_prompts(prompts_file)
-    content = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
-    file = JobFile(out, {**settings, "prompts": content, "seed": job.seed or 0})
+    file = JobFile(out, {**settings, "seed": job.seed or 0})
     with file.held() if state.is_main_process else contextlib.nullcontext():
         if state.is_main_process:
             file.recover()
         state.wait_for_everyone()
-        done = file.done(retries_failed=asked.retry_failed)
+        texts = [prompt if isinstance(prompt, str) else prompt["line"] for prompt in prompts]
+        done = file.done(texts, retries_failed=asked.retry_failed)
         count, own = (1, 0) if is_one_model else (state.num_processes, state.process_index)
         state.wait_for_everyone()  # before anything is added to what all have read
         share = [index for index in range(len(prompts)) if index % count == own]

@@ -257,7 +257,7 @@ def test_half_a_surrogate_pair_is_one_prompt_s_error(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('"good"\n"a\\ud800b"\n"' + "[" * 100_000 + "\n")
     good, half, deep = read_prompts(tmp_path / "p.jsonl")
     assert good == "good"
-    assert half["error"] == "must be Unicode text, but character 1 is half of a pair"
+    assert half["error"].startswith("line 2 must be Unicode text, but character 1 is half of a pair, but is ")
     assert "must be a string" in deep["error"]
 
 

@@ -61,6 +61,30 @@ def test_a_finished_job_is_not_done_again(run: Run, prompts_file: Path, tmp_path
     assert json.loads(again.stdout)["num_prompts"] == len(PROMPTS) + 1
 
 
+def test_a_line_that_was_corrected_is_decoded_and_one_that_was_added_too(run: Run, tmp_path: Path) -> None:
+    """What is done stays; a prompt whose text is there must be the same."""
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
+    words = ("generate", "--prompts-file", str(prompts), "--out", str(out), *OPTIONS)
+    prompts.write_text('"a = 1"\n\n{"foo": 1}\n"b = 2"\n')
+    failed = run(*words)
+    assert failed.exit_code == 1
+    assert 'prompt 1: line 3 must be a string, or an object with "prompt"' in failed.stderr
+    assert """but is '{"foo": 1}'""" in failed.stderr
+    before = lines_of(out)
+    prompts.write_text('"a = 1"\n\n{"prompt": "c = 3"}\n"b = 2"\n"d = 4"\n')
+    assert run(*words).exit_code == 0
+    after = lines_of(out)
+    assert [line["prompt"] for line in after] == ["a = 1", "c = 3", "b = 2", "d = 4"]
+    assert not [line for line in after if "error" in line]
+    assert [after[0], after[2]] == [before[0], before[2]]
+    content = out.read_bytes()
+    prompts.write_text('"a = 1"\n"x = 3"\n"b = 2"\n"d = 4"\n')
+    refused = run(*words)
+    assert refused.exit_code == 2
+    assert "Its text 1 follows another prompt." in refused.stderr
+    assert out.read_bytes() == content
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize(
     "change", wide_but([("--seed", "4")], [("--max-new-tokens", "13"), ("--seed", "4"), ("--spec-method", "plain")])
