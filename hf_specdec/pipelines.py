@@ -19,7 +19,7 @@ from hf_specdec.compat import generation_model
 from hf_specdec.distributed.placement import read_device
 from hf_specdec.errors import ConfigError
 from hf_specdec.loading import AutoModelForCausalLM, load_draft
-from hf_specdec.request.request import configs_of, with_default_method, with_own_method
+from hf_specdec.request.request import check_method, configs_of, with_default_method, with_own_method
 from hf_specdec.stats import SpecStats
 
 __all__ = ["SpecTextGenerationPipeline", "pipeline"]
@@ -115,13 +115,15 @@ def pipeline(
 
     Raises:
         CheckpointError: the model or its tokenizer is missing or damaged.
-        ConfigError: another task, no model, a device that is not here, or options of loading beside a loaded model.
+        ConfigError: another task, no model, an unknown method or a wrong configuration of it, a device that is not
+            here, or options of loading beside a loaded model.
     """
     if task != TASK:
         remedy = "Use transformers.pipeline(task, model=hf_specdec.enable(model), ...)(..., spec_method=...)."
         raise ConfigError("task", f'must be "{TASK}"', task, remedy)
     if model is None:
         raise ConfigError("model", "must be given", None, "Pass a model, a folder or a name on the hub.")
+    check_method(kwargs)
     if kwargs.get("device") not in (None, -1):  # transformers' -1 is the CPU
         read_device(kwargs["device"], "device")
     dtypes = {option: kwargs.pop(option) for option in DTYPES if kwargs.get(option) is not None}

@@ -151,3 +151,17 @@ def test_a_head_where_transformers_makes_a_pipeline_is_refused_with_two_ways_tha
     assert "pipe(text, assistant_model=head, spec_method=...)" in error.value.remedy
     pipe = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
     assert pipe(PROMPT, assistant_model=head, spec_method="eagle3", **OPTIONS) == plain_texts["one"]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"spec_method": "promt_lookup"}, "Did you mean 'prompt_lookup'"),
+        ({"spec_method": "lookahead", "spec_config": [0, 3, 3]}, "must be"),
+        ({"lookahead_config": [3]}, "must have"),
+        ({"spec_method": "plain", "lookahead_config": [3, 3, 3]}, "must not come with"),
+    ],
+)
+def test_a_wrong_method_is_an_error_before_the_model_is_loaded(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(hf_specdec.ConfigError, match=message):
+        hf_specdec.pipeline(model="no such folder", **kwargs)

@@ -25,6 +25,7 @@ __all__ = [
     "AUTO",
     "NONE",
     "Request",
+    "check_method",
     "configs_of",
     "for_batch",
     "own_arguments",
@@ -114,6 +115,21 @@ def own_arguments() -> tuple[str, ...]:
 def configs_of(model: Any, kwargs: Mapping[str, Any]) -> list[GenerationConfig]:
     """Generation configurations of a call, the one that counts most first."""
     return [config for config in (kwargs.get("generation_config"), model.generation_config) if config is not None]
+
+
+def check_method(kwargs: Mapping[str, Any]) -> None:
+    """Raise for a method that is none, or a wrong configuration of it, before a model is there.
+
+    Raises:
+        ConfigError: as when `generate` is called with these arguments.
+    """
+    given = {name: kwargs[name] for name in config_arguments() if kwargs.get(name) is not None}
+    value = kwargs.get("spec_method") or (config_arguments()[next(iter(given))].name if given else NONE)
+    if isinstance(value, str) and value != NONE:
+        method = resolve(value)
+        method.config_class.parse(
+            _one_config(method, kwargs.get("spec_config"), given), next(iter(given), "spec_config")
+        )
 
 
 def with_default_method(model: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
