@@ -60,6 +60,12 @@ def markdown_fences(app: Any, what: str, name: str, obj: Any, options: Any, line
     lines[:] = converted
 
 
+def links_outside(app: Any, name: str, source: list[str]) -> None:
+    """Make links to Markdown files outside of docs downloads; MyST takes them for missing pages otherwise."""
+    source[0] = source[0].replace("](../../hf_specdec/", "](path:../../hf_specdec/")
+
+
 def setup(app: Any) -> None:
-    """Register the conversion of docstrings."""
+    """Register the conversions of docstrings and of links."""
     app.connect("autodoc-process-docstring", markdown_fences, priority=400)
+    app.connect("source-read", links_outside)

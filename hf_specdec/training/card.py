@@ -38,7 +38,7 @@ tags: [{tags}]
 
 Chains of {rollout} on the held-out texts: the share of positions at which the first drafted token is the
 text's next one, the first two are, and so on, and the tokens that a verify step brings on the mean. Drafted are the
-likeliest tokens; a sampled call drafts those that its coming draws choose, of which more are accepted as a rule.
+likeliest tokens; a sampled call drafts those that its sampler will draw, of which more are accepted as a rule.
 
 | temperature of the texts | positions | {columns} | tokens per step |
 |---|---|{rules}|---|

@@ -31,9 +31,10 @@ class AutoSpecConfig(SpecConfig):
 
     Args:
         max_nodes (`int`, *optional*, defaults to `64`):
-            Most drafted tokens a step.
+            Most drafted tokens a step, where `num_nodes` is not given.
         num_nodes (`int`, *optional*):
-            Draft this many tokens every step, whatever they cost. `None` drafts as many as save time, or none.
+            Draft this many tokens every step, whatever they cost; fewer only where no more have a chance of one in a
+            thousand. It takes the place of `max_nodes`. `None` drafts as many as save time, or none.
         pool (`str`, *optional*, defaults to `"shared"`):
             `"shared"` remembers texts, logits and what was learned for later calls on this model; `"request"` keeps
             nothing after a call.

@@ -32,11 +32,11 @@ class DraftModelConfig(SpecConfig):
         target_model_device_list (`list[int | str]`, *optional*):
             Devices of the target model, likewise.
         use_logits (`bool`, *optional*, defaults to `False`):
-            How sampling accepts drafted tokens. `False` drafts what the target's coming draws most likely choose and
-            compares it with those draws, so a seed gives the text of plain `generate`. `True` draws drafts from the
-            draft's distribution and accepts them by the ratio of the two models' probabilities: a chain brings a tenth
-            more tokens per step, and texts have the target's distribution, yet are not the text that the seed gives
-            without a draft. Greedy decoding is the same either way.
+            How sampling accepts drafted tokens. `False` drafts the tokens that the random numbers of the target's next
+            draws most likely choose and compares them with those draws, so a seed gives the text of plain `generate`.
+            `True` draws drafts from the draft's distribution and accepts them by the ratio of the two models'
+            probabilities: a chain brings a tenth more tokens per step, and texts have the target's distribution, yet
+            are not the text that the seed gives without a draft. Greedy decoding is the same either way.
         num_branches (`int`, *optional*, defaults to `1`):
             Most children of a node of the draft tree; 1 drafts a chain.
         max_nodes (`int`, *optional*):

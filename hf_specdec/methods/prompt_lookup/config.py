@@ -33,9 +33,9 @@ class PromptLookupConfig(SpecConfig):
             Longest suffix of the text, in tokens, that is looked up; shorter ones are tried where it is not found.
         draft_len_per_match (`int | str`, *optional*, defaults to `"auto"`):
             A chain is at most this many times as long as the matching text: short matches rarely hold for long.
-            `"auto"` follows a match as long as a token's chance exceeds what it adds to a forward: 4 tokens a matching
-            one on a CPU, more on accelerators and of one row in half precision, fewer in batches and where few of
-            the text's drafts were accepted. `None` always drafts `max_draft_len`.
+            `"auto"` follows a match as long as a token's chance exceeds what it adds to a forward: on a CPU up to 4
+            drafted tokens for each matching token, more on accelerators and for one row in half precision, fewer in
+            batches and where few of the text's drafts were accepted. `None` always drafts `max_draft_len`.
         num_branches (`int`, *optional*, defaults to `1`):
             Most continuations followed from any one node of a tree; 1 drafts a chain.
         max_nodes (`int`, *optional*):
