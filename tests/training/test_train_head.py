@@ -184,7 +184,7 @@ def test_the_target_writes_from_its_first_token_without_prompts(train: Callable[
 
 @pytest.mark.wide
 def test_a_reduced_vocabulary_drafts_the_most_frequent_tokens(train: Callable[..., Any], tmp_path: Path) -> None:
-    config = HeadTraining(**{name: getattr(TINY, name) for name in TINY.__dataclass_fields__} | {"draft_vocab_size": 6})
+    config = dataclasses.replace(TINY, draft_vocab_size=6)
     train(tmp_path, config)
     learned = [read_shard(tmp_path / "work", i) for i in range(config.num_held_out_shards, config.num_shards)]
     counts = sum(torch.bincount(shard.ids[shard.real], minlength=40) for shard in learned)
