@@ -13,8 +13,8 @@ class Measured:
         temperature (`float`): at which the target wrote the texts.
         num_positions (`int`): where a chain was drafted.
         rates (`tuple[float, ...]`): share of the positions at which the first token, the first two, ... were the
-            text's. The chains are of the likeliest tokens; drafts of sampled calls use the sampler's random numbers and are
-            accepted more often as a rule.
+            text's. The chains are of the likeliest tokens; drafts of sampled calls use the sampler's random numbers
+            and are accepted more often as a rule.
     """
 
     temperature: float
