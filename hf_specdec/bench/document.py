@@ -217,8 +217,13 @@ def _parsed(path: str | os.PathLike[str], field: str) -> Document:
     try:
         text = Path(path).read_text(encoding="utf-8")
         document = read_lines(text) if is_journal(path) else json.loads(text)
+    except FileNotFoundError as error:
+        remedy = "There is no such file. Check the spelling."
+        raise ConfigError(field, "must be a document of hf-specdec bench", str(path), remedy) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(field, "must be a document of hf-specdec bench", str(path), f"{error}.") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        remedy = f"Check the file: {reason}."
+        raise ConfigError(field, "must be a document of hf-specdec bench", str(path), remedy) from error
     if not isinstance(document, dict) or "kind" not in document:
         raise ConfigError(field, "must be a document of hf-specdec bench", str(path), "Check the file.")
     return document

@@ -13,7 +13,7 @@ from hf_specdec import compat, embedded
 from hf_specdec.bench.widen import check_widening, widen, widen_head
 from hf_specdec.checkpoints.tokenizers import load_foreign_tokenizer, load_tokenizer
 from hf_specdec.distributed.placement import default_device, read_device, where_it_lies
-from hf_specdec.errors import ConfigError, unknown_name
+from hf_specdec.errors import ConfigError, UnsupportedModelError, unknown_name
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.quantization.precision import DTYPES, PRECISIONS
 
@@ -144,7 +144,7 @@ def _target_and_head(
     if widen_to is None:
         model = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision, **placement)
         if head is not None:
-            drafting = hf_specdec.AutoDraftHead.from_pretrained(head, target=model, dtype=model.dtype)
+            drafting = _head(head, model)
         return model, drafting, {}
     original = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision="fp32")
     small = None if head is None else hf_specdec.AutoDraftHead.from_pretrained(head).float()
@@ -177,11 +177,25 @@ def _check_placement(
             raise ConfigError(name, "must be left out beside a device map", value, remedy)
 
 
+def _head(path: str, model: PreTrainedModel) -> DraftHead:
+    """A draft head, or the model's MTP layers out of its checkpoint.
+
+    Raises:
+        ConfigError: it is another model.
+    """
+    try:
+        return hf_specdec.AutoDraftHead.from_pretrained(path, target=model, dtype=model.dtype)
+    except UnsupportedModelError as error:
+        rule = f"must be a draft head, or a checkpoint of {type(model).__name__} with MTP layers"
+        raise ConfigError("head", rule, path, "Name a head; --draft-model takes a model.") from error
+
+
 def _set_attention(model: Any, name: str) -> None:
     try:
         model.set_attn_implementation(name)
     except (ImportError, ValueError) as error:
-        raise ConfigError("attn_implementation", "must be an attention that is here", name, f"{error}.") from error
+        remedy = f"{str(error).rstrip('.')}."
+        raise ConfigError("attn_implementation", "must be an attention that is here", name, remedy) from error
 
 
 def _widened(

@@ -23,6 +23,7 @@ from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.method import DrafterContext, MethodState
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.registry import METHODS
+from hf_specdec.utils.command_errors import within
 
 __all__ = ["replay_rows"]
 
@@ -63,7 +64,7 @@ def replay_rows(
     drafters = {TRANSFORMERS: [theirs]}
     settings, device = {"num_records": len(records)}, torch.device("cpu")
     document = new_document(REPLAY, device, is_complete=False, settings=settings, drafters=drafters)
-    jobs = _default_jobs() if names is None else [job for name in names for job in _jobs(name)]
+    jobs = _default_jobs() if names is None else [job for name in names for job in _named_jobs(name)]
     for number, job in enumerate(jobs):
         if progress is not None:
             progress(f"{job.name}, {counted(job.num_nodes, 'node')}", number, len(jobs))
@@ -95,6 +96,12 @@ def _default_jobs() -> list[Job]:
     ]
 
 
+def _named_jobs(name: str) -> list[Job]:
+    """The jobs of a row that was asked for; errors begin with `row`."""
+    with within("row"):
+        return _jobs(name)
+
+
 def _jobs(name: str) -> list[Job]:
     if is_import(name):
         factory = imported(name)
@@ -104,7 +111,7 @@ def _jobs(name: str) -> list[Job]:
     if not is_method(name):
         raise unknown_name("row", name, [*METHODS, *COMPARISONS])
     method_name, value = split_config(name)
-    config = method_called(method_name).config_class.parse(value, name)
+    config = method_called(method_name).config_class.parse(value, "row")
     whole = _method_job(name, method_name, config)
     smaller = [budget for budget in BUDGETS if budget < whole.num_nodes]
     return [*(Job(name, budget, whole.make) for budget in smaller), whole]

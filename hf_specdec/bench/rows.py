@@ -39,6 +39,7 @@ from hf_specdec.bench.naming import (
     split_config,
 )
 from hf_specdec.distributed.placement import is_placed, read_devices
+from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.engine.draft_pairing import draft_capability
 from hf_specdec.engine.head_pairing import check_head, own_head_of
 from hf_specdec.errors import ConfigError, SpecError, unknown_name
@@ -48,6 +49,7 @@ from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import Method
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.quantization.report import precision_of
+from hf_specdec.utils.command_errors import within
 
 __all__ = [
     "DEFAULT",
@@ -132,7 +134,7 @@ def named_rows(names: Iterable[str | Row], loaded: LoadedModel) -> tuple[list[Ro
             rows.setdefault(name.name, name)
             continue
         if name != DEFAULT:
-            rows.setdefault(name, row(name, loaded))
+            rows.setdefault(name, _named_row(name, loaded))
             continue
         for default in (LOOKUP, ASSISTANT, *METHODS):
             try:
@@ -144,11 +146,17 @@ def named_rows(names: Iterable[str | Row], loaded: LoadedModel) -> tuple[list[Ro
 
 def own_rows(names: Iterable[str], loaded: LoadedModel) -> list[Row]:
     """The rows called `names`, all of them this package's."""
-    rows = [row(name, loaded) for name in names]
+    rows = [_named_row(name, loaded) for name in names]
     for found in rows:
         if found.kind not in ("method", "drafter"):
             raise ConfigError("row", "must be a method or a Drafter here", found.name, f"One of {', '.join(METHODS)}.")
     return rows
+
+
+def _named_row(name: str, loaded: LoadedModel) -> Row:
+    """The row called `name`; errors begin with `row`."""
+    with within("row"):
+        return row(name, loaded)
 
 
 def row(name: str, loaded: LoadedModel) -> Row:
@@ -173,7 +181,9 @@ def _method_row(name: str, method_name: str, value: Any, loaded: LoadedModel) ->
     takes = {None: True, "draft_model": method.takes_draft_model, "head": method.takes_draft_head}
     if not takes[companion]:
         raise ConfigError("row", f"must be a method that takes a {companion}", name, f"Write {method_name}.")
-    config = method.config_class.parse(value, name)
+    config = method.config_class.parse(value, "row")
+    if config.costs_file is not None:
+        StepCosts(0.0).load(config.costs_file)  # an error before anything is measured
     described = json.loads(json.dumps(dataclasses.asdict(config), default=str))
     how: dict[str, Any] = {"spec_method": method if is_comparison(method) else method.name, "spec_config": config}
     if method.needs_draft_head or companion == "head":

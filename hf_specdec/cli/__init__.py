@@ -9,9 +9,9 @@ import importlib
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from hf_specdec import __version__
+from hf_specdec.cli.usage_errors import ReportingCommand, ReportingGroup
 
 __all__ = ["COMMANDS", "app"]
 
@@ -35,20 +35,22 @@ def _with_hyphens(name: str) -> str:
 
 app = typer.Typer(
     name="hf-specdec",
+    cls=ReportingGroup,
     no_args_is_help=True,
     context_settings={"token_normalize_func": _with_hyphens},
     **OPTIONS,
 )
 
 
-class _Imported(TyperCommand):
+class _Imported(ReportingCommand):
     """A command that is imported when it is called."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Called with the words after the command's name: the context is the imported command's, with them as `obj`."""
         words = list(kwargs["args"] if "args" in kwargs else args[1])
         alone = typer.Typer(**OPTIONS)
-        alone.command(self.name)(getattr(importlib.import_module(f"{__name__}.{self.name}"), str(self.name)))
+        command = getattr(importlib.import_module(f"{__name__}.{self.name}"), str(self.name))
+        alone.command(self.name, cls=ReportingCommand)(command)
         context = typer.main.get_command(alone).make_context(*args, **kwargs)
         context.obj = [_with_hyphens(word) for word in words]
         return context

@@ -30,7 +30,7 @@ from hf_specdec.cli.report import note
 from hf_specdec.cli.spread import spread
 from hf_specdec.errors import unknown_name
 from hf_specdec.quantization.precision import PRECISIONS
-from hf_specdec.utils.command_errors import reports_errors
+from hf_specdec.utils.command_errors import ToldInterrupt, reports_errors
 
 __all__ = ["bench"]
 
@@ -93,7 +93,7 @@ def _measured(asked: _Asked) -> Document:
         hint = f"--resume {file.path} continues" if file.path is not None else "with --output it could be continued"
         note_interrupt(has_measured=file.document is not None, hint=hint if kind == SPEEDS else "")
         if file.document is None:
-            raise
+            raise ToldInterrupt from None
     finally:
         if file.document is not None:  # else what is there stays
             file.close(file.document)

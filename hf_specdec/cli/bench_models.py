@@ -13,7 +13,7 @@ from hf_specdec import embedded
 from hf_specdec.bench.loaded_model import LoadedModel, load_model, pick_device
 from hf_specdec.bench.widen import read_size
 from hf_specdec.cli import options
-from hf_specdec.cli.inputs import set_threads
+from hf_specdec.cli.inputs import check_attention, set_threads
 from hf_specdec.cli.report import note
 from hf_specdec.cli.where import read_where
 from hf_specdec.errors import ConfigError
@@ -89,8 +89,13 @@ class ModelsOptions:
         return None if self.device_map is None else where.target
 
     def pick_device(self) -> torch.device:
-        """Where it runs, with the threads that were asked for, and without bars while weights are read."""
+        """Where it runs, with the threads that were asked for, and without bars while weights are read.
+
+        Raises:
+            ConfigError: the device or the attention is none.
+        """
         logging.disable_progress_bar()
+        check_attention(self.attn_implementation)
         where = pick_device(self.device)
         if self.threads is not None or where.type == "cpu":
             set_threads(None, self.threads)

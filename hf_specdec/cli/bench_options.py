@@ -15,6 +15,7 @@ from hf_specdec.cli.inputs import check_seed
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import check_temperature
 from hf_specdec.methods.registry import METHODS, config_arguments
+from hf_specdec.utils.command_errors import within
 from hf_specdec.utils.files import check_room
 
 __all__ = ["KindOptions", "OutputOptions", "PromptOptions", "RunOptions"]
@@ -97,7 +98,8 @@ class RunOptions:
         check_seed(self.seed)
         check_temperature("--temperature", self.temperature, "--no-do-sample measures greedy rows alone.")
         for name, form in self._forms.items():
-            config_arguments()[name].config_class.parse(form, name)
+            with within(name):
+                config_arguments()[name].config_class.parse(form, name)
 
     @property
     def rows(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -19,8 +20,8 @@ from hf_specdec.cli.job import Job, Result
 from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.cli.prompts import PROMPTS
-from hf_specdec.cli.prompts_file import ManyOptions, own_device, run_many
-from hf_specdec.cli.report import drafts_line, near_tie_note, note, print_json
+from hf_specdec.cli.prompts_file import BATCH_SIZE, ManyOptions, own_device, run_many
+from hf_specdec.cli.report import drafts_line, near_tie_note, note, noting_interrupts, print_json
 from hf_specdec.cli.spread import spread
 from hf_specdec.cli.table import print_comparison
 from hf_specdec.compat import attention_implementation, input_device, max_positions
@@ -28,10 +29,11 @@ from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.quantization.report import precision_of
-from hf_specdec.utils.command_errors import reports_errors
+from hf_specdec.utils.command_errors import ToldInterrupt, reports_errors
 
 __all__ = ["generate"]
 
+ROUNDS = 3
 SHOWN_FAILURES = 10
 
 
@@ -69,7 +71,9 @@ def generate(
             "generation for a draft model.",
         ),
     ] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="With --compare: timed rounds after the warm-up.")] = 3,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help=f"With --compare: timed rounds after the warm-up. Default: {ROUNDS}.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Continue a prompt with speculative decoding.
@@ -79,6 +83,8 @@ def generate(
     goes on if it is started again; `accelerate launch` and torchrun share it out.
     """
     many.check(prompt=prompt, compare=compare)
+    if rounds is not None and not compare:
+        raise ConfigError("--rounds", "must come with --compare", rounds, "Add --compare.")
     method, config = choice.read(model, engine=engine, memory=spec_memory)
     drawn = sampling.read()
     check_seed(seed)
@@ -91,36 +97,42 @@ def generate(
     with target.where.together(), remembering(target.model, kept):
         if many.is_asked:
             _many(job, how, many, tensor_parallel, json)
+        elif compare:
+            _compare(job, text, how, rounds or ROUNDS, json)
         else:
-            (_compare if compare else _continue)(job, text, how, rounds, json)
+            _continue(job, text, how, json)
 
 
-def _continue(job: Job, text: str | None, how: Mapping[str, Any], rounds: int, as_json: bool) -> None:
+def _continue(job: Job, text: str | None, how: Mapping[str, Any], as_json: bool) -> None:
     prompt = PROMPTS[0] if text is None else text
     inputs = encode(job.tokenizer, prompt, input_device(job.model))
-    shown: dict[str, Any] = {}
     streams = sys.stdout.isatty() and not as_json
-    written = _TokensSoFar()
+    written, is_complete = _TokensSoFar(), True
     if streams:
         note(prompt, "dim")
-        shown["streamer"] = TextStreamer(job.tokenizer, skip_prompt=True, skip_special_tokens=True)
-    elif not as_json:
-        shown["streamer"] = written
+        streamer: BaseStreamer = TextStreamer(job.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    else:
+        streamer = written
     _note_positions(job, inputs["input_ids"].shape[1])
+    started = time.perf_counter()
     try:
-        result = job.run(inputs, **how, **shown)
+        result = job.run(inputs, **how, streamer=streamer)
     except KeyboardInterrupt:
-        if written.token_ids:
-            sys.stdout.write(job.tokenizer.decode(written.token_ids, skip_special_tokens=True) + "\n")
-            note(f"interrupted after {counted(len(written.token_ids), 'token')}", "yellow")
-        raise
+        if not written.token_ids:
+            sys.stdout.write("\n" if streams else "")
+            raise
+        result, is_complete = Result(written.token_ids, time.perf_counter() - started, None), False
     text = job.tokenizer.decode(result.token_ids, skip_special_tokens=True)
     if as_json:
-        print_json({**_setting(job, how), "prompt": prompt, "text": text, **_measures(result)})
-        return
-    if not streams:
+        found = {"prompt": prompt, "text": text, **_measures(result), "is_complete": is_complete}
+        print_json({**_setting(job, how), **found})
+    elif not streams:
         sys.stdout.write(text + "\n")
-    note(_summary(result), "dim")
+    if not is_complete:
+        note(f"interrupted after {counted(len(result.token_ids), 'token')}", "yellow")
+        raise ToldInterrupt
+    if not as_json:
+        note(_summary(result), "dim")
 
 
 class _TokensSoFar(BaseStreamer):
@@ -150,7 +162,7 @@ def _note_positions(job: Job, length: int) -> None:
 
 def _many(job: Job, how: Mapping[str, Any], asked: ManyOptions, is_one_model: bool, as_json: bool) -> None:
     own = {name: value for name, value in how.items() if name != "tokenizer"}  # the job's
-    options = {**job.options, **(own or {"spec_method": "plain"}), "max_batch_size": asked.batch_size}
+    options = {**job.options, **(own or {"spec_method": "plain"}), "max_batch_size": asked.batch_size or BATCH_SIZE}
     many = dataclasses.replace(job, options=options)
     settings = {name: value for name, value in _setting(job, how).items() if name != "threads"}
     summary = run_many(many, asked, settings, is_one_model=is_one_model)
@@ -178,7 +190,8 @@ def _compare(job: Job, text: str | None, how: Mapping[str, Any], rounds: int, as
         job = dataclasses.replace(job, seed=0)
     for prompt in prompts:
         encode(job.tokenizer, prompt, input_device(job.model))  # an error here names the prompt
-    found = compare_methods(job, prompts, how, rounds)
+    with noting_interrupts(" before a timed round was complete"):
+        found = compare_methods(job, prompts, how, rounds)
     for name, reason in found.left_out.items():
         note(f"note: {name} is left out: {reason}")
     if not found.is_complete:

@@ -9,13 +9,23 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import embedded, loading
 from hf_specdec.cli.where import placement
+from hf_specdec.compat.attention import attention_function_of
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.registry import resolve
 from hf_specdec.utils.files import lone_surrogate
 
-__all__ = ["check_precision", "check_seed", "encode", "load_draft", "read_prompt", "set_threads"]
+__all__ = ["check_attention", "check_precision", "check_seed", "encode", "load_draft", "read_prompt", "set_threads"]
 
+ATTENTIONS = (
+    "eager",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flash_attention_4",
+    "flex_attention",
+    "sdpa",
+    "xformers",
+)
 MAX_SEED = 1 << 62
 
 
@@ -51,6 +61,14 @@ def check_precision(option: str, name: str) -> None:
     """Raise unless weights can be loaded in the precision that an option names."""
     if name not in loading.PRECISIONS:
         raise unknown_name(option, name, loading.PRECISIONS)
+
+
+def check_attention(name: str | None) -> None:
+    """Raise unless `--attn-implementation` names an attention that transformers or this package has, or a kernel's
+    repository on the hub.
+    """
+    if name is not None and name not in ATTENTIONS and "/" not in name and attention_function_of(name) is None:
+        raise unknown_name("--attn-implementation", name, ATTENTIONS)
 
 
 def check_seed(seed: int | None) -> None:

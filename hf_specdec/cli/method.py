@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.method import Method
 from hf_specdec.methods.registry import METHODS, config_arguments, resolve
 from hf_specdec.request.request import NONE
+from hf_specdec.utils.command_errors import within
 
 __all__ = ["AUTO", "DEFAULT_METHOD", "check_draft_options", "describe_methods", "loads_draft", "read_method"]
 
@@ -109,9 +111,12 @@ def _config(method: Method, forms: Mapping[str, str], spec_config: str | None) -
         if other is not None:
             raise ConfigError(_option(argument), f"must not come with {other}", text, "Give only one of the two.")
         other = _option(argument)
-    for argument, text in forms.items():
-        return method.config_class.parse(_from_json(text), argument)
-    return method.config_class.parse(_from_json(spec_config), "spec_config")
+    field, given = next(iter(forms.items())) if forms else ("spec_config", spec_config)
+    with within(field):
+        config = method.config_class.parse(_from_json(given), field)
+        if config.costs_file is not None:
+            StepCosts(0.0).load(config.costs_file)  # an error before the model is loaded
+    return config
 
 
 def _option(argument: str) -> str:

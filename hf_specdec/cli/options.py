@@ -12,11 +12,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.checkpoints.tokenizers import draft_tokenizers, load_tokenizer
-from hf_specdec.cli.inputs import check_precision, load_draft, set_threads
+from hf_specdec.cli.inputs import check_attention, check_precision, load_draft, set_threads
 from hf_specdec.cli.method import check_draft_options, describe_methods, loads_draft, read_method
+from hf_specdec.cli.report import note
 from hf_specdec.cli.where import Where, read_where
 from hf_specdec.errors import ConfigError, SpecError
 from hf_specdec.methods.config import SpecConfig, check_at_least, check_temperature
+from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.registry import resolve
 
 __all__ = ["LoadOptions", "Loaded", "MethodOptions", "ModelOptions", "SamplingOptions"]
 
@@ -146,6 +149,7 @@ class LoadOptions:
     ) -> Loaded:
         """Load the target; see `read_where` for the arguments."""
         check_precision("--dtype", dtype)
+        check_attention(self.attn_implementation)
         set_threads(path, self.threads)
         given, attention = (self.device_map, self.max_memory, self.offload_folder), self.attn_implementation
         where = read_where(*given, config, tensor_parallel=tensor_parallel, device=device)
@@ -160,9 +164,11 @@ class LoadOptions:
             is_of_another = not isinstance(error, ImportError) and "attn_implementation" not in str(error)
             if attention is None or isinstance(error, SpecError) or is_of_another:
                 raise
-            rule = "must be installed" if isinstance(error, ImportError) else "must be one of this model's"
-            remedy = f"transformers says: {error}"
-            raise ConfigError("--attn-implementation", rule, attention, remedy) from error
+            note(f"transformers: {error}", "dim")
+            rule = "must be installed" if isinstance(error, ImportError) else "must be one that this model can use"
+            raise ConfigError(
+                "--attn-implementation", rule, attention, "Use sdpa or eager, or leave it out."
+            ) from error
         return Loaded(model, load_tokenizer(folder), where)
 
 
@@ -234,6 +240,12 @@ class MethodOptions:
             draft = load_draft(
                 self.draft_model, self.draft_dtype or dtype, config, beside, method=method, target=target.model
             )
+            if resolve(method).needs_draft_head and not isinstance(draft, DraftHead):
+                rule, remedy = (
+                    f"must be a draft head with --spec-method {method}",
+                    "Is it a model? --spec-method draft_model takes one.",
+                )
+                raise ConfigError("--draft-model", rule, self.draft_model, remedy)
             how |= {"assistant_model": draft, **draft_tokenizers(draft, self.draft_model, target.tokenizer)}
         return how
 

@@ -24,6 +24,7 @@ from hf_specdec.utils.progress import with_bar
 
 __all__ = ["ManyOptions", "numbered_prompts", "own_device", "read_prompts", "run_many"]
 
+BATCH_SIZE = 8
 FORMS = 'a string, or an object with "prompt", "question", "text" or "turns"'
 
 
@@ -44,7 +45,9 @@ class ManyOptions:
             help="With --prompts-file: the .jsonl file of results. A job that was interrupted goes on where it stopped."
         ),
     ] = None
-    batch_size: Annotated[int, typer.Option(min=1, help="With --prompts-file: prompts decoded together.")] = 8
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help=f"With --prompts-file: prompts decoded together. Default: {BATCH_SIZE}.")
+    ] = None
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="With --prompts-file: try prompts again that failed before.")
     ] = False
@@ -66,8 +69,9 @@ class ManyOptions:
             given, missing = ("--prompts-file", "--out") if self.out is None else ("--out", "--prompts-file")
             raise ConfigError(missing, f"must be given with {given}", None, f"Add {missing} FILE.jsonl.")
         if not self.is_asked:
-            if self.retry_failed:
-                raise ConfigError("--retry-failed", "must come with --prompts-file", True, "Give the job's two files.")
+            for option, value in {"--batch-size": self.batch_size, "--retry-failed": self.retry_failed or None}.items():
+                if value is not None:
+                    raise ConfigError(option, "must come with --prompts-file", value, "Give the job's two files.")
             return
         if prompt is not None:
             raise ConfigError("PROMPT", "must be left out with --prompts-file", prompt, "Give one of the two.")
@@ -135,7 +139,7 @@ def run_many(job: Job, asked: ManyOptions, settings: Mapping[str, Any], *, is_on
         share = [index for index in range(len(prompts)) if index % count == own]
         todo = [index for index in share if index not in done]
         lines = _results(job, prompts, todo)
-        with noting_interrupts(f"{out} keeps the results so far; the same command continues"):
+        with noting_interrupts(f": {out} keeps the results so far; the same command continues"):
             for line in with_bar(lines, total=len(share), done=len(share) - len(todo), is_shown=state.is_main_process):
                 if state.is_main_process or not is_one_model:
                     file.append(line)

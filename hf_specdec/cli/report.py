@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from hf_specdec.stats import SpecStats
-from hf_specdec.utils.command_errors import process_rank, to_stderr
+from hf_specdec.utils.command_errors import ToldInterrupt, process_rank, to_stderr
 
 __all__ = ["drafts_line", "near_tie_note", "note", "noting_interrupts", "print_json", "stdout_console"]
 
@@ -29,12 +29,12 @@ def note(message: str, style: str | None = None) -> None:
 
 @contextlib.contextmanager
 def noting_interrupts(message: str) -> Iterator[None]:
-    """Say what an interrupt leaves, and how to continue."""
+    """Say what an interrupt leaves, and how to continue, behind the word "interrupted"."""
     try:
         yield
     except KeyboardInterrupt:
-        note(f"interrupted: {message}")
-        raise
+        note(f"interrupted{message}")
+        raise ToldInterrupt from None
 
 
 def near_tie_note(dtype: str) -> None:

@@ -10,10 +10,11 @@ import typer
 from rich.table import Table
 
 from hf_specdec.cli import options
+from hf_specdec.cli.bench_output import INTERRUPTED, note_interrupt
 from hf_specdec.cli.inputs import check_seed
 from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions, SamplingOptions
-from hf_specdec.cli.report import near_tie_note, note, print_json, stdout_console
+from hf_specdec.cli.report import near_tie_note, note, noting_interrupts, print_json, stdout_console
 from hf_specdec.cli.spread import spread
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
@@ -120,6 +121,7 @@ def summarize(
     """Summarise articles plainly and with a method: ROUGE scores and tokens a second of both.
 
     With --check-accuracy the exit code is 1 where the method's ROUGE-1 or its equality with plain is below a threshold.
+    An interrupt leaves the articles that are complete; the exit code is 130.
     """
     method, config = choice.read(model, engine=engine, memory=spec_memory)
     if method is None or config is None:
@@ -139,23 +141,29 @@ def summarize(
         prompts.max_input_tokens,
         prompts.prompt_template,
     )
-    with remembering(target.model, kept):
+    with remembering(target.model, kept), noting_interrupts(" before an article was complete"):
         rows = _measured(summarizer, texts, {PLAIN: {}, method: how})
+    num_articles = len(rows[0]["summaries"])
+    is_complete = num_articles == len(texts)
+    if not is_complete:
+        note_interrupt(has_measured=True)
     setting = {
         "model": target.model.config.name_or_path,
         "dtype": precision_of(target.model),
         "threads": torch.get_num_threads(),
-        "num_articles": len(texts),
+        "num_articles": num_articles,
         "batch_size": prompts.batch_size,
     }
     if json:
-        print_json({**setting, "options": {**shared, "seed": seed}, "rows": rows})
+        print_json({**setting, "options": {**shared, "seed": seed}, "rows": rows, "is_complete": is_complete})
     else:
         _print_table(rows, setting)
-    if rows[-1]["num_equal_to_plain"] < len(texts) and setting["dtype"] != "float32":
+    if rows[-1]["num_equal_to_plain"] < num_articles and setting["dtype"] != "float32":
         near_tie_note(setting["dtype"])
+    if not is_complete:
+        raise typer.Exit(INTERRUPTED)
     if accuracy.check_accuracy:
-        _check(rows, len(texts), accuracy, _least_equal(summarizer, config))
+        _check(rows, num_articles, accuracy, _least_equal(summarizer, config))
 
 
 def _measured(
@@ -163,14 +171,15 @@ def _measured(
 ) -> list[dict[str, Any]]:
     """What each way came to, plain generation first, as JSON values."""
     written = summarize_all(summarizer, articles, ways)
-    plain, references = written[PLAIN], [article.reference for article in articles]
+    plain = written[PLAIN]
+    references = [article.reference for article in articles[: len(plain.texts)]]
     return [
         {
             "name": name,
             **dataclasses.asdict(score(summaries.texts, references)),
             "num_tokens": summaries.num_tokens,
             "tokens_per_second": summaries.tokens_per_second,
-            "num_equal_to_plain": len(articles) if summaries is plain else summaries.num_equal(plain),
+            "num_equal_to_plain": len(references) if summaries is plain else summaries.num_equal(plain),
             "summaries": summaries.texts,
         }
         for name, summaries in written.items()

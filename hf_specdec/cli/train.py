@@ -14,7 +14,7 @@ from hf_specdec.cli.options import LoadOptions, ModelOptions
 from hf_specdec.cli.prompts_file import numbered_prompts, own_device
 from hf_specdec.cli.report import note, noting_interrupts, print_json, stdout_console
 from hf_specdec.cli.spread import spread
-from hf_specdec.compat import computes_bf16, input_device
+from hf_specdec.compat import computes_bf16, input_device, text_config
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.dflash.checkpoint import load_head as load_dflash_head
 from hf_specdec.methods.eagle3.checkpoint import load_head
@@ -73,7 +73,7 @@ class TrainingOptions:
         ),
     ] = None
     draft_vocab_size: Annotated[
-        int | None, typer.Option(help="Tokens that the head can draft. Default: all, at most 32,000.")
+        int | None, typer.Option(help="Most tokens that the head can draft. Default: 32,000.")
     ] = None
     draft_layers: Annotated[
         int | None,
@@ -159,9 +159,10 @@ def train(
         target.to(device)
     if target.dtype == torch.bfloat16 and not computes_bf16(input_device(target)):
         note("hint: this CPU computes bf16 slowly; --dtype fp32 writes the texts several times as fast", "cyan")
+    _note_vocabulary(training.draft_vocab_size, text_config(target.config).vocab_size)
     _show_log()
     path, given = training.head, (target, loaded.tokenizer, texts, out)
-    with noting_interrupts(f"{out} keeps what was done; the same command continues"):
+    with noting_interrupts(f": {out} keeps what was done; the same command continues"):
         if isinstance(config, HeadTraining):
             report = train_head(*given, config, head=None if path is None else load_head(path))
         elif isinstance(config, DFlashTraining):
@@ -173,6 +174,12 @@ def train(
     else:
         _print_table(report)
     note(f"wrote {out}", "dim")
+
+
+def _note_vocabulary(asked: int | None, vocab_size: int) -> None:
+    """Say so where the head can draft fewer tokens than were asked for."""
+    if asked is not None and asked > vocab_size:
+        note(f"note: the target has {vocab_size} tokens; the head drafts all of them, not {asked}", "yellow")
 
 
 def _numbers(option: str, text: str, remedy: str) -> tuple[int, ...]:

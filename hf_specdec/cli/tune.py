@@ -15,7 +15,7 @@ from hf_specdec.cli.report import note, print_json, stdout_console
 from hf_specdec.cli.spread import spread
 from hf_specdec.engine.cost_model import check_costs_file
 from hf_specdec.errors import ConfigError
-from hf_specdec.utils.command_errors import reports_errors
+from hf_specdec.utils.command_errors import ToldInterrupt, reports_errors
 from hf_specdec.utils.files import check_output
 
 __all__ = ["tune"]
@@ -67,7 +67,7 @@ def _measured(model: Any, batch_sizes: Sequence[int], context_length: int, secon
     except KeyboardInterrupt:
         note_interrupt(has_measured=bool(found))
         if not found:
-            raise
+            raise ToldInterrupt from None
     return found[-1], False
 
 

@@ -80,7 +80,8 @@ def check_modes(settings: Callable[[str], Any], kwargs: Mapping[str, Any]) -> No
 
     for name in LENGTHS:
         if settings(name) is not None and not _is_whole(settings(name)):
-            raise ConfigError(name, "must be a whole number", settings(name), "Write 64, without quotes or a decimal point.")
+            remedy = "Write 64, without quotes or a decimal point."
+            raise ConfigError(name, "must be a whole number", settings(name), remedy)
     if (settings("num_beams") or 1) > 1:
         refuse("num_beams", "1 with spec_method (beam search has no speculative form)", 1)
     if settings("use_cache") is False:

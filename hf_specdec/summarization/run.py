@@ -146,7 +146,10 @@ def summarize_all(
     """Summarise all articles by every way, batch by batch in turn, after one batch to warm up.
 
     A machine's speed drifts, so the ways take turns, and each goes first equally often. What the model remembers of
-    the batch to warm up is forgotten.
+    the batch to warm up is forgotten. Ctrl-C leaves the batches that every way has summarised.
+
+    Raises:
+        KeyboardInterrupt: it came before there was one.
     """
     batches = list(_batches(articles, summarizer.batch_size))
     known = state_of(summarizer.model).method_state
@@ -154,10 +157,18 @@ def summarize_all(
         for how in ways.values():
             summarizer.write(batches[0], Summaries(), how)
     written = {name: Summaries() for name in ways}
-    names = list(ways)
-    for turn, batch in enumerate(batches):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            summarizer.write(batch, written[name], ways[name])
+    names, whole = list(ways), dict[str, tuple[int, float]]()
+    try:
+        for turn, batch in enumerate(batches):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                summarizer.write(batch, written[name], ways[name])
+            whole = {name: (len(found.texts), found.seconds) for name, found in written.items()}
+    except KeyboardInterrupt:
+        if not whole:
+            raise
+        for name, (count, seconds) in whole.items():
+            found = written[name]
+            written[name] = Summaries(found.token_ids[:count], found.texts[:count], seconds)
     return written
 
 

@@ -13,14 +13,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-import torch.distributed as dist
 import typer
 from rich.console import Console
 from typer.models import ArgumentInfo, OptionInfo
 
 from hf_specdec.errors import MOST_SHOWN, ConfigError, MissingExtraError, SpecError, shown
 
-__all__ = ["process_rank", "reports_errors", "run_program", "to_stderr"]
+__all__ = [
+    "ToldInterrupt",
+    "broken_rule",
+    "parameter_info",
+    "process_rank",
+    "report",
+    "reports_errors",
+    "run_program",
+    "to_stderr",
+    "typed_name",
+    "within",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,7 +46,7 @@ FOLDERS = ("model", "draft_model", "head")  # what `path` may be
 STDOUT = "<stdout>"  # what an error of standard output has for the name of a file
 CONTEXT = "context"  # of typer: how a command is told of the words that were typed
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-FIELD = re.compile(r"`([A-Za-z_]+)((?: key)?)`")
+FIELD = re.compile(r"`([A-Za-z_]+)`")
 TEXT = r"\"[^\"]*\"|'[^']*'"
 PYTHON = re.compile(
     r"(?:\w+=)?[\w.]+\([^()]*\)"  # a call: no option says the same
@@ -54,6 +64,10 @@ def run_program(main: Callable[..., None], arguments: Sequence[str] | None = Non
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(reports_errors(main))
     app(args=arguments)
+
+
+class ToldInterrupt(KeyboardInterrupt):
+    """Ctrl-C, after the user was told what it leaves."""
 
 
 def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
@@ -79,11 +93,9 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
         except BrokenPipeError:
             raise
         except (SpecError, ValueError, OSError) as error:
-            message, hint = _message_and_hint(error, _Options(signature, kwargs, getattr(context, "obj", None)))
+            options = _Options(signature.parameters, kwargs, getattr(context, "obj", None))
             where = f"rank {rank}: " if (rank := process_rank()) else ""
-            to_stderr(f"{where}error: {message}", "red")
-            if hint:
-                to_stderr(f"hint: {hint}", "cyan")
+            report(*_message_and_hint(error, options), where)
             if getattr(error, "filename", None) == STDOUT:
                 _drop_stdout()
             raise typer.Exit(2) from error
@@ -97,6 +109,8 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 def process_rank() -> int:
     """The number of this process among those of a launch that have found one another."""
+    import torch.distributed as dist  # takes seconds; --help and wrong words do without
+
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
@@ -104,6 +118,24 @@ def to_stderr(message: str, style: str | None) -> None:
     """One line on stderr, as it is."""
     console = Console(file=sys.stderr, highlight=False)
     console.print(message, style=style, markup=False, soft_wrap=True)
+
+
+def report(message: str, hint: str | None, where: str = "") -> None:
+    """An error and its remedy on stderr; `where` stands before them."""
+    to_stderr(f"{where}error: {message}", "red")
+    if hint:
+        to_stderr(f"hint: {hint}", "cyan")
+
+
+@contextlib.contextmanager
+def within(field: str) -> Iterator[None]:
+    """Put `field` before the field of an error that is about a part of its value."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.field.partition(" ")[0] == field:
+            raise
+        raise ConfigError(f"{field} {error.field}", error.rule, error.value, error.remedy) from error
 
 
 class _Stdout:
@@ -150,13 +182,15 @@ class _Options:
     """The options of a command, for the arguments of Python that errors speak of.
 
     Args:
-        signature: the command's.
+        parameters: the command's.
         given: the command's parameters; those without a value cannot be what is wrong.
         words: what was typed after the command's name, if that is known.
     """
 
-    def __init__(self, signature: inspect.Signature, given: Mapping[str, Any], words: Sequence[str] | None) -> None:
-        self.parameters, self.given = signature.parameters, given
+    def __init__(
+        self, parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], words: Sequence[str] | None
+    ) -> None:
+        self.parameters, self.given = parameters, given
         typed = [word.partition("=")[0] for word in words or ()]
         self._typed: dict[str, str] = {}  # the first of an option's names -> the one that was typed last
         for first, *others in map(_option_names, self.parameters.values()):
@@ -177,9 +211,14 @@ class _Options:
                 name = next(folders, name)
             if name not in self.parameters or self.given.get(name) is None:
                 return found[0]
-            return f"`{_typed_name(self.parameters[name])}{found[2]}`"
+            return f"`{typed_name(self.parameters[name])}`"
 
         return FIELD.sub(option, message)
+
+    def for_field(self, field: str) -> str:
+        """A field, in backticks; what stands behind its first word is a part of the option's value."""
+        first, space, part = field.partition(" ")
+        return f"{self.for_fields(f'`{first}`')[:-1]}{space}{part}`"
 
     def for_python(self, text: str) -> str:
         """A rule or a remedy with `--name value` for `name=value`, wherever the command has that option."""
@@ -189,7 +228,7 @@ class _Options:
             if name not in self.parameters:
                 return found[0]
             value = found["value"]
-            return " ".join([_typed_name(self.parameters[name]), *([] if value is None else [_typed_value(value)])])
+            return " ".join([typed_name(self.parameters[name]), *([] if value is None else [_typed_value(value)])])
 
         return PYTHON.sub(option, text)
 
@@ -199,7 +238,7 @@ class _Options:
             value = self.given.get(name)
             for one in value if isinstance(value, list) else [value]:
                 if isinstance(one, str | Path) and os.path.realpath(path) == os.path.realpath(one):
-                    return _typed_name(parameter)
+                    return typed_name(parameter)
         return None
 
     def _own_name(self, name: str) -> str:
@@ -221,7 +260,7 @@ def _message_and_hint(error: Exception, options: _Options) -> tuple[str, str | N
 def _in_options(error: Exception, options: _Options) -> tuple[str, str | None]:
     match error:
         case ConfigError():
-            message = f"`{error.field}` {options.for_python(error.rule)}, but is {shown(error.value)}."
+            message = broken_rule(options.for_field(error.field), options.for_python(error.rule), error.value)
             return options.for_fields(message), options.for_python(error.remedy)
         case OSError(filename=filename, strerror=str() as reason) if filename == STDOUT:
             return f"standard output cannot be written: {reason}.", "Redirect it to another disk: > FILE"
@@ -233,6 +272,17 @@ def _in_options(error: Exception, options: _Options) -> tuple[str, str | None]:
             return options.for_python(options.for_fields(" ".join(str(error).split()))), None
 
 
+def broken_rule(field: str, rule: str, value: object) -> str:
+    """The message of a `ConfigError` without its remedy; `field` has its backticks."""
+    return f"{field} {rule}, but is {shown(value)}."
+
+
+def parameter_info(parameter: inspect.Parameter) -> ArgumentInfo | OptionInfo | None:
+    """What a command says to typer about a parameter."""
+    found = getattr(parameter.annotation, "__metadata__", ())
+    return next((info for info in found if isinstance(info, ArgumentInfo | OptionInfo)), None)
+
+
 def _typed_value(value: str) -> str:
     """A value of Python as a shell takes it."""
     if value == "None":
@@ -242,14 +292,14 @@ def _typed_value(value: str) -> str:
 
 def _option_names(parameter: inspect.Parameter) -> list[str]:
     """What a parameter of a command is called on the command line, the usual name first."""
-    for info in getattr(parameter.annotation, "__metadata__", ()):
-        if isinstance(info, ArgumentInfo):
+    match parameter_info(parameter):
+        case ArgumentInfo():
             return [parameter.name.upper()]
-        if isinstance(info, OptionInfo) and isinstance(info.default, str):
-            return [name.partition("/")[0] for name in (info.default, *(info.param_decls or ()))]
+        case OptionInfo(default=str(first), param_decls=others):
+            return [name.partition("/")[0] for name in (first, *(others or ()))]
     return [f"--{parameter.name.replace('_', '-')}"]
 
 
-def _typed_name(parameter: inspect.Parameter) -> str:
+def typed_name(parameter: inspect.Parameter) -> str:
     """The usual name of a parameter of a command."""
     return _option_names(parameter)[0]

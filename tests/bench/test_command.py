@@ -10,6 +10,7 @@ import pytest
 import hf_specdec.bench.document as document_module
 import hf_specdec.bench.journal as journal_module
 import hf_specdec.bench.model_run as run_module
+from hf_specdec import embedded
 from hf_specdec.bench.document import read_document
 from hf_specdec.cli.bench_file import DocumentFile
 from hf_specdec.errors import ConfigError
@@ -18,6 +19,7 @@ from tests.cli.conftest import Run, run
 
 __all__ = ["run"]
 
+MODEL = ("--model", embedded.path("target"))
 BENCH = ("bench", "--limit", "2", "--max-new-tokens", "4", "--rounds", "1", "--row", "plain", "--no-do-sample")
 
 
@@ -287,7 +289,26 @@ def test_batches_are_tasks_of_a_run(run: Run) -> None:
         (("--device-map", "cpu", "--device", "cpu"), "`--device` must be left out beside a device map"),
         (("--device-map", "cpu", "--widen", "320x7"), "`--widen` must be left out beside a device map"),
         (("--max-memory", '{"cpu": "1GB"}'), "must come with --device-map"),
-        (("--resume", "missing.json"), "`--resume` must be a document of hf-specdec bench"),
+        (
+            ("--row", "prompt_lookup=[10"),
+            "error: `--row` must be a list or dict in the notation of Python or JSON, but",
+        ),
+        (("--row", "prompt_lookup:foo=3"), "error: `--row key` must be one of 'device_list', 'draft_len_per_match',"),
+        (("--row", "prompt_lookup=[0]"), "error: `--row max_draft_len` must be a whole number of at least 1"),
+        (("--row", "auto={'costs': 'none.json'}"), "error: `--row costs` must be a file that can be read, but is"),
+        (("--row", "auto+head", *MODEL), "error: `--row auto+head` must have a draft head, but is None."),
+        (("--lookahead-config", "[0,1,1]"), "error: `--lookahead-config window_size` must be a whole number"),
+        (("--head", embedded.path("draft")), "error: `--head` must be a draft head, or a checkpoint of LlamaForC"),
+        (("--attn-implementation", "spda"), "'sdpa', 'xformers', but is 'spda'.\nhint: Did you mean 'sdpa'?"),
+        (
+            ("--resume", "missing.json"),
+            "error: `--resume` must be a document of hf-specdec bench, but is 'missing.json'.\n"
+            "hint: There is no such file. Check the spelling.\n",
+        ),
+        (
+            ("--resume", "held.md"),
+            "error: `--resume` must be a document of hf-specdec bench, but is 'held.md'.\nhint: Ch",
+        ),
         (("--plot", "held.md"), "figures in a folder, but is 'held.md'."),
         (("--page", "held.md.md"), "figures in a folder, but is 'held.md.md'.\nhint: 'held.md' is a file."),
         (("--page", "."), "ends in .md"),

@@ -93,9 +93,11 @@ def test_what_is_read_is_taken(run: Run, files: Path) -> None:
     [
         (("--show", "missing.json"), "`--show` must be a document of hf-specdec bench"),
         (("--replay", "missing.jsonl"), "missing.jsonl"),
+        (("--replay", "replay", "--row", "prompt_lookup=[0]"), "error: `--row max_draft_len` must be a whole number"),
+        (("--replay", "replay", "--row", "prompt_lookup=[1"), "error: `--row` must be a list or dict in the notation"),
     ],
 )
-def test_a_file_that_is_missing_is_named(run: Run, files: Path, words: tuple[str, ...], match: str) -> None:
+def test_what_cannot_be_read_is_named(run: Run, files: Path, words: tuple[str, ...], match: str) -> None:
     result = run("bench", *words)
     assert result.exit_code == 2
     assert match in result.stderr

@@ -8,6 +8,7 @@ import pytest
 
 import hf_specdec
 from hf_specdec import embedded
+from hf_specdec.cli import inputs
 from hf_specdec.errors import ConfigError, MissingExtraError
 from hf_specdec.utils.command_errors import reports_errors
 from tests.cli.conftest import Run
@@ -15,6 +16,7 @@ from tests.cli.conftest import Run
 LIST = "--prompt-lookup-config"
 CONFIG = "--spec-config"
 LOOKUP = ("--spec-method", "prompt_lookup")
+ATTENTIONS = ", ".join(map(repr, inputs.ATTENTIONS))
 LOOKAHEAD, DRAFT_LIST = "--lookahead-config", "--draft-model-config"
 CASES = [
     (["--spec-method", "promt_lookup"], "`--spec-method` must be one of", "Did you mean 'prompt_lookup'?"),
@@ -25,17 +27,20 @@ CASES = [
     ),
     (
         [*LOOKUP, CONFIG, '{"max_draft_len": -1}'],
-        "`max_draft_len` must be a whole number of at least 1 and at most 4096, but is -1.",
+        "`--spec-config max_draft_len` must be a whole number of at least 1 and at most 4096, but is -1.",
         "4 to 10",
     ),
     ([CONFIG, '{"max_draft_len": '], "`--spec-config` must be a dict in the notation of", "Its form is {"),
-    ([CONFIG, '{"pool": "global"}'], "`pool` must be one of 'request', 'shared'", "Choose"),
+    ([CONFIG, '{"pool": "global"}'], "`--spec-config pool` must be one of 'request', 'shared'", "Choose"),
     ([CONFIG, "7"], "`--spec-config` must be", ""),
-    ([LIST, "[0,2]"], "`max_draft_len` must be a whole number of at least 1 and at most 4096, but is 0.", "4 to 10"),
-    ([LIST, "[10,0]"], "`max_matching_ngram_size` must be a whole number of at least 1", "2 to 4"),
+    ([LIST, "[0,2]"], f"`{LIST} max_draft_len` must be a whole number of at least 1", "4 to 10"),
+    ([LIST, "[10,0]"], f"`{LIST} max_matching_ngram_size` must be a whole number of at least 1", "2 to 4"),
+    (["--ngram-config", "[0]"], "`--ngram-config max_draft_len` must be a whole number of at least 1", "4 to 10"),
+    (["--auto-config", '{"costs": "none.json"}'], "`--auto-config costs` must be a file that can be read", "tune"),
+    ([CONFIG, '{"costs": "none.json"}'], "`--spec-config costs` must be a file that can be read", "tune"),
     ([LIST, "[10,2,[0],1]"], "`--prompt-lookup-config` must have 1 to 3 entries", "Drop or add entries."),
     ([LIST, "ten"], "`--prompt-lookup-config` must be a list or dict in the", "Its form is [max_draft_len"),
-    ([LIST, "[10,2,[]]"], "`device_list` must be a non-empty list", "Write [0]"),
+    ([LIST, "[10,2,[]]"], f"`{LIST} device_list` must be a non-empty list", "Write [0]"),
     ([LIST, '[10,2,["gpu0"]]'], "`device_list` must name devices that torch knows", "Write [0]"),
     ([LIST, "[10,2]", CONFIG, "{}"], "must not come with --spec-config", "Give only one of the two."),
     ([LIST, "[10,2]", "--spec-method", "plain"], "must come with --spec-method prompt_lookup", "--spec-config"),
@@ -79,12 +84,16 @@ CASES = [
         )
         for value in ("-1", "0", "1e-300", "nan", "inf")
     ],
-    ([CONFIG, '{"engine": "turbo"}'], "`engine` must be one of 'assisted', 'loop'", "Choose"),
+    ([CONFIG, '{"engine": "turbo"}'], "`--spec-config engine` must be one of 'assisted', 'loop'", "Choose"),
     (["--draft-model", "x", "--draft-dtype", "fp12"], "`--draft-dtype` must be one of", "Did you mean"),
     (["--do-sample", "--top-p", "1.5"], "`--top-p` must be a number from 0.0 to 1.0, but is 1.5.", "1.0"),
     (["--do-sample", "--top-p", "nan"], "`--top-p` must be a number from 0.0 to 1.0, but is nan.", "1.0"),
     (["--do-sample", "--top-k", "-1"], "`--top-k` must be a whole number of at least 0, but is -1.", "0 leaves"),
-    (["--attn-implementation", "spda"], "`--attn-implementation` must be one of", "transformers says"),
+    (["--attn-implementation", "spda"], f"`--attn-implementation` must be one of {ATTENTIONS}, but", "'sdpa'?"),
+    (["--attn-implementation", "flash_attention_4"], "`--attn-implementation` must be installed", "Use sdpa or eager"),
+    (["--batch-size", "4"], "`--batch-size` must come with --prompts-file, but is 4.", "two files"),
+    (["--retry-failed"], "`--retry-failed` must come with --prompts-file, but is True.", "two files"),
+    (["--rounds", "3"], "`--rounds` must come with --compare, but is 3.", "Add --compare."),
     (["--model", "./no/such/folder"], "`--model` must be an existing folder, but there is no './no/such/folder'", ""),
     (["--device-map", "auto", "--max-memory", '{"cpu": "x"}'], "`--max-memory` must hold sizes, but is 'x'", "20GB"),
     (["--model", embedded.__file__], "is a file", ""),
@@ -154,11 +163,14 @@ def test_a_checkpoint_without_its_tokenizer_is_refused(run: Run, tmp_path: Path)
     check(run, ["x", "--model", str(tmp_path / "model")], "tokenizer", "")
 
 
-@pytest.mark.parametrize(
-    "words", [["--threads", "0"], ["--rounds", "0"], ["--max-new-tokens", "0"], ["--no-such-option"]], ids=" ".join
-)
-def test_an_option_out_of_its_range_is_a_usage_error(run: Run, words: list[str]) -> None:
-    assert run("generate", *words).exit_code == 2
+def test_a_model_is_no_head(run: Run) -> None:
+    """Told by the options, not by what loads a head in Python."""
+    head, model = ("--head", embedded.path("draft")), ("--model", embedded.path("target"))
+    message = "`--head` must be a draft head with --spec-method eagle3, but is '"
+    check(run, ["x", "--spec-method", "eagle3", *head, *model], message, "--spec-method draft_model")
+    result = run("bench", "--limit", "1", "--row", "eagle3", "--head", embedded.path("target"))
+    assert "error: `--head` must be a draft head, or a checkpoint of LlamaForCausalLM" in result.stderr
+    assert "hint: Name a head; --draft-model takes a model.\n" in result.stderr
 
 
 def test_a_missing_extra_s_hint_is_its_install_line(capsys: pytest.CaptureFixture[str]) -> None:

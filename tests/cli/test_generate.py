@@ -103,6 +103,22 @@ def test_a_pipe_gets_what_was_written_before_ctrl_c(
     assert result.exit_code == 130
     (start,) = [n for n in (4, 5) if result.stdout == tokenizer.decode(reference(target, tokenizer)[:n]) + "\n"]
     assert f"interrupted after {start} tokens" in result.stderr
+    found = run("generate", PROMPT, *SHORT, "--json")
+    assert found.exit_code == 130
+    assert f"interrupted after {start} tokens\n" == found.stderr
+    document = json.loads(found.stdout)
+    assert (document["text"] + "\n", document["is_complete"]) == (result.stdout, False)
+    assert len(document["token_ids"]) == start and document["seconds"] > 0 and document["spec_stats"] is None
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)], ids=["text", "json"])
+def test_ctrl_c_before_the_first_token_is_said(run: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str]) -> None:
+    def interrupt(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Job, "run", interrupt)
+    result = run("generate", PROMPT, *SHORT, *words)
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
 
 
 @pytest.mark.parametrize(("length", "is_noted"), [("12", False), ("2050", True)])

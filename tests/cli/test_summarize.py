@@ -1,5 +1,6 @@
 """`hf-specdec summarize`: ROUGE of plain generation and of a method, and an exit code that checks them."""
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -41,6 +42,47 @@ def test_the_table_shows_both(run: Run) -> None:
     assert result.exit_code == 0, result.stderr
     for word in ("plain generate", "prompt_lookup", "ROUGE-1", "ROUGE-Lsum", "tokens/s", "2 of 2"):
         assert word in result.stdout
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)], ids=["table", "json"])
+def test_an_interrupt_leaves_the_articles_that_are_complete(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """Ctrl-C in the second article, after one of the two ways; the threshold that is missed is not looked at."""
+    interrupt_at(monkeypatch, call=2 + 2 + 1)  # of two ways: a call to warm up, and one for the first article
+    checked = ("--check-accuracy", "--rouge1-threshold", "99")
+    result = run(*SHORT, *LIST_FORMS["prompt_lookup"], *checked, *words)
+    assert result.exit_code == 130
+    assert result.stderr == "interrupted: what has been measured follows\n"
+    if words:
+        document = json.loads(result.stdout)
+        assert (document["num_articles"], document["is_complete"]) == (1, False)
+        assert [len(row["summaries"]) for row in document["rows"]] == [1, 1]
+        assert [row["num_equal_to_plain"] for row in document["rows"]] == [1, 1]
+    else:
+        assert "1 of 1" in result.stdout
+
+
+@pytest.mark.parametrize("call", [1, 2 + 1])
+def test_an_interrupt_before_an_article_is_complete_is_said(
+    run: Run, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    interrupt_at(monkeypatch, call=call)
+    result = run(*SHORT, *LIST_FORMS["prompt_lookup"])
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == "interrupted before an article was complete\n"
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, *, call: int) -> None:
+    """Ctrl-C at the end of the call that summarises, counted from 0: its summary is there, but not told yet."""
+    real, counted = Summarizer.write, itertools.count()
+
+    def write(*args: Any) -> None:
+        real(*args)
+        if next(counted) == call:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Summarizer, "write", write)
 
 
 def test_a_rouge_score_below_the_threshold_fails_the_check(run: Run) -> None:

@@ -82,6 +82,19 @@ def test_an_interrupted_training_says_how_to_continue(
     assert f"interrupted: {tmp_path / 'draft'} keeps what was done; the same command continues" in result.stderr
 
 
+@pytest.mark.parametrize(("size", "is_told"), [("4096", False), ("4097", True)])
+def test_a_draft_vocabulary_beyond_the_target_s_is_pointed_out(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str, is_told: bool
+) -> None:
+    def stop(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hf_specdec.cli.train.train_head", stop)
+    result = run("train", "--out", str(tmp_path / "draft"), "--draft-vocab-size", size)
+    note = f"note: the target has 4096 tokens; the head drafts all of them, not {size}\n"
+    assert (note in result.stderr) == is_told
+
+
 def test_prompts_are_taken_from_text_files_and_folders(tmp_path: Path) -> None:
     from hf_specdec.cli.train import _texts_of
 

@@ -97,6 +97,29 @@ def test_the_warm_up_leaves_no_memory(target: Any, tokenizer: Any) -> None:
     assert [step.accepted for step in steps[:half]] == [step.accepted for step in steps[half:]]
 
 
+def test_an_interrupt_leaves_what_every_way_has_summarised(
+    target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the time of that alone."""
+    seconds: list[float] = []
+    real = Summarizer.write
+
+    def write(self: Summarizer, articles: Any, into: Summaries, how: Any) -> None:
+        real(self, articles, into, how)
+        seconds.append(into.seconds)
+        if len(seconds) == 2 + 2 + 1:  # of two ways: the warm-up, the first article, the second by one way
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Summarizer, "write", write)
+    written = summarize_all(Summarizer(target, tokenizer, OPTIONS), ARTICLES, WAYS)
+    assert [len(found.token_ids) for found in written.values()] == [1, 1]
+    assert [len(found.texts) for found in written.values()] == [1, 1]
+    assert [found.seconds for found in written.values()] == seconds[2:4]
+    with pytest.raises(KeyboardInterrupt):
+        seconds[:] = [0.0] * 4
+        summarize_all(Summarizer(target, tokenizer, OPTIONS), ARTICLES, WAYS)
+
+
 def test_summaries_without_an_article_are_none() -> None:
     assert Summaries().num_tokens == 0
 

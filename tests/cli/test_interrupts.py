@@ -1,0 +1,58 @@
+"""Ctrl-C in a process: what it leaves is printed, or stderr says that it came."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hf_specdec import cli
+from tests.cli.conftest import Run
+
+SHORT = ("--max-new-tokens", "256", "--dtype", "fp32", "--threads", "1")
+
+
+@contextlib.contextmanager
+def hearing_interrupts() -> Iterator[None]:
+    """Processes started within hear SIGINT, which a shell's background jobs and what they start ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    "words", [("generate", "--compare", "--rounds", "500"), ("summarize",), ("generate", "x", "--json")], ids=" ".join
+)
+def test_a_process_says_what_ctrl_c_leaves(words: tuple[str, ...]) -> None:
+    with hearing_interrupts():
+        started = subprocess.Popen(
+            (sys.executable, "-m", "hf_specdec", *words, *SHORT),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    time.sleep(8.0)
+    started.send_signal(signal.SIGINT)
+    _, complaint = started.communicate(timeout=100)
+    assert started.returncode in (0, 130), complaint  # 0: it was done before
+    assert started.returncode == 0 or "interrupted" in complaint
+
+
+def test_ctrl_c_before_a_command_begins_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its module is imported, which takes seconds."""
+
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "importlib", types.SimpleNamespace(import_module=interrupt))
+    result = run("generate", "x")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
