@@ -5,6 +5,7 @@ from typing import Any
 from transformers import GenerationMixin, PreTrainedModel
 
 from hf_specdec.compat import adds_virtual_tokens, generation_model
+from hf_specdec.compat.devices import is_dispatched
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
@@ -69,7 +70,7 @@ def assistant_model_of(kwargs: dict[str, Any], method: Method, config: SpecConfi
     if not isinstance(inner, GenerationMixin) or not inner.can_generate():
         remedy = "Load it with hf_specdec.AutoModelForCausalLM."
         raise ConfigError("assistant_model", "must be a model that generates", type(assistant).__name__, remedy)
-    if inner.device.type == "meta" and getattr(inner, "hf_device_map", None) is None:
+    if inner.device.type == "meta" and not is_dispatched(inner):
         remedy = "Load its weights with from_pretrained."
         raise ConfigError("assistant_model", "must have weights, not be on the meta device", inner.device, remedy)
     if adds_virtual_tokens(assistant):
