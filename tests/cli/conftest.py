@@ -1,6 +1,8 @@
 """A runner for the commands."""
 
-from collections.abc import Callable
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,13 @@ def run() -> Run:
         return CliRunner().invoke(app, list(words), input=stdin)
 
     return call
+
+
+@contextlib.contextmanager
+def hearing_interrupts() -> Iterator[None]:
+    """Processes started within hear SIGINT, which a shell's background jobs and what they start ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ import torch
 import hf_specdec
 from hf_specdec.cli.chat import _Chat
 from hf_specdec.compat import takes_cache
-from tests.cli.conftest import TEMPLATE, Run
+from tests.cli.conftest import TEMPLATE, Run, hearing_interrupts
 from tests.helpers.support import plain
 from tests.helpers.zoo import FALLBACK, FAMILIES, build
 from tests.helpers.zoo_wide import build as build_wide
@@ -220,16 +219,6 @@ def test_a_chat_that_fills_the_model_s_positions_says_so(tokenizer: Any, monkeyp
     talk.clear()
     talk.answer("y")
     assert talk.stats.num_tokens == 8
-
-
-@contextlib.contextmanager
-def hearing_interrupts() -> Iterator[None]:
-    """Processes started within hear SIGINT, which a shell's background jobs and what they start ignore."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class Terminal:

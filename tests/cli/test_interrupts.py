@@ -1,30 +1,18 @@
 """Ctrl-C in a process: what it leaves is printed, or stderr says that it came."""
 
-import contextlib
 import signal
 import subprocess
 import sys
 import time
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from hf_specdec import cli
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, hearing_interrupts
 
 SHORT = ("--max-new-tokens", "256", "--dtype", "fp32", "--threads", "1")
-
-
-@contextlib.contextmanager
-def hearing_interrupts() -> Iterator[None]:
-    """Processes started within hear SIGINT, which a shell's background jobs and what they start ignore."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.wide

@@ -23,8 +23,9 @@ from hf_specdec.training import (
     train_draft,
     train_head,
 )
+from tests.training.conftest import PROMPTS, WordNumbers
 
-__all__ = ["KINDS", "NUM_HELD_OUT", "PROMPTS", "WordNumbers", "trained"]
+__all__ = ["KINDS", "NUM_HELD_OUT", "trained"]
 
 NUM_HELD_OUT = 1  # shards: one of two processes has none
 SETTINGS: dict[str, Any] = {
@@ -44,24 +45,13 @@ KINDS: dict[str, tuple[Any, Any]] = {
     "dflash": (train_dflash, DFlashTraining(**SETTINGS, block_size=4)),
     "draft": (train_draft, DraftTraining(**SETTINGS)),
 }
-PROMPTS = [" ".join(str((start * step) % 37 + 2) for step in range(1, 9)) for start in range(1, 13)]
-
-
-class WordNumbers:
-    """A tokenizer as far as training asks: words are token ids."""
-
-    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-        return {"input_ids": [int(word) for word in text.split()]}
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Nothing to save."""
 
 
 def trained(folder: Path, kind: str) -> dict[str, Any]:
     """What a training says of itself."""
     train, config = KINDS[kind]
     target = LlamaForCausalLM.from_pretrained(folder / "target").eval()
-    report = train(target, WordNumbers(), PROMPTS, folder / kind, config, show_progress=False)
+    report = train(target, WordNumbers(), PROMPTS[:12], folder / kind, config, show_progress=False)
     return dataclasses.asdict(report)
 
 
