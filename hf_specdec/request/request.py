@@ -211,17 +211,7 @@ def read_request(
     is_default = kwargs.get("spec_method") is None and not given and config is None
     method_value = _method_value(kwargs, configs, given)
     if method_value is None:
-        if config is not None or given:
-            name = "spec_config" if config is not None else next(iter(given))
-            value = given[name] if config is None else config
-            method_name = config_arguments()[name].name if config is None else "prompt_lookup"
-            raise ConfigError(name, "must come with a spec_method", value, f'Add spec_method="{method_name}".')
-        if observer is not None:
-            remedy = 'Add spec_method="plain" to see steps without drafts.'
-            raise ConfigError("spec_observer", "must come with a spec_method", observer, remedy)
-        if isinstance(head := kwargs.get("assistant_model"), DraftHead):
-            remedy = f'Add spec_method="{head.methods[0]}", or leave the head out.'
-            raise ConfigError("spec_method", "must be given with a draft head as assistant_model", None, remedy)
+        _check_plain(config, given, observer, kwargs)
         return None
     if not isinstance(method_value, (str, Method)):
         return _own_drafter(method_value, config, given, observer)
@@ -252,6 +242,21 @@ def read_request(
         is_default=is_default,
         tokenizers=tokenizers,
     )
+
+
+def _check_plain(config: Any, given: Mapping[str, Any], observer: Observer | None, kwargs: Mapping[str, Any]) -> None:
+    """Raise where a call without a method has what only a method could use."""
+    if config is not None or given:
+        name = "spec_config" if config is not None else next(iter(given))
+        value = given[name] if config is None else config
+        method_name = config_arguments()[name].name if config is None else "prompt_lookup"
+        raise ConfigError(name, "must come with a spec_method", value, f'Add spec_method="{method_name}".')
+    if observer is not None:
+        remedy = 'Add spec_method="plain" to see steps without drafts.'
+        raise ConfigError("spec_observer", "must come with a spec_method", observer, remedy)
+    if isinstance(head := kwargs.get("assistant_model"), DraftHead):
+        remedy = f'Add spec_method="{head.methods[0]}", or leave the head out.'
+        raise ConfigError("spec_method", "must be given with a draft head as assistant_model", None, remedy)
 
 
 def _method_value(kwargs: dict[str, Any], configs: list[GenerationConfig], given: Mapping[str, Any]) -> Any:

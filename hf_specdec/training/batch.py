@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Batch", "Outcome", "ahead"]
+__all__ = ["Batch", "Outcome", "ahead", "draft_ids"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,16 @@ class Outcome:
     loss: torch.Tensor
     accepted: torch.Tensor
     num_positions: torch.Tensor
+
+
+def draft_ids(target_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """`(vocab_size,)`: the draft id of each of the target's tokens, -1 where there is none.
+
+    Args:
+        target_ids: `(draft_vocab_size,)`, of a head as it is now: a state that was loaded may have changed them.
+    """
+    found = torch.full((vocab_size,), -1, device=target_ids.device)
+    return found.scatter(0, target_ids, torch.arange(len(target_ids), device=target_ids.device))
 
 
 def ahead(values: torch.Tensor, places: int, length: int) -> torch.Tensor:

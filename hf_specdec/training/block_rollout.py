@@ -13,7 +13,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from hf_specdec.methods.dflash.network import DFlashHead
-from hf_specdec.training.batch import Batch, Outcome
+from hf_specdec.training.batch import Batch, Outcome, draft_ids
 
 __all__ = ["BlockRollout"]
 
@@ -127,8 +127,7 @@ class BlockRollout(nn.Module):
         """
         target_ids = self.head.target_ids
         if target_ids is not None:
-            draft_ids = torch.full((self.head.config.layer.vocab_size,), -1, device=ids.device)
-            ids = draft_ids.scatter(0, target_ids, torch.arange(len(target_ids), device=ids.device))[ids]
+            ids = draft_ids(target_ids, self.head.config.layer.vocab_size)[ids]
         is_known = (ids >= 0) & (ids < logits.shape[-1])
         found = logits.gather(-1, ids.where(is_known, 0))
         is_known &= found > -math.inf

@@ -13,14 +13,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_specdec import compat
 from hf_specdec.compat.decoder_layers import CONFIGS
 from hf_specdec.engine.head_pairing import check_head, output_head
-from hf_specdec.errors import ConfigError
 from hf_specdec.methods.dflash.checkpoint import save_head
 from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
 from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.training.block_rollout import BlockRollout
 from hf_specdec.training.card import write_dflash_card
 from hf_specdec.training.config import DFlashTraining
-from hf_specdec.training.inputs import checked_config
+from hf_specdec.training.inputs import check_given_head, checked_config
 from hf_specdec.training.loop import TrainingLoop, accelerator_for, drawn_where_unprompted, frozen, write_texts
 from hf_specdec.training.new_head import chosen_layers, layer_config
 from hf_specdec.training.report import HeadReport
@@ -29,6 +28,7 @@ from hf_specdec.training.work import check_folder, held
 __all__ = ["train_dflash"]
 
 BLOCK_SIZE = 8
+SHAPE = ("layer_ids", "draft_layers", "block_size", "markov_rank")  # settings that a given head has already
 MOST_LAYERS, LAYERS_OF_TARGET = 5, 6  # of a head where none are asked for: one for so many of the target's
 
 
@@ -68,30 +68,19 @@ def train_dflash(
     """
     config = checked_config(DFlashTraining, target, tokenizer, prompts, out, config)
     config = drawn_where_unprompted(config, prompts)
-    _check_kind(head)
+    check_given_head(head, DFlashHead, "a DFlash head that is not transformers' own", config, of_shape=SHAPE)
     check_folder(out, target, head)
     accelerator, work = accelerator_for(target, config), Path(out) / "work"
     is_shown = show_progress and accelerator.is_main_process
     torch.manual_seed(config.seed)
-    if head is None:
-        student = _new_head(target, config, mask_token_id=_mask_token(target, tokenizer))
-    else:
-        student = _trained_on(head, target, config)
+    student = _new_head(target, config, tokenizer) if head is None else _trained_on(head, target)
     layer_ids = student.config.layer_ids
     config.check_steps(student.num_drafted)
     with frozen(target), held(work) if accelerator.is_main_process else nullcontext():
         write_texts(
             accelerator, target, tokenizer, prompts, work, config, layer_ids=layer_ids, head=head, is_shown=is_shown
         )
-        rollout = BlockRollout(
-            student,
-            student.embed_tokens or target.get_input_embeddings(),
-            student.lm_head or output_head(target),
-            steps=config.rollout_steps,
-            blocks=config.blocks_per_text,
-            decay=config.step_decay,
-        )
-        width = student.hidden_size
+        rollout, width = _rollout(student, target, config), student.hidden_size
         loop = TrainingLoop(accelerator, student, rollout, output=None, hidden_size=width, work=work, config=config)
         report = loop.run(is_shown)
         if accelerator.is_main_process:
@@ -102,23 +91,12 @@ def train_dflash(
     return report
 
 
-def _check_kind(head: Any) -> None:
-    """Raise unless what is trained on is a head of this package's network, if it is given."""
-    if head is not None and not isinstance(head, DFlashHead):
-        remedy = "Load it with hf_specdec.AutoDraftHead, or leave it out for a new one."
-        raise ConfigError("head", "must be a DFlash head that is not transformers' own", type(head).__name__, remedy)
-
-
-def _trained_on(head: DFlashHead, target: PreTrainedModel, config: DFlashTraining) -> DFlashHead:
+def _trained_on(head: DFlashHead, target: PreTrainedModel) -> DFlashHead:
     """A copy of a given head in fp32, whose embeddings and output head stay.
 
     Raises:
-        ConfigError: it is for another target, or a setting would change its shape.
+        ConfigError: it is for another target.
     """
-    for name in ("layer_ids", "draft_layers", "block_size", "markov_rank"):
-        value = getattr(config, name)
-        if value is not None:
-            raise ConfigError(name, "must be None where a head is trained on", value, "A new head can have any shape.")
     check_head(target, head)
     student = copy.deepcopy(head).float().to(compat.input_device(target)).train().requires_grad_(True)
     for module in (student.embed_tokens, student.lm_head):
@@ -127,7 +105,18 @@ def _trained_on(head: DFlashHead, target: PreTrainedModel, config: DFlashTrainin
     return student
 
 
-def _new_head(target: PreTrainedModel, config: DFlashTraining, *, mask_token_id: int) -> DFlashHead:
+def _rollout(head: DFlashHead, target: PreTrainedModel, config: DFlashTraining) -> BlockRollout:
+    return BlockRollout(
+        head,
+        head.embed_tokens or target.get_input_embeddings(),
+        head.lm_head or output_head(target),
+        steps=config.rollout_steps,
+        blocks=config.blocks_per_text,
+        decay=config.step_decay,
+    )
+
+
+def _new_head(target: PreTrainedModel, config: DFlashTraining, tokenizer: Any) -> DFlashHead:
     """A head in fp32 that has learned nothing yet; its mask is the mean of the target's embeddings."""
     layer_ids = chosen_layers(target, config.layer_ids)
     num_layers = config.draft_layers or min(max(compat.num_decoder_layers(target) // LAYERS_OF_TARGET, 1), MOST_LAYERS)
@@ -136,7 +125,7 @@ def _new_head(target: PreTrainedModel, config: DFlashTraining, *, mask_token_id:
     shape = DFlashHeadConfig(
         layer=layer,
         block_size=BLOCK_SIZE if config.block_size is None else config.block_size,
-        mask_token_id=mask_token_id,
+        mask_token_id=_mask_token(target, tokenizer),
         layer_ids=layer_ids,
         draft_vocab_size=layer.vocab_size,
         target_hidden_size=layer.hidden_size,

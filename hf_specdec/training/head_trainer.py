@@ -5,19 +5,17 @@ import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import compat
 from hf_specdec.engine.head_pairing import check_head
-from hf_specdec.errors import ConfigError
 from hf_specdec.methods.eagle3.checkpoint import save_head
 from hf_specdec.methods.eagle3.network import Eagle3Head
 from hf_specdec.training.card import write_head_card
 from hf_specdec.training.config import HeadTraining
-from hf_specdec.training.inputs import checked_config
+from hf_specdec.training.inputs import check_given_head, checked_config
 from hf_specdec.training.loop import TrainingLoop, accelerator_for, drawn_where_unprompted, frozen, write_texts
 from hf_specdec.training.new_head import chosen_layers, new_head
 from hf_specdec.training.report import HeadReport
@@ -60,11 +58,11 @@ def train_head(
     """
     config = checked_config(HeadTraining, target, tokenizer, prompts, out, config)
     config = drawn_where_unprompted(config, prompts)
-    _check_kind(head)
+    check_given_head(head, Eagle3Head, "an EAGLE-3 head", config, of_shape=("layer_ids", "draft_vocab_size"))
     check_folder(out, target, head)
     accelerator, work = accelerator_for(target, config), Path(out) / "work"
     is_shown = show_progress and accelerator.is_main_process
-    layer_ids = chosen_layers(target, config.layer_ids) if head is None else _layers_of(head, target, config)
+    layer_ids = chosen_layers(target, config.layer_ids) if head is None else check_head(target, head)
     with frozen(target), held(work) if accelerator.is_main_process else nullcontext():
         write_texts(
             accelerator, target, tokenizer, prompts, work, config, layer_ids=layer_ids, head=head, is_shown=is_shown
@@ -84,26 +82,6 @@ def train_head(
             write_head_card(Path(out), report, config, head, num_prompts=None if prompts is None else len(prompts))
         accelerator.wait_for_everyone()
     return report
-
-
-def _check_kind(head: Any) -> None:
-    """Raise unless what is trained on is a head, if it is given."""
-    if head is not None and not isinstance(head, Eagle3Head):
-        remedy = "Load it with hf_specdec.AutoDraftHead, or leave it out for a new one."
-        raise ConfigError("head", "must be an EAGLE-3 head", type(head).__name__, remedy)
-
-
-def _layers_of(head: Eagle3Head, target: PreTrainedModel, config: HeadTraining) -> tuple[int, ...]:
-    """The hidden states that a given head reads.
-
-    Raises:
-        ConfigError: it is for another target, or a setting would change its shape.
-    """
-    for name in ("layer_ids", "draft_vocab_size"):
-        value = getattr(config, name)
-        if value is not None:
-            raise ConfigError(name, "must be None where a head is trained on", value, "A new head can have any shape.")
-    return check_head(target, head)
 
 
 def _token_counts(work: Path, config: HeadTraining, vocab_size: int) -> torch.Tensor:

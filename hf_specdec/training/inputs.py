@@ -11,7 +11,7 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.training.config import Training
 from hf_specdec.utils.files import check_path
 
-__all__ = ["checked_config"]
+__all__ = ["check_given_head", "checked_config"]
 
 AnyTraining = TypeVar("AnyTraining", bound=Training)
 
@@ -46,3 +46,24 @@ def checked_config(
         remedy = f"Write {config_class.__name__}(...) of hf_specdec.training, or leave it out."
         raise ConfigError("config", f"must be a {config_class.__name__}", config, remedy)
     return config
+
+
+def check_given_head(head: Any, head_class: type, kind: str, config: Training, *, of_shape: Sequence[str]) -> None:
+    """Check a head that is trained on, if one is given.
+
+    Args:
+        kind: what it has to be, for the error.
+        of_shape: settings of a new head's shape, which is that of the given one.
+
+    Raises:
+        ConfigError: it is none of `head_class`, or a setting would change its shape.
+    """
+    if head is None:
+        return
+    if not isinstance(head, head_class):
+        remedy = "Load it with hf_specdec.AutoDraftHead, or leave it out for a new one."
+        raise ConfigError("head", f"must be {kind}", type(head).__name__, remedy)
+    for name in of_shape:
+        value = getattr(config, name)
+        if value is not None:
+            raise ConfigError(name, "must be None where a head is trained on", value, "A new head can have any shape.")

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from hf_specdec.methods.eagle3.network import Eagle3Head
-from hf_specdec.training.batch import Batch, Outcome, ahead
+from hf_specdec.training.batch import Batch, Outcome, ahead, draft_ids
 
 __all__ = ["HeadRollout"]
 
@@ -85,20 +85,13 @@ class HeadRollout(nn.Module):
     def _loss(self, logits: torch.Tensor, batch: Batch, places_on: int, length: int) -> torch.Tensor:
         """Cross-entropy under the target's distribution over the tokens that the head can draft."""
         ids, probabilities = ahead(batch.top_ids, places_on, length), ahead(batch.top_probabilities, places_on, length)
-        places = _draft_ids(self.head)[ids]  # (N, length, TOP)
+        places = draft_ids(self.head.target_ids, self.head.config.vocab_size)[ids]  # (N, length, TOP)
         wanted = probabilities.float() * (places >= 0)
         total = wanted.sum(-1)
         used = ahead(batch.real, places_on, length) & batch.real[:, :-1] & (total > 0.0)
         found = logits.gather(-1, places.clamp(min=0)) - logits.logsumexp(-1, keepdim=True)
         nats = -(wanted * found).sum(-1) / total.clamp(min=1e-6)
         return (nats * used).sum() / used.sum().clamp(min=1)
-
-
-def _draft_ids(head: Eagle3Head) -> torch.Tensor:
-    """`(vocab_size,)`: the draft id of each of the target's, -1 where there is none; by the head as it is now."""
-    target_ids = head.target_ids
-    found = torch.full((head.config.vocab_size,), -1, device=target_ids.device)
-    return found.scatter(0, target_ids, torch.arange(len(target_ids), device=target_ids.device))
 
 
 def _visible(batch: Batch) -> torch.Tensor:

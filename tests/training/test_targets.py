@@ -20,7 +20,8 @@ from hf_specdec.training import (
     train_draft,
     train_head,
 )
-from hf_specdec.training import rollout as rollouts
+from hf_specdec.training.batch import draft_ids
+from hf_specdec.training.rollout import HeadRollout
 from hf_specdec.training.texts import read_shard, shard_path
 from tests.helpers.heads import random_head
 from tests.helpers.zoo import FAMILIES, build
@@ -140,11 +141,11 @@ def test_a_state_that_is_none_is_named(target: LlamaForCausalLM, tmp_path: Path)
 def test_labels_are_those_of_the_tokens_that_the_head_drafts(target: LlamaForCausalLM) -> None:
     """Also after the tokens have been replaced by those of a state that was saved."""
     head = random_head(target, draft_vocab_size=20)
-    rollout = rollouts.HeadRollout(head, target.get_input_embeddings(), steps=1, decay=1.0)
-    before = rollouts._draft_ids(rollout.head)
+    rollout = HeadRollout(head, target.get_input_embeddings(), steps=1, decay=1.0)
+    before = draft_ids(rollout.head.target_ids, 40)
     assert before.tolist() == [place // 2 if place % 2 == 0 else -1 for place in range(40)]
     head.set_target_ids(torch.arange(20) + 20)
-    assert rollouts._draft_ids(rollout.head).tolist() == [-1] * 20 + list(range(20))
+    assert draft_ids(rollout.head.target_ids, 40).tolist() == [-1] * 20 + list(range(20))
 
 
 def test_a_damaged_shard_is_written_again_as_it_was(target: LlamaForCausalLM, tmp_path: Path) -> None:
