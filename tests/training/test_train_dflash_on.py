@@ -80,7 +80,7 @@ def test_a_head_of_any_kind_learns_and_stays_what_it_is(kind: str, target: Llama
     head = make_head(kind, tmp_path / "given")
     before = copy.deepcopy(head.state_dict())
     out = tmp_path / "out"
-    assert train(target, head, out, SHORT).best_step >= 0
+    train(target, head, out, SHORT)
     report = train(target, head, tmp_path / "long", LONG)
     assert report.best_step > 0
     assert report.measured[0].tokens_per_step > 1.4
