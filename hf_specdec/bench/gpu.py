@@ -13,16 +13,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import CompileConfig
 
 from hf_specdec import embedded
-from hf_specdec.bench.conversation import encode
 from hf_specdec.bench.document import GPU, check_document_file, check_form, write_document
+from hf_specdec.bench.gpu_rows import measure_row, same_length_texts
 from hf_specdec.bench.gpu_shapes import SHAPES, Selection
 from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel, load_model, pick_device
@@ -37,11 +39,11 @@ from hf_specdec.utils.command_errors import run_program
 __all__ = ["measure_gpu"]
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"]
+Backend = Literal["math", "flash_attention", "efficient_attention", "cudnn_attention"]
 COPIED_BYTES, NUM_COPIES = 1 << 30, 20
 STATIC = {"cache_implementation": "static"}
 ONE_TOKEN = "spec_method=plain"  # this package's way to write one token a step
 NUM_LOOKED_UP, MAX_ASSISTED = 10, 64  # tokens that transformers' prompt lookup drafts, and the most of its methods
-MOST_FIRST_CALLS = 4  # of a row: a method that explores sizes has not had all widths after its first one
 SAMPLED = {"do_sample": True, "temperature": 0.7}
 
 
@@ -75,7 +77,7 @@ def measure_gpu(
 
     def document() -> dict[str, Any]:
         fields = {"tests": outcome, "copy_bandwidth": bandwidth, "shapes": entries}
-        settings = {"shapes": list(names), "compile_mode": chosen.compile_mode}
+        settings = {"shapes": list(names), "compile_mode": chosen.compile_mode, "sdpa_backend": chosen.sdpa_backend}
         return new_document(GPU, where, settings=settings, models=facts, **fields)
 
     def progress() -> None:
@@ -170,7 +172,7 @@ def _measure_cell(
     Sampled too where there is one sequence, which then has plain generate's tokens, of the shortest context.
     """
     shape = SHAPES[entry["shape"]]
-    texts = _texts(loaded, batch, context, 1 + chosen.num_texts)
+    texts = same_length_texts(loaded, batch, context, 1 + chosen.num_texts)
     methods = _methods(loaded, batch, context + shape.max_new_tokens, chosen.compile_mode)
     ways = [methods]
     if batch == 1 and context == min(chosen.contexts or shape.contexts):
@@ -180,7 +182,8 @@ def _measure_cell(
         for name, arguments in chosen.of(way).items():
             cell: dict[str, Any] = {"batch": batch, "context": context, "name": name}
             try:
-                row, tokens = _row(loaded, texts, shape.max_new_tokens, arguments)
+                with _attention(chosen.sdpa_backend):
+                    row, tokens = measure_row(loaded, texts, shape.max_new_tokens, arguments)
             except (MemoryError, RuntimeError) as error:
                 if not _is_out_of_memory(error):
                     raise
@@ -197,83 +200,15 @@ def _measure_cell(
             progress()
 
 
+def _attention(backend: str | None) -> AbstractContextManager[None]:
+    """One kind of attention kernel for all calls; graphs compiled in it keep that kind."""
+    return nullcontext() if backend is None else sdpa_kernel(SDPBackend.__members__[backend.upper()])
+
+
 def _free_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _texts(loaded: LoadedModel, batch: int, context: int, count: int) -> list[dict[str, torch.Tensor]]:
-    """Inputs of `(batch, context)` ids: the default prompts' tokens in a circle, each row from another place."""
-    text = [token for prompt in default_prompts() for token in encode(loaded, prompt)["input_ids"][0].tolist()]
-    step = max(len(text) // (batch * count), 1)
-    found = []
-    for first in range(count):
-        places = [(first + row * count) * step for row in range(batch)]
-        ids = [[text[(place + token) % len(text)] for token in range(context)] for place in places]
-        tensor = torch.tensor(ids, device=loaded.model.device)
-        found.append({"input_ids": tensor, "attention_mask": torch.ones_like(tensor)})
-    return found
-
-
-def _row(
-    loaded: LoadedModel,
-    texts: Sequence[Mapping[str, torch.Tensor]],
-    max_new_tokens: int,
-    arguments: Mapping[str, Any],
-) -> tuple[dict[str, Any], list[list[int]]]:
-    """Seconds of a call for each text but the first, which is written until nothing compiles; and the tokens of all.
-
-    Calls in which a graph is compiled or recorded after all do not count, unless all do.
-    """
-    options = {"max_new_tokens": max_new_tokens, "do_sample": False, "eos_token_id": None}
-    options |= {"pad_token_id": 0, "return_dict_in_generate": True, **arguments}
-    first = [_timed(loaded.model, {**texts[0], **options})]
-    while first[-1].compile_seconds and len(first) < MOST_FIRST_CALLS:
-        first.append(_timed(loaded.model, {**texts[0], **options}))
-    calls = [first[0], *[_timed(loaded.model, {**inputs, **options}) for inputs in texts[1:]]]
-    others = [call for call in calls[1:] if not call.compile_seconds] or calls[1:]
-    prompts = [_timed(loaded.model, {**inputs, **options, "max_new_tokens": 1}).seconds for inputs in texts[1:]]
-    num_tokens, seconds = sum(len(row) for call in others for row in call.tokens), sum(call.seconds for call in others)
-    later_seconds = seconds / len(others) - sum(prompts) / len(prompts)
-    known = [call.stats for call in others if call.stats is not None]
-    num_drafts = sum(stats.num_drafts for stats in known)
-    num_accepted = sum(stats.num_accepted_tokens for stats in known)
-    row = {
-        "tokens_per_second": num_tokens / seconds,
-        "later_token_seconds": max(later_seconds, 0.0) / max(max_new_tokens - 1, 1),
-        "first_call_seconds": calls[0].seconds,
-        "mean_acceptance_length": 1.0 + num_accepted / num_drafts if num_drafts else None,
-        "num_graphs": known[-1].num_graphs if known else None,
-        "compile_seconds": None if calls[0].stats is None else sum(call.compile_seconds for call in first),
-        "later_compile_seconds": sum(call.compile_seconds for call in calls[1:]),
-        "plain_reason": known[-1].plain_reason if known else None,
-    }
-    return row, [row for call in calls for row in call.tokens]
-
-
-class _Call(NamedTuple):
-    """What is kept of a call: not its cache."""
-
-    tokens: list[list[int]]
-    stats: Any
-    seconds: float
-
-    @property
-    def compile_seconds(self) -> float:
-        """Of them, those in which graphs were compiled and recorded, where that is known."""
-        return 0.0 if self.stats is None else float(self.stats.compile_seconds)
-
-
-def _timed(model: Any, options: Mapping[str, Any]) -> _Call:
-    """A call's new tokens, `spec_stats` and seconds; calls that sample draw alike."""
-    torch.manual_seed(0)
-    start = time.perf_counter()
-    output = model.generate(**options)
-    synchronize(model.device)
-    seconds = time.perf_counter() - start
-    new = output.sequences[:, options["input_ids"].shape[1] :].tolist()
-    return _Call(new, getattr(output, "spec_stats", None), seconds)
 
 
 def _bandwidth_share(loaded: LoadedModel, rows: Sequence[Mapping[str, Any]], bandwidth: float) -> float | None:
@@ -326,6 +261,9 @@ def main(
     compile_mode: Annotated[
         CompileMode | None, typer.Option(help="Of torch.compile, over static caches. Default: transformers'.")
     ] = None,
+    sdpa_backend: Annotated[
+        Backend | None, typer.Option(help="Kernels of PyTorch's attention, for all rows. Default: torch's choice.")
+    ] = None,
 ) -> None:
     """Measure, and write one document."""
     check_form(output, GPU)
@@ -336,7 +274,14 @@ def main(
         output.with_suffix(".md").write_text(markdown(document))
 
     selection = Selection(
-        tuple(batch or ()), tuple(context_length or ()), tuple(row or ()), steps, num_texts, num_prompts, compile_mode
+        tuple(batch or ()),
+        tuple(context_length or ()),
+        tuple(row or ()),
+        steps,
+        num_texts,
+        num_prompts,
+        compile_mode,
+        sdpa_backend,
     )
     document = measure_gpu(shape or ["1B", "7B"], device=device, tests=tests, selection=selection, keep=keep)
     if document["tests"] is not None and document["tests"]["exit_code"]:

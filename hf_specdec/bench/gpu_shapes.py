@@ -40,6 +40,7 @@ class Selection:
         num_texts (`int`): that each row writes, each once, after a first call on another text.
         num_prompts (`int`): default prompts by which steps are measured.
         compile_mode (`str | None`): of `torch.compile`, for rows over static caches; `None` is transformers' choice.
+        sdpa_backend (`str | None`): of `torch.nn.attention.SDPBackend`, in lower case; `None` is torch's choice.
     """
 
     batches: tuple[int, ...] = ()
@@ -49,6 +50,7 @@ class Selection:
     num_texts: int = 4
     num_prompts: int = 12
     compile_mode: str | None = None
+    sdpa_backend: str | None = None
 
     def of(self, rows: Mapping[str, Row]) -> dict[str, Row]:
         """Those of the rows, by name, that are measured."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec.bench import gpu
+from hf_specdec.bench import gpu, gpu_rows
 from hf_specdec.bench.document import read_document, write_document
 from hf_specdec.bench.gpu_shapes import Selection, Shape
 from hf_specdec.bench.loaded_model import load_model
@@ -87,7 +87,7 @@ def test_the_outcome_of_tests_is_part_of_the_document(tmp_path: Path) -> None:
 
 def cells(monkeypatch: pytest.MonkeyPatch, row: Any, selection: Selection, *batches: int) -> dict[str, Any]:
     """A shape's entry after these batches of eight tokens, measured by `row`."""
-    monkeypatch.setattr(gpu, "_row", row)
+    monkeypatch.setattr(gpu, "measure_row", row)
     monkeypatch.setattr(gpu, "SHAPES", {"tiny": Shape(None, dtype="fp32", contexts=(8,))})
     entry: dict[str, Any] = {"shape": "tiny", "rows": [], "left_out": []}
     loaded = load_model(device="cpu")
@@ -128,19 +128,31 @@ def test_a_selection_has_plain_generate_and_the_rows_it_names(monkeypatch: pytes
     assert names_of("none of these") == []
 
 
+def test_all_rows_have_the_attention_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(loaded: Any, texts: Any, max_new_tokens: int, arguments: Any) -> tuple[dict[str, Any], list[list[int]]]:
+        enabled.append((torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()))
+        return {"tokens_per_second": 10.0}, [[1]]
+
+    for backend, expected in {None: (True, True), "math": (True, False), "flash_attention": (False, True)}.items():
+        enabled: list[tuple[bool, bool]] = []
+        cells(monkeypatch, row, Selection(rows=("auto", "plain, eager"), sdpa_backend=backend), 2)
+        assert enabled == [expected] * 2
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
 def test_calls_in_which_graphs_are_made_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first text is written until nothing compiles; a token after the first is one without the prompt's forward."""
     compiling, calls = [3.0, 1.0, 0.0, 0.5, 0.0], list[int]()
 
-    def timed(model: Any, options: Any) -> gpu._Call:
+    def timed(model: Any, options: Any) -> gpu_rows._Call:
         length = options["max_new_tokens"]
         stats = SpecStats(compile_seconds=compiling[len(calls)] if length > 1 else 0.0)
         calls.append(length)
-        return gpu._Call([[7] * length], stats, 0.2 + 0.1 * (length - 1) + stats.compile_seconds)
+        return gpu_rows._Call([[7] * length], stats, 0.2 + 0.1 * (length - 1) + stats.compile_seconds)
 
-    monkeypatch.setattr(gpu, "_timed", timed)
+    monkeypatch.setattr(gpu_rows, "_timed", timed)
     texts = [{"input_ids": torch.zeros(1, 4, dtype=torch.long)}] * 3
-    row, tokens = gpu._row(load_model(device="cpu"), texts, 11, {"spec_method": "auto"})
+    row, tokens = gpu_rows.measure_row(load_model(device="cpu"), texts, 11, {"spec_method": "auto"})
     assert calls == [11] * 5 + [1] * 2
     assert row["tokens_per_second"] == pytest.approx(11 / 1.2)
     assert row["later_token_seconds"] == pytest.approx(0.1)
