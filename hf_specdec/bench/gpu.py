@@ -9,6 +9,7 @@ one JSON document, and its tables as Markdown beside it, after each row.
 """
 
 import gc
+import json
 import subprocess
 import sys
 import time
@@ -67,6 +68,7 @@ def measure_gpu(
         if name not in SHAPES:
             raise unknown_name("shape", name, SHAPES)
     where, chosen = pick_device(device), selection or Selection()
+    _check_compile_options(chosen)
     if device is None and where.type == "cpu" and (large := [name for name in names if SHAPES[name].size is not None]):
         remedy = "Try it with the shape tiny (make gpu SHAPES=tiny), or name the device cpu to measure on the CPU."
         raise ConfigError("shape", "must be tiny where there is no accelerator", ", ".join(large), remedy)
@@ -77,7 +79,8 @@ def measure_gpu(
 
     def document() -> dict[str, Any]:
         fields = {"tests": outcome, "copy_bandwidth": bandwidth, "shapes": entries}
-        settings = {"shapes": list(names), "compile_mode": chosen.compile_mode, "sdpa_backend": chosen.sdpa_backend}
+        settings: dict[str, Any] = {"shapes": list(names), "compile_mode": chosen.compile_mode}
+        settings |= {"compile_options": dict(chosen.compile_options), "sdpa_backend": chosen.sdpa_backend}
         return new_document(GPU, where, settings=settings, models=facts, **fields)
 
     def progress() -> None:
@@ -90,6 +93,19 @@ def measure_gpu(
         _free_memory(where)
         progress()
     return document()
+
+
+def _check_compile_options(chosen: Selection) -> None:
+    if not chosen.compile_options:
+        return
+    options = dict(chosen.compile_options)
+    if chosen.compile_mode:
+        raise ConfigError("compile_option", "must be left out beside a mode", options, "A mode is a set of options.")
+    try:
+        torch.compile(run_tests, options=options)  # compiles nothing before it is called
+    except (RuntimeError, AttributeError) as error:
+        rule = "must be an option of inductor with a value of its type"
+        raise ConfigError("compile_option", rule, options, f"{first_line(error).split(', known')[0]}.") from error
 
 
 def _measure_shape(
@@ -129,12 +145,15 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-def _methods(loaded: LoadedModel, batch: int, length: int, compile_mode: str | None) -> dict[str, dict[str, Any]]:
+def _methods(loaded: LoadedModel, batch: int, length: int, chosen: Selection) -> dict[str, dict[str, Any]]:
     """Arguments of `generate` by the row's name, for texts that end with `length` tokens.
 
     transformers' assisted generation takes one sequence, and writes drafts after a static cache's usual end.
     """
-    static = STATIC | ({"compile_config": CompileConfig(mode=compile_mode)} if compile_mode else {})
+    static = dict(STATIC)
+    if chosen.compile_mode or chosen.compile_options:
+        compile_config = CompileConfig(mode=chosen.compile_mode, options=dict(chosen.compile_options) or None)
+        static["compile_config"] = compile_config
     anew = {"spec_config": {"pool": "request"}}  # the call is made twice: it must not be remembered
     rows: dict[str, dict[str, Any]] = {
         "plain, eager": {"spec_method": None},
@@ -173,7 +192,7 @@ def _measure_cell(
     """
     shape = SHAPES[entry["shape"]]
     texts = same_length_texts(loaded, batch, context, 1 + chosen.num_texts)
-    methods = _methods(loaded, batch, context + shape.max_new_tokens, chosen.compile_mode)
+    methods = _methods(loaded, batch, context + shape.max_new_tokens, chosen)
     ways = [methods]
     if batch == 1 and context == min(chosen.contexts or shape.contexts):
         ways.append({f"{name}, sampled": arguments | SAMPLED for name, arguments in methods.items()})
@@ -245,6 +264,17 @@ def run_tests(folder: Path) -> dict[str, Any]:
     return {"exit_code": done.returncode, "summary": lines[-1] if lines else done.stderr[-500:], "failed": failed}
 
 
+def _read_option(text: str) -> tuple[str, Any]:
+    """Name and value; a value that is no JSON is a text."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ConfigError("compile_option", "must be NAME=VALUE", text, "For example max_autotune=true.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
 def main(
     output: Annotated[Path, typer.Option(help="The JSON document; its tables go beside it, as .md.")],
     shape: Annotated[list[str] | None, typer.Option(help="Of 1B, 7B and tiny. Default: 1B and 7B.")] = None,
@@ -260,6 +290,9 @@ def main(
     num_prompts: Annotated[int, typer.Option(min=1, help="By which steps are measured.")] = 12,
     compile_mode: Annotated[
         CompileMode | None, typer.Option(help="Of torch.compile, over static caches. Default: transformers'.")
+    ] = None,
+    compile_option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE of torch.compile's options, in the place of a mode.")
     ] = None,
     sdpa_backend: Annotated[
         Backend | None, typer.Option(help="Kernels of PyTorch's attention, for all rows. Default: torch's choice.")
@@ -281,6 +314,7 @@ def main(
         num_texts,
         num_prompts,
         compile_mode,
+        dict(map(_read_option, compile_option or ())),
         sdpa_backend,
     )
     document = measure_gpu(shape or ["1B", "7B"], device=device, tests=tests, selection=selection, keep=keep)

@@ -1,9 +1,9 @@
 """The shapes that are measured on a GPU, and which part of them. Knows nothing about models."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import Any, TypeVar
 
 __all__ = ["SHAPES", "Selection", "Shape"]
 
@@ -40,6 +40,7 @@ class Selection:
         num_texts (`int`): that each row writes, each once, after a first call on another text.
         num_prompts (`int`): default prompts by which steps are measured.
         compile_mode (`str | None`): of `torch.compile`, for rows over static caches; `None` is transformers' choice.
+        compile_options (`Mapping[str, Any]`): of inductor, by name, in the place of a mode.
         sdpa_backend (`str | None`): of `torch.nn.attention.SDPBackend`, in lower case; `None` is torch's choice.
     """
 
@@ -50,6 +51,7 @@ class Selection:
     num_texts: int = 4
     num_prompts: int = 12
     compile_mode: str | None = None
+    compile_options: Mapping[str, Any] = field(default_factory=dict)
     sdpa_backend: str | None = None
 
     def of(self, rows: Mapping[str, Row]) -> dict[str, Row]:

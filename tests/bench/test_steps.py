@@ -140,6 +140,42 @@ def test_all_rows_have_the_attention_that_is_asked_for(monkeypatch: pytest.Monke
     assert torch.backends.cuda.flash_sdp_enabled()
 
 
+def test_rows_over_static_caches_are_compiled_as_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain generate's and this package's alike."""
+    seen: dict[str, Any] = {}
+
+    def row(loaded: Any, texts: Any, max_new_tokens: int, arguments: Any) -> tuple[dict[str, Any], list[list[int]]]:
+        config = arguments.get("compile_config")
+        seen[str(arguments["spec_method"])] = None if config is None else (config.mode, config.options)
+        return {"tokens_per_second": 10.0}, [[1]]
+
+    rows = ("plain, static cache", "auto, static cache", "lookahead")
+    cells(monkeypatch, row, Selection(rows=rows, compile_options={"max_autotune": True}), 2)
+    assert seen == dict.fromkeys(("None", "auto"), (None, {"max_autotune": True})) | {"lookahead": None}
+    cells(monkeypatch, row, Selection(rows=rows, compile_mode="max-autotune"), 2)
+    assert seen["None"] == seen["auto"] == ("max-autotune", None)
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection(compile_options={"max_autotune": True}, compile_mode="default"),
+        Selection(compile_options={"no_such_option": 1}),
+        Selection(compile_options={"max_autotune": "yes"}),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_a_model_is_loaded(selection: Selection) -> None:
+    with pytest.raises(ConfigError, match="compile_option"):
+        gpu.measure_gpu(["tiny"], device="cpu", selection=selection)
+
+
+def test_an_option_is_a_name_and_a_value() -> None:
+    assert gpu._read_option("triton.cudagraphs=true") == ("triton.cudagraphs", True)
+    assert gpu._read_option("max_autotune_gemm_backends=ATEN,TRITON") == ("max_autotune_gemm_backends", "ATEN,TRITON")
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        gpu._read_option("max_autotune")
+
+
 def test_calls_in_which_graphs_are_made_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first text is written until nothing compiles; a token after the first is one without the prompt's forward."""
     compiling, calls = [3.0, 1.0, 0.0, 0.5, 0.0], list[int]()
