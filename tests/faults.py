@@ -33,6 +33,7 @@ ATTENTION = "kernels/core_attention.py"
 FINGERPRINT = "compat/fingerprint.py"
 MODULES, ROTARY, MASKS = "compat/modules.py", "compat/rotary.py", "compat/masks.py"
 LENGTHS, ADAPTERS = "engine/length_rules.py", "forward/adapters.py"
+CHECKED = "forward/checked_steps.py"
 NEXT, GROUPED, DECODE = "forward/next_forward.py", "kernels/grouped.py", "generation/bound_decode.py"
 COMPILED, COMPILING, STATIC, CALL = (
     "forward/compiled_forward.py",
@@ -78,7 +79,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     NORMS: ("kernels/test_rms_norm.py",),
     ATTENTION: ("kernels/test_few_query.py",),
     **dict.fromkeys(
-        (COMPILED, COMPILING, STATIC, CALL, FINGERPRINT),
+        (COMPILED, CHECKED, COMPILING, STATIC, CALL, FINGERPRINT),
         (
             "forward/test_compiled_forward.py promise/test_model_switches.py",
             "promise/test_compiled_guards.py promise/test_compiled_steps.py",
@@ -238,8 +239,14 @@ MUTANTS = (
     ),
     Mutant("guards are left out beside hooks", FINGERPRINT, "if hooks_of(module) or not all(", "if not all("),
     Mutant("guards are left out in any class", FINGERPRINT, "return all(cls.forward", "return True or all(cls.forward"),
-    Mutant("guards are checked in each step", COMPILED, "compat.without_guards(step, inputs) or step", "step"),
-    Mutant("arguments of other types are alike", COMPILED, "value.stride(), value.dtype", "value.stride()"),
+    Mutant("guards are checked in each step", CHECKED, "if alike in self.steps:", "if False:"),
+    Mutant(
+        "a changed model has the graphs of earlier calls",
+        CHECKED,
+        "if direct is None or (direct.code, alike[1]) not in self.graphs:",
+        "if direct is None:",
+    ),
+    Mutant("arguments of other types are alike", CHECKED, "value.stride(), value.dtype", "value.stride()"),
     Mutant(
         "functions share their compiled code",
         COMPILING,

@@ -49,6 +49,7 @@ from hf_specdec.compat.caches import (
     sees_images,
 )
 from hf_specdec.compat.compiling import (
+    Unguarded,
     compile_settings,
     compiled,
     forbids_compiling,

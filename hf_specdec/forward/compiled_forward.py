@@ -16,12 +16,11 @@ import torch
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.compat.hook_errors import raised_in_hook
+from hf_specdec.forward.checked_steps import CheckedSteps, Step, TakenForms, checked_steps
 from hf_specdec.utils.transfer import is_host
 
-__all__ = ["MODEL_STEP", "CompiledForward", "CompiledShapes", "ForwardWidths", "Step", "StepKind", "checked_steps"]
+__all__ = ["MODEL_STEP", "CompiledForward", "CompiledShapes", "ForwardWidths", "Step", "StepKind"]
 
-Step = Callable[..., tuple[Any, torch.Tensor]]
-Checked = dict[Hashable, Step]
 NUM_WARMING = 2  # forwards of a shape that take longer on an accelerator: CUDA graphs are recorded in the second
 NUM_SERVED = 2000  # forwards of the 7B shape take 20 seconds on an H100, compiling one 30
 MOST_MISSED = 2  # widths that a function of all widths had no graph for; torch runs one of more than 8 as it is written
@@ -98,6 +97,7 @@ class CompiledForward:
         self._missed = Counter[tuple[int, ...]]()  # graphs that a function needed for one more width
         self._wanted = Counter[tuple[int, ...]]()  # forwards of functions that are not compiled yet
         self._steps: dict[tuple[int, ...], Step] = {}  # torch stops compiling a function that has too many graphs
+        self._taken: TakenForms = {}
         self._kept: dict[int, StaticSpecCache] = {}
         self._lock = threading.Lock()
 
@@ -112,13 +112,13 @@ class CompiledForward:
         return self.reason is None and self.shapes.get(shape, 0) >= num_warming
 
     def __call__(
-        self, shape: tuple[int, ...], inputs: Mapping[str, Any], checked: Checked | None = None
+        self, shape: tuple[int, ...], inputs: Mapping[str, Any], checked: CheckedSteps | None = None
     ) -> tuple[Any, torch.Tensor]:
         """What the step returns: of a model its output, and the best token of each column, `(batch, width)`.
 
         Args:
             shape: `(batch, width, columns)` and more: what a graph is made for.
-            checked: of `checked_steps`; without it torch compares the model in each forward with what was compiled.
+            checked: of the call; without it torch compares the model in each forward with what was compiled.
         """
         if self.reason is not None:
             return self.as_written(inputs)
@@ -199,18 +199,11 @@ class CompiledForward:
                 self._kept[part] = cache
 
     def _run(
-        self, shape: tuple[int, ...], inputs: Mapping[str, Any], checked: Checked | None
+        self, shape: tuple[int, ...], inputs: Mapping[str, Any], checked: CheckedSteps | None
     ) -> tuple[Any, torch.Tensor]:
         """One more forward of a shape; of arguments whose guards held before in this call, without guards."""
         step = self._step_of(shape)
-        if checked is None:
-            return step(**inputs)
-        alike = (shape, _likeness(inputs))
-        if alike in checked:
-            return checked[alike](**inputs)
-        found = step(**inputs)
-        checked[alike] = compat.without_guards(step, inputs) or step
-        return found
+        return step(**inputs) if checked is None else checked.run(step, shape, inputs, self._taken)
 
     def _step_of(self, shape: tuple[int, ...]) -> Step:
         if not is_host(self.model.device):
@@ -250,7 +243,7 @@ class CompiledShapes:
 
     fixed: FixedShapes
     compiled: CompiledForward
-    checked: Checked | None = field(init=False)
+    checked: CheckedSteps | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "checked", checked_steps(self.fixed))
@@ -293,19 +286,3 @@ class ForwardWidths:
         if not fitting or self._compiled is None:
             return min(fitting, default=num_columns)
         return self._compiled.width_for(shape_of(fitting[0]), fitting[1:], self._flat_tokens)
-
-
-def checked_steps(fixed: FixedShapes | None) -> Checked | None:
-    """For the forwards of one call: functions whose guards held, by what they were called with; `None` checks each."""
-    return {} if fixed is not None and fixed.is_undisturbed else None
-
-
-def _likeness(value: Any) -> Hashable:
-    """Equal for arguments between which torch's guards see no difference; objects are compared by identity."""
-    if isinstance(value, torch.Tensor):
-        return tuple(value.shape), value.stride(), value.dtype, value.device
-    if isinstance(value, Mapping):
-        return tuple((name, _likeness(own)) for name, own in value.items())
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_likeness, value))
-    return (type(value), value) if isinstance(value, (bool, int, float, str, torch.dtype)) else id(value)

@@ -13,7 +13,8 @@ from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.adapters import adapter_of, takes_positions, works_by_hooks
-from hf_specdec.forward.compiled_forward import CompiledForward, ForwardWidths, checked_steps
+from hf_specdec.forward.checked_steps import checked_steps
+from hf_specdec.forward.compiled_forward import CompiledForward, ForwardWidths
 from hf_specdec.forward.exit_rounds import EarlyExitRounds
 from hf_specdec.forward.inputs import StepInputs, rows_of
 from hf_specdec.forward.model_facts import ModelFacts
@@ -84,8 +85,7 @@ class ModelRunner(NextForward):
         kept = None if fixed is None or compiled is None else compiled.take_cache(len(texts), fixed.capacity)
         self.cache = rollback_cache(original, reserve, self.lockstep, fixed=fixed, kept=kept, left_out=left_out)
         self._widths, self.compiled = ForwardWidths(fixed, compiled), compiled
-        self._checked = checked_steps(fixed) if self.adapter is None else None
-        self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
+        self._checked, self._best = None if self.adapter else checked_steps(fixed), None
         self.rotary, self._drop_length = rotary_of(model, facts), facts.of(cache_drop_length, model)
         self._limits, self._kernels = TimeStepLimits(model, facts), CpuKernels(model, is_compiled=compiled is not None)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.forward.compiled_forward import Checked
+from hf_specdec.forward.checked_steps import CheckedSteps
 from hf_specdec.forward.exit_rounds import EarlyExitRounds
 from hf_specdec.forward.hidden_states import HiddenStates
 from hf_specdec.forward.inputs import StepInputs
@@ -35,8 +35,8 @@ class NextForward(HiddenStates):
     rotary: RotaryFrequencies | None
     next_tokens: list[int] | None = None
     _rows: list[slice]
-    _best: torch.Tensor | None
-    _checked: Checked | None
+    _best: torch.Tensor | None  # what a compiled forward chose, `(batch, width)`
+    _checked: CheckedSteps | None
     _drop_length: int | None
 
     @abstractmethod

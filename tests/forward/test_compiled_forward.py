@@ -11,7 +11,8 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
-from hf_specdec.forward.compiled_forward import CompiledForward, StepKind, _likeness
+from hf_specdec.forward.checked_steps import CheckedSteps, TakenForms, _form
+from hf_specdec.forward.compiled_forward import CompiledForward, StepKind
 from tests.helpers.graphs import counting
 
 
@@ -145,23 +146,65 @@ def test_graphs_go_with_the_forwards_that_they_were_made_for() -> None:
 
 
 def test_arguments_are_alike_that_guards_cannot_tell_apart() -> None:
-    one = {"ids": torch.zeros(1, 3), "cache": object(), "names": ("a", 1), "masks": {"full": torch.zeros(2)}}
+    def likeness(value: Any) -> Any:
+        objects: list[int] = []
+        form = _form(value, objects)
+        hash(form)
+        return form, objects
+
+    one = {"ids": torch.zeros(1, 3), "cache": [object()], "names": ("a", 1), "masks": {"full": torch.zeros(2)}}
     again = one | {"ids": torch.ones(1, 3), "masks": {"full": torch.ones(2)}}
-    assert _likeness(one) == _likeness(again)
+    assert likeness(one) == likeness(again)
     others: list[dict[str, Any]] = [
         {"ids": torch.zeros(1, 4)},
         {"ids": torch.zeros(3, 1).t().contiguous().as_strided((1, 3), (1, 1))},
         {"ids": torch.zeros(1, 3, dtype=torch.long)},
-        {"cache": object()},
         {"names": ("a", True)},
         {"names": ("b", 1)},
         {"masks": {"sliding": torch.zeros(2)}},
         {"masks": None},
         {"more": None},
+        {"cache": [CompiledForward(Model(), {})]},
     ]
     for other in others:
-        assert _likeness(one) != _likeness(one | other)
-        hash(_likeness(one | other))
+        assert likeness(one)[0] != likeness(one | other)[0]
+    form, objects = likeness(one | {"cache": [object()]})
+    assert form == likeness(one)[0]
+    assert objects != likeness(one)[1]
+
+
+def test_later_calls_check_the_guards_of_a_graph_once_for_all_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again where the model is another one by then, which the graphs of earlier calls must not be taken for."""
+    model: Any = Model()
+    graphs, checks = list[Any](), list[Any]()
+    without_guards = compat.without_guards
+    monkeypatch.setattr(compat, "without_guards", lambda *_: checks.append(without_guards(*_)) or checks[-1])
+    step: Any = compat.compiled(
+        lambda **inputs: (model.scale * inputs["x"], inputs["x"]), {"backend": counting(graphs)}
+    )
+    taken: TakenForms = {}
+
+    def call(*widths: int) -> list[float]:
+        """The results for a forward of each width, two times over, and in `checks` what was found to run."""
+        checks.clear()
+        checked = CheckedSteps()
+        inputs = [{"x": torch.ones(1, width)} for width in (*widths, *widths)]
+        for value in inputs:
+            compat.mark_dynamic(value["x"], 1)
+        return [float(checked.run(step, (1,), value, taken)[0][0, -1]) for value in inputs]
+
+    model.scale = 2.0
+    assert call(3, 5, 7) == [2.0] * 6
+    assert len(graphs) == 1
+    assert call(3, 5, 7) == [2.0] * 6
+    assert len(checks) == 1
+    assert call(3, 9, 5) == [2.0] * 6
+    assert len(checks) == 2, "the first width of a call, and one that no call had"
+    model.scale = 3.0
+    assert call(5, 3, 7) == [3.0] * 6
+    assert checks[0] is None, "no graph is right before torch has made another"
+    assert call(5, 3, 7) == [3.0] * 6
+    assert len(checks) == 1
 
 
 def a_cache(rows: int) -> StaticSpecCache:
