@@ -18,7 +18,13 @@ from hf_specdec.api import SpecGenerationMixin, enable
 from hf_specdec.checkpoints.folder import check_folder
 from hf_specdec.compat import dropped_settings, generation_model, input_device
 from hf_specdec.compat.gemma_assistant import is_gemma_assistant, with_shared_layers
-from hf_specdec.distributed.placement import check_device_map, check_parts, parallel_arguments, read_device
+from hf_specdec.distributed.placement import (
+    check_device_map,
+    check_parts,
+    parallel_arguments,
+    read_device,
+    whole_on_disk,
+)
 from hf_specdec.engine.head_pairing import without_weights_of
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
@@ -118,6 +124,8 @@ class _EnabledAutoModel:
             remedy = "Pass it to generate, or set model.generation_config.spec_method for all calls."
             raise ConfigError(own[0], "must be an argument of generate, not of from_pretrained", kwargs[own[0]], remedy)
         check_device_map(kwargs.get("device_map"))
+        if "device_map" in kwargs:
+            kwargs["device_map"] = whole_on_disk(kwargs["device_map"])
         # Set afterwards, so that a model which cannot use it says so instead of failing while it is built.
         attention = kwargs.pop("attn_implementation") if asks_for_xformers(kwargs.get("attn_implementation")) else None
         if attention is not None:
@@ -312,7 +320,11 @@ def describe_weights(model: transformers.PreTrainedModel, *, compare: bool = Fal
         CheckpointError: the checkpoint that the model came from is not there any more.
     """
     path = model.config.name_or_path
-    if not compare or checkpoint_config(path) is not None:
+    if not compare:
+        return loaded_weights(model)
+    if not path:
+        raise CheckpointError("The model came from no checkpoint to compare it with. Leave out `compare`.")
+    if checkpoint_config(path) is not None:
         return loaded_weights(model)
     auto_class = AutoModelForSeq2SeqLM if model.config.is_encoder_decoder else AutoModelForCausalLM
     original = auto_class.from_pretrained(path, precision="auto")

@@ -19,8 +19,9 @@ from hf_specdec.cli.report import note
 from hf_specdec.cli.spread import spread
 from hf_specdec.demo.runner import Racer
 from hf_specdec.demo.settings import Limits
-from hf_specdec.errors import MissingExtraError
+from hf_specdec.errors import ConfigError, MissingExtraError
 from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.quantization.precision import DTYPES, checkpoint_config, saved_precision
 from hf_specdec.utils.command_errors import reports_errors
 
 __all__ = ["demo"]
@@ -69,8 +70,10 @@ def demo(
     --share says otherwise. One race runs at a time; the others wait.
     """
     serve = _serving()
-    listen(host, port).close()  # an error before the model is loaded
     dtype = dtype or ("fp32" if model is None else "auto")
+    if widen_to is not None:
+        _check_widened(model, dtype)
+    listen(host, port).close()  # an error before the model is loaded
     loaded = loading.load(model, dtype)
     target = loaded.model
     draft, foreign = None, None
@@ -89,7 +92,19 @@ def demo(
     racer = Racer(target, loaded.tokenizer, draft, draft_tokenizer=foreign, limits=limits)
     note("Each method tries the model once.", "dim")
     racer.warm_up()
-    serve.launch(serve.Page(racer), host=host, port=port, share=share)
+    page = serve.Page(racer)
+    try:
+        serve.launch(page, host=host, port=port, share=share)
+    finally:
+        page.close()
+
+
+def _check_widened(model: str | None, dtype: str) -> None:
+    """Raise for quantised weights, before they are loaded."""
+    saved = None if model is None else checkpoint_config(model)
+    if dtype not in DTYPES or saved is not None:
+        own = dtype if saved is None else f"a checkpoint in {saved_precision(saved)}"
+        raise ConfigError("widen", "must be left out with quantised weights", own, "Take --dtype bf16, fp16 or fp32.")
 
 
 def _widened(model: PreTrainedModel, size: str) -> PreTrainedModel:

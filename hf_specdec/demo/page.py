@@ -56,7 +56,8 @@ class Page:
             self._connect()
 
     def close(self) -> None:
-        """Stop serving, and remove the page's files."""
+        """Stop the race and serving, and remove the page's files."""
+        self.visitors.stop_all()
         self.blocks.close(verbose=False)
         self._folder.cleanup()
 
@@ -133,7 +134,7 @@ class Page:
         shown += [self.step, self.charts, self.download]
         quiet: dict[str, Any] = {"show_progress": "hidden"}
         waits = self.start.click(self._wait, None, self.status, queue=False, api_visibility="private", **quiet)
-        waits.then(
+        races = waits.then(
             self._race,
             [self.memories, *asked],
             shown,
@@ -142,6 +143,7 @@ class Page:
             concurrency_id="race",
             **quiet,
         )
+        races.failure(self._refuse, None, self.status, queue=False, api_visibility="private", **quiet)
         self.stop.click(self._stop, None, self.status, queue=False, api_name="stop", **quiet)
         for example, button in self.examples:
             button.click(None, None, [self.prompt, self.shows], js=_choice(example), api_visibility="private")
@@ -164,7 +166,7 @@ class Page:
             return gr.skip(), *nothing
         try:
             settings = Settings.from_query(query, self.racer.limits)
-            settings.check_within(self.racer.limits, has_draft=self.racer.draft is not None)
+            settings.check_within(self.racer.limits, self.racer.methods)
         except SpecError as error:
             return draw_error(error), *nothing
         own = (settings.prompt, list(settings.methods), settings.max_new_tokens, settings.temperature, settings.seed)
@@ -174,6 +176,13 @@ class Page:
     def _wait(self, request: gr.Request) -> str:
         self.visitors.wait(str(request.session_hash))
         return draw_notice("Waiting for the model.")
+
+    def _refuse(self, request: gr.Request) -> str:
+        """Gradio let the race not begin."""
+        self.visitors.leave(str(request.session_hash))
+        if self.visitors.num_waiting >= (most := self.racer.limits.queue_size):
+            return draw_notice(f"Not possible: {most} others wait already. Press Race again in a while.")
+        return draw_notice("Not possible with these settings. Load the page anew, and press Race again.")
 
     def _stop(self, request: gr.Request) -> Any:
         return draw_notice("Stopping.") if self.visitors.stop(str(request.session_hash)) else gr.skip()
@@ -195,17 +204,17 @@ class Page:
     ) -> Iterator[Update]:
         """Run a race, saying how far it is, and show it."""
         try:
-            knobs = {name: _whole(value) for name, value in zip(self.knobs, values, strict=True)}
-            settings = Settings(
-                prompt=prompt,
-                methods=tuple(methods),
-                values=knobs,
-                temperature=temperature,
-                seed=_whole(seed),
-                max_new_tokens=_whole(tokens),
-                remembers=bool(remembers),
-            )
             with self.visitors.racing(str(request.session_hash)) as stop:
+                knobs = {name: _whole(value) for name, value in zip(self.knobs, values, strict=True)}
+                settings = Settings(
+                    prompt=prompt,
+                    methods=tuple(methods),
+                    values=knobs,
+                    temperature=temperature,
+                    seed=_whole(seed),
+                    max_new_tokens=_whole(tokens),
+                    remembers=bool(remembers),
+                )
                 running = self.racer.start(settings, memories, stop)
                 while wait([running.future], POLL_SECONDS).not_done:
                     yield {self.status: _progress(running, settings)}

@@ -84,6 +84,7 @@ class Racer:
         self.limits = limits or Limits()
         threads = torch.get_num_threads()
         self._worker = ThreadPoolExecutor(1, "race", initializer=lambda: torch.set_num_threads(threads))
+        self._refused: set[str] = set()  # methods that the model cannot do
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -104,14 +105,17 @@ class Racer:
     @property
     def methods(self) -> dict[str, str]:
         """Methods that can race here, and what they are called."""
-        left_out = WITH_DRAFT if self.draft is None else ()
+        left_out = {*self._refused, *(WITH_DRAFT if self.draft is None else ())}
         kind = "raft head" if isinstance(self.draft, DraftHead) else "raft model"
         return {
             name: label.replace("raft model", kind) for name, label in METHOD_LABELS.items() if name not in left_out
         }
 
     def warm_up(self) -> None:
-        """Let every method try the model once, so that no visitor waits for a probe or for measuring costs."""
+        """Let every method try the model once, so that no visitor waits for a probe or for measuring costs.
+
+        Those that the model cannot do race no more.
+        """
 
         def run() -> None:
             inputs = self._encode(WARM_UP_PROMPT)
@@ -121,6 +125,7 @@ class Racer:
                     self._lane(inputs, settings, method, MethodState(), Stop(self.limits.max_seconds), None)
                 except SpecError as error:
                     logger.warning("%s: %s", method, error)
+                    self._refused.add(method)
 
         self._worker.submit(run).result()
 
@@ -133,7 +138,7 @@ class Racer:
         Raises:
             ConfigError: the settings go beyond the limits.
         """
-        settings.check_within(self.limits, has_draft=self.draft is not None)
+        settings.check_within(self.limits, self.methods)
         inputs = self._encode(settings.prompt)
         length, most = inputs["input_ids"].shape[1], self.limits.max_prompt_tokens
         if not 0 < length <= most:

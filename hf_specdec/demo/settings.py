@@ -221,20 +221,26 @@ class Settings:
         _check_whole("seed", self.seed, 0, MAX_SEED)
         _check_whole("max_new_tokens", self.max_new_tokens, 1, None)
 
-    def check_within(self, limits: Limits, *, has_draft: bool) -> None:
+    def check_within(self, limits: Limits, methods: Mapping[str, str]) -> None:
         """Raise unless this page's limits allow the race.
 
+        Args:
+            methods: those that can race on its model, and what they are called.
+
         Raises:
-            ConfigError: too many tokens, too long a prompt, or a method that needs a draft model where there is none.
+            ConfigError: too many tokens, too long a prompt, or another method.
         """
         if len(self.prompt) > limits.max_prompt_chars:
             rule = f"must have at most {limits.max_prompt_chars} characters"
             raise ConfigError("prompt", rule, f"{len(self.prompt)} characters", "Shorten it.")
         _check_whole("max_new_tokens", self.max_new_tokens, 1, limits.max_new_tokens)
         for method in self.methods:
-            if method in WITH_DRAFT and not has_draft:
+            if method not in methods and method in WITH_DRAFT and not methods.keys() & WITH_DRAFT:
                 remedy = "Start the demo with --draft-model, or choose another method."
                 raise ConfigError("methods", "must do without a draft model here", METHOD_LABELS[method], remedy)
+            if method not in methods:
+                rule, remedy = "must be one that this model can do", f"Choose {' or '.join(methods.values())}."
+                raise ConfigError("methods", rule, METHOD_LABELS[method], remedy)
 
     def config_of(self, method: str) -> dict[str, Any]:
         """The configuration of a method, as `spec_config` takes it."""

@@ -38,6 +38,16 @@ class Visitors:
                 self._given_up.add(session)
             return stop is not None or session in self._given_up
 
+    @property
+    def num_waiting(self) -> int:
+        """Sessions whose races have not begun."""
+        return len(self._waiting)
+
+    def stop_all(self) -> None:
+        """Stop every race, also those that wait."""
+        for session in (*self._racing, *self._waiting):
+            self.stop(session)
+
     def leave(self, session: str) -> None:
         """The session is over."""
         self.stop(session)

@@ -32,6 +32,7 @@ __all__ = [
     "read_device",
     "read_devices",
     "where_it_lies",
+    "whole_on_disk",
 ]
 
 DEVICE_LIST, DRAFT_LIST, TARGET_LIST = "device_list", "draft_model_device_list", "target_model_device_list"
@@ -97,6 +98,11 @@ def check_device_map(device_map: Any) -> None:
     for device in device_map.values() if isinstance(device_map, Mapping) else [device_map]:
         if device is not None and device not in (*STRATEGIES, *NO_DEVICES):
             read_device(device, "device_map")
+
+
+def whole_on_disk(device_map: Any) -> Any:
+    """A `device_map` with "disk" for the whole model as transformers takes it."""
+    return {"": "disk"} if device_map == "disk" else device_map
 
 
 def check_parts(device_map: Mapping[Any, Any], model: PreTrainedModel) -> None:

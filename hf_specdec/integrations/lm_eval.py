@@ -13,7 +13,9 @@ import torch
 from hf_specdec.api import enable
 from hf_specdec.checkpoints.tokenizers import draft_tokenizers
 from hf_specdec.compat import generation_model
-from hf_specdec.errors import MissingExtraError
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.errors import ConfigError, MissingExtraError
+from hf_specdec.generation.arguments import check_modes, settings_of
 from hf_specdec.loading import AutoDraftHead, AutoModelForCausalLM, is_draft_head
 from hf_specdec.methods.registry import config_arguments
 from hf_specdec.request.per_row import PerRow
@@ -48,6 +50,7 @@ class SpecHFLM(HFLM):
         super().__init__(pretrained, **kwargs)
         enable(self.model)
         self._how = with_default_method(generation_model(self.model), asked)
+        self._is_default = not asked  # the method then yields where a task asks for beams or the like
         if draft_model is not None:
             self._how |= self._draft(draft_model)
 
@@ -66,6 +69,10 @@ class SpecHFLM(HFLM):
 
         The base class lets rows run on until all have met one, and cuts the texts at it afterwards.
         """
+        if self._is_default and (reason := self._reason_against(kwargs)) is not None:
+            state_of(generation_model(self.model)).warn_once(f"A task is decoded without speculation: {reason}")
+            plain: torch.Tensor = super()._model_generate(context, max_length, stop, **kwargs)
+            return plain
         temperature = kwargs.setdefault("temperature", 0.0)
         if temperature == 0.0:
             kwargs.setdefault("do_sample", False)
@@ -84,6 +91,14 @@ class SpecHFLM(HFLM):
                 **self._how,
             )
         return output
+
+    def _reason_against(self, kwargs: dict[str, Any]) -> str | None:
+        """Why a task's settings have no speculative form, or `None`."""
+        try:
+            check_modes(settings_of(kwargs, [generation_model(self.model).generation_config]), kwargs)
+        except ConfigError as error:
+            return str(error)
+        return None
 
     def _criterion(self, text: str, prompt_length: int, row: int) -> MultiTokenEOSCriteria:
         """The harness's criterion for one row."""

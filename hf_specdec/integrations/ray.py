@@ -37,8 +37,9 @@ class SpecTextGenerator:
     Args:
         model (`str`): folder or name on the hub; each actor loads it.
         prompt_column (`str`, *optional*, defaults to `"prompt"`): text, token ids or chat messages.
-        text_column (`str`, *optional*, defaults to `"generated_text"`): gets the new text. The column `"error"` gets
-            what was wrong with a prompt; it is empty where nothing was.
+        text_column (`str`, *optional*, defaults to `"generated_text"`): gets the new text.
+        error_column (`str`, *optional*, defaults to `"error"`): gets what was wrong with a prompt; it is empty where
+            nothing was.
         id_column (`str`, *optional*): whole numbers, one for each row. A sampled row draws from `seed` plus its number,
             whichever actor it comes to. Needed for sampling.
         seed (`int`, *optional*, defaults to `0`): see `id_column`.
@@ -50,7 +51,7 @@ class SpecTextGenerator:
         options: arguments of `generate_many`: `spec_method`, `max_batch_size`, `max_new_tokens`, `do_sample`...
 
     Raises:
-        ConfigError: sampling without `id_column`, or columns of one name.
+        ConfigError: sampling without `id_column`, columns of one name, or a dataset that has a new column already.
         CheckpointError: the model's folder is missing or damaged.
     """
 
@@ -60,6 +61,7 @@ class SpecTextGenerator:
         *,
         prompt_column: str = "prompt",
         text_column: str = "generated_text",
+        error_column: str = "error",
         id_column: str | None = None,
         seed: int = 0,
         draft_model: str | None = None,
@@ -67,9 +69,12 @@ class SpecTextGenerator:
         model_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        if text_column in (prompt_column, id_column, "error"):
+        if text_column in (prompt_column, id_column):
             raise ConfigError("text_column", "must be a column of its own", text_column, "Choose another name.")
-        self.prompt_column, self.text_column, self.id_column, self.seed = prompt_column, text_column, id_column, seed
+        if error_column in (prompt_column, id_column, text_column):
+            raise ConfigError("error_column", "must be a column of its own", error_column, "Choose another name.")
+        self.prompt_column, self.id_column, self.seed = prompt_column, id_column, seed
+        self.text_column, self.error_column = text_column, error_column
         place = {"device_map": {"": "cuda"}} if torch.cuda.is_available() else {}
         loaded = AutoModelForCausalLM.from_pretrained(model, precision=precision, **{**place, **(model_kwargs or {})})
         self.tokenizer = load_tokenizer(model)
@@ -86,12 +91,15 @@ class SpecTextGenerator:
 
     async def __call__(self, rows: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Columns of rows, with the two new ones. Ray calls it again while earlier rows are decoded."""
+        for field in ("text_column", "error_column"):
+            if (name := getattr(self, field)) in rows:
+                raise ConfigError(field, "must be no column that the dataset has", name, "Choose another name.")
         prompts = [value.tolist() if isinstance(value, np.ndarray) else value for value in self._column(rows)]
         ids = self._ids(rows)
         results = await asyncio.gather(*(self._generate(prompt, ids[row]) for row, prompt in enumerate(prompts)))
         texts = np.array([result.text or "" for result in results], dtype=object)
         errors = np.array([_told(result) for result in results], dtype=object)
-        yield {**rows, self.text_column: texts, "error": errors}
+        yield {**rows, self.text_column: texts, self.error_column: errors}
 
     async def _generate(self, prompt: Any, number: int) -> ManyResult:
         """One row's result; what stops the whole batch is raised, and Ray says what becomes of the job."""
@@ -136,8 +144,9 @@ def generate_texts(
         MissingExtraError: Ray Data is not installed.
     """
     check_positive("num_actors", num_actors, "Use one for each GPU.")
+    check_positive("max_batch_size", options.get("max_batch_size", 8), "Leave it out for 8.")
     ray_data = import_extra("ray.data", "ray", "generate_texts")
-    rows = BATCHES_PER_CALL * int(options.get("max_batch_size", 8))
+    rows = BATCHES_PER_CALL * options.get("max_batch_size", 8)
     arguments: dict[str, Any] = {"batch_size": rows, **(ray_options or {})}
     pool = ray_data.ActorPoolStrategy(size=num_actors, max_concurrent_calls_per_actor=CALLS_AT_ONCE)
     return dataset.map_batches(

@@ -120,7 +120,7 @@ def skeleton(auto_class: Any, path: Any, given: Mapping[str, Any]) -> Any:
     Args:
         given: arguments of `from_pretrained`.
     """
-    config = given.get("config") or transformers.AutoConfig.from_pretrained(path, **_only(given, "trust_remote_code"))
+    config = _config_of(path, given)
     with torch.device("meta"):
         return auto_class.from_config(config, **{k: v for k, v in given.items() if k == "trust_remote_code"})
 
@@ -158,12 +158,17 @@ def _for_saved(precision: str | None, saved: Mapping[str, Any], path: Any, given
 
 def _config_with(quantization_config: dict[str, Any], path: Any, given: Mapping[str, Any]) -> Any:
     """The checkpoint's configuration with another word on its weights."""
-    if "config" in given:
-        config = copy.deepcopy(given["config"])
-    else:
-        config = transformers.AutoConfig.from_pretrained(path, **_only(given, "trust_remote_code"))
+    config = copy.deepcopy(_config_of(path, given))
     config.quantization_config = quantization_config
     return config
+
+
+def _config_of(path: Any, given: Mapping[str, Any]) -> Any:
+    """The configuration in the arguments, which may be a folder or name of one, or the checkpoint's."""
+    config = given.get("config") or path
+    if isinstance(config, transformers.PreTrainedConfig):
+        return config
+    return transformers.AutoConfig.from_pretrained(config, **_only(given, "trust_remote_code"))
 
 
 def dtype_after_widening(arguments: Mapping[str, Any]) -> torch.dtype | None:

@@ -1,6 +1,7 @@
 """Summaries of the same articles by several ways to generate, in turn. Knows nothing about ROUGE or printing."""
 
 import copy
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ __all__ = ["CHAT_TEMPLATE", "TEXT_TEMPLATE", "Summaries", "Summarizer", "summari
 
 CHAT_TEMPLATE = "Summarize the following article in a few sentences.\n\n{article}"
 TEXT_TEMPLATE = "{article}\n\nTL;DR:"
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what tokens that end within a character are decoded to
 
 
 @dataclass(slots=True)
@@ -102,32 +104,47 @@ class Summarizer:
         asked = (self.template or CHAT_TEMPLATE).replace("{article}", text)
         return chat_text(self.tokenizer, [{"role": "user", "content": asked}])
 
-    def _most_tokens(self) -> int:
-        """Of an article: as many as were asked for, or as the model has positions for beside request and summary.
+    def _shortened(self, text: str) -> str:
+        """As much of an article as was asked for, and as the model has positions for beside request and summary.
 
         Raises:
             ConfigError: it has none.
         """
-        positions = max_positions(self.model.config)
-        if positions is None:
-            return self.max_input_tokens
-        new = int(self.options.get("max_new_tokens", 0))
-        room = positions - new - len(self.tokenizer(self._asked(""))["input_ids"])
-        if room < 1:
+        positions, new = max_positions(self.model.config), int(self.options.get("max_new_tokens", 0))
+        most_of_prompt = sys.maxsize if positions is None else positions - new
+        if self._num_tokens(self._asked("")) >= most_of_prompt:
             rule = f"must leave room for an article within the model's {positions} positions"
             raise ConfigError("--max-new-tokens", rule, new, "Take fewer.")
-        return min(self.max_input_tokens, room)
+        ids = self._ids(text)
+        for count in range(min(len(ids), self.max_input_tokens), 0, -1):
+            begun = text if count == len(ids) else self._decoded(ids[:count], text)
+            # Text that was cut, or that the request surrounds, may have more tokens than before.
+            fits = len(self._ids(begun)) <= self.max_input_tokens
+            if fits and self._num_tokens(self._asked(begun)) <= most_of_prompt:
+                return begun
+        return ""
 
-    def _shortened(self, text: str) -> str:
-        ids = self.tokenizer(text, add_special_tokens=False, truncation=True, max_length=self._most_tokens())
-        whole = self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)
-        is_cut = len(whole["input_ids"]) > len(ids["input_ids"])
-        return self.tokenizer.decode(ids["input_ids"]) if is_cut else text
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    def _decoded(self, ids: list[int], text: str) -> str:
+        """The beginning of a text, without the character that the ids end within."""
+        begun: str = self.tokenizer.decode(ids)
+        return begun if text.startswith(begun) else begun.rstrip(REPLACEMENT)
+
+    def _num_tokens(self, prompt: str) -> int:
+        return len(self._rows([prompt])[0])
+
+    def _rows(self, prompts: Sequence[str]) -> list[list[int]]:
+        is_chat = getattr(self.tokenizer, "chat_template", None) is not None
+        encoded = self.tokenizer(list(prompts), add_special_tokens=not is_chat, verbose=False)
+        rows: list[list[int]] = encoded["input_ids"]
+        return rows
 
     def _encode(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
         """Token ids and mask, `(batch, length)` each, padded on the left."""
-        is_chat = getattr(self.tokenizer, "chat_template", None) is not None
-        rows = self.tokenizer(list(prompts), add_special_tokens=not is_chat)["input_ids"]
+        rows = self._rows(prompts)
         padding = self.tokenizer.pad_token_id or 0  # many models have no such token
         ids, mask = left_padded(rows, input_device(self.model), padding)
         return {"input_ids": ids, "attention_mask": mask}

@@ -89,7 +89,13 @@ def test_a_rouge_score_below_the_threshold_fails_the_check(run: Run) -> None:
     missed = run(*SHORT, *LIST_FORMS["prompt_lookup"], "--check-accuracy", "--rouge1-threshold", "99")
     assert missed.exit_code == 1
     assert "below 99.00" in missed.stderr
-    assert run(*SHORT, *LIST_FORMS["prompt_lookup"], "--rouge1-threshold", "99").exit_code == 0
+
+
+@pytest.mark.parametrize("option", ["--rouge1-threshold", "--equal-threshold"])
+def test_a_threshold_that_nothing_is_compared_with_is_refused(run: Run, option: str) -> None:
+    result = run(*SHORT, *LIST_FORMS["prompt_lookup"], option, "1")
+    assert result.exit_code == 2
+    assert f"`{option}` must be left out without --check-accuracy" in " ".join(result.stderr.split())
 
 
 @pytest.mark.at_most(1)

@@ -150,6 +150,16 @@ def test_a_race_that_waits_can_be_given_up() -> None:
         assert not stop.is_over
 
 
+def test_every_race_is_stopped_when_the_page_closes() -> None:
+    visitors = Visitors(60)
+    visitors.wait("b")
+    with visitors.racing("a") as stop:
+        visitors.stop_all()
+        assert stop.is_over
+    with visitors.racing("b") as other:
+        assert other.is_over
+
+
 def test_who_leaves_stops() -> None:
     visitors = Visitors(60)
     with visitors.racing("a") as stop:

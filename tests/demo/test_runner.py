@@ -1,5 +1,6 @@
 """Races: each lane is timed alone, equal to plain, recorded whole, and can be stopped; visitors share no memory."""
 
+import dataclasses
 import json
 import threading
 import time
@@ -21,6 +22,7 @@ from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from hf_specdec.observer import SpecStep
 from tests.demo.conftest import LIMITS, load
 from tests.helpers.cover import wide_but
+from tests.helpers.zoo import FAMILIES, build
 
 
 def run(racer: Racer, memories: Memories | None = None, stop: Stop | None = None, **settings: Any) -> Race:
@@ -210,6 +212,17 @@ def test_every_method_of_the_page_runs(racer: Racer) -> None:
     racer.warm_up()
     assert racer.methods == METHOD_LABELS
     assert racer.facts["parameters"] > 1e6
+
+
+def test_what_a_model_cannot_do_does_not_race(tokenizer: Any) -> None:
+    family = FAMILIES["lfm2"]
+    model = build(dataclasses.replace(family, options={**family.options, "vocab_size": len(tokenizer)}))
+    racer = Racer(hf_specdec.enable(model), tokenizer, limits=LIMITS)
+    racer.warm_up()
+    assert racer.methods.keys() == {"auto", "prompt_lookup"}
+    with pytest.raises(ConfigError, match="Choose Auto or Prompt lookup"):
+        run(racer, methods=("auto", "lookahead"))
+    assert len(run(racer, methods=("auto", "prompt_lookup")).lanes) == 3
 
 
 def test_races_use_the_threads_that_were_set(racer: Racer) -> None:

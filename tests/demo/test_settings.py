@@ -32,7 +32,7 @@ def test_a_link_leaves_defaults_out() -> None:
 def test_a_link_without_a_length_asks_for_what_the_page_allows(most: int, usual: int) -> None:
     limits = Limits(max_new_tokens=most)
     settings = Settings.from_query({"prompt": "x"}, limits)
-    settings.check_within(limits, has_draft=False)
+    settings.check_within(limits, METHOD_LABELS)
     assert settings.max_new_tokens == usual
 
 
@@ -83,17 +83,17 @@ def test_what_is_out_of_range_is_named(field: str, wrong: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("field", "settings", "has_draft"),
+    ("message", "settings"),
     [
-        ("prompt", Settings(prompt="x" * 101), True),
-        ("max_new_tokens", Settings(prompt="x", max_new_tokens=17), True),
-        ("methods", Settings(prompt="x", max_new_tokens=8, methods=("draft_model",)), False),
+        ("`prompt` must have at most 100 characters", Settings(prompt="x" * 101)),
+        ("`max_new_tokens` must be", Settings(prompt="x", max_new_tokens=17)),
+        ("--draft-model", Settings(prompt="x", max_new_tokens=8, methods=("draft_model",))),
+        ("Choose Auto", Settings(prompt="x", max_new_tokens=8, methods=("lookahead",))),
     ],
 )
-def test_the_page_s_limits_hold(field: str, settings: Settings, has_draft: bool) -> None:
-    with pytest.raises(ConfigError) as caught:
-        settings.check_within(Limits(max_prompt_chars=100, max_new_tokens=16), has_draft=has_draft)
-    assert caught.value.field == field
+def test_the_page_s_limits_hold(message: str, settings: Settings) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings.check_within(Limits(max_prompt_chars=100, max_new_tokens=16), {"auto": "Auto"})
 
 
 @pytest.mark.parametrize("query", [{}, {"prompt": "x", "seed": "one"}, {"prompt": "x", "color": "red"}])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import hf_specdec
+from hf_specdec.methods.auto.drafter import AutoDrafter
 from tests.helpers.tokenizers import save_foreign_draft
 
 pytestmark = [pytest.mark.extras, pytest.mark.filterwarnings("ignore")]  # the harness warns on its own
@@ -78,6 +79,32 @@ def test_scores_and_answers_are_those_of_hf(
     assert ours == expected
     assert any(answer for answer in ours[1]["tiny_generate"])
     assert "without speculation" not in caplog.text
+
+
+BEAMS = GENERATE.replace("max_gen_toks: 24", "max_gen_toks: 24, num_beams: 2")
+
+
+def test_a_task_without_a_speculative_form_is_decoded_plainly(tmp_path: Path) -> None:
+    """By a method that nobody named; one that was named is refused."""
+    import hf_specdec.integrations.lm_eval
+
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"prompt": PROMPTS[0], "answer": "x"}) + "\n")
+    (tmp_path / "tiny_generate.yaml").write_text(BEAMS.format(name="tiny_generate", data=data))
+    (tmp_path / "tiny_choose.yaml").write_text(CHOOSE.format(name="tiny_choose", data=data))
+    assert evaluate(tmp_path, "hf-specdec", 1) == evaluate(tmp_path, "hf", 1)
+    with pytest.raises(hf_specdec.ConfigError, match="num_beams"):
+        evaluate(tmp_path, "hf-specdec", 1, spec_method="auto")
+
+
+def test_nobody_names_a_method_and_auto_drafts(tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hf_specdec.integrations.lm_eval  # noqa: F401 - registers the class
+
+    seen: list[str] = []
+    propose = AutoDrafter.propose
+    monkeypatch.setattr(AutoDrafter, "propose", lambda *_: seen.append("auto") or propose(*_))
+    assert evaluate(tasks, "hf-specdec", 2) == evaluate(tasks, "hf", 2)
+    assert seen
 
 
 def test_a_draft_model_or_head_is_loaded_beside_it(tasks: Path) -> None:

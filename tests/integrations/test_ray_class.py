@@ -57,6 +57,23 @@ def test_calls_share_one_batch_and_keep_their_rows() -> None:
     generator.batch.close()
 
 
+def test_no_column_of_the_dataset_is_lost() -> None:
+    generator = SpecTextGenerator(PATH, **OPTIONS, do_sample=False)
+    for field, name in (("text_column", "generated_text"), ("error_column", "error")):
+        with pytest.raises(hf_specdec.ConfigError, match=f"`{field}` must be no column that the dataset has"):
+            asyncio.run(called(generator, {"prompt": column(PROMPTS[:1]), name: column(["mine"])}))
+    generator.batch.close()
+    other = SpecTextGenerator(PATH, **OPTIONS, do_sample=False, text_column="critique", error_column="wrong")
+    rows = {"prompt": column(PROMPTS[:1]), "error": column(["mine"]), "generated_text": column(["text"])}
+    columns = asyncio.run(called(other, rows))
+    assert (columns["error"].tolist(), columns["wrong"].tolist()) == (["mine"], [""])
+    assert columns["critique"].tolist() == [expected(other, PROMPTS[0], do_sample=False)]
+    other.batch.close()
+    for size in (None, 0, "8"):
+        with pytest.raises(hf_specdec.ConfigError, match="max_batch_size"):
+            generate_texts(None, PATH, max_batch_size=size)
+
+
 def test_a_sampled_row_draws_from_its_number() -> None:
     generator = SpecTextGenerator(PATH, **OPTIONS, do_sample=True, id_column="id", seed=100)
     rows = {"prompt": column(PROMPTS[:3]), "id": np.array([7, 2, 40])}

@@ -18,7 +18,7 @@ PARTS = ("model.embed_tokens", "model.layers.0", "model.layers.1", "model.layers
 MAPS: dict[str, Any] = {
     "auto": "auto",
     "cpu": {"": "cpu"},
-    "disk": {"": "disk"},
+    "disk": "disk",
     "embeddings on disk": dict.fromkeys(PARTS, "cpu") | {"model.embed_tokens": "disk", "lm_head": "cpu"},
     "head on disk": dict.fromkeys(PARTS, "cpu") | {"lm_head": "disk"},
     "every other layer on disk": dict.fromkeys(PARTS, "disk") | {"model.layers.1": "cpu", "lm_head": "cpu"},

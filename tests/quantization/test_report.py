@@ -129,6 +129,22 @@ def test_a_checkpoint_that_is_quantised_itself_has_nothing_to_be_compared_with(t
     assert describe_weights(load(tmp_path), compare=True).error is None
 
 
+def test_a_model_of_no_checkpoint_has_nothing_to_be_compared_with() -> None:
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    assert describe_weights(model).error is None
+    with pytest.raises(hf_specdec.CheckpointError, match="no checkpoint"):
+        describe_weights(model, compare=True)
+
+
+def test_a_configuration_may_be_given_by_its_folder(models: dict[str, Any], tmp_path: Any) -> None:
+    models["fp8"].save_pretrained(tmp_path)
+    again = load(tmp_path, config=str(tmp_path))
+    assert precision_of(again) == precision_of(models["fp8"])
+    ids = torch.tensor([[5, 6, 7]])
+    assert again(ids).logits.equal(models["fp8"](ids).logits)
+    assert precision_of(load(DRAFT, config=str(DRAFT), precision="fp8")) == precision_of(models["fp8"])
+
+
 def test_an_encoder_decoder_is_compared_on_both_sides(tmp_path: Any) -> None:
     build(FAMILIES["bart"]).save_pretrained(tmp_path)
     model = hf_specdec.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, precision="fp8")

@@ -120,6 +120,21 @@ def test_an_interrupt_leaves_what_every_way_has_summarised(
         summarize_all(Summarizer(target, tokenizer, OPTIONS), ARTICLES, WAYS)
 
 
+@pytest.mark.parametrize("most", [5, 7, 50, 100])
+def test_text_cut_within_a_character_has_no_more_tokens_than_asked_for(
+    target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """The rest of a character would be decoded to a sign of several tokens."""
+    article = Article("\u65e5\u672c\u8a9e\u306e\u8a18\u4e8b\U0001f389\u3067\u3059\u3002" * 30, "")
+    cut = Summarizer(target, tokenizer, max_input_tokens=most).prompt(article).removesuffix("\n\nTL;DR:")
+    assert cut and article.text.startswith(cut)
+    assert len(tokenizer(cut).input_ids) <= most
+    for positions in range(50, 60):
+        monkeypatch.setattr(target.config, "max_position_embeddings", positions)
+        prompt = Summarizer(target, tokenizer, OPTIONS).prompt(article)
+        assert len(tokenizer(prompt).input_ids) + OPTIONS["max_new_tokens"] <= positions
+
+
 def test_summaries_without_an_article_are_none() -> None:
     assert Summaries().num_tokens == 0
 
