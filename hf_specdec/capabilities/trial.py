@@ -105,6 +105,7 @@ class TrialRunner(ModelRunner):
         if not rounds_exactly(self.model):
             self._left.insert(0, self._try_split)
         self._kept: list[list[int]] | None = None  # nodes of the trial's tree that its step keeps
+        self._num_wanted = 0  # tokens that plain generation would have read
 
     def prefill(self) -> Any:
         """The prompt's forward over the model's own cache, whose content is then taken over as another's would be."""
@@ -116,6 +117,7 @@ class TrialRunner(ModelRunner):
     def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """The roots' logits, as plain generation computes them or as a trial does; after it, all nodes'."""
         self.tells_costs = self._is_decided or len(self._references) < NUM_REFERENCES
+        self._num_wanted = len(self.texts[0])
         if not self.tells_costs:
             device = compat.input_device(self.model)
             numbers = random_states(device)
@@ -166,6 +168,9 @@ class TrialRunner(ModelRunner):
         """Give the caller's cache what plain generation would have left in it; plain forwards have written into it."""
         if not self._is_plain:
             super().close()
+        elif self.keep_cache and self._num_wanted > self._own.get_seq_length():  # the trial has read over another cache
+            with contextlib.suppress(Exception):  # only after an error, which matters more
+                self._decode_plainly(self._num_wanted)
 
     def _decode_plainly(self, length: int) -> None:
         """Feed the model's own cache, token by token, until it holds `length` tokens."""

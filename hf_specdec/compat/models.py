@@ -150,7 +150,8 @@ OF_PROMPTS = ("image_pixel_values", "audio_input_features")
 def max_positions(config: Any) -> int | None:
     """Positions that a model has, where it has an end; some configurations say -1 for none."""
     text = text_config(config)
-    positions = getattr(text, "max_position_embeddings", getattr(text, "max_seq_len", None))
+    names = ("max_position_embeddings", "max_seq_len", "max_target_positions")  # of most, MPT, speech decoders
+    positions = next((getattr(text, name) for name in names if hasattr(text, name)), None)
     return positions if isinstance(positions, int) and positions > 0 else None
 
 

@@ -88,7 +88,8 @@ def _switch(module: Any, layer: str | None, kind: Any) -> int | None:
 def position_limit(model: PreTrainedModel, *, reach: int | None = None) -> int | None:
     """Positions of a model that looks them up in a table; `None` where there is no table, as with rotary positions.
 
-    Sinusoidal tables that their module extends (`make_weights`, as XGLM's) end nowhere.
+    Sinusoidal tables that their module extends (`make_weights`, as XGLM's) end nowhere. A bias that is made as long as
+    the configuration says (`build_mpt_alibi_tensor`) is a table.
 
     Args:
         reach: positions that are wanted; where the configuration has as many, no table is looked for.
@@ -102,6 +103,8 @@ def position_limit(model: PreTrainedModel, *, reach: int | None = None) -> int |
         return positions <= size <= positions + OFFSETS
 
     for module in modules_of(model):
+        if hasattr(module, "build_mpt_alibi_tensor"):
+            return positions
         if isinstance(module, torch.nn.Embedding):
             if id(module) not in words and fits(module.num_embeddings):
                 return positions

@@ -9,7 +9,6 @@ recognised by their structure. Whether that is enough is for the probe to say.
 import contextlib
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,11 +20,11 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.tree_rows import TreeRows
+from hf_specdec.utils.temporary_hooks import temporary_hooks
 
 __all__ = ["TreeAdapter", "TreePositions", "adapter_of", "lacks_hooks", "takes_positions", "works_by_hooks"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-_register_lock = threading.Lock()  # torch numbers hooks without one
 
 
 @dataclass(slots=True)
@@ -91,19 +90,16 @@ class TreeAdapter:
         if positions is None:
             yield
             return
-        forward, handles = _Forward(positions), []
+        forward = _Forward(positions)
+        before, after = (
+            [(module, _hook(forward, replace)) for module, replace in own] for own in (self.before, self.after)
+        )
         token = _current.set(forward)
         try:
-            with _register_lock:
-                for module, replace in self.before:
-                    handles.append(module.register_forward_pre_hook(_hook(forward, replace), with_kwargs=True))
-                for module, replace in self.after:
-                    handles.append(module.register_forward_hook(_hook(forward, replace), with_kwargs=True))
-            yield
+            with temporary_hooks(before=before, after=after):
+                yield
         finally:
             _current.reset(token)
-            for handle in handles:
-                handle.remove()
         if len(forward.served) != len({id(module) for module, _ in self.before + self.after}):
             raise UnsupportedModelError(
                 "Its positions are counted elsewhere than where they seemed to be. Use spec_method=None."
@@ -304,6 +300,8 @@ def _replace_bias(forward: _Forward, module: Any, args: tuple[Any, ...], kwargs:
     bias = kwargs["position_bias"]
     if forward.memo[0] is not bias:
         keys = forward.positions.keys(kwargs["attention_mask"].shape[-1])
+        if forward.positions.end > bias.shape[-1]:
+            raise IndexError(f"the text has more tokens than the {bias.shape[-1]} that the model's bias reaches")
         distance = forward.positions.queries.max(dim=1, keepdim=True).values - keys  # (batch, columns)
         index = (bias.shape[-1] - 1 - distance).clamp(0, bias.shape[-1] - 1).to(bias.device)
         found = bias[:, :, index].permute(2, 0, 1, 3)

@@ -7,7 +7,6 @@ Hooks on these modules, there for the length of one forward, do the same for for
 
 import contextlib
 import inspect
-import threading
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -18,11 +17,11 @@ from hf_specdec.compat.modules import modules_of
 from hf_specdec.compat.rotary import rotary_grows, rotary_state, rotary_switches
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.model_facts import ModelFacts
+from hf_specdec.utils.temporary_hooks import temporary_hooks
 
 __all__ = ["RotaryFrequencies", "rotary_of"]
 
 _lengths: ContextVar[torch.Tensor | None] = ContextVar("hf_specdec_lengths", default=None)
-_register_lock = threading.Lock()  # torch numbers hooks without one
 
 
 class RotaryFrequencies:
@@ -47,17 +46,13 @@ class RotaryFrequencies:
             yield
             return
         states = [rotary_state(module) for module in self.modules]
-        handles = []
+        hooks = [_Hook(lengths, *known) for known in zip(states, self._arguments, strict=True)]
         token = _lengths.set(lengths)
         try:
-            with _register_lock:
-                for module, state, names in zip(self.modules, states, self._arguments, strict=True):
-                    handles.append(module.register_forward_hook(_Hook(lengths, state, names), with_kwargs=True))
-            yield
+            with temporary_hooks(after=zip(self.modules, hooks, strict=True)):
+                yield
         finally:
             _lengths.reset(token)
-            for handle in handles:
-                handle.remove()
             for module, state in zip(self.modules, states, strict=True):
                 _restore(module, state)
 

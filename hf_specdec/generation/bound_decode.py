@@ -11,6 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.decode import decode_call
 from hf_specdec.request.request import Request
+from hf_specdec.utils.temporary_hooks import temporary_hooks
 
 __all__ = ["BoundDecode", "PreparedDecode"]
 
@@ -88,11 +89,8 @@ class BoundDecode:
                 read = [*(kwargs.get(own) for own in names), *args[:1]]
                 self.encoder_inputs = next((value for value in read if value is not None), self.encoder_inputs)
 
-        handle = model.get_encoder().register_forward_pre_hook(keep, with_kwargs=True)
-        try:
+        with temporary_hooks(before=[(model.get_encoder(), keep)]):
             yield
-        finally:
-            handle.remove()
 
 
 class PreparedDecode(BoundDecode):

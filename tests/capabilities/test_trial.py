@@ -169,6 +169,30 @@ def test_a_cache_of_the_callers_holds_plains_text(fresh: Any, count: int) -> Non
     assert_same_cache(caches[1], caches[0])
 
 
+class Failing:
+    """A processor that fails while a certain token is chosen."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if not self.left:
+            raise ValueError("no more")
+        return scores
+
+
+@pytest.mark.parametrize("at", [1, *range(NUM_REFERENCES, NUM_REFERENCES + 5)])
+def test_a_cache_of_the_callers_holds_what_was_read_before_an_error(fresh: Any, at: int) -> None:
+    """Also where the trial has read the last token over a cache of its own."""
+    caches = [DynamicCache(), DynamicCache()]
+    for cache, how in zip(caches, ({}, DRAFTS["prompt_lookup"]([])), strict=True):
+        arguments = ALONE | {CACHE: cache, "logits_processor": [Failing(at)]} | how
+        with pytest.raises(ValueError, match="no more"):
+            fresh.generate(**arguments) if how else plain(fresh, **arguments)
+    assert_same_cache(caches[1], caches[0])
+
+
 def test_samples_follow_their_seed(fresh: Any) -> None:
     torch.manual_seed(5)
     expected = plain(fresh, **ALONE | {"do_sample": True})

@@ -1,6 +1,7 @@
 """Drafts never reach beyond the model's last position, however the text came in; it ends where plain text ends."""
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 import torch
 from transformers import StoppingCriteria
 
+import hf_specdec
 from hf_specdec.compat import CACHE
+from tests.helpers import zoo, zoo_wide
 from tests.helpers.support import PROMPT, assert_same_run, both, plain, run
 from tests.promise.conftest import Draft
 
@@ -50,6 +53,33 @@ def test_a_text_that_ends_by_itself_at_the_last_position_is_not_overrun(
     reference, ours = both(zoo(family), make, draft, coming)
     assert_same_run(ours, reference)
     assert len(ours.ids) == POSITIONS
+
+
+@pytest.mark.parametrize("length", [44, 47, 48])
+@pytest.mark.parametrize("method", ["prompt_lookup", "lookahead", "auto"])
+def test_a_bias_of_so_many_columns_ends_the_model_too(method: str, length: int) -> None:
+    """MPT's, which is no table; beyond it plain generation fails, and so does every method."""
+    family = zoo.FAMILIES["mpt"]
+    model = hf_specdec.enable(zoo.build(dataclasses.replace(family, options={**family.options, "max_seq_len": 48})))
+    how: dict[str, Any] = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None}
+    ends = how | {"stopping_criteria": [lambda ids, scores, **_: torch.full((len(ids),), ids.shape[1] >= length)]}
+    prompt = PROMPT[:, :20]
+    assert model.generate(prompt, spec_method=method, **ends).equal(plain(model, prompt, **ends))
+    for ids in (prompt, prompt.repeat(2, 1)):
+        for arguments in ({}, {"spec_method": method}):
+            with pytest.raises(RuntimeError, match="must match the size of tensor b \\(48\\)"):
+                model.generate(ids, **how, **arguments)
+
+
+@pytest.mark.parametrize("method", ["prompt_lookup", "lookahead", "auto"])
+def test_a_speech_model_s_decoder_has_positions_by_another_name(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    monkeypatch.setattr(zoo_wide, "POSITIONS", 48)
+    model = hf_specdec.enable(zoo_wide.build(zoo_wide.shrunk("whisper"), "speech", 0.2))
+    model.generation_config.eos_token_id = None
+    inputs, how = zoo_wide.inputs(model, rows=1), {"max_new_tokens": 44, "do_sample": False}
+    expected = model.generate(**inputs, **how)
+    assert expected.shape[1] >= 44
+    assert model.generate(**inputs, **how, spec_method=method).equal(expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
