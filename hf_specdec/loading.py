@@ -15,16 +15,10 @@ import transformers
 from safetensors import SafetensorError
 
 from hf_specdec.api import SpecGenerationMixin, enable
-from hf_specdec.checkpoints.folder import check_folder
+from hf_specdec.checkpoints.folder import check_folder, check_kind
 from hf_specdec.compat import dropped_settings, generation_model, input_device
 from hf_specdec.compat.gemma_assistant import is_gemma_assistant, with_shared_layers
-from hf_specdec.distributed.placement import (
-    check_device_map,
-    check_parts,
-    parallel_arguments,
-    read_device,
-    whole_on_disk,
-)
+from hf_specdec.distributed.placement import check_device_map, check_parts, on_disk, parallel_arguments, read_device
 from hf_specdec.engine.head_pairing import without_weights_of
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
@@ -111,9 +105,10 @@ class _EnabledAutoModel:
 
         Raises:
             CheckpointError: the folder is missing, incomplete or damaged.
-            ConfigError: an unknown precision, one that this machine or the checkpoint does not have, a `device_map`
-                with a device that is not here, `precision` beside `dtype` or `quantization_config`, `spec_method` or
-                another argument of `generate`, tensor parallelism beside `device_map` or quantised weights, or
+            ConfigError: a model of another kind, an unknown precision, one that this machine or the checkpoint does not
+                have, a `device_map` with a device that is not here, `precision` beside `dtype` or
+                `quantization_config`, `spec_method` or another argument of `generate`, tensor parallelism beside
+                `device_map` or quantised weights, or
                 `attn_implementation="xformers"` for a model that cannot use it.
             MissingExtraError: the precision, or `attn_implementation="xformers"`, needs a package that is missing.
             UnsupportedModelError: the model has no linear layers to quantise.
@@ -125,7 +120,7 @@ class _EnabledAutoModel:
             raise ConfigError(own[0], "must be an argument of generate, not of from_pretrained", kwargs[own[0]], remedy)
         check_device_map(kwargs.get("device_map"))
         if "device_map" in kwargs:
-            kwargs["device_map"] = whole_on_disk(kwargs["device_map"])
+            kwargs["device_map"] = on_disk(kwargs["device_map"])
         # Set afterwards, so that a model which cannot use it says so instead of failing while it is built.
         attention = kwargs.pop("attn_implementation") if asks_for_xformers(kwargs.get("attn_implementation")) else None
         if attention is not None:
@@ -144,6 +139,9 @@ class _EnabledAutoModel:
             if not Path(path).exists():
                 raise CheckpointError(said_of_hub(path, reason)) from error
             raise CheckpointError(f"{os.fspath(path)!r} could not be loaded: {reason}") from error
+        except ValueError as error:
+            check_kind(cls.auto_class.__name__, path, error)
+            raise
         if missing := sorted(info["missing_keys"]):
             raise CheckpointError(
                 f"{os.fspath(path)!r} must hold every weight of {type(model).__name__}, but lacks {len(missing)}, "

@@ -12,10 +12,10 @@ import transformers
 from huggingface_hub.errors import HFValidationError
 
 from hf_specdec.compat.hub_files import validate_repo_id
-from hf_specdec.errors import CheckpointError, first_line, shown
+from hf_specdec.errors import CheckpointError, ConfigError, first_line, shown
 from hf_specdec.utils.files import check_path, is_missing_folder
 
-__all__ = ["check_folder"]
+__all__ = ["check_folder", "check_kind"]
 
 OWN_CLASS = re.compile(r"\S+\.\w+")  # in a file of the folder, or of another repository: "user/name--file.Class"
 
@@ -110,3 +110,17 @@ def _check_adapter(config: Path, auto_class: str, runs_code: bool) -> None:
         raise CheckpointError(f"{str(config)!r} must name its base_model_name_or_path.") from error
     if isinstance(base, str) and base:
         check_folder(base, auto_class, runs_code=runs_code)
+
+
+def check_kind(auto_class: str, path: str | os.PathLike[str], error: ValueError) -> None:
+    """Raise where transformers' error lists all models that a class loads, because a checkpoint is none of them.
+
+    Raises:
+        ConfigError: names the model's kind.
+    """
+    if not str(error).startswith("Unrecognized configuration class"):
+        return
+    config = transformers.AutoConfig.from_pretrained(path)
+    remedy = "AutoModelForSeq2SeqLM loads it, in Python." if config.is_encoder_decoder else "Choose another model."
+    value = f"{os.fspath(path)} ({config.model_type})"
+    raise ConfigError("model", f"must be one that {auto_class} loads", value, remedy) from error

@@ -9,6 +9,7 @@ import torch
 import typer
 from transformers import DynamicCache
 
+from hf_specdec.api import capability
 from hf_specdec.cli import options
 from hf_specdec.cli.inputs import check_seed
 from hf_specdec.cli.memory import open_memory, remembering
@@ -161,8 +162,9 @@ class _Chat:
         max_new_tokens = self._room(ids.shape[1])
         self._keep_beginning_of(ids[0, :-1].tolist())
         self.num_reused = len(self._cached)
-        shown = _Shown(self.tokenizer, self.show_drafts)
-        watched = {"spec_observer": shown.on_step} if self.show_drafts and "spec_method" in self.options else {}
+        drafts = self.show_drafts and "spec_method" in self.options and capability(self.model).tier != "plain"
+        shown = _Shown(self.tokenizer, waits=drafts)
+        watched = {"spec_observer": shown.on_step} if drafts else {}
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         device = input_device(self.model)
         try:
@@ -173,6 +175,7 @@ class _Chat:
                 return_dict_in_generate=True,
             )
         except KeyboardInterrupt:
+            shown.end()  # which transformers' own loop leaves out
             self.stats = None
             self._forget_cache()
         except BaseException:
@@ -234,9 +237,9 @@ class _Chat:
 class _Shown:
     """Writes an answer to stdout: a transformers streamer, and an observer of steps where drafts are shown."""
 
-    def __init__(self, tokenizer: Any, show_drafts: bool) -> None:
-        self._stream, self._has_prompt = TextStream(tokenizer), False
-        self._waits, self._waiting = show_drafts, list[int]()
+    def __init__(self, tokenizer: Any, *, waits: bool) -> None:
+        self._stream, self._has_prompt, self._has_ended = TextStream(tokenizer), False, False
+        self._waits, self._waiting = waits, list[int]()  # for the step that tells which are drafted
         self.text = ""
 
     def put(self, value: torch.Tensor) -> None:
@@ -258,6 +261,9 @@ class _Shown:
 
     def end(self) -> None:
         """The answer has ended."""
+        if self._has_ended:
+            return
+        self._has_ended = True
         self._write_waiting()
         self._print(self._stream.end(), "")
 

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +21,7 @@ __all__ = ["JobFile", "check_job_output"]
 
 FIELD = "--out"
 FIRST_BYTES = b'{"index": '  # of every line
+BEGINNING = re.compile(rb'\{"index": \d+, "(prompt|line)": ')
 LINE_BREAKS = {ord(mark): f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"}  # of readers that split by more than \n
 OWN_LINES = "must be a new file, or one of the same job (model, prompts, method and options)"
 
@@ -84,11 +86,12 @@ class JobFile:
             _drop_unfinished(descriptor)
         return done
 
-    def done(self, prompts: Sequence[str] | None = None, *, retries_failed: bool = False) -> set[int]:
+    def done(self, prompts: Sequence[Mapping[str, str]] | None = None, *, retries_failed: bool = False) -> set[int]:
         """The numbers of the prompts that are done; with `retries_failed`, of those that did not fail.
 
         Args:
-            prompts: of the job, in their order; one that failed and is another now is not done.
+            prompts: of the job, in their order: `{"prompt": text}`, or `{"line": text}` of a line that is none. One
+                that failed and is another now is not done.
 
         Raises:
             ConfigError: the file belongs to another job: one of its texts follows another prompt.
@@ -96,7 +99,7 @@ class JobFile:
         done, known = set(), None if prompts is None else dict(enumerate(prompts))
         for index, line in self._lines().items():
             has_failed = "error" in line
-            if known is not None and line.get("prompt") != known.get(index):
+            if known is not None and _asked(line) != known.get(index):
                 if not has_failed:
                     raise self._foreign(f"Its text {index} follows another prompt")
             elif not (retries_failed and has_failed):
@@ -153,7 +156,7 @@ class JobFile:
             line = self._line(text, number)
             if "error" in found.get(line["index"], {"error": None}):
                 found[line["index"]] = line
-        if unfinished and not (found and FIRST_BYTES.startswith(unfinished[: len(FIRST_BYTES)])):
+        if unfinished and not _is_cut_off(unfinished, is_only=not found):
             raise self._foreign(f"Line {len(whole) + 1} is none of it")
         return found
 
@@ -170,6 +173,26 @@ class JobFile:
     def _foreign(self, reason: str) -> ConfigError:
         remedy = f"{reason}. Choose another file, or remove this one to start anew."
         return ConfigError(FIELD, OWN_LINES, str(self.path), remedy)
+
+
+def _asked(line: Mapping[str, Any]) -> dict[str, Any]:
+    """What a line answers."""
+    return {name: line[name] for name in ("prompt", "line") if name in line}
+
+
+def _is_cut_off(text: bytes, *, is_only: bool) -> bool:
+    """Whether a text without a line's end is the beginning of a line of a job.
+
+    Args:
+        is_only: there is no whole line before it: then it must begin as only such lines do, and be no whole line.
+    """
+    if not is_only:
+        return FIRST_BYTES.startswith(text[: len(FIRST_BYTES)])
+    try:
+        json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return BEGINNING.match(text) is not None
+    return False
 
 
 def _encoded(line: Mapping[str, Any]) -> bytes:

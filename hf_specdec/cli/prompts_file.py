@@ -132,8 +132,8 @@ def run_many(job: Job, asked: ManyOptions, settings: Mapping[str, Any], *, is_on
         if state.is_main_process:
             file.recover()
         state.wait_for_everyone()
-        texts = [prompt if isinstance(prompt, str) else prompt["line"] for prompt in prompts]
-        done = file.done(texts, retries_failed=asked.retry_failed)
+        told = [{"prompt": prompt} if isinstance(prompt, str) else {"line": prompt["line"]} for prompt in prompts]
+        done = file.done(told, retries_failed=asked.retry_failed)
         count, own = (1, 0) if is_one_model else (state.num_processes, state.process_index)
         state.wait_for_everyone()  # before anything is added to what all have read
         share = [index for index in range(len(prompts)) if index % count == own]
@@ -156,7 +156,7 @@ def _results(job: Job, prompts: list[Any], todo: list[int]) -> Iterator[dict[str
     good = [index for index in todo if isinstance(prompts[index], str)]
     for index in todo:
         if not isinstance(prompts[index], str):
-            yield {"index": index, "prompt": prompts[index]["line"], "error": prompts[index]["error"]}
+            yield {"index": index, "line": prompts[index]["line"], "error": prompts[index]["error"]}
     results = hf_specdec.generate_many(
         job.model,
         (prompts[index] for index in good),

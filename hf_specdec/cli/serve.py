@@ -40,6 +40,12 @@ class AccessOptions:
         int, typer.Option(min=0, help="Seconds that open answers may take after the signal to end (SIGTERM, Ctrl-C).")
     ] = 30
 
+    def check(self) -> None:
+        """Refuse a key that every request would carry."""
+        for key in self.api_key or ():
+            if not key.strip():
+                raise ConfigError("--api-key", "must hold a key", key, "Is the variable set? Leave it out for none.")
+
     def warn(self) -> None:
         """Say so where anybody may use the model."""
         if self.host not in LOCAL and not self.api_key:
@@ -91,11 +97,13 @@ def serve(
 
     The server listens on this machine alone unless --host says otherwise.
     """
-    uvicorn = import_extra("uvicorn", "serve", "The server")
+    import_extra("uvicorn", "serve", "The server")
     from hf_specdec.serve.app import build_app  # needs the extra
     from hf_specdec.serve.engine import ServingEngine
     from hf_specdec.serve.requests import RequestReader
+    from hf_specdec.serve.server import EndingServer
 
+    access.check()
     queue.check(access.api_key, spec_memory)
     listen(access.host, access.port).close()  # an error before the model is loaded
     method, config = choice.read(model, memory=spec_memory)
@@ -127,8 +135,7 @@ def serve(
         access.warn()
         host = f"[{access.host}]" if ":" in access.host else access.host
         note(f"serving {name} on http://{host}:{listening.getsockname()[1]}/v1", "dim")
-        settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=access.shutdown_timeout)
-        server = uvicorn.Server(settings)
+        server = EndingServer(app, engine, seconds=access.shutdown_timeout, log_level="warning")
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends it as SIGTERM does
             server.run(sockets=[listening])
     if not server.started:

@@ -27,12 +27,12 @@ __all__ = [
     "is_placed",
     "move",
     "move_pair",
+    "on_disk",
     "parallel_arguments",
     "place",
     "read_device",
     "read_devices",
     "where_it_lies",
-    "whole_on_disk",
 ]
 
 DEVICE_LIST, DRAFT_LIST, TARGET_LIST = "device_list", "draft_model_device_list", "target_model_device_list"
@@ -100,7 +100,7 @@ def check_device_map(device_map: Any) -> None:
             read_device(device, "device_map")
 
 
-def whole_on_disk(device_map: Any) -> Any:
+def on_disk(device_map: Any) -> Any:
     """A `device_map` with "disk" for the whole model as transformers takes it."""
     return {"": "disk"} if device_map == "disk" else device_map
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hmac
 import json
 import logging
 import time
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 
 from hf_specdec.errors import MissingExtraError, QueueFullError, shown
 from hf_specdec.many_prompts.result import ManyResult
+from hf_specdec.serve.access import Access
 from hf_specdec.serve.engine import Answer, ServingEngine
 from hf_specdec.serve.requests import RequestError, RequestReader
 from hf_specdec.serve.text_stream import TextStream
@@ -32,7 +32,6 @@ __all__ = ["build_app"]
 
 ROUTES = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models and GET /health"
 READING = ["GET", "HEAD"]  # load balancers ask for the health by HEAD
-SECONDS_BETWEEN_LOOKS = 0.2  # for a client that has hung up
 logger = logging.getLogger("hf_specdec")
 Body = TypeVar("Body", bound=GenerationRequest)
 
@@ -53,28 +52,17 @@ def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequenc
     server = _Server(engine, reader)
     model = {"id": reader.name, "object": "model", "created": int(time.time()), "owned_by": "hf_specdec"}
 
+    app.add_middleware(Access, api_keys=api_keys, refuse=_refused)
+
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> JSONResponse:
-        headers = {"retry-after": "1"} if error.status == 429 else None
-        return JSONResponse({"error": _described(error)}, status_code=error.status, headers=headers)
+        return _refused(error)
 
     @app.exception_handler(404)
     @app.exception_handler(405)
     async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
         described = _described(_not_served(request, error.status_code))
         return JSONResponse({"error": described}, status_code=error.status_code, headers=error.headers)
-
-    @app.middleware("http")
-    async def check(request: Request, call_next: Any) -> Any:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        request.state.api_key = next((key for key in api_keys if hmac.compare_digest(given, key.encode())), None)
-        if api_keys and request.state.api_key is None and request.url.path != "/health":
-            return await refuse(request, RequestError(401, "the API key is missing or wrong", "invalid_api_key"))
-        try:
-            return await call_next(request)
-        except Exception as error:
-            logger.error("a request failed before it was decoded", exc_info=error)
-            return await refuse(request, RequestError(500, f"{type(error).__name__} in the server", "server_error"))
 
     @app.api_route("/health", methods=READING)
     async def health() -> dict[str, str]:
@@ -142,8 +130,12 @@ class _Server:
     def __init__(self, engine: ServingEngine, reader: RequestReader) -> None:
         self.engine, self.reader = engine, reader
 
+    def _read(self, body: GenerationRequest, api_key: str | None) -> dict[str, Any]:
+        """What the engine decodes. Stop strings are compared with the whole vocabulary, which may take seconds."""
+        return self.engine.prepared(self.reader.read(body, api_key))
+
     async def answer(self, request: Request, body: GenerationRequest) -> Response:
-        inputs = await asyncio.to_thread(self.reader.read, body, request.state.api_key)
+        inputs = await asyncio.to_thread(self._read, body, request.state.api_key)
         try:
             answer = self.engine.submit(inputs, asyncio.get_running_loop())
         except QueueFullError as error:
@@ -179,8 +171,8 @@ class _EventStream(StreamingResponse):
 
 
 async def _cancel_on_disconnect(request: Request, answer: Answer) -> None:
-    while not await request.is_disconnected():
-        await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+    while (await request.receive())["type"] != "http.disconnect":  # the body has been read
+        pass
     answer.cancel()
 
 
@@ -260,6 +252,8 @@ class _Reply:
 
 def _refusal(error: Exception) -> RequestError:
     """What a client is told of an error while its request is decoded."""
+    if isinstance(error, RequestError):
+        return error
     if isinstance(error, ValueError):
         return RequestError(400, " ".join(str(error).split()), "invalid_request")
     if not isinstance(error, CancelledError):  # of a client that has hung up
@@ -267,7 +261,12 @@ def _refusal(error: Exception) -> RequestError:
     return RequestError(500, f"{type(error).__name__} while decoding", "server_error")
 
 
+def _refused(error: RequestError) -> JSONResponse:
+    headers = {"retry-after": "1"} if error.status in (429, 503) else None
+    return JSONResponse({"error": _described(error)}, status_code=error.status, headers=headers)
+
+
 def _described(error: RequestError) -> dict[str, Any]:
-    kinds = {429: "rate_limit_error", 500: "server_error"}
+    kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
     kind = kinds.get(error.status, "invalid_request_error")
     return {"message": error.message, "type": kind, "param": error.param, "code": error.code}

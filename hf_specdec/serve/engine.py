@@ -28,9 +28,15 @@ class Answer:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._queue = loop, asyncio.Queue[list[int] | None]()
         self._cancelled = threading.Event()
+        self._error: Exception | None = None
 
-    def cancel(self) -> None:
-        """The answer is not wanted any more: its place is free, in the batch after the next token."""
+    def cancel(self, error: Exception | None = None) -> None:
+        """The answer is not wanted any more: its place is free, in the batch after the next token.
+
+        Args:
+            error: for who reads the tokens: there will be no more.
+        """
+        self._error = self._error or error
         self._cancelled.set()
         self.future.cancel()
 
@@ -57,6 +63,8 @@ class Answer:
         """
         while (token_ids := await self._queue.get()) is not None:
             yield token_ids
+        if self._error is not None:
+            raise self._error
         if (error := self.result.error) is not None:
             raise error
 
@@ -116,21 +124,31 @@ class ServingEngine:
         self._tokenizer = tokenizer
         self._open: set[Answer] = set()
 
+    def prepared(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """A request with what ends it at its `stop_strings`, which takes longer the more tokens there are."""
+        if not (stop_strings := inputs.get("stop_strings")):
+            return dict(inputs)
+        ending = _StopStrings(self._tokenizer, stop_strings, len(inputs["input_ids"][0]))
+        criteria = [*inputs.get("stopping_criteria", ()), ending]
+        return {**inputs, "stop_strings": None, "stopping_criteria": criteria}
+
     def submit(self, inputs: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> Answer:
-        """Queue a request: `generate`'s inputs for one sequence, with its `seed` if it has one.
+        """Queue a request: `generate`'s inputs for one sequence, prepared, with its `seed` if it has one.
 
         Raises:
             QueueFullError: as many requests wait as may.
         """
         answer, length = Answer(loop), len(inputs["input_ids"][0])
-        criteria = [*inputs.get("stopping_criteria", ()), _Feed(answer, length)]
-        if stop_strings := inputs.get("stop_strings"):
-            criteria.append(_StopStrings(self._tokenizer, stop_strings, length))
-            inputs = {**inputs, "stop_strings": None}
+        criteria = [_Feed(answer, length), *inputs.get("stopping_criteria", ())]
         answer.future = self._batch.submit({**inputs, "stopping_criteria": criteria})
         self._open.add(answer)
         answer.future.add_done_callback(lambda future: self._end(answer))
         return answer
+
+    def end_answers(self, error: Exception) -> None:
+        """Who reads an answer that is open gets the error."""
+        for answer in list(self._open):
+            answer.cancel(error)
 
     def close(self) -> None:
         """End all requests and the thread."""

@@ -3,7 +3,7 @@
 A field that would be ignored is refused, unless its value asks for nothing: `null`, or what is the case anyway.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
 
@@ -13,7 +13,7 @@ __all__ = ["ChatRequest", "CompletionRequest", "GenerationRequest"]
 
 MAX_SEED = (1 << 63) - 1  # of OpenAI's API
 MAX_BIAS = 100.0  # likewise
-MAX_STOP = 1000  # characters; transformers compares each with all tokens before the first one is decoded
+MAX_STOP, MAX_STOPS = 1000, 16  # characters and texts; transformers compares each with all tokens at first
 LEAST_PENALTY, MAX_PENALTY = 0.01, 100.0  # logits times or over much more are infinite
 
 
@@ -53,10 +53,10 @@ class Message(_Body):
     content: str | list[TextPart]
     name: str | None = None
 
-    @property
-    def text(self) -> str:
-        """The message's text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    def for_template(self) -> dict[str, str]:
+        """As chat templates read it."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": text, **({} if self.name is None else {"name": self.name})}
 
 
 class GenerationRequest(_Body):
@@ -98,7 +98,16 @@ class GenerationRequest(_Body):
         """Refuse texts that would keep all requests waiting while they are prepared."""
         if sum(map(len, stop or ())) > MAX_STOP:
             raise ValueError(f"must have at most {MAX_STOP:,} characters, all texts together")
+        if isinstance(stop, list) and len(stop) > MAX_STOPS:
+            raise ValueError(f"must be at most {MAX_STOPS} texts")
         return stop
+
+    @model_validator(mode="after")
+    def _streams(self) -> Self:
+        """Refuse what a whole answer does not tell."""
+        if self.stream_options is not None and self.stream_options.include_usage and not self.stream:
+            raise ValueError("stream_options must come with stream; a whole answer has its usage anyway")
+        return self
 
     @field_validator("temperature")
     @classmethod

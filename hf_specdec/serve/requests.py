@@ -108,7 +108,7 @@ class RequestReader:
             if getattr(self.tokenizer, "chat_template", None) is None:
                 message = "the model has no chat template; use /v1/completions"
                 raise RequestError(400, message, "chat_not_supported", "messages")
-            messages = [{"role": message.role, "content": message.text} for message in request.messages]
+            messages = [message.for_template() for message in request.messages]
             try:
                 text = chat_text(self.tokenizer, messages)
             except ConfigError as error:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import StoppingCriteria
 
 import hf_specdec
 from hf_specdec.cli.chat import _Chat
@@ -201,6 +202,31 @@ def test_an_interrupted_answer_stays_and_the_chat_goes_on(
     talk.options = options
     talk.answer("and a queue")
     assert "tokens a verify step" in talk.describe_last()
+
+
+@pytest.mark.parametrize("how", [{}, {"spec_method": "auto"}])
+def test_what_is_not_drafted_is_written_as_it_comes(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: dict[str, Any]
+) -> None:
+    """Also where drafts are to be shown: without a method, and by a model that is decoded plainly."""
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    family = FALLBACK["mamba"] if how else FAMILIES["llama"]
+    model = build(dataclasses.replace(family, options={**family.options, "vocab_size": len(tokenizer)}))
+    seen: list[str] = []
+
+    class Interrupt(StoppingCriteria):
+        def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+            seen.append(capsys.readouterr().out)
+            if len(seen) == 8:
+                raise KeyboardInterrupt
+            return torch.tensor([False])
+
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "stopping_criteria": [Interrupt()], **how}
+    talk = _Chat(hf_specdec.enable(model), tokenizer, options, None, True)
+    talk.answer("write a stack")
+    written = "".join(seen) + capsys.readouterr().out
+    assert sum(map(bool, seen)) > 2
+    assert written == talk.messages[-1]["content"] + "\n"
 
 
 def test_a_chat_that_fills_the_model_s_positions_says_so(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

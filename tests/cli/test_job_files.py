@@ -154,6 +154,30 @@ def test_a_line_that_was_cut_off_at_the_end_is_done_again(tmp_path: Path, count:
     assert indices(out) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("content", "is_ours"),
+    [
+        (b'{"index": 0, "prompt": "def', True),
+        (b'{"index": 3, "line": "def f(x):", "err', True),
+        (b'{"index": ', False),
+        (b'{"index": 0, "prompt": "of another program"}', False),
+        (b"my own remark", False),
+    ],
+)
+def test_a_first_line_that_was_cut_off_is_done_again(tmp_path: Path, content: bytes, is_ours: bool) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(content)
+    if not is_ours:
+        with pytest.raises(ConfigError, match="Line 1 is none of it"), job(out).held() as file:
+            file.recover()
+        assert out.read_bytes() == content
+        return
+    with job(out).held() as file:
+        assert file.recover() == set()
+        file.append({"index": 0})
+    assert indices(out) == [0]
+
+
 def test_an_end_that_is_no_line_of_ours_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     content = write_job(out) + b"my own remark"

@@ -85,6 +85,20 @@ def test_a_line_that_was_corrected_is_decoded_and_one_that_was_added_too(run: Ru
     assert out.read_bytes() == content
 
 
+def test_a_line_that_lacked_its_quotes_is_decoded_once_it_has_them(run: Run, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
+    words = ("generate", "--prompts-file", str(prompts), "--out", str(out), *OPTIONS)
+    prompts.write_text('def f(x):\n"a = 1"\n')
+    assert run(*words).exit_code == 1
+    failed, good = lines_of(out)
+    assert (failed["line"], "prompt" in failed) == ("def f(x):", False)
+    prompts.write_text('"def f(x):"\n"a = 1"\n')
+    assert run(*words).exit_code == 0
+    after = lines_of(out)
+    assert [line["prompt"] for line in after] == ["def f(x):", "a = 1"]
+    assert after[1] == good and "error" not in after[0]
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize(
     "change", wide_but([("--seed", "4")], [("--max-new-tokens", "13"), ("--seed", "4"), ("--spec-method", "plain")])

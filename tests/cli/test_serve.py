@@ -21,21 +21,21 @@ PROMPT = "def saved(items):\n    return "
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What uvicorn would run."""
-    import uvicorn
+    """What the server would run."""
+    from hf_specdec.serve import server
 
     found: dict[str, Any] = {}
 
     class Server:
         started = True
 
-        def __init__(self, config: uvicorn.Config) -> None:
-            found.update(app=config.app, timeout=config.timeout_graceful_shutdown)
+        def __init__(self, app: Any, engine: Any, *, seconds: int, **settings: Any) -> None:
+            found.update(app=app, seconds=seconds)
 
         def run(self, sockets: list[socket.socket]) -> None:
             found["address"] = sockets[0].getsockname()
 
-    monkeypatch.setattr(uvicorn, "Server", Server)
+    monkeypatch.setattr(server, "EndingServer", Server)
     return found
 
 
@@ -43,7 +43,7 @@ def test_it_listens_on_this_machine_alone(run: Run, served: dict[str, Any]) -> N
     result = run("serve", "--port", "8123")
     assert result.exit_code == 0, result.stderr
     assert served["address"] == ("127.0.0.1", 8123)
-    assert served["timeout"] == 30
+    assert served["seconds"] == 30
     assert "http://127.0.0.1:8123/v1" in result.stderr
     assert "--api-key" not in result.stderr
 
@@ -57,13 +57,22 @@ def test_an_open_address_without_a_key_is_pointed_out(
     assert ("asks for a key" in result.stderr) == is_warned
 
 
+@pytest.mark.parametrize("key", ["", "  "])
+def test_a_key_that_every_request_would_carry_is_refused(run: Run, served: dict[str, Any], key: str) -> None:
+    """As `--api-key "$KEY"` gives it where the variable is not set."""
+    result = run("serve", "--api-key", key)
+    assert result.exit_code == 2
+    assert "`--api-key` must hold a key" in " ".join(result.stderr.split())
+    assert not served
+
+
 def test_of_any_free_port_the_address_is_told(run: Run, served: dict[str, Any]) -> None:
     result = run("serve", "--port", "0", "--shutdown-timeout", "5")
     assert result.exit_code == 0, result.stderr
     host, port = served["address"]
     assert port
     assert f"serving embedded on http://{host}:{port}/v1" in result.stderr
-    assert served["timeout"] == 5
+    assert served["seconds"] == 5
 
 
 @pytest.mark.parametrize("host", ["999.1.1.1", "192.0.2.1"])

@@ -291,13 +291,6 @@ def test_a_missing_shard(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_model_of_the_wrong_kind(tmp_path: Path) -> None:
-    """An encoder-decoder checkpoint for the causal class."""
-    build(FAMILIES["t5"]).save_pretrained(tmp_path)
-    with pytest.raises((CheckpointError, ValueError), match="T5|t5|Seq2Seq"):
-        load(tmp_path)
-
-
 @pytest.mark.parametrize("precision", ["bf61", "half", "", 16])
 def test_an_unknown_precision(folder: Path, precision: Any) -> None:
     with pytest.raises(SpecError, match="`precision` must be one of"):
@@ -307,3 +300,18 @@ def test_an_unknown_precision(folder: Path, precision: Any) -> None:
 def test_precision_beside_dtype(folder: Path) -> None:
     with pytest.raises(SpecError, match="dtype"):
         hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision="bf16", dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("loader", "family", "told"),
+    [
+        ("AutoModelForCausalLM", "t5", "`model` must be one that AutoModelForCausalLM loads, .* AutoModelForSeq2SeqLM"),
+        ("AutoModelForSeq2SeqLM", "llama", "`model` must be one that AutoModelForSeq2SeqLM loads, .* Choose another"),
+    ],
+)
+def test_a_model_of_another_kind_is_named(tmp_path: Path, loader: str, family: str, told: str) -> None:
+    """transformers lists all models that the class loads, more than two hundred."""
+    build(FAMILIES[family]).save_pretrained(tmp_path)
+    with pytest.raises(hf_specdec.ConfigError, match=told) as caught:
+        getattr(hf_specdec, loader).from_pretrained(tmp_path)
+    assert len(str(caught.value)) < 400

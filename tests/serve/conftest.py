@@ -8,12 +8,12 @@ from typing import Any
 
 import openai
 import pytest
-import uvicorn
 
 import hf_specdec
 from hf_specdec.serve.app import build_app
 from hf_specdec.serve.engine import ServingEngine
 from hf_specdec.serve.requests import RequestReader
+from hf_specdec.serve.server import EndingServer
 
 NAME = "embedded"
 CHAT = "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}# assistant:"
@@ -37,11 +37,11 @@ def chat_tokenizer() -> Any:
 @contextlib.contextmanager
 def serving(model: Any, tokenizer: Any, *, api_keys: tuple[str, ...] = (), **options: Any) -> Iterator[str]:
     """The base URL of a running server with four places."""
-    max_queue = options.pop("max_queue", None)
+    max_queue, seconds = options.pop("max_queue", None), options.pop("seconds", 30)
     settings: dict[str, Any] = {"spec_method": "prompt_lookup", "spec_config": None, "max_new_tokens": 16, **options}
     engine = ServingEngine(model, tokenizer, max_batch_size=4, max_queue=max_queue, options={"spec_method": "plain"})
     app = build_app(engine, RequestReader(model, tokenizer, NAME, **settings), api_keys=api_keys)
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+    server = EndingServer(app, engine, seconds=seconds, host="127.0.0.1", port=0, log_level="error")
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

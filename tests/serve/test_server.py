@@ -1,20 +1,13 @@
 """The server over loopback, through the real client: plain generation's texts, whoever else is being served."""
 
-import asyncio
-import threading
-import time
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 import torch
-from starlette.requests import ClientDisconnect
 
 from hf_specdec.methods.registry import as_head
-from hf_specdec.serve.app import _EventStream
 from hf_specdec.serve.protocol import CompletionRequest
 from hf_specdec.serve.requests import RequestReader
 from tests.helpers.gemma import build_gemma, random_assistant
@@ -140,41 +133,6 @@ def test_a_seed_gives_plain_generation_s_sample(client: openai.OpenAI, target: A
     assert answer.choices[0].text == wanted
 
 
-def test_an_answer_ends_where_its_first_event_cannot_be_sent() -> None:
-    async def events() -> AsyncIterator[str]:
-        yield "data: {}\n\n"
-
-    async def receive() -> dict[str, Any]:
-        await asyncio.sleep(60)
-        return {}
-
-    async def send(message: Any) -> None:
-        raise OSError("closed")
-
-    cancelled: list[bool] = []
-    answer: Any = SimpleNamespace(cancel=lambda: cancelled.append(True))
-    scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
-    with pytest.raises((OSError, ClientDisconnect)):
-        asyncio.run(_EventStream(answer, events())(scope, receive, send))
-    assert cancelled
-
-
-def test_a_client_that_hangs_up_frees_its_place(client: openai.OpenAI, target: Any, chat_tokenizer: Any) -> None:
-    """Four places are taken by texts of a thousand tokens; a fifth request is served once those clients are gone."""
-    streams = [
-        client.completions.create(model=NAME, prompt=prompt, max_tokens=1000, temperature=0, stream=True)
-        for prompt in PROMPTS[:4]
-    ]
-    for events in streams:
-        next(iter(events))
-    for events in streams:
-        events.close()
-    started = time.monotonic()
-    answer = client.completions.create(model=NAME, prompt=PROMPTS[5], temperature=0)
-    assert answer.choices[0].text == expected(target, chat_tokenizer, PROMPTS[5])
-    assert answer.usage is not None and time.monotonic() - started < 60
-
-
 def test_no_request_learns_from_another(client: openai.OpenAI) -> None:
     """The same prompt twice takes the same steps: auto drafts nothing from the first answer."""
     body = {"spec_method": "auto", "spec_config": {"num_nodes": 8, "pool": "shared"}}
@@ -289,26 +247,3 @@ def test_a_gemma_assistant_is_a_draft_model(chat_tokenizer: Any) -> None:
 def test_a_head_is_asked_for_where_there_is_none(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="no draft head for eagle3"):
         client.completions.create(model=NAME, prompt="x", extra_body={"spec_method": "eagle3"})
-
-
-def test_an_api_key_is_asked_for(target: Any, chat_tokenizer: Any) -> None:
-    with serving(target, chat_tokenizer, api_keys=("secret", "other")) as url:
-        for key in ("secret", "other"):
-            with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
-                assert client.completions.create(model=NAME, prompt="x", max_tokens=2).choices
-        with (
-            openai.OpenAI(base_url=url, api_key="wrong", max_retries=0) as client,
-            pytest.raises(openai.AuthenticationError),
-        ):
-            client.models.list()
-
-
-def test_the_server_stops_while_texts_are_decoded(target: Any, chat_tokenizer: Any) -> None:
-    """The engine's thread ends with it; other tests' servers may have theirs."""
-    before = set(threading.enumerate())
-    with serving(target, chat_tokenizer) as url, openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        events = client.completions.create(model=NAME, prompt="import ", max_tokens=500, stream=True)
-        next(iter(events))
-        events.close()
-    begun = set(threading.enumerate()) - before
-    assert not [thread.name for thread in begun if thread.name == "hf-specdec-batch"]
