@@ -25,7 +25,7 @@ from transformers import CompileConfig
 
 from hf_specdec import embedded
 from hf_specdec.bench.document import GPU, check_document_file, check_form, write_document
-from hf_specdec.bench.gpu_rows import measure_row, same_length_texts
+from hf_specdec.bench.gpu_rows import measure_row, profile_call, same_length_texts
 from hf_specdec.bench.gpu_shapes import SHAPES, Selection
 from hf_specdec.bench.header import model_facts, new_document
 from hf_specdec.bench.loaded_model import LoadedModel, load_model, pick_device
@@ -203,6 +203,8 @@ def _measure_cell(
             try:
                 with _attention(chosen.sdpa_backend):
                     row, tokens = measure_row(loaded, texts, shape.max_new_tokens, arguments)
+                    if chosen.profiles:
+                        row["profile"] = profile_call(loaded, texts[-1], shape.max_new_tokens, arguments)
             except (MemoryError, RuntimeError) as error:
                 if not _is_out_of_memory(error):
                     raise
@@ -297,6 +299,7 @@ def main(
     sdpa_backend: Annotated[
         Backend | None, typer.Option(help="Kernels of PyTorch's attention, for all rows. Default: torch's choice.")
     ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Also list each row's kernels, by one more call.")] = False,
 ) -> None:
     """Measure, and write one document."""
     check_form(output, GPU)
@@ -316,6 +319,7 @@ def main(
         compile_mode,
         dict(map(_read_option, compile_option or ())),
         sdpa_backend,
+        profile,
     )
     document = measure_gpu(shape or ["1B", "7B"], device=device, tests=tests, selection=selection, keep=keep)
     if document["tests"] is not None and document["tests"]["exit_code"]:

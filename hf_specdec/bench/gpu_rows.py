@@ -5,14 +5,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from hf_specdec.bench.conversation import encode
 from hf_specdec.bench.loaded_model import LoadedModel
 from hf_specdec.bench.measure import synchronize
 from hf_specdec.bench.prompts import default_prompts
 
-__all__ = ["measure_row", "same_length_texts"]
+__all__ = ["measure_row", "profile_call", "same_length_texts"]
 
+MOST_KERNELS, MOST_LETTERS = 20, 120  # that a profile names, those that take longest; and of a name
 MOST_FIRST_CALLS = 4  # of a row: a method that explores sizes has not had all widths after its first one
 
 
@@ -39,8 +41,7 @@ def measure_row(
 
     Calls in which a graph is compiled or recorded after all do not count, unless all do.
     """
-    options = {"max_new_tokens": max_new_tokens, "do_sample": False, "eos_token_id": None}
-    options |= {"pad_token_id": 0, "return_dict_in_generate": True, **arguments}
+    options = _options(max_new_tokens, arguments)
     first = [_timed(loaded.model, {**texts[0], **options})]
     while first[-1].compile_seconds and len(first) < MOST_FIRST_CALLS:
         first.append(_timed(loaded.model, {**texts[0], **options}))
@@ -63,6 +64,37 @@ def measure_row(
         "plain_reason": known[-1].plain_reason if known else None,
     }
     return row, [row for call in calls for row in call.tokens]
+
+
+def profile_call(
+    loaded: LoadedModel, inputs: Mapping[str, torch.Tensor], max_new_tokens: int, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What one more call asks of a CUDA device, kernels by the time that they take; of other devices the operators.
+
+    The profiler slows the host down, not the kernels.
+    """
+    kind, attribute, activities = "CPU", "self_cpu_time_total", [ProfilerActivity.CPU]
+    if loaded.model.device.type == "cuda":
+        kind, attribute = "CUDA", "self_device_time_total"
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as profiler:
+        call = _timed(loaded.model, {**inputs, **_options(max_new_tokens, arguments)})
+    events = [event for event in profiler.key_averages() if event.device_type.name == kind]
+    kernels = [
+        {"name": event.key[:MOST_LETTERS], "count": event.count, "seconds": getattr(event, attribute) / 1e6}
+        for event in events
+    ]
+    return {
+        "seconds": call.seconds,
+        "device_seconds": sum(kernel["seconds"] for kernel in kernels),
+        "kernels": sorted(kernels, key=lambda kernel: -kernel["seconds"])[:MOST_KERNELS],
+    }
+
+
+def _options(max_new_tokens: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `generate` for one row."""
+    options = {"max_new_tokens": max_new_tokens, "do_sample": False, "eos_token_id": None}
+    return options | {"pad_token_id": 0, "return_dict_in_generate": True, **arguments}
 
 
 class _Call(NamedTuple):

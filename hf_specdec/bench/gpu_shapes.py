@@ -42,6 +42,7 @@ class Selection:
         compile_mode (`str | None`): of `torch.compile`, for rows over static caches; `None` is transformers' choice.
         compile_options (`Mapping[str, Any]`): of inductor, by name, in the place of a mode.
         sdpa_backend (`str | None`): of `torch.nn.attention.SDPBackend`, in lower case; `None` is torch's choice.
+        profiles (`bool`): whether one more call of each row says what it asks of the device.
     """
 
     batches: tuple[int, ...] = ()
@@ -53,6 +54,7 @@ class Selection:
     compile_mode: str | None = None
     compile_options: Mapping[str, Any] = field(default_factory=dict)
     sdpa_backend: str | None = None
+    profiles: bool = False
 
     def of(self, rows: Mapping[str, Row]) -> dict[str, Row]:
         """Those of the rows, by name, that are measured."""

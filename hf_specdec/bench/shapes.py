@@ -151,6 +151,10 @@ _GPU_ROW: dict[Any, Shape] = {
     "mean_acceptance_length": (None, float),
     "num_graphs": (None, int),
     "equal": bool,
+    "profile?": {
+        **dict.fromkeys(("seconds", "device_seconds"), float),
+        "kernels": [{"name": str, "count": int, "seconds": float}],
+    },
 }
 
 

@@ -276,8 +276,18 @@ def _gpu_tables(document: Document) -> list[Table]:
             columns = {"left out": "{name}", "batch": "{batch}", "context": "{context}", "reason": "{reason}"}
             cells = [{name: "-" if value is None else value for name, value in row.items()} for row in left_out]
             found.append(_listed(f"{entry['shape']}, left out", columns, cells))
+        found += [_profile_table(entry["shape"], row) for row in entry["rows"] if "profile" in row]
         found += _step_costs_tables(entry["steps"]) if "steps" in entry else []
     return found
+
+
+def _profile_table(shape: str, row: Mapping[str, Any]) -> Table:
+    """Where the device's time of one call goes."""
+    call, columns = row["profile"], {"kernel": "{name}", "runs": "{count}", "ms": "{ms:.2f}", "share": "{share:.0%}"}
+    busy = call["device_seconds"]
+    kernels = [{**one, "ms": 1000 * one["seconds"], "share": one["seconds"] / busy} for one in call["kernels"]]
+    title = f"{shape}, {row['name']}, {row['batch']} x {row['context']}: the device works {busy / call['seconds']:.0%}"
+    return _listed(title, columns, kernels)
 
 
 def _best_of_theirs(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> float:

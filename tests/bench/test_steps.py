@@ -176,6 +176,22 @@ def test_an_option_is_a_name_and_a_value() -> None:
         gpu._read_option("max_autotune")
 
 
+def test_a_profile_names_what_a_call_asks_of_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(None, dtype="fp32", batches=(1,), contexts=(8,), max_new_tokens=4)
+    monkeypatch.setattr(gpu, "SHAPES", {"tiny": shape})
+    chosen = Selection(rows=("plain, eager", "auto"), steps=False, num_texts=1, profiles=True)
+    document = gpu.measure_gpu(["tiny"], device="cpu", selection=chosen)
+    write_document(document, tmp_path / "gpu.json")
+    text = markdown(read_document(tmp_path / "gpu.json"))
+    for row in document["shapes"][0]["rows"]:
+        profile = row["profile"]
+        times = [kernel["seconds"] for kernel in profile["kernels"]]
+        assert times == sorted(times, reverse=True)
+        assert 0.0 < sum(times) <= profile["device_seconds"] <= profile["seconds"]
+        assert f"tiny, {row['name']}, 1 x 8: the device works" in text
+    assert "aten::" in text
+
+
 def test_calls_in_which_graphs_are_made_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first text is written until nothing compiles; a token after the first is one without the prompt's forward."""
     compiling, calls = [3.0, 1.0, 0.0, 0.5, 0.0], list[int]()
