@@ -5,7 +5,9 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
@@ -151,13 +153,17 @@ def test_a_race_that_waits_can_be_given_up() -> None:
 
 
 def test_every_race_is_stopped_when_the_page_closes() -> None:
+    from hf_specdec.demo.page import Page
+
     visitors = Visitors(60)
+    page: Any = SimpleNamespace(visitors=visitors, blocks=MagicMock(), _folder=MagicMock())
     visitors.wait("b")
     with visitors.racing("a") as stop:
-        visitors.stop_all()
+        Page.close(page)
         assert stop.is_over
     with visitors.racing("b") as other:
         assert other.is_over
+    page.blocks.close.assert_called_once_with(verbose=False)
 
 
 def test_who_leaves_stops() -> None:
