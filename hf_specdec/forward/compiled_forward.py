@@ -22,7 +22,7 @@ from hf_specdec.utils.transfer import is_host
 __all__ = ["MODEL_STEP", "CompiledForward", "CompiledShapes", "ForwardWidths", "Step", "StepKind"]
 
 NUM_WARMING = 2  # forwards of a shape that take longer on an accelerator: CUDA graphs are recorded in the second
-NUM_SERVED = 2000  # forwards of the 7B shape take 20 seconds on an H100, compiling one 30
+NUM_SERVED = 2000  # forwards of the 7B shape take 12 seconds on an H100, compiling one 26
 MOST_MISSED = 2  # widths that a function of all widths had no graph for; torch runs one of more than 8 as it is written
 ANY_WIDTH = 0  # in the place of a width: of all but one, as torch compiles dimensions of one element apart
 
