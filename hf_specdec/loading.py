@@ -18,7 +18,7 @@ from hf_specdec.api import SpecGenerationMixin, enable
 from hf_specdec.checkpoints.folder import check_folder, check_kind
 from hf_specdec.compat import dropped_settings, generation_model, input_device
 from hf_specdec.compat.gemma_assistant import is_gemma_assistant, with_shared_layers
-from hf_specdec.distributed.placement import check_device_map, check_parts, on_disk, parallel_arguments, read_device
+from hf_specdec.distributed.placement import check_parts, parallel_arguments, read_device, with_checked_map
 from hf_specdec.engine.head_pairing import without_weights_of
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line, unknown_name
 from hf_specdec.kernels.registry import asks_for_xformers
@@ -118,9 +118,7 @@ class _EnabledAutoModel:
         if own := [name for name in own_arguments() if name in kwargs]:
             remedy = "Pass it to generate, or set model.generation_config.spec_method for all calls."
             raise ConfigError(own[0], "must be an argument of generate, not of from_pretrained", kwargs[own[0]], remedy)
-        check_device_map(kwargs.get("device_map"))
-        if "device_map" in kwargs:
-            kwargs["device_map"] = on_disk(kwargs["device_map"])
+        kwargs = with_checked_map(kwargs)
         # Set afterwards, so that a model which cannot use it says so instead of failing while it is built.
         attention = kwargs.pop("attn_implementation") if asks_for_xformers(kwargs.get("attn_implementation")) else None
         if attention is not None:

@@ -27,12 +27,12 @@ __all__ = [
     "is_placed",
     "move",
     "move_pair",
-    "on_disk",
     "parallel_arguments",
     "place",
     "read_device",
     "read_devices",
     "where_it_lies",
+    "with_checked_map",
 ]
 
 DEVICE_LIST, DRAFT_LIST, TARGET_LIST = "device_list", "draft_model_device_list", "target_model_device_list"
@@ -100,9 +100,15 @@ def check_device_map(device_map: Any) -> None:
             read_device(device, "device_map")
 
 
-def on_disk(device_map: Any) -> Any:
-    """A `device_map` with "disk" for the whole model as transformers takes it."""
-    return {"": "disk"} if device_map == "disk" else device_map
+def with_checked_map(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `from_pretrained` with a checked `device_map`, "disk" for the whole model as transformers takes it.
+
+    Raises:
+        ConfigError: as `check_device_map`.
+    """
+    device_map = kwargs.get("device_map")
+    check_device_map(device_map)
+    return {**kwargs, "device_map": {"": "disk"}} if device_map == "disk" else dict(kwargs)
 
 
 def check_parts(device_map: Mapping[Any, Any], model: PreTrainedModel) -> None:
