@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated
 
@@ -101,9 +102,9 @@ def demo(
 
 def _check_widened(model: str | None, dtype: str) -> None:
     """Raise for quantised weights, before they are loaded."""
-    saved = None if model is None else checkpoint_config(model)
+    saved = checkpoint_config(model) if model is not None and Path(model).is_dir() and dtype == "auto" else None
     if dtype not in DTYPES or saved is not None:
-        own = dtype if saved is None else f"a checkpoint in {saved_precision(saved)}"
+        own = dtype if saved is None else saved_precision(saved)
         raise ConfigError("widen", "must be left out with quantised weights", own, "Take --dtype bf16, fp16 or fp32.")
 
 

@@ -61,13 +61,6 @@ class ArticleOptions:
 class AccuracyOptions:
     """What the summaries must reach."""
 
-    def check(self) -> None:
-        """Raise for a threshold that nothing is compared with."""
-        for name in ("rouge1_threshold", "equal_threshold"):
-            if (value := getattr(self, name)) is not None and not self.check_accuracy:
-                field = f"--{name.replace('_', '-')}"
-                raise ConfigError(field, "must be left out without --check-accuracy", value, "Add --check-accuracy.")
-
     check_accuracy: Annotated[
         bool, typer.Option("--check-accuracy", help="Exit with 1 where the method's summaries fall past a threshold.")
     ] = False
@@ -84,6 +77,12 @@ class AccuracyOptions:
             "else 0.",
         ),
     ] = None
+
+    def __post_init__(self) -> None:
+        thresholds = {"--rouge1-threshold": self.rouge1_threshold, "--equal-threshold": self.equal_threshold}
+        for field, value in thresholds.items():
+            if value is not None and not self.check_accuracy:
+                raise ConfigError(field, "must be left out without --check-accuracy", value, "Add --check-accuracy.")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,7 +134,6 @@ def summarize(
         raise ConfigError("--spec-method", "must be a method", "none", "Plain generation runs beside every one.")
     drawn = sampling.read()
     check_seed(seed)
-    accuracy.check()
     texts, kept = articles.read(), open_memory(spec_memory)
     target = loading.load(model, dtype, config)
     how = choice.arguments(method, config, dtype, target)

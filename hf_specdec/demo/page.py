@@ -181,7 +181,7 @@ class Page:
         """Gradio let the race not begin."""
         self.visitors.leave(str(request.session_hash))
         if self.visitors.num_waiting >= (most := self.racer.limits.queue_size):
-            return draw_notice(f"Not possible: {most} others wait already. Press Race again in a while.")
+            return draw_notice(f"Not possible: the queue is full ({most}). Press Race again in a while.")
         return draw_notice("Not possible with these settings. Load the page anew, and press Race again.")
 
     def _stop(self, request: gr.Request) -> Any:

@@ -45,7 +45,9 @@ class Visitors:
 
     def stop_all(self) -> None:
         """Stop every race, also those that wait."""
-        for session in (*self._racing, *self._waiting):
+        with self._lock:
+            sessions = [*self._racing, *self._waiting]
+        for session in sessions:
             self.stop(session)
 
     def leave(self, session: str) -> None:

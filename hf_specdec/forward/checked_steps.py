@@ -1,6 +1,6 @@
 """Compiled functions whose guards held once in a call, which go without them for the rest of it.
 
-Guards compare some thousand attributes of the model with what was compiled. Knows nothing of shapes or caches.
+Guards compare some thousand attributes of the model with what was compiled.
 """
 
 from collections.abc import Callable, Hashable, Mapping

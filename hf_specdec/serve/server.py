@@ -3,14 +3,10 @@
 import asyncio
 from typing import Any
 
-from hf_specdec.errors import MissingExtraError
+import uvicorn
+
 from hf_specdec.serve.engine import ServingEngine
 from hf_specdec.serve.requests import RequestError
-
-try:
-    import uvicorn
-except ImportError as error:
-    raise MissingExtraError("uvicorn", "serve", "The server") from error
 
 __all__ = ["EndingServer"]
 

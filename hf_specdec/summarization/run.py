@@ -116,13 +116,15 @@ class Summarizer:
             rule = f"must leave room for an article within the model's {positions} positions"
             raise ConfigError("--max-new-tokens", rule, new, "Take fewer.")
         ids = self._ids(text)
-        for count in range(min(len(ids), self.max_input_tokens), 0, -1):
-            begun = text if count == len(ids) else self._decoded(ids[:count], text)
-            # Text that was cut, or that the request surrounds, may have more tokens than before.
-            fits = len(self._ids(begun)) <= self.max_input_tokens
-            if fits and self._num_tokens(self._asked(begun)) <= most_of_prompt:
-                return begun
-        return ""
+        begun, count = text, len(ids)
+        while count:  # text that was cut, or that the request surrounds, may have more tokens than before
+            excess = len(self._ids(begun)) - self.max_input_tokens
+            excess = max(excess, self._num_tokens(self._asked(begun)) - most_of_prompt)
+            if excess <= 0:
+                break
+            count = max(count - excess, 0)
+            begun = self._decoded(ids[:count], text)
+        return begun
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

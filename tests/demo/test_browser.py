@@ -1,15 +1,21 @@
 """A visitor's browser: types, races, steps with the keyboard, stops, reads a message, on a phone and in the dark."""
 
+import asyncio
+import dataclasses
+import gc
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from hf_specdec.demo.gallery import GALLERY
-from tests.demo.conftest import HOSTILE
+from hf_specdec.demo.runner import Racer, Running
+from hf_specdec.errors import ConfigError
+from tests.demo.conftest import HOSTILE, LIMITS, load
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the browser's tests need playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -159,6 +165,49 @@ def test_stop_stops(visit: Open) -> None:
     assert page.locator(".hs-ratio").count() == 0
     last = page.locator(".hs-lane").last
     assert last.locator("[data-t]").count() < 256
+
+
+def test_a_full_queue_is_a_message(browser: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the visitor can race later."""
+    from hf_specdec.demo.page import Page
+    from hf_specdec.demo.serve import launch
+
+    racer = Racer(load("target"), tokenizer, limits=dataclasses.replace(LIMITS, queue_size=1))
+    first: Future[Any] = Future()
+    start, races = racer.start, list[Any]()
+
+    def begin(*arguments: Any) -> Any:
+        races.append(arguments)
+        return Running(first) if len(races) == 1 else start(*arguments)
+
+    monkeypatch.setattr(racer, "start", begin)
+    page = Page(racer)
+    _, address, _ = launch(page, port=None, blocks_thread=False)
+    contexts = [browser.new_context() for _ in range(3)]
+    try:
+        visitors = []
+        for place, context in enumerate(contexts):
+            visitor = context.new_page()
+            visitor.set_default_timeout(PATIENCE)
+            visitor.goto(address)
+            button(visitor, "Race").click()
+            told = ("tokens. Each lane runs alone", "Waiting for the model", "the queue is full (1)")[place]
+            sync_api.expect(visitor.locator("#status")).to_contain_text(told, timeout=PATIENCE)
+            visitors.append(visitor)
+        button(visitors[2], "Stop").click()
+        first.set_exception(ConfigError("prompt", "must end", "x", "It did."))
+        sync_api.expect(visitors[1].locator("#status")).to_contain_text("Done.", timeout=PATIENCE)
+        assert "the queue is full" in visitors[2].locator("#status").inner_text(), "there is nothing to stop"
+        button(visitors[2], "Race").click()
+        sync_api.expect(visitors[2].locator("#status")).to_contain_text("Done.", timeout=PATIENCE)
+    finally:
+        for context in contexts:
+            context.close()
+        page.close()
+        loop = asyncio.get_event_loop_policy().get_event_loop()  # as in the fixture of the other pages
+        asyncio.set_event_loop(None)
+        loop.close()
+        gc.collect()
 
 
 def test_a_mistake_is_a_message(visit: Open) -> None:

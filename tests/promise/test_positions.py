@@ -69,6 +69,10 @@ def test_a_bias_of_so_many_columns_ends_the_model_too(method: str, length: int) 
         for arguments in ({}, {"spec_method": method}):
             with pytest.raises(RuntimeError, match="must match the size of tensor b \\(48\\)"):
                 model.generate(ids, **how, **arguments)
+    mask = torch.ones(2, 20, dtype=torch.long)
+    mask[1, :8] = 0
+    with pytest.raises(IndexError, match="more tokens than the 48 that the model's bias reaches"):
+        model.generate(prompt.repeat(2, 1), attention_mask=mask, pad_token_id=0, spec_method=method, **how)
 
 
 @pytest.mark.parametrize("method", ["prompt_lookup", "lookahead", "auto"])
