@@ -13,7 +13,7 @@ from hf_specdec.cli.memory import open_memory, remembering
 from hf_specdec.cli.options import LoadOptions, MethodOptions
 from hf_specdec.cli.report import note
 from hf_specdec.cli.spread import spread
-from hf_specdec.errors import ConfigError, unknown_name
+from hf_specdec.errors import ConfigError, import_extra, unknown_name
 from hf_specdec.utils.command_errors import reports_errors
 
 __all__ = ["serve"]
