@@ -195,12 +195,6 @@ class SpecCache(Cache):
         super().crop(tokens_to_remove)
         self.sync()
 
-    def truncate(self, lengths: Sequence[int]) -> None:
-        """Forget what each row has beyond these lengths."""
-        for layer in self._written:
-            layer.set_lengths(tuple(lengths))
-        self.sync()
-
     def reset(self) -> None:
         """Forget every token."""
         super().reset()

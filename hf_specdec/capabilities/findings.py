@@ -29,16 +29,12 @@ _stance_lock = threading.RLock()  # torch has one stance for the whole process
 class Found:
     """What is known of a model in one state of it.
 
-    Args:
-        knows_rows: whether batches were tried as well, and work.
-
     Attributes:
         capability (`Capability`): how it is driven.
-        knows_rows (`bool`): whether batches were tried.
     """
 
-    def __init__(self, capability: Capability, *, knows_rows: bool = False) -> None:
-        self.capability, self.knows_rows = capability, knows_rows
+    def __init__(self, capability: Capability) -> None:
+        self.capability, self._knows_rows = capability, False
         self._batch_reason: str | None = None  # why batches are decoded plainly, once that is known
         self._exits: dict[int, ExitFinding] = {}  # by the number of layers
         self._states_reasons: dict[tuple[str, ...], str | None] = {}  # by the arguments that hold them
@@ -46,7 +42,7 @@ class Found:
 
     def as_chain(self, reason: str) -> "Found":
         """The same for calls that verify chains only."""
-        return Found(dataclasses.replace(self.capability, tier="chain", reason=reason), knows_rows=self.knows_rows)
+        return Found(dataclasses.replace(self.capability, tier="chain", reason=reason))
 
     def batch_fallback_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
         """Why the model decodes batches plainly, or `None`; probed at the first batch.
@@ -55,14 +51,14 @@ class Found:
         """
         rank_sync = rank_sync_of(model)
         with self._lock:
-            if rank_sync.any(not self.knows_rows):
+            if rank_sync.any(not self._knows_rows):
                 try:
                     tier = self.capability.tier
                     self._batch_reason = _undisturbed(model, lambda: probe_rows(model, tier, encoder_kwargs))
                 except ProbeFailed as error:
                     _raise_if_shared(error, rank_sync)
                     return f"several sequences at once could not be tried: {error}"
-                self.knows_rows = True
+                self._knows_rows = True
             return self._batch_reason
 
     def states_reason(self, model: PreTrainedModel, states: dict[str, torch.Tensor]) -> str | None:
@@ -126,16 +122,6 @@ class Findings:
                 return Found(untried(model, error))
             self._keep(key, found)
             return found
-
-    def known(self, key: Fingerprint) -> Found | None:
-        """What is known of the model whose fingerprint is `key`, if anything is."""
-        with self._lock:
-            return self._known.get(key)
-
-    def keep(self, key: Fingerprint, found: Found) -> None:
-        """Take over what a call has found out about the model whose fingerprint was `key`."""
-        with self._lock:
-            self._keep(key, found)
 
     def _keep(self, key: Fingerprint, found: Found) -> None:
         self._known.pop(key, None)

@@ -14,19 +14,14 @@ from hf_specdec.forward.inputs import rows_of
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 
 __all__ = [
-    "EXACT",
     "REFUSALS",
     "Mismatch",
     "ProbeFailed",
-    "allowed_error",
     "arguments",
     "compare",
     "encoded",
-    "has_own_windows",
     "plain_logits",
     "reference",
-    "relative_error",
-    "rounds_exactly",
     "sentence",
     "tokens_of",
     "tolerance_of",
@@ -150,11 +145,6 @@ def _prompt_length(model: PreTrainedModel) -> int:
     return max(PROMPT_LENGTH, min(max(_own_windows(model), default=0) + 4, positions - 8))
 
 
-def has_own_windows(model: PreTrainedModel) -> bool:
-    """Whether a model may apply a window by itself, so that short texts do not show all that it does."""
-    return any(size > 0 for size in _own_windows(model))
-
-
 def _own_windows(model: PreTrainedModel) -> list[int]:
     """Sizes in the configuration that may be windows unseen by transformers' mask functions."""
     known = MASKED_WINDOWS if compat.attends_only(model) else ()
@@ -173,23 +163,23 @@ def tolerance_of(model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt:
 
     It stays below what another prompt would do to the logits, lest a forward that forgets the prompt pass for exact.
     """
-    if rounds_exactly(model):
+    if _rounds_exactly(model):
         return EXACT
     by_token = reference(model, encoder_kwargs, prompt, [t[:6]])
     at_once = [reference(model, encoder_kwargs, prompt + t[:count], [t[count : count + 1]]) for count in (1, 3, 5)]
-    noise = relative_error(torch.cat(at_once, dim=1), by_token[:, 1::2])
+    noise = _relative_error(torch.cat(at_once, dim=1), by_token[:, 1::2])
     other = [t[-1]] * (len(prompt) - RECENT) + prompt[-RECENT:]
-    influence = relative_error(reference(model, encoder_kwargs, other, [t[:2]]), by_token[:, :2])
-    return allowed_error(model, noise=noise, influence=influence)
+    influence = _relative_error(reference(model, encoder_kwargs, other, [t[:2]]), by_token[:, :2])
+    return _allowed_error(model, noise=noise, influence=influence)
 
 
-def rounds_exactly(model: PreTrainedModel) -> bool:
+def _rounds_exactly(model: PreTrainedModel) -> bool:
     """Whether rounding changes logits by no more than `EXACT`."""
     is_wide = model.dtype in (torch.float32, torch.float64)
     return is_wide and torch.get_float32_matmul_precision() == "highest"
 
 
-def allowed_error(model: PreTrainedModel, *, noise: float, influence: float) -> float:
+def _allowed_error(model: PreTrainedModel, *, noise: float, influence: float) -> float:
     """The tolerance in half precision.
 
     Args:
@@ -201,7 +191,7 @@ def allowed_error(model: PreTrainedModel, *, noise: float, influence: float) -> 
     return min(max(NOISE_FACTOR * noise, least), MOST_INEXACT)
 
 
-def relative_error(rows: torch.Tensor, wanted: torch.Tensor) -> float:
+def _relative_error(rows: torch.Tensor, wanted: torch.Tensor) -> float:
     """Largest difference over the largest logit."""
     return ((rows - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6)).item()
 
@@ -217,7 +207,7 @@ def compare(rows: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> float
         raise ProbeFailed("its logits are NaN")
     if rows.shape != wanted.shape:
         raise Mismatch(f"{tuple(rows.shape)} logits instead of {tuple(wanted.shape)}")
-    error = relative_error(rows, wanted)
+    error = _relative_error(rows, wanted)
     if not error <= tolerance:
         raise Mismatch(f"logits differ by {error:.1g} of the largest")
     return error

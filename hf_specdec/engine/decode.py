@@ -18,7 +18,6 @@ from hf_specdec.engine.cost_facts import other_threads
 from hf_specdec.engine.cost_model import StepCosts
 from hf_specdec.engine.draft_pairing import draft_capability, draft_runner_of, logits_processor_of, translations_of
 from hf_specdec.engine.exit_pairing import exit_runner_of
-from hf_specdec.engine.first_call import first_call_of
 from hf_specdec.engine.head_pairing import head_runner_of, own_head_of
 from hf_specdec.engine.length_rules import scales_by_columns, step_columns
 from hf_specdec.engine.model_state import state_of
@@ -50,8 +49,7 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
     stats = SpecStats(method=(request.name or "") if request is not None else "plain")
     if request is None:
         return decode_plain(call, stats=stats, rank_sync=rank_sync)
-    first_call = first_call_of(call, request, stats)
-    found = first_call.found if first_call is not None else _as_chain(call, request, found_for(call))
+    found = _as_chain(call, request, found_for(call))
     tier = stats.tier = found.capability.tier
     stats.plain_reason = plain_reason(call, request, found)
     rank_sync.check(lambda: fields_of(call, request, tier=tier, reason=stats.plain_reason))
@@ -79,7 +77,6 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
         costs=costs_of(call.model, request, call.input_ids.device, is_static=has_static_cache(call)),
         observer=request.observer,
         rank_sync=rank_sync,
-        decide=None if first_call is None else first_call.decide,
     )
 
 

@@ -10,8 +10,6 @@ import torch
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from hf_specdec import compat
-from hf_specdec.capabilities.trial import TrialRunner
-from hf_specdec.capabilities.trial_rows import RowTrial, RowTrialRunner
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch import Batch, Limits
@@ -54,7 +52,6 @@ def decode_speculatively(
     costs: StepCosts | None,
     observer: Callable[[SpecStep], None] | None,
     rank_sync: RankSync,
-    decide: Callable[[float | None], bool] | None,
 ) -> Any:
     """Decode in our loop; returns what plain generation would return, with `.spec_stats`.
 
@@ -63,7 +60,6 @@ def decode_speculatively(
         budget: most drafted tokens of a sequence and step.
         costs: of the target's forwards; with them, each step verifies as many tokens as save time.
         rank_sync: of the processes that decode together.
-        decide: of `TrialRunner`, where the model is tried on this call's text; `tier` is `"tree"` then.
     """
     config, model = call.generation_config, call.model
     original = call.model_kwargs.get(compat.cache_name(call.model_kwargs))
@@ -71,21 +67,19 @@ def decode_speculatively(
     texts = _texts(call)
     sequences = _sequences(call, texts, make_drafter, stats, rank_sync)
     fixed = fixed_shapes(call, [sequence.drafter for sequence in sequences], budget)
-    arguments = (model, call.input_ids, config, call.model_kwargs, texts)
-    target: ModelRunner
-    if decide is not None:
-        target = TrialRunner(*arguments, keep_cache=keep_cache, decide=decide)
-    else:
-        layers, compiled = _read_layers(draft_runner), compiled_forward(call, fixed)
-        target = ModelRunner(
-            *arguments,
-            tier=tier,
-            keep_cache=keep_cache,
-            hidden_layers=layers,
-            fixed=fixed,
-            compiled=compiled,
-            facts=call.facts,
-        )
+    target = ModelRunner(
+        model,
+        call.input_ids,
+        config,
+        call.model_kwargs,
+        texts,
+        tier=tier,
+        keep_cache=keep_cache,
+        hidden_layers=_read_layers(draft_runner),
+        fixed=fixed,
+        compiled=compiled_forward(call, fixed),
+        facts=call.facts,
+    )
     _bind(draft_runner, target)
     stats.tier, stats.method = target.tier, stats.method or type(sequences[0].drafter).__name__
     widths = () if fixed is None else fixed.widths
@@ -185,22 +179,25 @@ def queued_sequence_of(
     generator: torch.Generator | None,
     draft_runner: BaseDraftRunner | None,
     rank_sync: RankSync,
-    trial: RowTrial | None = None,
 ) -> QueuedSequence:
-    """A call of one sequence on a model of the tree tier, to be decoded among others; with `trial`, one to be tried."""
+    """A call of one sequence on a model of the tree tier, to be decoded among others."""
     (text,) = _texts(call)
     sampler = Sampler(call.logits_processor, call.generation_config, call.input_ids.device, generator)
     stats = SpecStats(method=type(drafter).__name__, tier="tree")
     sequence = SequenceState(
         index, text, text.tokens.copy(), drafter, sampler, StopCheck(call.stopping_criteria), stats, rank_sync
     )
-    arguments = (call.model, call.input_ids, call.generation_config, call.model_kwargs, [text])
-    target: ModelRunner
-    if trial is not None:
-        target = RowTrialRunner(*arguments, keep_cache=False, trial=trial)
-    else:
-        layers = _read_layers(draft_runner)
-        target = ModelRunner(*arguments, tier="tree", keep_cache=False, hidden_layers=layers, facts=call.facts)
+    target = ModelRunner(
+        call.model,
+        call.input_ids,
+        call.generation_config,
+        call.model_kwargs,
+        [text],
+        tier="tree",
+        keep_cache=False,
+        hidden_layers=_read_layers(draft_runner),
+        facts=call.facts,
+    )
     _bind(draft_runner, target)
     longest = len(text) + (call.max_new_tokens or 0) + MAX_DRAFT
     batch = Batch([sequence], target, _limits(call, budget), used_by(rank_sync, draft_runner))

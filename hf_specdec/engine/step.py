@@ -201,8 +201,7 @@ class StepRunner:
                 if tree.probabilities is not None:
                     sequence.stats.record_predictions(tree.predictions(result.path, result.tokens))
         before, self._compile_seconds = self._compile_seconds, batch.compile_seconds
-        tells_costs = batch.target.tells_costs and before == self._compile_seconds  # not a step that compiles
-        if budget is not None and tells_costs:
+        if budget is not None and before == self._compile_seconds:  # a step that compiles tells nothing of costs
             budget.record(
                 trees,
                 num_live,

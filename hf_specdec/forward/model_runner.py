@@ -51,7 +51,6 @@ class ModelRunner(NextForward):
     Attributes:
         outputs: the model's output of the last forward.
         early_exit: drafts of the model's first layers, where there are any.
-        tells_costs (`bool`): whether the last forward took as long as others of its trees would.
         lockstep (`bool`): whether the rows' caches are kept equally long; those ahead compute the same tokens again.
 
     Raises:
@@ -101,7 +100,7 @@ class ModelRunner(NextForward):
         self._layouts: list[TreeLayout] = []
         self._rows: list[slice] = []  # of the last forward's logits, those of each text's new nodes and extra tokens
         self._inputs: StepInputs | None = None
-        self._half_done, self._ahead, self.tells_costs = False, 0, True
+        self._half_done, self._ahead = False, 0
 
     @property
     def position(self) -> int:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,12 +9,9 @@ import torch
 
 from hf_specdec import compat
 from hf_specdec.capabilities.findings import Found
-from hf_specdec.capabilities.probe import verifies_trees
-from hf_specdec.capabilities.trial_rows import RowTrial, TrialFailed
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.continuous_batching import ContinuousBatching, QueuedSequence
 from hf_specdec.engine.decode import drafting, fields_of
-from hf_specdec.engine.first_call import can_try, row_trial_of
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.plain_reasons import alone_reason, one_by_one_reason
 from hf_specdec.engine.sampling.random_streams import OwnDraws
@@ -50,7 +46,6 @@ from hf_specdec.utils.transfer import HOST
 __all__ = ["NOT_YET", "Job"]
 
 NOT_YET = object()  # among prompts: none is waiting now
-CALLBACKS = {"logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "spec_observer"}
 METHOD_FIELDS = {"assistant_model", "generation_config", *ASSISTED_ARGUMENTS}  # of a prompt with its own method
 PROMPT_FIELDS = ("prompt", "input_ids", "PROMPT")  # of errors that are one prompt's
 
@@ -73,38 +68,11 @@ class Job:
         self._seeds: dict[int, int] = {}  # of the prompts that are being sampled
         self._own_seeds: dict[int, int] = {}  # of those that bring one
         self._ready: list[ManyResult] = []
-        self._held: list[ManyResult] = []  # of rows: nobody sees them before the trial is over
-        self._trial: RowTrial | None = None
 
     def run(self, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int) -> Iterator[ManyResult]:
         """Results as they finish."""
-        request = self._request()
-        if not any(name in self.kwargs for name in CALLBACKS):  # they would see a text begin twice
-            self._trial = row_trial_of(self.model, request, max_rows)
-        try:
-            yield from self._batched(request, prompts, max_rows, max_columns)
-            return
-        except TrialFailed:
-            pass  # what nobody has seen is decoded again
-        yield from self._finished()
-        again = sorted({**self._prompts, **{result.index: result.prompt for result in self._held}}.items())
-        self._prompts, self._held, self._trial = {}, [], None
-        yield from self._batched(request, itertools.chain(again, prompts), max_rows, max_columns)
-
-    @property
-    def _is_tried_now(self) -> bool:
-        """Whether the first batch has yet to show what the model can do."""
-        return self._trial is not None and not self._trial.is_over
-
-    def _batched(
-        self, request: Request, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int
-    ) -> Iterator[ManyResult]:
-        """Results of prompts that share a batch, or are decoded one by one where none can."""
-        rank_sync = rank_sync_of(self.model)
-        if self._trial is not None:
-            found = Found(verifies_trees(self.model, 0.0), knows_rows=True)
-        else:
-            found = state_of(self.model).findings.of(self.model)
+        request, rank_sync = self._request(), rank_sync_of(self.model)
+        found = state_of(self.model).findings.of(self.model)
         if (reason := one_by_one_reason(self.given, request, found)) is not None:
             if max_rows > 1:
                 self._warn_once(f"decodes prompts one by one, whatever max_batch_size is: {reason}")
@@ -119,13 +87,8 @@ class Job:
         for done in batching.run(self._queued(prompts, found, steps)):
             yield from self._finished()
             prompt = self._prompts.pop(done.index)
-            self._held.append(self._result(done.index, prompt, done.emitted, done.error, done.stats))
-            if not self._is_tried_now:
-                yield from _emptied(self._held)
+            yield self._result(done.index, prompt, done.emitted, done.error, done.stats)
         yield from self._finished()
-        if self._held and self._is_tried_now:
-            raise TrialFailed("no text was long enough")
-        yield from _emptied(self._held)
 
     def _request(self) -> Request:
         """What is asked for, without any prompt."""
@@ -138,8 +101,9 @@ class Job:
         return request
 
     def _finished(self) -> Iterator[ManyResult]:
-        """Results of prompts that never got a row: a trial says nothing of them."""
-        return _emptied(self._ready)
+        """Results of prompts that never got a row, in order."""
+        while self._ready:
+            yield self._ready.pop(0)
 
     def _queued(
         self, prompts: Iterator[tuple[int, Any]], found: Found, steps: StepRunner
@@ -163,8 +127,6 @@ class Job:
                 continue
             self._prompts[index] = prompt
             yield queued
-        if self._trial is not None:
-            self._trial.is_last = True
 
     def _prepared(self, index: int, prompt: Any, found: Found, steps: StepRunner) -> QueuedSequence:
         """One prompt ready to join the batch.
@@ -179,9 +141,6 @@ class Job:
         call, request = prepared_call(self.model, for_batch(self.model, self.kwargs, inputs))
         if (reason := alone_reason(call, request)) is not None:
             raise _CannotJoin(reason)
-        if self._is_tried_now and (inputs.keys() & CALLBACKS or not can_try(call, request)):
-            self._prompts[index] = prompt
-            raise TrialFailed("it asks for what a trial does not show")
         draft_runner, make_drafter = drafting(call, request, found)
         if draft_runner is not None and not draft_runner.reads_prompt:
             raise _CannotJoin("the draft model has no positions for all of its prompt")
@@ -189,9 +148,7 @@ class Job:
         generator = None if seed is None else torch.Generator(call.input_ids.device).manual_seed(seed)
         rank_sync.check(lambda: fields_of(call, request, prompt=index))
         drafter = make_drafter(0, generator)
-        queued = queued_sequence_of(
-            call, request.budget, drafter, index, generator, draft_runner, rank_sync, self._trial
-        )
+        queued = queued_sequence_of(call, request.budget, drafter, index, generator, draft_runner, rank_sync)
         weigh_drafts_of(steps, self.model, request)
         queued.sequence.is_weighed = request.config.fits_costs
         queued.sequence.observer = inputs.get("spec_observer")
@@ -258,12 +215,6 @@ class Job:
         return seed
 
 
-def _emptied(results: list[ManyResult]) -> Iterator[ManyResult]:
-    """The results in order, each taken out of the list."""
-    while results:
-        yield results.pop(0)
-
-
 def _asks_for_none(inputs: Mapping[str, Any]) -> bool:
     """Whether a prompt wants no speculation, whatever the job does."""
     return inputs.get("spec_method", AUTO) in (None, NONE)
@@ -272,8 +223,6 @@ def _asks_for_none(inputs: Mapping[str, Any]) -> bool:
 def _is_the_prompts_own(error: Exception, prompt: Any) -> bool:
     """Whether other prompts may still work."""
     own = prompt.keys() - INPUT_NAMES if isinstance(prompt, Mapping) else set()
-    if isinstance(error, TrialFailed):
-        return False
     if isinstance(error, UnsupportedModelError | CheckpointError):
         return not own.isdisjoint(METHOD_FIELDS | {*own_arguments()})
     return not isinstance(error, ConfigError) or error.field in PROMPT_FIELDS or bool(own)

@@ -8,7 +8,6 @@ import torch
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.capabilities.trial import TrialRunner
 from hf_specdec.engine import step
 from hf_specdec.forward import drafting
 from hf_specdec.forward.head_runner import HeadRunner
@@ -22,15 +21,11 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.num_asked = 0.0, 0
-        target, trial, head = ModelRunner.forward, TrialRunner.forward, HeadRunner.score
+        target, head = ModelRunner.forward, HeadRunner.score
 
         def forward(runner: ModelRunner, *args: Any) -> Any:
             self.now += ONE
             return target(runner, *args)
-
-        def try_forward(runner: TrialRunner, *args: Any) -> Any:
-            self.now += ONE
-            return trial(runner, *args)
 
         def score(runner: HeadRunner, *args: Any) -> Any:
             self.now += FORWARD if self.num_asked else READING
@@ -38,7 +33,6 @@ class Clock:
             return head(runner, *args)
 
         monkeypatch.setattr(ModelRunner, "forward", forward)
-        monkeypatch.setattr(TrialRunner, "forward", try_forward)
         monkeypatch.setattr(HeadRunner, "score", score)
         for module in (step, drafting):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))

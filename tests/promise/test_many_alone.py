@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.capabilities.trial import SHORTEST_CALL
 from hf_specdec.engine.sampling.random_streams import OwnDraws
 from tests.helpers.hooks import steer
 from tests.helpers.support import plain
@@ -119,7 +118,7 @@ def test_results_carry_the_numbers_they_were_given() -> None:
 
 @pytest.mark.parametrize("family", ["t5", "gpt2"])
 def test_a_prompt_decoded_alone_is_decoded_once(family: str) -> None:
-    """Before anything is known of the model: on an encoder-decoder, and padded beside a text too short for a trial."""
+    """Before anything is known of the model: on an encoder-decoder, and padded beside a short text."""
     seen: list[int] = []
 
     def watch(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -128,14 +127,14 @@ def test_a_prompt_decoded_alone_is_decoded_once(family: str) -> None:
 
     padded = {"input_ids": torch.tensor([[0, *PROMPTS[0]]]), "attention_mask": torch.tensor([[0] + [1] * 6])}
     prompts = [{**padded, "logits_processor": [watch], "eos_token_id": None}, PROMPTS[1]]
-    options: dict[str, Any] = {"max_new_tokens": SHORTEST_CALL, "do_sample": False, "eos_token_id": list(range(128))}
+    options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": list(range(128))}
     results = list(hf_specdec.generate_many(build_any(family), prompts, **options))
     assert sorted(result.index for result in results) == [0, 1]
-    assert len(seen) == SHORTEST_CALL
+    assert len(seen) == 16
 
 
 @pytest.mark.parametrize("family", ["llama", "lfm2"])
-def test_a_prompt_that_cannot_be_read_has_its_result_where_the_model_fails_its_trial(family: str) -> None:
+def test_a_prompt_that_cannot_be_read_has_its_result_where_the_model_fails_its_probe(family: str) -> None:
     model = build_any(family)
     steer(model)
     results = list(hf_specdec.generate_many(model, [[], PROMPTS[0], PROMPTS[1]], max_new_tokens=20, do_sample=False))
