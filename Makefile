@@ -65,7 +65,7 @@ test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/pytest --quiet --numprocesses $(WORKERS) --dist loadfile tests/promise tests/matrix tests/capabilities
 
 gpu: $(VENV)/.installed
-	$(BIN)/python -m hf_specdec.bench.gpu $(SHAPES:%=--shape %) --tests tests/gpu --output $(GPU)
+	$(BIN)/python -m hf_specdec.tools.bench.gpu $(SHAPES:%=--shape %) --tests tests/gpu --output $(GPU)
 
 mutants: $(VENV)/.installed
 	$(BIN)/python -m tests.mutants

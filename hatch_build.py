@@ -11,7 +11,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDER = "hf_specdec/native"
+FOLDER = "hf_specdec/kernels/native"
 ABI = "0x030B0000"  # the stable ABI of Python 3.11: one library serves all later versions
 # Python computes in steps of 64 bits: a fused multiply-add would round differently. Comparisons are taken to raise no
 # signal, without which GCC vectorises the reading of logits for AVX-512 alone.

@@ -5,7 +5,7 @@ The same as `hf-specdec demo`, whose options it takes.
 
 import sys
 
-from hf_specdec.cli import app
+from hf_specdec.tools.cli import app
 
 if __name__ == "__main__":
     app(["demo", *sys.argv[1:]], prog_name="hf-specdec")

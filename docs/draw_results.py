@@ -10,8 +10,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from hf_specdec.bench import read_document, write_page
-from hf_specdec.bench.captions import facts, panels
+from hf_specdec.tools.bench import read_document, write_page
+from hf_specdec.tools.bench.captions import facts, panels
 
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parent / "images" / "auto-by-task.svg"

@@ -10,7 +10,6 @@ A name is imported from its module when it is first used, so that importing the 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hf_specdec import embedded
 from hf_specdec.errors import (
     CheckpointError,
     ConfigError,
@@ -19,6 +18,7 @@ from hf_specdec.errors import (
     SpecError,
     UnsupportedModelError,
 )
+from hf_specdec.loading import embedded
 
 __version__ = "0.1.0"
 
@@ -94,11 +94,16 @@ _NAMES = {  # by module
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 if TYPE_CHECKING:
-    from hf_specdec.api import SpecGenerationMixin, capability, decode, disable, enable, spec_memory
-    from hf_specdec.capabilities.probe import Capability
-    from hf_specdec.loading import AutoDraftHead, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-    from hf_specdec.many_prompts.generate_many import generate_many
-    from hf_specdec.many_prompts.result import ManyResult
+    from hf_specdec.api.enable import SpecGenerationMixin, capability, decode, disable, enable, spec_memory
+    from hf_specdec.api.many_prompts.generate_many import generate_many
+    from hf_specdec.api.many_prompts.result import ManyResult
+    from hf_specdec.common.observer import DraftedNode, SourceVote, SpecStep
+    from hf_specdec.common.stats import SpecOutput, SpecStats
+    from hf_specdec.common.tree import DraftTree, TreeBuilder
+    from hf_specdec.forward.capabilities.probe import Capability
+    from hf_specdec.loading.auto import AutoDraftHead, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from hf_specdec.loading.pipelines import pipeline
+    from hf_specdec.loading.self_drafting import self_draft
     from hf_specdec.methods.auto.config import AutoSpecConfig
     from hf_specdec.methods.auto.spec_memory import SpecMemory
     from hf_specdec.methods.base import Drafter
@@ -110,12 +115,7 @@ if TYPE_CHECKING:
     from hf_specdec.methods.mtp.config import MtpConfig
     from hf_specdec.methods.plain.config import PlainConfig
     from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-    from hf_specdec.observer import DraftedNode, SourceVote, SpecStep
-    from hf_specdec.pipelines import pipeline
     from hf_specdec.request.per_row import PerRow
-    from hf_specdec.self_drafting import self_draft
-    from hf_specdec.stats import SpecOutput, SpecStats
-    from hf_specdec.tree import DraftTree, TreeBuilder
 else:
 
     def __getattr__(name: str) -> Any:

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["MUTANTS", "NEAREST", "OTHERS", "Mutant"]
-
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
@@ -21,8 +19,8 @@ FILTERS, DRAWS = "engine/sampling/row_filters.py", "engine/sampling/draws.py"
 LOOP, STEP, SPECULATIVE = "engine/loop.py", "engine/step.py", "engine/speculative.py"
 BATCH = "engine/batch.py"
 CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
-MASK, RULES, LAYOUT = "forward/tree_mask.py", "forward/mask_rules.py", "forward/tree_layout.py"
-ROWS = "forward/tree_rows.py"
+MASK, RULES, LAYOUT = "forward/target/tree_mask.py", "forward/target/mask_rules.py", "forward/target/tree_layout.py"
+ROWS = "forward/target/tree_rows.py"
 LOOKUP = "methods/prompt_lookup/method.py"
 LINEAR = "kernels/linear.py"
 OWN_FORWARD = "kernels/own_forward.py"
@@ -32,18 +30,22 @@ NORMS = "compat/norms.py"
 ATTENTION = "kernels/core_attention.py"
 FINGERPRINT = "compat/fingerprint.py"
 MODULES, ROTARY, MASKS = "compat/modules.py", "compat/rotary.py", "compat/masks.py"
-LENGTHS, ADAPTERS = "engine/length_rules.py", "forward/adapters.py"
-CHECKED = "forward/checked_steps.py"
-NEXT, GROUPED, DECODE = "forward/next_forward.py", "kernels/grouped.py", "generation/bound_decode.py"
+LENGTHS, ADAPTERS = "engine/length_rules.py", "forward/target/adapters.py"
+CHECKED = "forward/target/checked_steps.py"
+NEXT, GROUPED, DECODE = "forward/target/next_forward.py", "kernels/grouped.py", "generation/bound_decode.py"
 COMPILED, COMPILING, STATIC, CALL = (
-    "forward/compiled_forward.py",
+    "forward/target/compiled_forward.py",
     "compat/compiling.py",
     "cache/static_cache.py",
     "engine/call.py",
 )
 DFLASH, DFLASH_CONFIG = "methods/dflash/network.py", "methods/dflash/head_config.py"
 PREDECESSOR, CONVOLUTION = "methods/dflash/predecessor.py", "methods/dflash/convolution.py"
-BLOCKS, HEADS, BLOCK_ROLLOUT = "forward/block_runner.py", "methods/draft_head.py", "training/block_rollout.py"
+BLOCKS, HEADS, BLOCK_ROLLOUT = (
+    "forward/networks/block_runner.py",
+    "methods/draft_head.py",
+    "tools/train/block_rollout.py",
+)
 # The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.
 NEAREST: dict[str, tuple[str, ...]] = {
     VERIFY: ("engine/test_verify.py", "engine/sampling/test_rejection_texts.py"),
@@ -68,10 +70,10 @@ NEAREST: dict[str, tuple[str, ...]] = {
     LOOKUP: ("methods/prompt_lookup", "test_observer.py"),
     SPECULATIVE: ("promise/test_batch_processors.py",),
     **dict.fromkeys((DFLASH, DFLASH_CONFIG, PREDECESSOR, CONVOLUTION, BLOCKS, HEADS), ("methods/dflash",)),
-    BLOCK_ROLLOUT: ("training/test_train_dflash.py",),
+    BLOCK_ROLLOUT: ("tools/train/test_train_dflash.py",),
     LINEAR: ("kernels/test_linear.py kernels/test_few_token.py kernels/test_replaced_functions.py",),
     MODULES: ("kernels/test_replaced_functions.py",),
-    MASKS: ("capabilities/test_architectures.py",),
+    MASKS: ("forward/capabilities/test_architectures.py",),
     **dict.fromkeys((ROTARY, LENGTHS, ADAPTERS), ("promise/test_length_rules.py",)),
     OWN_FORWARD: ("kernels/test_few_token.py",),
     NORM: ("kernels/test_rms_norm.py",),

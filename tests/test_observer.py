@@ -10,8 +10,8 @@ import torch
 
 import hf_specdec
 from hf_specdec import SpecStep, embedded
+from hf_specdec.common.observer import Source
 from hf_specdec.methods.auto.drafter import AutoDrafter
-from hf_specdec.observer import Source
 
 PROMPT = """    parser.add_argument("-v", "--verbose", action="store_true", default=False,
                         dest="verbose", help="print more messages")

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import hf_specdec
-from hf_specdec import ConfigError, SpecMemory, bench, hub
-from hf_specdec.bench.replay import read_records
-from hf_specdec.training import train_draft, train_head
-from hf_specdec.utils.files import check_output, replacing
+from hf_specdec import ConfigError, SpecMemory
+from hf_specdec.common.files import check_output, replacing
+from hf_specdec.loading import hub
+from hf_specdec.tools import bench
+from hf_specdec.tools.bench.replay import read_records
+from hf_specdec.tools.train import train_draft, train_head
 from tests.helpers.zoo import FAMILIES, build
 
 FUNCTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {

@@ -13,7 +13,7 @@ from accelerate import dispatch_model
 
 import hf_specdec
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.self_drafting import self_draft
+from hf_specdec.loading.self_drafting import self_draft
 from tests.helpers.support import PROMPT
 from tests.helpers.zoo import DECODER, FAMILIES, VOCAB_SIZE, build
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hf_specdec.stats import SpecStats
+from hf_specdec.common.stats import SpecStats
 
 # (drafted, accepted) of each verify step
 CALLS = [

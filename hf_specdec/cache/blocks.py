@@ -5,8 +5,6 @@ Knows nothing about tokens or rows.
 
 import torch
 
-__all__ = ["Blocks"]
-
 BLOCK_BYTES = 512 << 20  # bounds what a growing cache holds twice, and what layers of other shapes leave unused
 
 

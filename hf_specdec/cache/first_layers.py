@@ -10,8 +10,6 @@ from hf_specdec.cache.spec_cache import Moves, SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
 
-__all__ = ["FirstLayers"]
-
 
 class FirstLayers:
     """The first `count` layers of `whole`, which keeps them.

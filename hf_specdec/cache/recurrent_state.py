@@ -11,9 +11,7 @@ from typing import Any
 import torch
 
 from hf_specdec import compat
-from hf_specdec.utils.transfer import HOST
-
-__all__ = ["StateCache"]
+from hf_specdec.common.transfer import HOST
 
 
 class StateCache:

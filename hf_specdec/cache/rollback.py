@@ -9,10 +9,8 @@ from hf_specdec import compat
 from hf_specdec.cache.recurrent_state import StateCache
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
+from hf_specdec.common.transfer import HOST
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.utils.transfer import HOST
-
-__all__ = ["RollbackCache", "rollback_cache", "rollback_over"]
 
 
 class RollbackCache(Protocol):

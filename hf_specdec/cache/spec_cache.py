@@ -9,10 +9,8 @@ import torch
 
 from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_layer import RowReserve, SpecLayer, WriteIndex
+from hf_specdec.common.transfer import HOST, to_device
 from hf_specdec.compat import Cache, DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
-from hf_specdec.utils.transfer import HOST, to_device
-
-__all__ = ["Moves", "SpecCache"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,8 @@ from typing import Any
 import torch
 
 from hf_specdec.cache.blocks import Blocks
+from hf_specdec.common.transfer import HOST, upload
 from hf_specdec.compat import VALUES_KEEP_DTYPE, CacheLayerMixin
-from hf_specdec.utils.transfer import HOST, upload
-
-__all__ = ["RowReserve", "SpecLayer", "WriteIndex"]
 
 MIN_CAPACITY = 64
 

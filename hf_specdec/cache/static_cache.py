@@ -16,6 +16,7 @@ from torch.utils.dlpack import from_dlpack
 from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
+from hf_specdec.common.transfer import is_staged
 from hf_specdec.compat import (
     VALUES_KEEP_DTYPE,
     Cache,
@@ -26,9 +27,6 @@ from hf_specdec.compat import (
     mark_dynamic,
     mark_static_address,
 )
-from hf_specdec.utils.transfer import is_staged
-
-__all__ = ["FixedShapes", "StaticSpecCache", "StaticSpecLayer"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,6 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-__all__ = ["BoundToModel"]
-
 
 class BoundToModel:
     """Bound to one model; a deep copy or a pickle of the model has one that is bound to the copy."""

@@ -19,16 +19,6 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-__all__ = [
-    "Unguarded",
-    "compile_settings",
-    "compiled",
-    "is_traced_for_us",
-    "mark_step_begin",
-    "num_compiled",
-    "without_guards",
-]
-
 OWN_NAME = "hf_specdec_step"  # of the code that is compiled here
 
 

@@ -18,8 +18,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-__all__ = ["CONFIGS", "LAYERS", "attend", "config_of_layers", "rotated"]
-
 CONFIGS: Mapping[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 # model type -> decoder layer, norm, rotary embedding
 LAYERS: Mapping[str, tuple[Any, Any, Any]] = {

@@ -18,17 +18,6 @@ from transformers import PreTrainedModel
 from hf_specdec.compat.models import input_embeddings
 from hf_specdec.compat.modules import modules_of
 
-__all__ = [
-    "computes_bf16",
-    "computes_halves",
-    "execution_device",
-    "input_device",
-    "is_dispatched",
-    "load_factor",
-    "mark_dynamic",
-    "mark_static_address",
-]
-
 # The time of a forward over that of its computation where all weights are brought in for it: on a CPU 1.8 to 4.3 were
 # measured, with files in the page cache; a PCIe bus is slower than an accelerator's memory by more than this.
 LOADING = {"cpu": 3.0}

@@ -23,8 +23,6 @@ from hf_specdec.compat.masks import attention_implementation, mask_function_of
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.compat.peft_hooks import is_adapter_hook, rows_of_tasks
 
-__all__ = ["Fingerprint", "fingerprint", "hooks_of", "is_library_code"]
-
 # Hooks and forwards that leave what is computed as it is: ours are there for single forwards, transformers' collect
 # outputs.
 HARMLESS_HOOKS = ("hf_specdec.", "transformers.utils.output_capturing")

@@ -15,8 +15,6 @@ from transformers import PreTrainedModel
 
 from hf_specdec.compat.models import text_config
 
-__all__ = ["heads_of_layers", "is_gemma_assistant", "last_own_layers", "with_shared_layers"]
-
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
 

@@ -9,8 +9,6 @@ import inspect
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import TransformersKwargs
 
-__all__ = ["known_settings"]
-
 
 def known_settings(model: PreTrainedModel) -> set[str]:
     """Arguments of the model's `generate` and forward, and settings of a generation configuration."""

@@ -32,25 +32,6 @@ from hf_specdec.compat.caches import CACHE, CACHE_NAMES, DummyLayer
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.models import text_config
 
-__all__ = [
-    "Encoded",
-    "assisted_decoding",
-    "attends_only",
-    "end_tokens",
-    "fresh_cache",
-    "has_own_cache",
-    "has_own_input_preparation",
-    "has_own_loop",
-    "merged_criteria",
-    "own_positions",
-    "pad_token_id",
-    "prefill",
-    "prompt_length",
-    "sample",
-    "unbounded_layers",
-    "updated_kwargs",
-]
-
 
 @dataclass
 class Encoded(BaseModelOutput):

@@ -18,8 +18,6 @@ from torch.nn.modules import module as torch_module
 from hf_specdec.compat.fingerprint import GLOBAL_HOOKS, HOOKS
 from hf_specdec.compat.modules import modules_of
 
-__all__ = ["raised_in_hook"]
-
 RESUMED = re.compile(r"^torch_dynamo_resume_in_|_at_\d+$")
 
 

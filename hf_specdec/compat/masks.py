@@ -25,21 +25,6 @@ from hf_specdec.compat.caches import CACHE
 from hf_specdec.compat.models import max_positions, text_config
 from hf_specdec.compat.modules import modules_of
 
-__all__ = [
-    "MASKED",
-    "attention_implementation",
-    "drop_empty_layer_types",
-    "has_table_with_window",
-    "knows_windows",
-    "mask_config",
-    "mask_function_of",
-    "masks_for_forward",
-    "register_mask_function",
-    "set_attention_implementation",
-    "tables_of_masks",
-]
-
-
 MASKED = ("sdpa", "eager")  # attention that takes any mask
 WINDOWED = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}
 

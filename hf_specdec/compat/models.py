@@ -21,32 +21,6 @@ from transformers import DynamicCache, PreTrainedModel
 from hf_specdec.compat.caches import CACHE, cached_length
 from hf_specdec.compat.modules import modules_of, own_weights
 
-__all__ = [
-    "OF_PROMPTS",
-    "adds_virtual_tokens",
-    "bare_embeddings",
-    "counts_padding_out",
-    "counts_unpadded",
-    "finds_invocations",
-    "generation_model",
-    "has_virtual_tokens",
-    "ignores_positions",
-    "innermost_decoder",
-    "input_embeddings",
-    "is_compiled",
-    "is_recurrent",
-    "max_positions",
-    "num_decoder_layers",
-    "num_weights",
-    "private_config",
-    "rounds_tokens_together",
-    "takes_cache",
-    "takes_encoder_outputs",
-    "takes_position_ids",
-    "text_config",
-    "uncompiled",
-]
-
 
 def generation_model(model: Any) -> Any:
     """The transformers model inside `torch.compile`'s wrapper and PEFT's, or `model` itself."""

@@ -18,16 +18,6 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-__all__ = [
-    "as_read_by",
-    "has_own_functions",
-    "is_dispatch_traced",
-    "modules_of",
-    "own_weights",
-    "parameters_of",
-    "remove_output_hooks",
-]
-
 OUTPUT_HOOKS = "transformers.utils.output_capturing"
 FUNCTIONS = ("linear", "scaled_dot_product_attention")  # by which layers and attention compute
 

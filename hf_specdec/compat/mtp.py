@@ -21,12 +21,12 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.modeling_utils import _get_resolved_checkpoint_files
 
+from hf_specdec.common.files import said_of_hub
 from hf_specdec.compat.masks import MASKED, attention_implementation, set_attention_implementation
 from hf_specdec.compat.models import text_config
 from hf_specdec.compat.mtp_families import NUMBERED, SAME, announced_layers, family_of
 from hf_specdec.compat.mtp_layers import OTHER_METHOD, FamilyMtp, MtpModel, block_types, mtp_logits
 from hf_specdec.errors import CheckpointError, UnsupportedModelError, first_line
-from hf_specdec.utils.files import said_of_hub
 
 __all__ = ["FamilyMtp", "MtpModel", "load_mtp", "mtp_logits", "use_float64_experts", "use_mask_attention"]
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from hf_specdec.compat.models import text_config
 
-__all__ = ["FULL", "NUMBERED", "SAME", "SLIDING", "MtpFamily", "announced_layers", "family_of"]
-
 FULL, SLIDING = "full_attention", "sliding_attention"
 SAME = "same"  # as the model's layer of the same number
 COUNTS = ("num_mtp_layers", "mtp_num_hidden_layers", "num_nextn_predict_layers")

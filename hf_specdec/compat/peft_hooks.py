@@ -16,8 +16,6 @@ import torch
 
 from hf_specdec.compat.modules import modules_of
 
-__all__ = ["has_row_hooks", "is_adapter_hook", "places_adapters", "rows_of_tasks", "without_adapter_hooks"]
-
 TASKS = "PolyModel._register_pre_hooks.<locals>.pre_hook"
 ROW_ADAPTERS, ADAPTER_OFFSETS = "_adapter_names_pre_forward_hook", "_alora_offsets_pre_forward_hook"
 

@@ -11,8 +11,6 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig
 
-__all__ = ["device_mesh", "tensor_parallel_arguments", "unsplittable_modules"]
-
 
 def device_mesh(model: PreTrainedModel) -> Any:
     """The mesh of devices over which transformers has shared out the model's weights, or `None`."""

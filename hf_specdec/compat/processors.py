@@ -7,8 +7,6 @@ from typing import Any, cast
 import torch
 from transformers import LogitsProcessorList
 
-__all__ = ["in_order", "take_prefix_row"]
-
 Process = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 

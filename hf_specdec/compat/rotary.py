@@ -17,22 +17,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.common.transfer import HOST
 from hf_specdec.compat import CACHE, Cache, DynamicCache, has_own_input_preparation, max_positions, text_config
 from hf_specdec.compat.masks import tables_of_masks
 from hf_specdec.compat.models import input_embeddings
 from hf_specdec.compat.modules import modules_of
-from hf_specdec.utils.transfer import HOST
-
-__all__ = [
-    "cache_drop_length",
-    "forgets_text",
-    "has_several_positions",
-    "position_limit",
-    "rotary_grows",
-    "rotary_state",
-    "rotary_switches",
-    "scaled_length",
-]
 
 GROWING, SWITCHING = "dynamic", "longrope"
 OFFSETS = 8  # rows that a position table may have in front of the first position

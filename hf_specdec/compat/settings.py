@@ -10,8 +10,6 @@ from transformers import GenerationConfig
 
 from hf_specdec.compat.hub_files import cached_file
 
-__all__ = ["dropped_settings", "is_assistants_call", "keep_own_settings", "leave_own_settings", "without_defaults"]
-
 
 def keep_own_settings(generation_config: GenerationConfig) -> bool:
     """Let settings that transformers does not know survive saving and loading; returns whether that had to be set.

@@ -17,24 +17,6 @@ from hf_specdec.compat.modules import modules_of, own_weights
 from hf_specdec.compat.placement import device_mesh, tensor_parallel_arguments, unsplittable_modules
 from hf_specdec.errors import ConfigError
 
-__all__ = [
-    "DEVICE_LIST",
-    "STRATEGIES",
-    "available_devices",
-    "check_device_map",
-    "check_parts",
-    "default_device",
-    "is_placed",
-    "move",
-    "move_pair",
-    "parallel_arguments",
-    "place",
-    "read_device",
-    "read_devices",
-    "where_it_lies",
-    "with_checked_map",
-]
-
 DEVICE_LIST, DRAFT_LIST, TARGET_LIST = "device_list", "draft_model_device_list", "target_model_device_list"
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")  # of accelerate, for `device_map`

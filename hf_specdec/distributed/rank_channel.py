@@ -8,8 +8,6 @@ import torch.distributed as dist
 
 from hf_specdec.errors import RankError
 
-__all__ = ["RankChannel", "describe"]
-
 LENGTH_BYTES = 8
 FIRST_BYTES = 1 << 14  # of a value, in the first collective: the trees of a batch of sixteen with 64 nodes each
 

@@ -17,12 +17,10 @@ from typing import Any, Literal, Protocol
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.rank_channel import RankChannel, describe
 from hf_specdec.errors import RankError, UnsupportedModelError
-from hf_specdec.tree import DraftTree
-
-__all__ = ["RankSync", "digest", "rank_sync_of"]
 
 Trees = list[DraftTree | None]
 Kind = Literal["decisions", "trees", "scores", "end"]

@@ -5,12 +5,10 @@ from typing import Any
 import torch
 from transformers.generation import CandidateGenerator
 
+from hf_specdec.common.stats import SpecStats
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.methods.base import Drafter
-from hf_specdec.stats import SpecStats
-from hf_specdec.tree import DraftTree
-
-__all__ = ["CountedCandidates"]
 
 
 class CountedCandidates(CandidateGenerator):

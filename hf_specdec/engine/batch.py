@@ -6,14 +6,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hf_specdec.common.tree import DraftTree, ExtraTokens
 from hf_specdec.engine.sequence import SequenceState
-from hf_specdec.forward.compiled_forward import CompiledForward
-from hf_specdec.forward.model_runner import ModelRunner
-from hf_specdec.forward.runner_base import BaseDraftRunner
+from hf_specdec.forward.networks.runner_base import BaseDraftRunner
+from hf_specdec.forward.target.compiled_forward import CompiledForward
+from hf_specdec.forward.target.model_runner import ModelRunner
 from hf_specdec.methods.node_logits import LogitsRead, NodeLogits
-from hf_specdec.tree import DraftTree, ExtraTokens
-
-__all__ = ["Batch", "Limits"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,21 +12,10 @@ import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList, SynthIDTextWatermarkingConfig
 
 from hf_specdec import compat
-from hf_specdec.capabilities.findings import Found
 from hf_specdec.compat.processors import take_prefix_row
 from hf_specdec.engine.call import Call
+from hf_specdec.forward.capabilities.findings import Found
 from hf_specdec.request.per_row import PerRow
-
-__all__ = [
-    "assisted_fallback_reason",
-    "batch_fallback_reason",
-    "criteria_of_row",
-    "is_pure",
-    "keeps_rows_apart",
-    "may_keep_state",
-    "padding_fallback_reason",
-    "processors_of_row",
-]
 
 TRANSFORMERS = compat.PROCESSORS_MODULE
 # Processors that treat every row by itself and keep nothing between calls.

@@ -13,8 +13,6 @@ from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.sequence import SequenceState, check_own_drafters
 from hf_specdec.engine.step import StepRunner
 
-__all__ = ["ContinuousBatching", "QueuedSequence"]
-
 SHORTEST_PREFIX = 8  # tokens that two texts must share for their columns to be copied
 
 

@@ -8,14 +8,14 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.capabilities.findings import Found
+from hf_specdec.common.stats import SpecStats
 from hf_specdec.compat.attention import takes_tensor_masks
 from hf_specdec.compat.fingerprint import fingerprint
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.rank_sync import digest, rank_sync_of
 from hf_specdec.engine.call import Call
-from hf_specdec.engine.cost_facts import other_threads
-from hf_specdec.engine.cost_model import StepCosts
+from hf_specdec.engine.cost.cost_facts import other_threads
+from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.engine.draft_pairing import draft_capability, draft_runner_of, logits_processor_of, translations_of
 from hf_specdec.engine.exit_pairing import exit_runner_of
 from hf_specdec.engine.head_pairing import head_runner_of, own_head_of
@@ -25,22 +25,14 @@ from hf_specdec.engine.plain import decode_assisted, decode_plain
 from hf_specdec.engine.plain_reasons import check_tier, encoder_kwargs, plain_reason
 from hf_specdec.engine.speculative import decode_speculatively
 from hf_specdec.engine.static_shapes import check_cache, has_static_cache
-from hf_specdec.forward.inputs import tensors_of
-from hf_specdec.forward.runner_base import BaseDraftRunner
+from hf_specdec.forward.capabilities.findings import Found
+from hf_specdec.forward.networks.runner_base import BaseDraftRunner
+from hf_specdec.forward.target.inputs import tensors_of
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import DrafterContext
 from hf_specdec.methods.translation import Translation
 from hf_specdec.request.request import Request
-from hf_specdec.stats import SpecStats
-
-__all__ = [
-    "costs_of",
-    "decode_call",
-    "drafting",
-    "fields_of",
-    "found_for",
-]
 
 
 def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None) -> Any:

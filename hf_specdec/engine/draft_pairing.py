@@ -8,7 +8,7 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.capabilities.probe import Capability
+from hf_specdec.common.transfer import HOST, left_padded
 from hf_specdec.compat.fingerprint import Fingerprint
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.compat.processors import in_order
@@ -18,23 +18,13 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.node_processors import reads_ids, takes_all_nodes
 from hf_specdec.engine.static_shapes import draft_shapes
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.forward.draft_runner import DraftRunner
-from hf_specdec.forward.model_facts import ModelFacts
-from hf_specdec.forward.model_runner import Tier
+from hf_specdec.forward.capabilities.probe import Capability
+from hf_specdec.forward.networks.draft_runner import DraftRunner
+from hf_specdec.forward.target.model_facts import ModelFacts
+from hf_specdec.forward.target.model_runner import Tier
 from hf_specdec.methods.draft_scorer import cost_ratio
 from hf_specdec.methods.processed_rows import LogitsProcessorFn
 from hf_specdec.methods.translation import Translation
-from hf_specdec.utils.transfer import HOST, left_padded
-
-__all__ = [
-    "MAX_PADDING",
-    "check_pair",
-    "draft_capability",
-    "draft_runner_of",
-    "logits_processor_of",
-    "translations_of",
-    "vocab_sizes",
-]
 
 MAX_PADDING = 1024  # ids by which vocabularies of one tokenizer differ, rounded up to a multiple for the hardware
 

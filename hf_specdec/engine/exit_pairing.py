@@ -4,14 +4,12 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
-from hf_specdec.capabilities.findings import Found
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
-from hf_specdec.forward.exit_runner import OWN_CACHE, ExitRunner
-from hf_specdec.forward.layer_cut import check_forwards, layers_of, path_to_layers
-
-__all__ = ["check_exit", "exit_runner_of"]
+from hf_specdec.forward.capabilities.findings import Found
+from hf_specdec.forward.networks.exit_runner import OWN_CACHE, ExitRunner
+from hf_specdec.forward.networks.layer_cut import check_forwards, layers_of, path_to_layers
 
 SMALLER = "Pass a smaller model with the same tokenizer as assistant_model."
 

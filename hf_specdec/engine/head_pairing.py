@@ -19,25 +19,15 @@ from hf_specdec.engine.draft_pairing import MAX_PADDING
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import head_shapes
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.forward.block_runner import BLOCK_STEP, BlockRunner
-from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall
-from hf_specdec.forward.head_runner import HeadRunner
-from hf_specdec.forward.head_stage import PAIR_STEP
-from hf_specdec.forward.shared_cache_runner import SHARED_STEP, SharedCacheRunner
+from hf_specdec.forward.networks.block_runner import BLOCK_STEP, BlockRunner
+from hf_specdec.forward.networks.head_base import BaseHeadRunner, HeadCall
+from hf_specdec.forward.networks.head_runner import HeadRunner
+from hf_specdec.forward.networks.head_stage import PAIR_STEP
+from hf_specdec.forward.networks.shared_cache_runner import SHARED_STEP, SharedCacheRunner
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import BlockHead, DraftHead, PairHead, SharedCacheHead
 from hf_specdec.methods.draft_scorer import cost_ratio
 from hf_specdec.methods.method import Method
-
-__all__ = [
-    "check_head",
-    "check_target",
-    "head_runner_of",
-    "output_head",
-    "own_head_of",
-    "place_head",
-    "without_weights_of",
-]
 
 
 def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:

@@ -4,10 +4,8 @@ from hf_specdec import compat
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.compat.rotary import cache_drop_length, forgets_text, has_several_positions, scaled_length
 from hf_specdec.engine.call import Call
-from hf_specdec.forward.rotary import rotary_of
+from hf_specdec.forward.target.rotary import rotary_of
 from hf_specdec.request.request import Request
-
-__all__ = ["HIDDEN_LENGTH", "exceeds_original_length", "reason_against_length", "scales_by_columns", "step_columns"]
 
 MOST_COLUMNS = 512  # of a step, whatever drafts: lookahead's widest windows have some hundred
 HIDDEN_LENGTH = "its rotary frequencies follow the text's length, which a compiled forward hides"

@@ -4,12 +4,10 @@ from typing import Any
 
 import torch
 
+from hf_specdec.common.transfer import HOST
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.step import StepRunner
-from hf_specdec.utils.transfer import HOST
-
-__all__ = ["SpecLoop"]
 
 
 class SpecLoop:

@@ -14,18 +14,16 @@ from weakref import WeakSet
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.capabilities.findings import Findings
 from hf_specdec.compat import attention_implementation, load_factor
 from hf_specdec.compat.fingerprint import Fingerprint, hooks_of
-from hf_specdec.engine.cost_facts import check_facts
-from hf_specdec.engine.cost_model import StepCosts
-from hf_specdec.forward.compiled_forward import MODEL_STEP, CompiledForward, StepKind
-from hf_specdec.forward.model_facts import ModelFacts
+from hf_specdec.engine.cost.cost_facts import check_facts
+from hf_specdec.engine.cost.cost_model import StepCosts
+from hf_specdec.forward.capabilities.findings import Findings
+from hf_specdec.forward.target.compiled_forward import MODEL_STEP, CompiledForward, StepKind
+from hf_specdec.forward.target.model_facts import ModelFacts
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import MethodState
-
-__all__ = ["ATTRIBUTE", "ModelState", "compiled_beside", "drop_drafts", "state_of", "using_method_state"]
 
 ATTRIBUTE = "_hf_specdec"
 NOT_COPIED = ("lock", "compiled", "drafts", "targets", "facts")

@@ -5,16 +5,14 @@ from typing import Any
 import torch
 
 from hf_specdec import compat
+from hf_specdec.common.stats import SpecStats
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.assisted import CountedCandidates
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.stopping import agreed_criteria
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward.inputs import tensors_of
+from hf_specdec.forward.target.inputs import tensors_of
 from hf_specdec.methods.base import Drafter
-from hf_specdec.stats import SpecStats
-
-__all__ = ["decode_assisted", "decode_plain"]
 
 OF_TEXT = {"attention_mask", "position_ids"}
 

@@ -6,19 +6,17 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.capabilities.findings import Found
-from hf_specdec.capabilities.probe import Capability
 from hf_specdec.engine.batch_rules import assisted_fallback_reason, batch_fallback_reason, padding_fallback_reason
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.exit_pairing import check_exit
 from hf_specdec.engine.length_rules import exceeds_original_length, reason_against_length, scales_by_columns
 from hf_specdec.engine.static_shapes import check_cache, reason_against_static
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.forward.inputs import rows_of, tensors_of
+from hf_specdec.forward.capabilities.findings import Found
+from hf_specdec.forward.capabilities.probe import Capability
+from hf_specdec.forward.target.inputs import rows_of, tensors_of
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.request.request import Request
-
-__all__ = ["alone_reason", "check_tier", "encoder_kwargs", "one_by_one_reason", "plain_reason", "transformers_reason"]
 
 OWN_LOOP = "its class decodes by a loop of its own"
 SEQUENCE_TENSORS = ("attention_mask", "position_ids")  # of a prompt alone, all ones and a count

@@ -6,20 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from hf_specdec.common.observer import SpecStep
+from hf_specdec.common.stats import SpecStats
+from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.sampling.random_streams import SeparateDraws
 from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.engine.verify import VerifyResult, verify_tree
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward.node_outputs import NodeOutputs
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.target.node_outputs import NodeOutputs
+from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
-from hf_specdec.observer import SpecStep
-from hf_specdec.stats import SpecStats
-from hf_specdec.tree import DraftTree, TreeBuilder
-
-__all__ = ["OnToken", "SequenceState", "check_own_drafters", "draws_beside"]
 
 OnToken = Callable[["SequenceState", int, int], Any]
 

@@ -10,14 +10,17 @@ import torch
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from hf_specdec import compat
+from hf_specdec.common.observer import SpecStep
+from hf_specdec.common.stats import SpecStats
+from hf_specdec.common.transfer import HOST
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch import Batch, Limits
 from hf_specdec.engine.batch_rules import criteria_of_row, processors_of_row
-from hf_specdec.engine.budget import Budget
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.continuous_batching import QueuedSequence
-from hf_specdec.engine.cost_model import StepCosts
+from hf_specdec.engine.cost.budget import Budget
+from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.engine.loop import SpecLoop
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.sampler import Sampler
@@ -25,20 +28,15 @@ from hf_specdec.engine.sequence import SequenceState, check_own_drafters, draws_
 from hf_specdec.engine.static_shapes import compiled_forward, fixed_shapes
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.engine.stopping import StopCheck
-from hf_specdec.forward.drafting import used_by
-from hf_specdec.forward.exit_runner import ExitRunner
-from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner, Tier
-from hf_specdec.forward.runner_base import BaseDraftRunner
-from hf_specdec.forward.shared_cache_runner import SharedCacheRunner
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.networks.drafting import used_by
+from hf_specdec.forward.networks.exit_runner import ExitRunner
+from hf_specdec.forward.networks.runner_base import BaseDraftRunner
+from hf_specdec.forward.networks.shared_cache_runner import SharedCacheRunner
+from hf_specdec.forward.target.model_runner import MAX_DRAFT, ModelRunner, Tier
+from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.methods.base import Drafter
-from hf_specdec.observer import SpecStep
-from hf_specdec.stats import SpecStats
-from hf_specdec.utils.transfer import HOST
 
 MakeDrafter = Callable[[int, torch.Generator | None], Drafter]
-
-__all__ = ["decode_speculatively", "queued_sequence_of"]
 
 
 def decode_speculatively(

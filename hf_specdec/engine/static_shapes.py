@@ -11,31 +11,19 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
+from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.fingerprint import is_library_code
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.length_rules import HIDDEN_LENGTH
 from hf_specdec.engine.model_state import compiled_beside, state_of
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward.adapters import takes_positions
-from hf_specdec.forward.compiled_forward import CompiledForward, CompiledShapes, StepKind
-from hf_specdec.forward.model_runner import MAX_UNCACHED
-from hf_specdec.forward.rotary import rotary_of
+from hf_specdec.forward.target.adapters import takes_positions
+from hf_specdec.forward.target.compiled_forward import CompiledForward, CompiledShapes, StepKind
+from hf_specdec.forward.target.model_runner import MAX_UNCACHED
+from hf_specdec.forward.target.rotary import rotary_of
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.draft_head import DraftHead
-from hf_specdec.utils.transfer import is_host
-
-__all__ = [
-    "DraftShapes",
-    "check_cache",
-    "compiled_forward",
-    "draft_shapes",
-    "fixed_shapes",
-    "forward_widths",
-    "has_static_cache",
-    "head_shapes",
-    "reason_against_static",
-]
 
 GRAIN = 64  # the smallest capacity, and what capacities are multiples of
 ROUND_WIDTHS = 4  # columns of a head's round, over its widest forward: more make its buffers grow

@@ -8,20 +8,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hf_specdec.common.observer import SpecStep
+from hf_specdec.common.stats import SpecStats
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch import Batch
-from hf_specdec.engine.budget import Budget
+from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.engine.sequence import OnToken, draws_beside
 from hf_specdec.engine.verify import VerifyResult
-from hf_specdec.forward.drafting import DraftForwards, propose_together
-from hf_specdec.forward.node_outputs import NodeOutputs
+from hf_specdec.forward.networks.drafting import DraftForwards, propose_together
+from hf_specdec.forward.target.node_outputs import NodeOutputs
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.common_width import at_common_width
-from hf_specdec.observer import SpecStep
-from hf_specdec.stats import SpecStats
-from hf_specdec.tree import DraftTree
-
-__all__ = ["StepRunner"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from hf_specdec import compat
 from hf_specdec.distributed.rank_sync import RankSync
-from hf_specdec.forward.token_buffer import TokenBuffer
-
-__all__ = ["StopCheck", "agreed_criteria"]
+from hf_specdec.forward.target.token_buffer import TokenBuffer
 
 
 class StopCheck:

@@ -8,9 +8,7 @@ decoding chose.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hf_specdec.tree import DraftTree
-
-__all__ = ["VerifyResult", "verify_tree"]
+from hf_specdec.common.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""The target's and the draft's forwards: inputs, tree masks, positions."""
+"""Forwards of the target and of draft networks, and what a model can do."""

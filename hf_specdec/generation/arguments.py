@@ -17,19 +17,6 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 
-__all__ = [
-    "bind_stop_strings",
-    "check_modes",
-    "check_prompt",
-    "named_arguments",
-    "place_models",
-    "prompt_length",
-    "settings_of",
-    "unset",
-    "with_cache",
-    "with_whole_lengths",
-]
-
 STATIC_NAMES = ("hybrid_chunked", "sliding_window")  # what older checkpoints call a static cache with windows
 CACHES = (None, "dynamic", "static", "hybrid", *STATIC_NAMES)  # transformers takes "hybrid" for no choice
 LENGTHS = ("max_new_tokens", "max_length", "min_new_tokens", "min_length")

@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from hf_specdec.common.temporary_hooks import temporary_hooks
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.decode import decode_call
 from hf_specdec.request.request import Request
-from hf_specdec.utils.temporary_hooks import temporary_hooks
-
-__all__ = ["BoundDecode", "PreparedDecode"]
 
 
 class BoundDecode:

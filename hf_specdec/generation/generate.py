@@ -9,6 +9,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.common.stats import SpecStats
 from hf_specdec.compat.bound import BoundToModel
 from hf_specdec.engine.batch_rules import may_keep_state
 from hf_specdec.engine.call import Call, with_stats
@@ -32,9 +33,6 @@ from hf_specdec.generation.bound_decode import BoundDecode, PreparedDecode
 from hf_specdec.methods.registry import as_head
 from hf_specdec.request.assisted_arguments import ASSISTED_ARGUMENTS, check_none_asked, check_others
 from hf_specdec.request.request import Request, configs_of, own_arguments, read_request
-from hf_specdec.stats import SpecStats
-
-__all__ = ["EnabledGenerate", "decode", "generate_once", "generate_with", "prepared_call", "with_own_arguments"]
 
 STARTING = {"prompt_lookup_num_tokens", "assistant_early_exit"}  # transformers' own speculation, where they are left
 

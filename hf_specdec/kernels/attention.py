@@ -17,8 +17,6 @@ from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.kernels.layout import LONG_TEXT, Kernel, attend, fits
 from hf_specdec.kernels.masks import additive, mark_open, prepared
 
-__all__ = ["KernelAttention", "kernel_mask"]
-
 logger = logging.getLogger("hf_specdec")
 
 # Arguments that change the result and that torch's attention refuses or, worse, ignores.

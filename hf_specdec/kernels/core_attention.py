@@ -5,8 +5,6 @@ import torch
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.masks import additive, prepared
 
-__all__ = ["CoreAttention"]
-
 MOST_QUERIES = 128  # of a row
 LANES, WIDTH = 8, 16  # that keys and values are a multiple of
 

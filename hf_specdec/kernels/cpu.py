@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from hf_specdec.compat import computes_halves, has_own_functions, is_dispatch_traced
-from hf_specdec.native import core
+from hf_specdec.kernels.native import core
 
 __all__ = ["KINDS", "Trial", "core", "is_emulated", "is_usual", "team", "threads_for", "trial", "why_unused"]
 

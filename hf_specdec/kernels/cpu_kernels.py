@@ -16,8 +16,6 @@ from transformers import PreTrainedModel
 from hf_specdec.kernels.few_query import FewQueryAttention
 from hf_specdec.kernels.few_token import FewTokenLayers
 
-__all__ = ["CpuKernels"]
-
 
 class CpuKernels:
     """A block in which the core computes attention and layers where it can and is faster; elsewhere nothing changes.

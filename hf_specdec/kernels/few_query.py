@@ -13,14 +13,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.common.transfer import is_host
 from hf_specdec.compat import attention_implementation, is_traced_for_us
 from hf_specdec.compat.attention import attention_function_of, register_attention, sdpa_attention_forward
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import CoreAttention
 from hf_specdec.kernels.grouped import can_fold, folded
-from hf_specdec.utils.transfer import is_host
-
-__all__ = ["FewQueryAttention"]
 
 NAME = "sdpa"
 # Arguments that change the result and that only transformers' function knows.

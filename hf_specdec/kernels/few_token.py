@@ -17,8 +17,6 @@ from hf_specdec.kernels.linear import LinearForward
 from hf_specdec.kernels.own_forward import OwnForward, here
 from hf_specdec.kernels.rms_norm import NormForward
 
-__all__ = ["FewTokenLayers"]
-
 KINDS: tuple[type[LinearForward] | type[NormForward], ...] = (LinearForward, NormForward)
 
 _lock = threading.Lock()

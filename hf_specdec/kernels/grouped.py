@@ -8,11 +8,9 @@ sums may be rounded in another order.
 
 import torch
 
+from hf_specdec.common.transfer import is_host
 from hf_specdec.kernels.layout import fits
 from hf_specdec.kernels.masks import additive, prepared
-from hf_specdec.utils.transfer import is_host
-
-__all__ = ["can_fold", "folded"]
 
 
 def can_fold(

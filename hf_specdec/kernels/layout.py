@@ -12,8 +12,6 @@ import torch
 
 from hf_specdec.kernels.masks import additive, open_columns, prepared
 
-__all__ = ["LONG_TEXT", "Kernel", "attend", "fits", "fold_bias", "fold_queries", "merge", "unfold"]
-
 ALIGNMENT_BYTES = 16  # of every row of a bias: 8 half or 4 single precision numbers
 # A kernel with a tensor bias walks along the keys in one block per head and 64 queries; without a bias they are split
 # over the device. An H200 has 132 multiprocessors, a model of 8 key/value heads keeps 8 busy: some 40 microseconds at

@@ -12,8 +12,6 @@ from hf_specdec.compat.weights import Conv1D
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.own_forward import OwnForward, is_readable
 
-__all__ = ["LinearForward"]
-
 LANES = 8  # what the core multiplies at once; inputs are a multiple of it
 WIDTH = 16  # outputs are a multiple of it where the matrix is transposed
 MOST_TOKENS = 256  # torch's products of more are as fast, where the CPU has instructions for the dtype

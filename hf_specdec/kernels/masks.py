@@ -10,8 +10,6 @@ import torch
 
 from hf_specdec.compat.attention import version_of
 
-__all__ = ["additive", "mark_open", "open_columns", "prepared"]
-
 ATTRIBUTE = "_hf_specdec_notes"
 
 

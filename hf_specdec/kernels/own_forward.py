@@ -8,8 +8,6 @@ import torch
 from hf_specdec.compat.modules import parameters_of
 from hf_specdec.kernels import cpu
 
-__all__ = ["OwnForward", "here", "is_readable"]
-
 
 class _Here(threading.local):
     """How many blocks this thread is in."""

@@ -15,8 +15,6 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.kernels.attention import KernelAttention, kernel_mask
 from hf_specdec.kernels.xformers import XformersKernel, check_installed
 
-__all__ = ["NAME", "asks_for_xformers", "checks_attention", "register", "unchecked_attention"]
-
 NAME = "xformers"
 
 

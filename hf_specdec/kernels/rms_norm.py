@@ -10,8 +10,6 @@ from hf_specdec.compat.norms import LlamaRMSNorm, is_rms_norm
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.own_forward import OwnForward, is_readable
 
-__all__ = ["NormForward"]
-
 LANES = 8  # numbers that the core computes at once; a token has a multiple of them
 MOST_NUMBERS = 1 << 18  # of all tokens: the core computes them in one thread
 

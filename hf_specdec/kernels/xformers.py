@@ -8,8 +8,6 @@ import torch
 
 from hf_specdec.errors import MissingExtraError
 
-__all__ = ["XformersKernel", "check_installed"]
-
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ALIGNMENT_BYTES = 16  # of a head: 8 half or 4 single precision numbers
 

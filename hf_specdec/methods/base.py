@@ -17,12 +17,10 @@ from typing import Any
 import torch
 from transformers.generation import CandidateGenerator
 
+from hf_specdec.common.observer import DraftedNode
+from hf_specdec.common.tree import ANY_DEPTH, DraftTree
 from hf_specdec.methods.draw_noise import DrawNoise
 from hf_specdec.methods.node_logits import NodeLogits
-from hf_specdec.observer import DraftedNode
-from hf_specdec.tree import ANY_DEPTH, DraftTree
-
-__all__ = ["TOKEN_COST", "DraftCost", "Drafter"]
 
 TOKEN_COST = 0.045  # what a token more adds to a forward of one, where nothing is known: a CPU, fp32
 

@@ -6,9 +6,7 @@ at_common_width([tree, other], [0.1, 0.1])      # trees that say how probable th
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from hf_specdec.tree import DraftTree
-
-__all__ = ["at_common_width"]
+from hf_specdec.common.tree import DraftTree
 
 
 def at_common_width(trees: Sequence[DraftTree], min_probabilities: Sequence[float]) -> list[DraftTree]:

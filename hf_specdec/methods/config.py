@@ -16,19 +16,6 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from hf_specdec.errors import ConfigError, unknown_name
 
-__all__ = [
-    "LEAST_TEMPERATURE",
-    "MAX_KEPT",
-    "MAX_NGRAM_SIZE",
-    "MAX_STEP_TOKENS",
-    "SpecConfig",
-    "check_at_least",
-    "check_choice",
-    "check_devices",
-    "check_positive",
-    "check_temperature",
-]
-
 MAX_STEP_TOKENS = 4096  # drafted in one step: its mask has as many columns squared
 LEAST_TEMPERATURE = 1e-6  # logits divided by much less are infinite
 MAX_KEPT = 1 << 31  # tokens or entries of a memory

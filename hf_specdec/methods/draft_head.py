@@ -10,9 +10,6 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-__all__ = ["AttentionSpan", "BlockHead", "DraftHead", "PairHead", "SharedCacheHead", "attention_shape", "within"]
-
-
 Distances = TypeVar("Distances", npt.NDArray[Any], torch.Tensor)
 
 

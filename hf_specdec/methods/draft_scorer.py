@@ -19,20 +19,10 @@ from abc import abstractmethod
 from collections.abc import Generator, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
+from hf_specdec.common.observer import Source
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.node_logits import NodeLogits
-from hf_specdec.observer import Source
-from hf_specdec.tree import DraftTree
-
-__all__ = [
-    "BlockDraftScorer",
-    "DraftRound",
-    "DraftScorer",
-    "NoForward",
-    "RoundDrafter",
-    "cost_ratio",
-    "is_worth_a_forward",
-]
 
 DraftRound = Generator[DraftTree, NodeLogits, DraftTree]
 

@@ -14,8 +14,6 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import torch
 
-__all__ = ["SHARPNESS", "DrawNoise", "coupled"]
-
 SHARPNESS = 1.6  # how far the log odds of the token that is drawn go with those of q / e; measured
 
 

@@ -19,8 +19,6 @@ from hf_specdec.methods.draft_scorer import DraftScorer
 from hf_specdec.methods.processed_rows import LogitsProcessorFn
 from hf_specdec.methods.translation import Translation
 
-__all__ = ["DrafterContext", "Method", "MethodState"]
-
 Kept = TypeVar("Kept")
 
 

@@ -13,10 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hf_specdec import native
-from hf_specdec.utils.transfer import is_host
-
-__all__ = ["Choose", "LogitsRead", "NodeLogits", "read_logits", "read_rows", "read_tensors"]
+from hf_specdec.common.transfer import is_host
+from hf_specdec.kernels import native
 
 Array = npt.NDArray[Any]
 Choose = Callable[[int, torch.Tensor], tuple[torch.Tensor, ...] | None]

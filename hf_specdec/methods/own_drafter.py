@@ -7,8 +7,6 @@ from typing import Any
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 
-__all__ = ["maker_of"]
-
 
 def maker_of(value: Any) -> Callable[[], Drafter]:
     """What makes the drafter of a sequence; of an instance always that one.

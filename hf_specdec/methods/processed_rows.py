@@ -5,8 +5,6 @@ from functools import partial
 
 import torch
 
-__all__ = ["LogitsProcessorFn", "process_rows"]
-
 LogitsProcessorFn = Callable[[Callable[[], torch.Tensor], torch.Tensor], torch.Tensor]
 """The processors for n nodes of one depth: of a function that gives their texts, `(n, L)` ids, and of
 `(n, vocab_size)` logits."""

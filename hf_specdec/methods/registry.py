@@ -24,8 +24,6 @@ from hf_specdec.methods.mtp.method import MTP
 from hf_specdec.methods.plain.method import PLAIN
 from hf_specdec.methods.prompt_lookup.method import PROMPT_LOOKUP
 
-__all__ = ["METHODS", "as_head", "config_arguments", "resolve"]
-
 ATTRIBUTE = "_hf_specdec_head"  # of a transformers model: the head that it is
 METHODS: Mapping[str, Method] = MappingProxyType(
     {method.name: method for method in (PLAIN, PROMPT_LOOKUP, LOOKAHEAD, DRAFT_MODEL, EAGLE3, MTP, DFLASH, AUTO)}

@@ -4,8 +4,6 @@ import copy
 import threading
 from typing import Any
 
-__all__ = ["SharedState"]
-
 
 class SharedState:
     """Base class: whoever reads or changes it holds `_lock`; copies and pickles are of one moment."""

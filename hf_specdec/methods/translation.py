@@ -19,8 +19,6 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_specdec.errors import ConfigError
 
-__all__ = ["Translation", "Vocabulary", "are_alike", "check_tokenizers"]
-
 WINDOW = 12  # tokens of context in front of what is encoded
 MOST_TAIL = 16  # tokens that wait for a word boundary
 LAST_TOKENS = 1  # of the text, that are never fixed: the next character may join them

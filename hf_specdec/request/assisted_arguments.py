@@ -12,8 +12,6 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.method import Method
 from hf_specdec.methods.registry import METHODS
 
-__all__ = ["ASSISTED_ARGUMENTS", "check_none_asked", "check_others", "method_of", "with_theirs"]
-
 # These choose transformers' own speculation, or change its texts, a generation configuration's too.
 CHOICES = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "speculation_type")
 MODES = (*CHOICES, "assistant_ensemble_weight")

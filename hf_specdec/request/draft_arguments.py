@@ -13,8 +13,6 @@ from hf_specdec.methods.method import Method
 from hf_specdec.methods.registry import as_head
 from hf_specdec.methods.translation import are_alike, check_tokenizers
 
-__all__ = ["assistant_model_of", "tokenizers_of"]
-
 
 def tokenizers_of(kwargs: dict[str, Any], assistant: Any, config: SpecConfig) -> tuple[Any, Any] | None:
     """The target's tokenizer and the draft model's, taken out of `kwargs`; `None` where the draft reads the target's.

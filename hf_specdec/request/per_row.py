@@ -10,8 +10,6 @@ import torch
 
 from hf_specdec.errors import ConfigError
 
-__all__ = ["PerRow", "of_prompt"]
-
 
 class PerRow:
     """A logits processor, or a stopping criterion, made for each row of a batch.

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from hf_specdec.common.observer import SpecStep
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.config import SpecConfig
@@ -17,23 +18,8 @@ from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import DrafterContext, Method
 from hf_specdec.methods.own_drafter import maker_of
 from hf_specdec.methods.registry import METHODS, config_arguments, resolve
-from hf_specdec.observer import SpecStep
 from hf_specdec.request.assisted_arguments import ASSISTED_ARGUMENTS, method_of, with_theirs
 from hf_specdec.request.draft_arguments import assistant_model_of, tokenizers_of
-
-__all__ = [
-    "AUTO",
-    "NONE",
-    "Request",
-    "check_method",
-    "configs_of",
-    "for_batch",
-    "own_arguments",
-    "read_request",
-    "with_default_method",
-    "with_own_method",
-    "without_drafts",
-]
 
 Observer = Callable[[SpecStep], None]
 

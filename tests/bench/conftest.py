@@ -8,13 +8,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_specdec
-from hf_specdec.bench.cost import measure_cost
-from hf_specdec.bench.loaded_model import LoadedModel
-from hf_specdec.bench.plan import BenchSettings
-from hf_specdec.bench.prompts import Prompt
-from hf_specdec.bench.replay import Record
-from hf_specdec.bench.replay_rows import replay_rows
-from hf_specdec.bench.run import Bench
+from hf_specdec.tools.bench.cost import measure_cost
+from hf_specdec.tools.bench.loaded_model import LoadedModel
+from hf_specdec.tools.bench.plan import BenchSettings
+from hf_specdec.tools.bench.prompts import Prompt
+from hf_specdec.tools.bench.replay import Record
+from hf_specdec.tools.bench.replay_rows import replay_rows
+from hf_specdec.tools.bench.run import Bench
 
 ROWS = ("transformers:prompt_lookup", "plain", "prompt_lookup")
 PROMPTS = [

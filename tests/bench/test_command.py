@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-import hf_specdec.bench.document as document_module
-import hf_specdec.bench.journal as journal_module
-import hf_specdec.bench.model_run as run_module
+import hf_specdec.tools.bench.document as document_module
+import hf_specdec.tools.bench.journal as journal_module
+import hf_specdec.tools.bench.model_run as run_module
 from hf_specdec import embedded
-from hf_specdec.bench.document import read_document
-from hf_specdec.cli.bench_file import DocumentFile
+from hf_specdec.common import files
 from hf_specdec.errors import ConfigError
-from hf_specdec.utils import files
+from hf_specdec.tools.bench.document import read_document
+from hf_specdec.tools.cli.bench_file import DocumentFile
 from tests.cli.conftest import Run, run
 
 __all__ = ["run"]

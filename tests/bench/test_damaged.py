@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.bench import journal as journal_module
-from hf_specdec.bench.document import read_document
-from hf_specdec.bench.journal import Journal, read_lines
-from hf_specdec.bench.shapes import check_document, path_text
 from hf_specdec.errors import ConfigError
+from hf_specdec.tools.bench import journal as journal_module
+from hf_specdec.tools.bench.document import read_document
+from hf_specdec.tools.bench.journal import Journal, read_lines
+from hf_specdec.tools.bench.shapes import check_document, path_text
 
 DAMAGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {  # a place, what is put there, and what is said of it
     "no header": (("header",), None, "`header` is missing"),

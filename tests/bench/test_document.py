@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.bench import naming
-from hf_specdec.bench import replay_rows as replay_rows_module
-from hf_specdec.bench.captions import NOT_EQUAL, facts, notes
-from hf_specdec.bench.cost import measure_cost
-from hf_specdec.bench.document import check_document_file, read_document, summarize_again, write_document
-from hf_specdec.bench.journal import Journal
-from hf_specdec.bench.loaded_model import LoadedModel
-from hf_specdec.bench.plan import WATCHED_ROUND
-from hf_specdec.bench.plots import plot_document
-from hf_specdec.bench.replay import Record
-from hf_specdec.bench.replay_rows import replay_rows
-from hf_specdec.bench.rows import REFERENCE
-from hf_specdec.bench.tables import markdown, tables
 from hf_specdec.errors import ConfigError, MissingExtraError
 from hf_specdec.methods.registry import METHODS
+from hf_specdec.tools.bench import naming
+from hf_specdec.tools.bench import replay_rows as replay_rows_module
+from hf_specdec.tools.bench.captions import NOT_EQUAL, facts, notes
+from hf_specdec.tools.bench.cost import measure_cost
+from hf_specdec.tools.bench.document import check_document_file, read_document, summarize_again, write_document
+from hf_specdec.tools.bench.journal import Journal
+from hf_specdec.tools.bench.loaded_model import LoadedModel
+from hf_specdec.tools.bench.plan import WATCHED_ROUND
+from hf_specdec.tools.bench.plots import plot_document
+from hf_specdec.tools.bench.replay import Record
+from hf_specdec.tools.bench.replay_rows import replay_rows
+from hf_specdec.tools.bench.rows import REFERENCE
+from hf_specdec.tools.bench.tables import markdown, tables
 from tests.bench.conftest import ROWS
 
 HEADER = {"date", "hardware", "device", "threads", "versions", "commit", "load_average"}

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hf_specdec import DraftTree
-from hf_specdec.bench import forward_times
-from hf_specdec.bench.forward_times import time_forwards
-from hf_specdec.engine.cost_model import ORDER, CostCurve
+from hf_specdec.engine.cost.cost_model import ORDER, CostCurve
+from hf_specdec.tools.bench import forward_times
+from hf_specdec.tools.bench.forward_times import time_forwards
 
 HOW: dict[str, Any] = {"largest": 64, "seconds": 0.4, "rounds": 5}
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.bench import cost, drafting, many, precisions, replay_rows, steps
-from hf_specdec.bench.captions import notes
-from hf_specdec.bench.document import read_document, write_document
-from hf_specdec.bench.loaded_model import LoadedModel
-from hf_specdec.bench.plots import plot_document
-from hf_specdec.bench.tables import markdown
-from hf_specdec.cli import bench_models
 from hf_specdec.errors import ConfigError
+from hf_specdec.tools.bench import cost, drafting, many, precisions, replay_rows, steps
+from hf_specdec.tools.bench.captions import notes
+from hf_specdec.tools.bench.document import read_document, write_document
+from hf_specdec.tools.bench.loaded_model import LoadedModel
+from hf_specdec.tools.bench.plots import plot_document
+from hf_specdec.tools.bench.tables import markdown
+from hf_specdec.tools.cli import bench_models
 from tests.cli.conftest import Run, run
 
 __all__ = ["run"]

@@ -9,17 +9,17 @@ import pytest
 
 import hf_specdec
 from hf_specdec import AutoSpecConfig
-from hf_specdec.bench import model_run
-from hf_specdec.bench.loaded_model import LoadedModel
-from hf_specdec.bench.many import measure_many
-from hf_specdec.bench.plan import WATCHED_ROUND, BenchSettings
-from hf_specdec.bench.prompts import Prompt, batched
-from hf_specdec.bench.rows import REFERENCE
-from hf_specdec.bench.run import Bench
-from hf_specdec.bench.tables import tables
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.auto.method import memory_in_use
 from hf_specdec.methods.method import MethodState
+from hf_specdec.tools.bench import model_run
+from hf_specdec.tools.bench.loaded_model import LoadedModel
+from hf_specdec.tools.bench.many import measure_many
+from hf_specdec.tools.bench.plan import WATCHED_ROUND, BenchSettings
+from hf_specdec.tools.bench.prompts import Prompt, batched
+from hf_specdec.tools.bench.rows import REFERENCE
+from hf_specdec.tools.bench.run import Bench
+from hf_specdec.tools.bench.tables import tables
 
 PROMPTS = [
     Prompt(str(number), "code", (text,))
@@ -128,7 +128,7 @@ def test_generate_many_begins_with_nothing_in_memory(loaded: LoadedModel, monkey
         seen.append(bool(memory.by_name))
         yield
 
-    monkeypatch.setattr("hf_specdec.bench.many.using_method_state", watched)
+    monkeypatch.setattr("hf_specdec.tools.bench.many.using_method_state", watched)
     measure_many(loaded, PROMPTS[:2], ["auto", "prompt_lookup"], batch_sizes=(2,), max_new_tokens=4)
     assert seen == [False, False]
 

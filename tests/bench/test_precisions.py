@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from hf_specdec import embedded
-from hf_specdec.bench import precisions
-from hf_specdec.bench.loaded_model import LoadedModel, load_model
-from hf_specdec.bench.precisions import compare_tokens, measure_precisions, step_seconds
-from hf_specdec.bench.prompts import Prompt, default_prompts
-from hf_specdec.bench.tables import markdown
 from hf_specdec.errors import CheckpointError
+from hf_specdec.tools.bench import precisions
+from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model
+from hf_specdec.tools.bench.precisions import compare_tokens, measure_precisions, step_seconds
+from hf_specdec.tools.bench.prompts import Prompt, default_prompts
+from hf_specdec.tools.bench.tables import markdown
 
 PROMPTS = [Prompt("copy", "code", ("a = 1\nb = 2\na = 1\nb =",)), Prompt("new", "code", ("def f(x):\n",))]
 

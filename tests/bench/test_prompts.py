@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec.bench.conversation import encode, fitting
-from hf_specdec.bench.loaded_model import LoadedModel
-from hf_specdec.bench.prompts import RANDOM_TOKENS, Prompt, default_prompts, load_prompts, random_prompts, spread
 from hf_specdec.errors import ConfigError
+from hf_specdec.tools.bench.conversation import encode, fitting
+from hf_specdec.tools.bench.loaded_model import LoadedModel
+from hf_specdec.tools.bench.prompts import RANDOM_TOKENS, Prompt, default_prompts, load_prompts, random_prompts, spread
 from tests.bench.conftest import tiny_llama
 
 FORMS: dict[str, tuple[dict[str, Any], Prompt]] = {

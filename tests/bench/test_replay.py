@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_specdec.bench.drafting import made_up_text, prompt_lookup_points
-from hf_specdec.bench.replay import Record, read_records, replay
-from hf_specdec.bench.replay_rows import replay_rows
-from hf_specdec.bench.tables import tables
-from hf_specdec.bench.transformers_lookup import TransformersPromptLookup
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.plain.drafter import PlainDrafter
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
-from hf_specdec.tree import DraftTree
+from hf_specdec.tools.bench.drafting import made_up_text, prompt_lookup_points
+from hf_specdec.tools.bench.replay import Record, read_records, replay
+from hf_specdec.tools.bench.replay_rows import replay_rows
+from hf_specdec.tools.bench.tables import tables
+from hf_specdec.tools.bench.transformers_lookup import TransformersPromptLookup
 
 
 class NeedsLogits(PromptLookupDrafter):

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.bench import naming as naming_module
-from hf_specdec.bench import rows as rows_module
-from hf_specdec.bench.loaded_model import LoadedModel
-from hf_specdec.bench.rows import REFERENCE, default_rows, named_rows, row
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.registry import METHODS
+from hf_specdec.tools.bench import naming as naming_module
+from hf_specdec.tools.bench import rows as rows_module
+from hf_specdec.tools.bench.loaded_model import LoadedModel
+from hf_specdec.tools.bench.rows import REFERENCE, default_rows, named_rows, row
 from tests.bench.conftest import tiny_llama
 from tests.helpers.heads import random_head
 

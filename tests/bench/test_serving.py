@@ -14,10 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 import hf_specdec
-from hf_specdec.bench import gpu, serving
-from hf_specdec.bench.serving import Server, ask_together, compare, running
 from hf_specdec.errors import SpecError
-from hf_specdec.utils.command_errors import run_program
+from hf_specdec.tools.bench import gpu, serving
+from hf_specdec.tools.bench.serving import Server, ask_together, compare, running
+from hf_specdec.tools.command_errors import run_program
 
 PROMPTS = ["one", "two", "three"]
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 import hf_specdec
-import hf_specdec.bench.model_run as model_run
-from hf_specdec.bench.captions import NOT_EQUAL, facts, notes
-from hf_specdec.bench.cost import measure_cost
-from hf_specdec.bench.document import flagged
-from hf_specdec.bench.loaded_model import LoadedModel
-from hf_specdec.bench.plan import BenchSettings
-from hf_specdec.bench.plots import plot_document
-from hf_specdec.bench.rows import REFERENCE
-from hf_specdec.bench.run import Bench
-from hf_specdec.bench.tables import markdown, tables
+import hf_specdec.tools.bench.model_run as model_run
 from hf_specdec.errors import ConfigError
+from hf_specdec.tools.bench.captions import NOT_EQUAL, facts, notes
+from hf_specdec.tools.bench.cost import measure_cost
+from hf_specdec.tools.bench.document import flagged
+from hf_specdec.tools.bench.loaded_model import LoadedModel
+from hf_specdec.tools.bench.plan import BenchSettings
+from hf_specdec.tools.bench.plots import plot_document
+from hf_specdec.tools.bench.rows import REFERENCE
+from hf_specdec.tools.bench.run import Bench
+from hf_specdec.tools.bench.tables import markdown, tables
 from tests.bench.conftest import PROMPTS, tiny_llama
 from tests.cli.conftest import Run, run
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_specdec.bench.rows import REFERENCE
-from hf_specdec.bench.statistics import (
+from hf_specdec.tools.bench.rows import REFERENCE
+from hf_specdec.tools.bench.statistics import (
     acceptance_by_position,
     mean_acceptance_length,
     median_with_interval,

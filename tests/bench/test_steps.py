@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec.bench import gpu, gpu_rows
-from hf_specdec.bench.document import read_document, write_document
-from hf_specdec.bench.gpu_shapes import Selection, Shape
-from hf_specdec.bench.loaded_model import load_model
-from hf_specdec.bench.page import write_page
-from hf_specdec.bench.prompts import default_prompts, spread
-from hf_specdec.bench.steps import measure_steps
-from hf_specdec.bench.tables import markdown, tables
+from hf_specdec.common.stats import SpecStats
 from hf_specdec.errors import ConfigError
-from hf_specdec.stats import SpecStats
+from hf_specdec.tools.bench import gpu, gpu_rows
+from hf_specdec.tools.bench.document import read_document, write_document
+from hf_specdec.tools.bench.gpu_shapes import Selection, Shape
+from hf_specdec.tools.bench.loaded_model import load_model
+from hf_specdec.tools.bench.page import write_page
+from hf_specdec.tools.bench.prompts import default_prompts, spread
+from hf_specdec.tools.bench.steps import measure_steps
+from hf_specdec.tools.bench.tables import markdown, tables
 
 
 @pytest.fixture(scope="module")

@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec.bench.loaded_model import LoadedModel
-from hf_specdec.bench.plan import BenchSettings
-from hf_specdec.bench.run import Bench
-from hf_specdec.bench.token_recycling import (
+from hf_specdec.common.tree import DraftTree
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.methods.method import DrafterContext, MethodState
+from hf_specdec.tools.bench.loaded_model import LoadedModel
+from hf_specdec.tools.bench.plan import BenchSettings
+from hf_specdec.tools.bench.run import Bench
+from hf_specdec.tools.bench.token_recycling import (
     STATIC_TREE,
     TOKEN_RECYCLING,
     AdjacencyMatrix,
     TokenRecyclingConfig,
     TokenRecyclingDrafter,
 )
-from hf_specdec.engine.model_state import state_of
-from hf_specdec.methods.method import DrafterContext, MethodState
-from hf_specdec.tree import DraftTree
 from tests.bench.conftest import PROMPTS
 
 VOCAB = 40

@@ -6,7 +6,7 @@ import pytest
 from transformers import GenerationMixin
 
 import hf_specdec
-from hf_specdec.bench.tuning import measure_costs
+from hf_specdec.tools.bench.tuning import measure_costs
 from tests.helpers.support import PROMPT
 from tests.helpers.zoo import FAMILIES, build
 

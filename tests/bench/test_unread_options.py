@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_specdec.cli import bench_models
+from hf_specdec.tools.cli import bench_models
 from tests.cli.conftest import Run, run
 
 __all__ = ["run"]

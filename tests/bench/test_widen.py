@@ -8,13 +8,13 @@ import torch
 import transformers as tf
 
 import hf_specdec
-from hf_specdec.bench.loaded_model import load_model
-from hf_specdec.bench.rows import row
-from hf_specdec.bench.widen import check_widening, read_size, widen, widen_head
-from hf_specdec.cli.bench_models import ModelsOptions
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods.dflash.transformers_model import DFlashModelHead
 from hf_specdec.methods.eagle3.checkpoint import save_head
+from hf_specdec.tools.bench.loaded_model import load_model
+from hf_specdec.tools.bench.rows import row
+from hf_specdec.tools.bench.widen import check_widening, read_size, widen, widen_head
+from hf_specdec.tools.cli.bench_models import ModelsOptions
 from tests.bench.conftest import tiny_llama
 from tests.helpers.dflash import random_dflash, random_dflash_head
 from tests.helpers.heads import QWEN3, random_head

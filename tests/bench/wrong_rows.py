@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from transformers.generation import CandidateGenerator
 
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.plain.drafter import PlainDrafter
-from hf_specdec.tree import DraftTree
 
 
 class HonestCandidates(CandidateGenerator):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import hf_specdec
-from hf_specdec.capabilities import findings
+from hf_specdec.forward.capabilities import findings
 from tests.helpers.zoo import FAMILIES, build
 
 

@@ -11,7 +11,7 @@ import torch
 
 import hf_specdec
 from hf_specdec import compat
-from hf_specdec.capabilities.probe import probe
+from hf_specdec.forward.capabilities.probe import probe
 from tests.capabilities.findings import PAGE, Finding, examine, examine_all, listed
 from tests.helpers.zoo_wide import build, kinds_of, shrunk, varied
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from hf_specdec.cli import app
+from hf_specdec.tools.cli import app
 
 Run = Callable[..., Result]
 TEMPLATE = (

@@ -14,9 +14,9 @@ import torch
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.cli.memory import MemoryOnDisk
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.auto.recycled_logits import key_of
+from hf_specdec.tools.cli.memory import MemoryOnDisk
 from tests.cli.conftest import Run
 
 COMMAND = (sys.executable, "-m", "hf_specdec")
@@ -128,7 +128,9 @@ def test_the_bench_imports_nothing_of_the_current_folder_that_was_not_named(tmp_
     (tmp_path / "soundfile.py").write_text("raise SystemExit('was run')")
     (tmp_path / "mine.py").write_text("raise SystemExit('mine was run')")
     (tmp_path / "answers.jsonl").write_text('{"prompt_ids": [1, 2, 1], "answer_ids": [2, 1, 2]}\n')
-    code = "import sys; from hf_specdec.cli import app; app(sys.argv[1:], standalone_mode=False); import soundfile"
+    code = (
+        "import sys; from hf_specdec.tools.cli import app; app(sys.argv[1:], standalone_mode=False); import soundfile"
+    )
     environment = {**os.environ, "PYTHONPATH": str(Path(hf_specdec.__file__).parents[1]), "PYTHONSAFEPATH": "1"}
     for row, said in (("prompt_lookup", "No module named 'soundfile'"), ("mine:Drafter", "mine was run")):
         words = [sys.executable, "-c", code, "bench", "--replay", "answers.jsonl", "--row", row]

@@ -17,8 +17,8 @@ import torch
 from transformers import StoppingCriteria
 
 import hf_specdec
-from hf_specdec.cli.chat import _Chat
 from hf_specdec.compat import takes_cache
+from hf_specdec.tools.cli.chat import _Chat
 from tests.cli.conftest import TEMPLATE, Run, hearing_interrupts
 from tests.helpers.support import plain
 from tests.helpers.zoo import FALLBACK, FAMILIES, build

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 import hf_specdec
-from hf_specdec.bench import model_run
-from hf_specdec.cli import compare, table
-from hf_specdec.cli.compare import ASSISTED, PLAIN, TRANSFORMERS
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.methods.auto.method import memory_in_use
+from hf_specdec.tools.bench import model_run
+from hf_specdec.tools.cli import compare, table
+from hf_specdec.tools.cli.compare import ASSISTED, PLAIN, TRANSFORMERS
 from tests.cli.conftest import Run
 
 PROMPT = "def push(self, item):\n    self.items.append(item)\n\n\ndef pop(self):\n    return self.items."

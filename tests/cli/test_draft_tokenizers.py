@@ -8,13 +8,13 @@ import pytest
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.bench.loaded_model import load_model
-from hf_specdec.bench.rows import row
-from hf_specdec.bench.steps import step_rows
-from hf_specdec.checkpoints.tokenizers import load_foreign_tokenizer
-from hf_specdec.cli.options import LoadOptions, MethodOptions
-from hf_specdec.serve.protocol import CompletionRequest
-from hf_specdec.serve.requests import RequestReader
+from hf_specdec.loading.checkpoints.tokenizers import load_foreign_tokenizer
+from hf_specdec.tools.bench.loaded_model import load_model
+from hf_specdec.tools.bench.rows import row
+from hf_specdec.tools.bench.steps import step_rows
+from hf_specdec.tools.cli.options import LoadOptions, MethodOptions
+from hf_specdec.tools.serve.protocol import CompletionRequest
+from hf_specdec.tools.serve.requests import RequestReader
 from tests.bench.conftest import tiny_llama
 from tests.cli.conftest import Run
 from tests.helpers.tokenizers import save_foreign_draft

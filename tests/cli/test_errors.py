@@ -8,9 +8,9 @@ import pytest
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.cli import inputs
 from hf_specdec.errors import ConfigError, MissingExtraError
-from hf_specdec.utils.command_errors import reports_errors
+from hf_specdec.tools.cli import inputs
+from hf_specdec.tools.command_errors import reports_errors
 from tests.cli.conftest import Run
 
 LIST = "--prompt-lookup-config"

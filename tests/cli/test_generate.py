@@ -10,7 +10,7 @@ from transformers import GenerationConfig, MistralConfig, MistralForCausalLM, St
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.cli.job import Job, Result
+from hf_specdec.tools.cli.job import Job, Result
 from tests.cli.conftest import Run
 from tests.helpers.support import plain
 

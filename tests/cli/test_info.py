@@ -11,9 +11,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.cli import extras
 from hf_specdec.kernels import cpu
 from hf_specdec.methods.registry import METHODS
+from hf_specdec.tools.cli import extras
 from tests.bench.conftest import tiny_llama
 from tests.cli.conftest import Run
 from tests.helpers.flash_double import deaf_attention

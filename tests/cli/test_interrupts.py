@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hf_specdec import cli
+from hf_specdec.tools import cli
 from tests.cli.conftest import Run, hearing_interrupts
 
 SHORT = ("--max-new-tokens", "256", "--dtype", "fp32", "--threads", "1")

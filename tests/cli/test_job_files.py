@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.cli.job_file import JobFile, check_job_output
-from hf_specdec.cli.prompts_file import ManyOptions, read_prompts
+from hf_specdec.common.files import check_output, replacing
 from hf_specdec.errors import ConfigError
-from hf_specdec.utils.files import check_output, replacing
+from hf_specdec.tools.cli.job_file import JobFile, check_job_output
+from hf_specdec.tools.cli.prompts_file import ManyOptions, read_prompts
 
 LINES = [{"index": index, "prompt": f"p{index}", "text": "x"} for index in range(3)]
 
@@ -215,8 +215,8 @@ def test_a_short_write_is_an_error_and_leaves_whole_lines(tmp_path: Path) -> Non
     code = f"""
 import resource
 from pathlib import Path
-from hf_specdec.utils import files
-from hf_specdec.cli.job_file import JobFile
+from hf_specdec.common import files
+from hf_specdec.tools.cli.job_file import JobFile
 files.TRIED_BYTES = 0  # the disk has been tried before it filled up
 resource.setrlimit(resource.RLIMIT_FSIZE, ({len(content) + 200}, {len(content) + 200}))
 with JobFile(Path({str(out)!r}), {{"model": "a"}}).held() as file:

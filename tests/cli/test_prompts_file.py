@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.cli import prompts_file as prompts_file_module
+from hf_specdec.tools.cli import prompts_file as prompts_file_module
 from tests.cli.conftest import Run
 from tests.distributed.launch import launch
 from tests.helpers.cover import wide_but
@@ -177,8 +177,8 @@ def test_processes_share_a_job(run: Run, prompts_file: Path, tmp_path: Path) -> 
     script.write_text(
         f"""
 import os
-from hf_specdec.cli import app
-from hf_specdec.cli.job_file import JobFile
+from hf_specdec.tools.cli import app
+from hf_specdec.tools.cli.job_file import JobFile
 
 append = JobFile.append
 def watched(self, line):

@@ -22,7 +22,7 @@ PROMPT = "def saved(items):\n    return "
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the server would run."""
-    from hf_specdec.serve import server
+    from hf_specdec.tools.serve import server
 
     found: dict[str, Any] = {}
 
@@ -101,7 +101,7 @@ def test_a_port_that_another_program_has_is_refused_before_the_model_is_loaded(r
 def test_a_configuration_of_the_command_is_the_maximum_of_requests(
     run: Run, served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], reserved: str
 ) -> None:
-    from hf_specdec.serve import app
+    from hf_specdec.tools.serve import app
 
     monkeypatch.setattr(app, "build_app", lambda engine, reader, api_keys: type(reader.reserved).__name__)
     assert run("serve", *words).exit_code == 0

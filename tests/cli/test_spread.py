@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hf_specdec.cli.spread import spread
+from hf_specdec.tools.cli.spread import spread
 from tests.cli.conftest import Run, run
 
 __all__ = ["run"]

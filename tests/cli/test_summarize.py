@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.summarization.run import Summaries, Summarizer
+from hf_specdec.tools.summarize.run import Summaries, Summarizer
 from tests.cli.conftest import Run
 
 pytestmark = pytest.mark.each_value_in_file

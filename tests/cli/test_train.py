@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdec import AutoDraftHead
-from hf_specdec.cli import train
 from hf_specdec.errors import ConfigError
-from hf_specdec.training import work
+from hf_specdec.tools.cli import train
+from hf_specdec.tools.train import work
 from tests.cli.conftest import Run
 
 QUICK = ("--num-texts", "128", "--prompt-tokens", "4", "--max-new-tokens", "4", "--epochs", "1", "--rollout-steps", "2")
@@ -76,7 +76,7 @@ def test_an_interrupted_training_says_how_to_continue(
     def interrupt(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"hf_specdec.cli.train.train_{kind}", interrupt)
+    monkeypatch.setattr(f"hf_specdec.tools.cli.train.train_{kind}", interrupt)
     result = run("train", "--kind", kind, "--out", str(tmp_path / "draft"))
     assert result.exit_code not in (0, 1, 2)
     assert f"interrupted: {tmp_path / 'draft'} keeps what was done; the same command continues" in result.stderr
@@ -89,14 +89,14 @@ def test_a_draft_vocabulary_beyond_the_target_s_is_pointed_out(
     def stop(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hf_specdec.cli.train.train_head", stop)
+    monkeypatch.setattr("hf_specdec.tools.cli.train.train_head", stop)
     result = run("train", "--out", str(tmp_path / "draft"), "--draft-vocab-size", size)
     note = f"note: the target has 4096 tokens; the head drafts all of them, not {size}\n"
     assert (note in result.stderr) == is_told
 
 
 def test_prompts_are_taken_from_text_files_and_folders(tmp_path: Path) -> None:
-    from hf_specdec.cli.train import _texts_of
+    from hf_specdec.tools.cli.train import _texts_of
 
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "below").mkdir()
@@ -191,7 +191,7 @@ def test_bytes_that_are_no_utf8_are_named_with_their_line(run: Run, tmp_path: Pa
 
 
 def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
-    from hf_specdec.cli.train import _texts_of
+    from hf_specdec.tools.cli.train import _texts_of
 
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone")
     assert _texts_of(tmp_path / "a.txt") == _texts_of(tmp_path) == ["one"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hf_specdec import SpecMemory, embedded
-from hf_specdec.bench import tuning
+from hf_specdec.tools.bench import tuning
 from tests.cli.conftest import Run
 
 QUICK = ("--dtype", "fp32", "--seconds", "0.3", "--context-length", "24")
@@ -156,7 +156,7 @@ def test_an_interrupted_run_keeps_its_memory(run: Run, tmp_path: Path, monkeypat
     def interrupt(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hf_specdec.cli.job.Job.run", interrupt)
+    monkeypatch.setattr("hf_specdec.tools.cli.job.Job.run", interrupt)
     assert run("generate", PROMPT, *SHORT, "--spec-memory", str(path)).exit_code != 0
     assert SpecMemory.load(path).bounds == SpecMemory().bounds
 

@@ -9,11 +9,11 @@ import pytest
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.demo.gallery import GALLERY
-from hf_specdec.demo.record import Race
-from hf_specdec.demo.recorder import Stop
-from hf_specdec.demo.runner import Racer
-from hf_specdec.demo.settings import Limits, Settings
+from hf_specdec.tools.demo.gallery import GALLERY
+from hf_specdec.tools.demo.record import Race
+from hf_specdec.tools.demo.recorder import Stop
+from hf_specdec.tools.demo.runner import Racer
+from hf_specdec.tools.demo.settings import Limits, Settings
 
 LIMITS = Limits(max_new_tokens=256, max_prompt_tokens=256, max_prompt_chars=2000, max_seconds=60)
 HOSTILE = "<script>document.title = 'taken'</script>\x1b[31m\x07\u202e&amp;"
@@ -42,8 +42,8 @@ def race(racer: Racer) -> Race:
 def served(racer: Racer) -> Iterator[str]:
     """The address of a page on this machine."""
     pytest.importorskip("gradio", reason="the demo's page needs gradio")
-    from hf_specdec.demo.page import Page
-    from hf_specdec.demo.serve import launch
+    from hf_specdec.tools.demo.page import Page
+    from hf_specdec.tools.demo.serve import launch
 
     page = Page(racer)
     _, address, _ = launch(page, port=None, blocks_thread=False)

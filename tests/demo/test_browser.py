@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.demo.gallery import GALLERY
-from hf_specdec.demo.runner import Racer, Running
 from hf_specdec.errors import ConfigError
+from hf_specdec.tools.demo.gallery import GALLERY
+from hf_specdec.tools.demo.runner import Racer, Running
 from tests.demo.conftest import HOSTILE, LIMITS, load
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the browser's tests need playwright")
@@ -169,8 +169,8 @@ def test_stop_stops(visit: Open) -> None:
 
 def test_a_full_queue_is_a_message(browser: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the visitor can race later."""
-    from hf_specdec.demo.page import Page
-    from hf_specdec.demo.serve import launch
+    from hf_specdec.tools.demo.page import Page
+    from hf_specdec.tools.demo.serve import launch
 
     racer = Racer(load("target"), tokenizer, limits=dataclasses.replace(LIMITS, queue_size=1))
     first: Future[Any] = Future()

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.cli import app, demo
+from hf_specdec.tools.cli import app, demo
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_without_gradio_the_install_line_is_the_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("hf_specdec.demo.")]:
+    for name in [name for name in sys.modules if name.startswith("hf_specdec.tools.demo.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "gradio", None)
     done = CliRunner().invoke(app, ["demo"])
@@ -63,7 +63,7 @@ def test_quantised_weights_are_not_widened(arguments: list[str]) -> None:
 @pytest.mark.parametrize("raises", [False, True])
 def test_the_page_is_closed_at_the_end(monkeypatch: pytest.MonkeyPatch, raises: bool) -> None:
     """Gradio returns at Ctrl-C; a race that goes on keeps the process alive, up to `--max-seconds`."""
-    serve = pytest.importorskip("hf_specdec.demo.serve", reason="the demo's page needs gradio")
+    serve = pytest.importorskip("hf_specdec.tools.demo.serve", reason="the demo's page needs gradio")
     closed: list[bool] = []
 
     def launch(page: Any, **_: Any) -> None:

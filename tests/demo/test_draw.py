@@ -8,15 +8,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hf_specdec.demo.draw.charts import draw_charts
-from hf_specdec.demo.draw.lanes import draw_race
-from hf_specdec.demo.draw.markup import escaped, one_line, percent
-from hf_specdec.demo.draw.notices import draw_error, draw_idea, draw_link, draw_notice
-from hf_specdec.demo.draw.sources import SOURCE_NAMES, draw_legend, source_class
-from hf_specdec.demo.draw.steps import draw_step
-from hf_specdec.demo.draw.tree import draw_tree
-from hf_specdec.demo.record import Lane, Node, Race, Step, Token, Vote
-from hf_specdec.demo.settings import Settings
+from hf_specdec.tools.demo.draw.charts import draw_charts
+from hf_specdec.tools.demo.draw.lanes import draw_race
+from hf_specdec.tools.demo.draw.markup import escaped, one_line, percent
+from hf_specdec.tools.demo.draw.notices import draw_error, draw_idea, draw_link, draw_notice
+from hf_specdec.tools.demo.draw.sources import SOURCE_NAMES, draw_legend, source_class
+from hf_specdec.tools.demo.draw.steps import draw_step
+from hf_specdec.tools.demo.draw.tree import draw_tree
+from hf_specdec.tools.demo.record import Lane, Node, Race, Step, Token, Vote
+from hf_specdec.tools.demo.settings import Settings
 from tests.demo.conftest import HOSTILE
 
 VOID = {"br", "input", "img", "hr", "meta", "link"}
@@ -134,7 +134,7 @@ def test_a_stopped_race_has_no_ratio(race: Race) -> None:
 @pytest.mark.parametrize("source", SOURCE_NAMES)
 def test_each_source_has_a_colour_and_a_cue_of_its_own(source: str) -> None:
     """The methods of heads share one, as a race has one head."""
-    from hf_specdec.demo.serve import ASSETS
+    from hf_specdec.tools.demo.serve import ASSETS
 
     css = (ASSETS / "style.css").read_text(encoding="utf-8")
     rules = dict(re.findall(r"^\.hs-s-(\w+) \{ (.*?) \}", css, re.MULTILINE))

@@ -12,9 +12,9 @@ from unittest.mock import MagicMock
 import httpx
 import pytest
 
-from hf_specdec.demo.gallery import GALLERY
-from hf_specdec.demo.settings import KNOBS
-from hf_specdec.demo.visitors import Visitors
+from hf_specdec.tools.demo.gallery import GALLERY
+from hf_specdec.tools.demo.settings import KNOBS
+from hf_specdec.tools.demo.visitors import Visitors
 from tests.demo.conftest import HOSTILE, LIMITS
 
 gradio_client = pytest.importorskip("gradio_client", reason="the demo's page needs gradio")
@@ -153,7 +153,7 @@ def test_a_race_that_waits_can_be_given_up() -> None:
 
 
 def test_every_race_is_stopped_when_the_page_closes() -> None:
-    from hf_specdec.demo.page import Page
+    from hf_specdec.tools.demo.page import Page
 
     visitors = Visitors(60)
     page: Any = SimpleNamespace(visitors=visitors, blocks=MagicMock(), _folder=MagicMock())

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.demo.gallery import GALLERY
-from hf_specdec.demo.record import Race
-from hf_specdec.demo.recorder import Recorder, Stop
-from hf_specdec.demo.runner import Memories, Racer
-from hf_specdec.demo.settings import METHOD_LABELS, Settings
+from hf_specdec.common.observer import SpecStep
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
-from hf_specdec.observer import SpecStep
+from hf_specdec.tools.demo.gallery import GALLERY
+from hf_specdec.tools.demo.record import Race
+from hf_specdec.tools.demo.recorder import Recorder, Stop
+from hf_specdec.tools.demo.runner import Memories, Racer
+from hf_specdec.tools.demo.settings import METHOD_LABELS, Settings
 from tests.demo.conftest import LIMITS, load
 from tests.helpers.cover import wide_but
 from tests.helpers.zoo import FAMILIES, build

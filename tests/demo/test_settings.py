@@ -5,9 +5,9 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from hf_specdec.demo.settings import KNOBS, METHOD_LABELS, Limits, Settings
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.registry import resolve
+from hf_specdec.tools.demo.settings import KNOBS, METHOD_LABELS, Limits, Settings
 
 
 def test_a_link_carries_the_settings() -> None:

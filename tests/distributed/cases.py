@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from hf_specdec.tree import DraftTree, TreeBuilder
+from hf_specdec.common.tree import DraftTree, TreeBuilder
 from tests.helpers.batches import MASK, PADDED
 from tests.helpers.drafters import CheckedDrafter
 from tests.helpers.support import PROMPT

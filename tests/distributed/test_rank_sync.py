@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hf_specdec.common.tree import DraftTree, ExtraTokens, TreeBuilder
 from hf_specdec.distributed.rank_channel import RankChannel
 from hf_specdec.distributed.rank_sync import RankSync, _Follower, _Leader, digest
 from hf_specdec.errors import RankError
-from hf_specdec.tree import DraftTree, ExtraTokens, TreeBuilder
 
 
 class Table:

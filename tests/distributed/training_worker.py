@@ -15,7 +15,7 @@ import torch.distributed as dist
 from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
-from hf_specdec.training import (
+from hf_specdec.tools.train import (
     DFlashTraining,
     DraftTraining,
     HeadTraining,

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from hf_specdec.engine.budget import (
+from hf_specdec.common.tree import DraftTree, ExtraTokens
+from hf_specdec.engine.cost.budget import (
     BATCH_MARGIN,
     FIRST_CREDIT,
     LEAST_CREDIT,
@@ -16,10 +17,9 @@ from hf_specdec.engine.budget import (
     SHORTEST_PAUSE,
     Budget,
 )
-from hf_specdec.engine.cost_model import ORDER, SIZES, StepCosts
-from hf_specdec.forward.drafting import DraftForwards
+from hf_specdec.engine.cost.cost_model import ORDER, SIZES, StepCosts
+from hf_specdec.forward.networks.drafting import DraftForwards
 from hf_specdec.methods.base import DraftCost
-from hf_specdec.tree import DraftTree, ExtraTokens
 
 ONE = 0.01  # seconds of a step with one token
 FLAT, STEEP = 0.0, 1.0  # what a token more costs, in steps of one

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hf_specdec.engine.budget import EXPLORE_EVERY, EXPLORE_SHARE, RETRY, RETRY_SIZE, Budget
-from hf_specdec.engine.cost_model import ORDER, StepCosts
+from hf_specdec.engine.cost.budget import EXPLORE_EVERY, EXPLORE_SHARE, RETRY, RETRY_SIZE, Budget
+from hf_specdec.engine.cost.cost_model import ORDER, StepCosts
 from tests.engine.test_budget import ONE, chain
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from hf_specdec.common.stats import SpecStats
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.engine.verify import VerifyResult
-from hf_specdec.stats import SpecStats
-from hf_specdec.tree import DraftTree
 
 
 class Interrupted(Sequence[DraftTree]):

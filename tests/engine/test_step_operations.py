@@ -8,9 +8,9 @@ import torch
 from transformers import AutoTokenizer
 
 import hf_specdec
-from hf_specdec import native
-from hf_specdec.bench.operations import OperationCounter, StepOperations
 from hf_specdec.engine.sampling.draws import LEVELS
+from hf_specdec.kernels import native
+from hf_specdec.tools.bench.operations import OperationCounter, StepOperations
 from tests.helpers.accelerator import emulate
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build

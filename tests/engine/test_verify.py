@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.engine.verify import VerifyResult, verify_tree
-from hf_specdec.tree import DraftTree, TreeBuilder
 
 
 def random_tree(rng: random.Random, num_nodes: int, vocab_size: int) -> DraftTree:

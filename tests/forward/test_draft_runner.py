@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat import CACHE
-from hf_specdec.forward.draft_runner import DraftRunner
-from hf_specdec.tree import DraftTree
+from hf_specdec.forward.networks.draft_runner import DraftRunner
 from tests.helpers.zoo import FAMILIES, build
 
 PROMPT, ROOT, DRAFTED = [5, 6, 7, 8, 9, 10, 11], 20, [30, 31, 32]

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from hf_specdec.forward.drafting import propose_together
+from hf_specdec.common.tree import DraftTree
+from hf_specdec.forward.networks.drafting import propose_together
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.methods.node_logits import NodeLogits
-from hf_specdec.tree import DraftTree
 from tests.helpers.draft_tables import TableScorer, random_table
 
 SIZE = 6

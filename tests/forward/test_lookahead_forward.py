@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
-from hf_specdec.tree import DraftTree
 from tests.helpers.cover import wide_but
 from tests.helpers.support import PROMPT, assert_same_run, both, plain
 from tests.helpers.zoo import FAMILIES, build

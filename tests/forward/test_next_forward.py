@@ -14,12 +14,12 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
 from hf_specdec import compat
+from hf_specdec.common import transfer
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat import CACHE
 from hf_specdec.engine import static_shapes
 from hf_specdec.forward import next_forward
-from hf_specdec.forward.model_runner import ModelRunner
-from hf_specdec.tree import DraftTree
-from hf_specdec.utils import transfer
+from hf_specdec.forward.target.model_runner import ModelRunner
 from tests.helpers.accelerator import emulate
 from tests.helpers.graphs import STATIC, LendingCompiler, on_cpu
 from tests.helpers.support import PROMPT, assert_same_cache, plain

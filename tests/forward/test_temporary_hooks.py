@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec.utils import temporary_hooks as module_of_hooks
-from hf_specdec.utils.temporary_hooks import temporary_hooks
+from hf_specdec.common import temporary_hooks as module_of_hooks
+from hf_specdec.common.temporary_hooks import temporary_hooks
 
 
 def doubled(module: Any, args: tuple[Any, ...], kwargs: Any, output: torch.Tensor) -> torch.Tensor:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec.forward.block_runner import BlockRunner
-from hf_specdec.forward.head_base import BaseHeadRunner, HeadCall
-from hf_specdec.forward.head_runner import HeadRunner
+from hf_specdec.common.tree import DraftTree
+from hf_specdec.forward.networks.block_runner import BlockRunner
+from hf_specdec.forward.networks.head_base import BaseHeadRunner, HeadCall
+from hf_specdec.forward.networks.head_runner import HeadRunner
 from hf_specdec.methods.draft_head import BlockHead
 from hf_specdec.methods.registry import as_head
-from hf_specdec.tree import DraftTree
 from tests.helpers.head_cases import CASES, Zoo
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]

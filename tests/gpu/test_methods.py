@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from hf_specdec.common.transfer import PendingRead
 from hf_specdec.forward import next_forward
-from hf_specdec.utils.transfer import PendingRead
 from tests.helpers.head_cases import CASES, SHAPES, always
 from tests.helpers.on_device import SAMPLING, STATIC, TREES, DeviceBatch, moved
 from tests.helpers.support import PROMPT, plain, results_of

@@ -9,10 +9,10 @@ import transformers as tf
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.quantization import fp8_linear
-from hf_specdec.quantization.e4m3 import quantize_rows
-from hf_specdec.quantization.fp8_linear import Fp8Linear, multiplies_fp8, scaled_linear, widened_linear
-from hf_specdec.quantization.report import FIXED_TEXT, loaded_weights, logit_error, precision_of
+from hf_specdec.kernels.quantization import fp8_linear
+from hf_specdec.kernels.quantization.e4m3 import quantize_rows
+from hf_specdec.kernels.quantization.fp8_linear import Fp8Linear, multiplies_fp8, scaled_linear, widened_linear
+from hf_specdec.kernels.quantization.report import FIXED_TEXT, loaded_weights, logit_error, precision_of
 from tests.helpers.support import plain
 from tests.promise.test_precisions import METHODS, NEAR_TIE, QUANTISED
 

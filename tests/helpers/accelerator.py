@@ -2,10 +2,10 @@
 
 import pytest
 
+from hf_specdec.common import transfer
 from hf_specdec.engine.sampling import noise_ahead, sampler
 from hf_specdec.forward import compiled_forward
 from hf_specdec.methods import node_logits
-from hf_specdec.utils import transfer
 
 __all__ = ["emulate"]
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.methods.base import Drafter
-from hf_specdec.tree import DraftTree, TreeBuilder
 
 __all__ = ["CheckedDrafter", "OracleDrafter", "RandomTreeDrafter"]
 

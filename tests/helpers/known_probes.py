@@ -11,8 +11,8 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hf_specdec.capabilities import findings
 from hf_specdec.compat.fingerprint import fingerprint
+from hf_specdec.forward.capabilities import findings
 
 __all__ = ["run_once"]
 

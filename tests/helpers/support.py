@@ -15,8 +15,8 @@ import torch
 from transformers import GenerationMixin
 
 import hf_specdec
+from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.kernels import cpu
-from hf_specdec.many_prompts.result import ManyResult
 from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
 from tests.helpers.seeds import seed
 

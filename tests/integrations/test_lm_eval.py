@@ -72,7 +72,7 @@ def evaluate(folder: Path, model: str, batch_size: int, **arguments: Any) -> tup
 def test_scores_and_answers_are_those_of_hf(
     tasks: Path, batch_size: int, how: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    import hf_specdec.integrations.lm_eval  # noqa: F401 - registers the class
+    import hf_specdec.tools.integrations.lm_eval  # noqa: F401 - registers the class
 
     expected = evaluate(tasks, "hf", batch_size)
     ours = evaluate(tasks, "hf-specdec", batch_size, **how)
@@ -86,7 +86,7 @@ BEAMS = GENERATE.replace("max_gen_toks: 24", "max_gen_toks: 24, num_beams: 2")
 
 def test_a_task_without_a_speculative_form_is_decoded_plainly(tmp_path: Path) -> None:
     """By a method that nobody named; one that was named is refused."""
-    import hf_specdec.integrations.lm_eval
+    import hf_specdec.tools.integrations.lm_eval
 
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"prompt": PROMPTS[0], "answer": "x"}) + "\n")
@@ -98,7 +98,7 @@ def test_a_task_without_a_speculative_form_is_decoded_plainly(tmp_path: Path) ->
 
 
 def test_nobody_names_a_method_and_auto_drafts(tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import hf_specdec.integrations.lm_eval  # noqa: F401 - registers the class
+    import hf_specdec.tools.integrations.lm_eval  # noqa: F401 - registers the class
 
     seen: list[str] = []
     propose = AutoDrafter.propose
@@ -108,7 +108,7 @@ def test_nobody_names_a_method_and_auto_drafts(tasks: Path, monkeypatch: pytest.
 
 
 def test_a_draft_model_or_head_is_loaded_beside_it(tasks: Path) -> None:
-    import hf_specdec.integrations.lm_eval
+    import hf_specdec.tools.integrations.lm_eval
 
     expected = evaluate(tasks, "hf", 2)
     for method, name in {"draft_model": "draft", "eagle3": "head"}.items():
@@ -117,7 +117,7 @@ def test_a_draft_model_or_head_is_loaded_beside_it(tasks: Path) -> None:
 
 
 def test_a_draft_with_a_tokenizer_of_its_own_is_translated(tasks: Path, tmp_path: Path) -> None:
-    import hf_specdec.integrations.lm_eval  # noqa: F401 - registers the class
+    import hf_specdec.tools.integrations.lm_eval  # noqa: F401 - registers the class
 
     draft = save_foreign_draft(tmp_path, PROMPTS)
     assert evaluate(tasks, "hf-specdec", 2, spec_method="draft_model", draft_model=draft) == evaluate(tasks, "hf", 2)
@@ -127,7 +127,7 @@ def test_the_command_takes_a_list_form(tasks: Path) -> None:
     """`--model_args` as typed in a terminal, where commas stand in the list too."""
     arguments = f"pretrained={hf_specdec.embedded.path('target')},dtype=float32,lookahead_config=[3,3,3]"
     words = ["run", "--model", "hf-specdec", "--model_args", arguments, "--tasks", "tiny_generate"]
-    command = [sys.executable, "-m", "hf_specdec.integrations.lm_eval", *words, "--include_path", str(tasks)]
+    command = [sys.executable, "-m", "hf_specdec.tools.integrations.lm_eval", *words, "--include_path", str(tasks)]
     done = subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "tiny_generate" in done.stdout

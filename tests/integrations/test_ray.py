@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import hf_specdec
-from hf_specdec.integrations import ray as integration
+from hf_specdec.tools.integrations import ray as integration
 
 pytestmark = [pytest.mark.extras, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray warns on its own
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ def prompts() -> list[str]:
 def expected(prompts: list[str]) -> list[str | None]:
     """The texts of one process."""
     model = hf_specdec.AutoModelForCausalLM.from_pretrained(PATH, precision="fp32")
-    tokenizer = hf_specdec.checkpoints.tokenizers.load_tokenizer(PATH)
+    tokenizer = hf_specdec.loading.checkpoints.tokenizers.load_tokenizer(PATH)
     results = hf_specdec.generate_many(model, prompts, tokenizer=tokenizer, seed=SEED, **OPTIONS)
     return [result.text for result in sorted(results, key=lambda result: result.index)]
 

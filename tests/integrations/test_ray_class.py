@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.integrations.ray import SpecTextGenerator, generate_texts
+from hf_specdec.tools.integrations.ray import SpecTextGenerator, generate_texts
 from tests.helpers.support import plain
 from tests.helpers.tokenizers import save_foreign_draft
 

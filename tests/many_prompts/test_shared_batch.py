@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.api.many_prompts.shared_batch import SharedBatch
 from hf_specdec.errors import QueueFullError
-from hf_specdec.many_prompts.shared_batch import SharedBatch
 from tests.helpers.support import plain
 
 OPTIONS: dict[str, Any] = {"spec_method": "prompt_lookup", "max_new_tokens": 12, "do_sample": False}

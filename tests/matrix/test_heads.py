@@ -12,7 +12,7 @@ import torch
 from transformers.modeling_layers import MtpModel
 
 import hf_specdec
-from hf_specdec.forward.runner_base import RowScorer
+from hf_specdec.forward.networks.runner_base import RowScorer
 from hf_specdec.methods.auto import drafter as auto
 from tests.helpers.cover import wide_but
 from tests.helpers.head_cases import CACHES, CASES, FITTED, INPUTS, MODES, SHAPES, Zoo, always

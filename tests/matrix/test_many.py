@@ -132,7 +132,7 @@ def test_results_come_as_they_finish_and_prompts_are_read_as_rows_get_free(
 def test_the_bound_on_the_cache_only_makes_batches_smaller(
     alone: Callable[[str, str], Alone], bound: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_specdec.forward.model_runner import ModelRunner
+    from hf_specdec.forward.target.model_runner import ModelRunner
 
     widths: list[tuple[int, int]] = []
     forward = ModelRunner.forward
@@ -165,7 +165,7 @@ def test_a_shared_beginning_is_computed_once(
             super().__init__(*args, **kwargs)
             streams.append(self)
 
-    monkeypatch.setattr("hf_specdec.many_prompts.job.ContinuousBatching", Spied)
+    monkeypatch.setattr("hf_specdec.api.many_prompts.job.ContinuousBatching", Spied)
     reference = alone(family, "greedy")
     results = list(reference.many("prompt_lookup", max_batch_size=len(PROMPTS)))
     assert {result.index: result.token_ids for result in results} == dict(enumerate(reference.texts))

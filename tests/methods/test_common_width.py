@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.methods.common_width import at_common_width
-from hf_specdec.tree import DraftTree, TreeBuilder
 
 
 def estimated(seed: int, size: int) -> DraftTree:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_specdec.bench.operations import VIEWS
 from hf_specdec.methods.node_logits import NodeLogits, read_logits
+from hf_specdec.tools.bench.operations import VIEWS
 from tests.helpers.accelerator import emulate
 
 VOCAB, K = 40, 8

@@ -26,4 +26,4 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Any:
     library = build(ROOT, tmp_path_factory.mktemp("core"))
     if library is None:
         pytest.skip("no C compiler works here")
-    return load("hf_specdec.native._core", library)
+    return load("hf_specdec.kernels.native._core", library)

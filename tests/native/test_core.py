@@ -15,7 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_specdec import AutoSpecConfig, SpecMemory, native
+from hf_specdec import AutoSpecConfig, SpecMemory
+from hf_specdec.common.tree import ANY_DEPTH, DraftTree
+from hf_specdec.kernels import native
+from hf_specdec.kernels.native.sources import sources_number
 from hf_specdec.methods import node_logits
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.predictor import Predictor
@@ -23,8 +26,6 @@ from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, RecycledLogits, _e
 from hf_specdec.methods.auto.search import Found, search_of
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.methods.node_logits import NodeLogits, read_logits
-from hf_specdec.native.sources import sources_number
-from hf_specdec.tree import ANY_DEPTH, DraftTree
 from tests.helpers.draft_tables import TableScorer, random_table
 from tests.native.conftest import ROOT
 
@@ -216,11 +217,11 @@ def test_a_core_of_other_sources_is_not_used(
     core: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_stale: bool
 ) -> None:
     assert sources_number(ROOT / "hf_specdec" / "native") == core.SOURCES
-    monkeypatch.setitem(sys.modules, "hf_specdec.native._core", core)
+    monkeypatch.setitem(sys.modules, "hf_specdec.kernels.native._core", core)
     monkeypatch.setattr(native, "_core", core, raising=False)
     if is_stale:
         monkeypatch.setattr(core, "SOURCES", 0)
-    source = importlib.util.find_spec("hf_specdec.native")
+    source = importlib.util.find_spec("hf_specdec.kernels.native")
     assert source is not None
     again = importlib.util.module_from_spec(source)
     assert source.loader is not None

@@ -10,8 +10,8 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from hf_specdec.cli import app
 from hf_specdec.methods.registry import resolve
+from hf_specdec.tools.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]

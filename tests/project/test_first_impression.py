@@ -15,8 +15,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 import hf_specdec
-from hf_specdec.cli import COMMANDS, app
 from hf_specdec.methods.registry import METHODS, config_arguments
+from hf_specdec.tools.cli import COMMANDS, app
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "accelerate", "safetensors", "numpy")
@@ -37,7 +37,7 @@ def test_importing_the_package_imports_no_library() -> None:
 def test_what_needs_no_model_imports_no_library(words: list[str]) -> None:
     code = f"""
 import sys
-from hf_specdec.cli import app
+from hf_specdec.tools.cli import app
 try:
     app({words!r}, prog_name="hf-specdec")
 except SystemExit:
@@ -53,7 +53,7 @@ def test_version_prints_the_version() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_of_commands_says_what_each_command_says_first(name: str) -> None:
-    command = getattr(importlib.import_module(f"hf_specdec.cli.{name}"), name)
+    command = getattr(importlib.import_module(f"hf_specdec.tools.cli.{name}"), name)
     first, _, _ = inspect.getdoc(command).partition("\n")
     assert first.replace("`", "") == COMMANDS[name]
 
@@ -124,7 +124,7 @@ def _generate() -> typing.Any:
 
 
 def test_one_default_everywhere() -> None:
-    from hf_specdec.cli.method import DEFAULT_METHOD
+    from hf_specdec.tools.cli.method import DEFAULT_METHOD
 
     default = inspect.signature(hf_specdec.generate_many).parameters["spec_method"].default
     assert default == DEFAULT_METHOD == "auto"

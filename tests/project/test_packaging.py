@@ -16,14 +16,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-SHIPPED = [f"hf_specdec/embedded/{name}/{file}" for name in ("target", "draft") for file in MODEL_FILES]
+SHIPPED = [f"hf_specdec/loading/embedded/{name}/{file}" for name in ("target", "draft") for file in MODEL_FILES]
 SHIPPED += [
     "hf_specdec/py.typed",
-    "hf_specdec/cli/generate.py",
-    "hf_specdec/bench/default_prompts/edit/add_logging.txt",
+    "hf_specdec/tools/cli/generate.py",
+    "hf_specdec/tools/bench/default_prompts/edit/add_logging.txt",
 ]
 MAX_MODEL_BYTES = 17_000_000
-CORE = "hf_specdec/native/_core.abi3.so"
+CORE = "hf_specdec/kernels/native/_core.abi3.so"
 
 
 def build(folder: Path, *targets: str, compiler: str | None = None) -> Path:
@@ -61,7 +61,7 @@ def test_the_wheel_carries_models_types_and_licence(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        models = [info for info in archive.infolist() if info.filename.startswith("hf_specdec/embedded/")]
+        models = [info for info in archive.infolist() if info.filename.startswith("hf_specdec/loading/embedded/")]
     assert set(SHIPPED) <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "docs/")) or "__pycache__" in name]
@@ -81,7 +81,7 @@ def test_the_sdist_carries_models_and_tests(tmp_path: Path) -> None:
         "pyproject.toml",
         "tests/project/test_packaging.py",
         "hatch_build.py",
-        "hf_specdec/native/core.h",
+        "hf_specdec/kernels/native/core.h",
     } <= names
     assert not [name for name in names if name.endswith((".so", ".pyd"))]
 

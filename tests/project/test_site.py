@@ -14,8 +14,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import hf_specdec
-import hf_specdec.bench
-import hf_specdec.training
+import hf_specdec.tools.bench
+import hf_specdec.tools.train
 from hf_specdec.methods.registry import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def dead_links(site: Path) -> list[str]:
     return found
 
 
-MODULES = (hf_specdec, hf_specdec.bench, hf_specdec.training)
+MODULES = (hf_specdec, hf_specdec.tools.bench, hf_specdec.tools.train)
 PUBLIC = [(module, name) for module in MODULES for name in module.__all__ if not name.startswith("__")]
 every_name = pytest.mark.parametrize(("module", "name"), PUBLIC, ids=[f"{m.__name__}.{name}" for m, name in PUBLIC])
 
@@ -90,17 +90,22 @@ def test_no_property_begins_with_a_type(module: ModuleType, name: str) -> None:
 
 
 def test_every_argument_of_training_and_measuring_is_explained() -> None:
-    training = hf_specdec.training
-    for function in (training.train_head, training.train_dflash, training.train_draft, hf_specdec.bench.load_model):
+    training = hf_specdec.tools.train
+    for function in (
+        training.train_head,
+        training.train_dflash,
+        training.train_draft,
+        hf_specdec.tools.bench.load_model,
+    ):
         for argument in inspect.signature(function).parameters:
             assert re.search(rf"^ +{argument} \(`", function.__doc__ or "", re.MULTILINE), argument
 
 
 def test_a_method_of_something_else_is_no_example() -> None:
     """`tokenizer.decode` does not show `hf_specdec.decode`."""
-    of_package = "import hf_specdec\nfrom hf_specdec.bench import widen as wider\nhf_specdec.decode"
+    of_package = "import hf_specdec\nfrom hf_specdec.tools.bench import widen as wider\nhf_specdec.decode"
     of_others = "import hf_specdec\nfrom other import enable\ntokenizer.decode(ids)\nhf_specdec.embedded.path('target')"
-    assert names_in(of_package) == {("hf_specdec", "decode"), ("hf_specdec.bench", "widen")}
+    assert names_in(of_package) == {("hf_specdec", "decode"), ("hf_specdec.tools.bench", "widen")}
     assert names_in(of_others) == {("hf_specdec", "embedded")}
 
 

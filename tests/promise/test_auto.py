@@ -15,7 +15,7 @@ import hf_specdec
 from hf_specdec import ConfigError
 from hf_specdec.compat import CACHE
 from hf_specdec.engine import budget
-from hf_specdec.engine.cost_model import SIZES
+from hf_specdec.engine.cost.cost_model import SIZES
 from hf_specdec.engine.model_state import state_of
 from tests.helpers.cover import wide_but
 from tests.helpers.forwards import count_forwards
@@ -157,7 +157,7 @@ def test_disabling_drops_the_costs() -> None:
 
 def tuned_file(model: Any, path: Path, **changed: Any) -> str:
     """A file of costs for `model`, with some facts changed."""
-    from hf_specdec.bench.tuning import measure_costs
+    from hf_specdec.tools.bench.tuning import measure_costs
 
     tuned = measure_costs(model, context_length=20, rounds=1)
     tuned.costs.save(path, {**tuned.facts, **changed})

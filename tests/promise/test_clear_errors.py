@@ -8,10 +8,10 @@ import torch
 
 import hf_specdec
 from hf_specdec import PerRow
+from hf_specdec.api.many_prompts.prompt_inputs import numbered
+from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.distributed.placement import read_devices
 from hf_specdec.errors import counted
-from hf_specdec.many_prompts.prompt_inputs import numbered
-from hf_specdec.tree import DraftTree, TreeBuilder
 from tests.helpers.support import PROMPT
 
 COUNTS = {

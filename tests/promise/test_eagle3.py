@@ -11,8 +11,8 @@ from transformers import DynamicCache, GenerationMixin
 import hf_specdec
 from hf_specdec.compat import CACHE
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.forward.head_base import HeadCall
-from hf_specdec.forward.head_runner import HeadRunner
+from hf_specdec.forward.networks.head_base import HeadCall
+from hf_specdec.forward.networks.head_runner import HeadRunner
 from tests.helpers.distributions import compare_pairs
 from tests.helpers.head_cases import SHAPES, Zoo
 from tests.helpers.head_cases import always as always_by
@@ -111,7 +111,7 @@ def test_drafts_are_those_of_a_head_that_is_run_from_scratch(model: Any) -> None
 
 
 def test_a_long_prompt_is_fed_in_chunks_to_the_same_effect(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import hf_specdec.forward.head_runner as module
+    import hf_specdec.forward.networks.head_runner as module
 
     def trees() -> list[Any]:
         head, steps = random_head(model), []
@@ -215,7 +215,7 @@ def test_rows_of_a_head_take_the_places_of_one_another(model: Any) -> None:
             made.keep(place, [9])
         return made
 
-    from hf_specdec.tree import DraftTree
+    from hf_specdec.common.tree import DraftTree
 
     tree = DraftTree.chain(9, [4, 5])
     alone = runner([[5, 6, 7]]).score([tree])[0]

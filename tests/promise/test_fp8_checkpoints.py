@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import hf_specdec
 from hf_specdec.errors import ConfigError
-from hf_specdec.quantization.e4m3 import CODES, MAX_CODE, quantize_rows
-from hf_specdec.quantization.report import precision_of
+from hf_specdec.kernels.quantization.e4m3 import CODES, MAX_CODE, quantize_rows
+from hf_specdec.kernels.quantization.report import precision_of
 from tests.helpers.support import PROMPT, computed_by_torch, plain
 
 load = hf_specdec.AutoModelForCausalLM.from_pretrained

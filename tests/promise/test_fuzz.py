@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
 import hf_specdec
-from hf_specdec.engine.cost_model import StepCosts
+from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.errors import SpecError
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.registry import METHODS

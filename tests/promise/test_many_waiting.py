@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_specdec import generate_many
-from hf_specdec.many_prompts.job import NOT_YET
+from hf_specdec.api.many_prompts.job import NOT_YET
 from tests.helpers.support import PROMPT, plain
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.capabilities import findings
+from hf_specdec.forward.capabilities import findings
 from tests.helpers.batches import MASK, METHODS, PADDED, method_of
 from tests.helpers.support import DRAFTS, PROMPT, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build

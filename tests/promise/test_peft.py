@@ -9,9 +9,9 @@ from packaging.version import Version
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
 import hf_specdec
-from hf_specdec.capabilities import findings
-from hf_specdec.capabilities.probe import probe
 from hf_specdec.errors import ConfigError
+from hf_specdec.forward.capabilities import findings
+from hf_specdec.forward.capabilities.probe import probe
 from tests.helpers.batches import IDS, PADDED
 from tests.helpers.dflash import random_dflash
 from tests.helpers.graphs import counting, on_cpu

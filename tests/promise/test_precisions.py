@@ -15,11 +15,11 @@ import transformers as tf
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.quantization.bnb import bnb_config
-from hf_specdec.quantization.e4m3 import CODES
-from hf_specdec.quantization.fp8 import fp8_config
-from hf_specdec.quantization.fp8_linear import Fp8Linear
-from hf_specdec.quantization.report import precision_of
+from hf_specdec.kernels.quantization.bnb import bnb_config
+from hf_specdec.kernels.quantization.e4m3 import CODES
+from hf_specdec.kernels.quantization.fp8 import fp8_config
+from hf_specdec.kernels.quantization.fp8_linear import Fp8Linear
+from hf_specdec.kernels.quantization.report import precision_of
 from tests.helpers.cover import wide_but
 from tests.helpers.support import DRAFTS, PROMPT, computed_by_torch, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, QUICK, build

@@ -12,7 +12,7 @@ import transformers as tf
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.quantization import bnb
+from hf_specdec.kernels.quantization import bnb
 from tests.helpers.support import plain
 
 load = hf_specdec.AutoModelForCausalLM.from_pretrained

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_specdec.quantization.e4m3 import CODES, SHIFT_FACTOR, has_subnormals, quantize_rows, shifted, widen
+from hf_specdec.kernels.quantization.e4m3 import CODES, SHIFT_FACTOR, has_subnormals, quantize_rows, shifted, widen
 
 ALL = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(CODES)
 FINITE = ALL[ALL.to(torch.float32).isfinite()]
@@ -74,7 +74,7 @@ def test_rows_of_zeros_and_large_numbers() -> None:
 def test_large_weights_are_made_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(10, 8)
     expected = quantize_rows(weight)
-    monkeypatch.setattr("hf_specdec.quantization.e4m3.AT_ONCE", 3 * 8)
+    monkeypatch.setattr("hf_specdec.kernels.quantization.e4m3.AT_ONCE", 3 * 8)
     codes, scale = quantize_rows(weight)
     assert torch.equal(codes.view(torch.int8), expected[0].view(torch.int8))
     assert torch.equal(scale, expected[1])

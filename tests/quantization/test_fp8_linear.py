@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_specdec.quantization import fp8_linear
-from hf_specdec.quantization.e4m3 import CODES, has_subnormals, quantize_rows
-from hf_specdec.quantization.fp8_linear import Fp8Linear, multiplies_fp8, scaled_linear, widened_linear
+from hf_specdec.kernels.quantization import fp8_linear
+from hf_specdec.kernels.quantization.e4m3 import CODES, has_subnormals, quantize_rows
+from hf_specdec.kernels.quantization.fp8_linear import Fp8Linear, multiplies_fp8, scaled_linear, widened_linear
 
 HAS_CPU_KERNEL = torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm_v2", "CPU")
 ON_CPU = pytest.mark.skipif(not HAS_CPU_KERNEL, reason="this torch multiplies FP8 by row on GPUs alone, as the package")

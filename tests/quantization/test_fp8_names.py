@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from hf_specdec.quantization.fp8 import reasons_to_leave
+from hf_specdec.kernels.quantization.fp8 import reasons_to_leave
 from tests.helpers.zoo import FAMILIES, build
 
 

@@ -15,8 +15,8 @@ import transformers as tf
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.errors import ConfigError, MissingExtraError, UnsupportedModelError
-from hf_specdec.quantization import precision as room
-from hf_specdec.quantization.precision import PRECISIONS, loading_arguments, machine_support, saved_precision
+from hf_specdec.kernels.quantization import precision as room
+from hf_specdec.kernels.quantization.precision import PRECISIONS, loading_arguments, machine_support, saved_precision
 
 TARGET = embedded.path("target")
 load = hf_specdec.AutoModelForCausalLM.from_pretrained
@@ -173,7 +173,7 @@ def imports_kernels():
 
 thread = threading.Thread(target=imports_kernels)
 thread.start()
-from hf_specdec.quantization import bnb
+from hf_specdec.kernels.quantization import bnb
 bnb.load_bitsandbytes("a test")
 stop.set()
 thread.join()

@@ -9,9 +9,9 @@ import transformers as tf
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.loading import describe_weights
-from hf_specdec.quantization.bnb import reads_split_blocks
-from hf_specdec.quantization.report import loaded_weights, logit_error, num_parameters, precision_of
+from hf_specdec.kernels.quantization.bnb import reads_split_blocks
+from hf_specdec.kernels.quantization.report import loaded_weights, logit_error, num_parameters, precision_of
+from hf_specdec.loading.auto import describe_weights
 from tests.helpers.support import plain
 from tests.helpers.zoo import FAMILIES, build
 

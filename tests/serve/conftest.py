@@ -10,10 +10,10 @@ import openai
 import pytest
 
 import hf_specdec
-from hf_specdec.serve.app import build_app
-from hf_specdec.serve.engine import ServingEngine
-from hf_specdec.serve.requests import RequestReader
-from hf_specdec.serve.server import EndingServer
+from hf_specdec.tools.serve.app import build_app
+from hf_specdec.tools.serve.engine import ServingEngine
+from hf_specdec.tools.serve.requests import RequestReader
+from hf_specdec.tools.serve.server import EndingServer
 
 NAME = "embedded"
 CHAT = "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}# assistant:"

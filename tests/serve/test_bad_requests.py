@@ -13,8 +13,8 @@ import pytest
 
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.lookahead.config import LookaheadConfig
-from hf_specdec.serve.protocol import CompletionRequest
-from hf_specdec.serve.requests import RequestError, RequestReader
+from hf_specdec.tools.serve.protocol import CompletionRequest
+from hf_specdec.tools.serve.requests import RequestError, RequestReader
 from tests.serve.conftest import NAME, serving
 from tests.serve.test_server import PROMPTS, expected
 
@@ -216,7 +216,7 @@ def test_a_fault_of_the_server_is_told_in_the_api_s_form(target: Any, chat_token
 
     with serving(target, chat_tokenizer) as url, openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("hf_specdec.serve.requests.RequestReader.read", broken)
+            patch.setattr("hf_specdec.tools.serve.requests.RequestReader.read", broken)
             with pytest.raises(openai.InternalServerError, match="RuntimeError in the server"):
                 client.completions.create(model=NAME, prompt="x")
         assert client.completions.create(model=NAME, prompt="x", max_tokens=2).choices

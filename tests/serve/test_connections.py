@@ -14,8 +14,8 @@ import openai
 import pytest
 from starlette.requests import ClientDisconnect
 
-from hf_specdec.serve.app import _EventStream
-from hf_specdec.serve.engine import ServingEngine, _Feed, _StopStrings
+from hf_specdec.tools.serve.app import _EventStream
+from hf_specdec.tools.serve.engine import ServingEngine, _Feed, _StopStrings
 from tests.serve.conftest import NAME, serving
 from tests.serve.test_server import PROMPTS, expected
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hf_specdec.errors import ConfigError, MissingExtraError
-from hf_specdec.summarization.articles import Article, load_articles, read_articles
+from hf_specdec.tools.summarize.articles import Article, load_articles, read_articles
 
 ROWS = [{"article": f"Text {number}.", "highlights": f"Short {number}."} for number in range(3)]
 

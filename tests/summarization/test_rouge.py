@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from hf_specdec.errors import MissingExtraError
-from hf_specdec.summarization.rouge import score
+from hf_specdec.tools.summarize.rouge import score
 
 
 def test_equal_texts_score_everything_and_foreign_ones_nothing() -> None:

@@ -8,8 +8,8 @@ import torch
 
 import hf_specdec
 from hf_specdec.errors import ConfigError
-from hf_specdec.summarization.articles import Article, read_articles
-from hf_specdec.summarization.run import Summaries, Summarizer, summarize_all
+from hf_specdec.tools.summarize.articles import Article, read_articles
+from hf_specdec.tools.summarize.run import Summaries, Summarizer, summarize_all
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 WAYS: dict[str, dict[str, Any]] = {"plain": {}, "prompt_lookup": {"spec_method": "prompt_lookup"}}

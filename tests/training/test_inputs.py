@@ -7,7 +7,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.training import DraftTraining, HeadTraining, train_draft, train_head
+from hf_specdec.tools.train import DraftTraining, HeadTraining, train_draft, train_head
 from tests.training.conftest import PROMPTS, WordNumbers
 
 WRONG: list[tuple[str, Any]] = [

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from hf_specdec.training import optimiser
-from hf_specdec.training.optimiser import Muon, MuonWithAdamW
+from hf_specdec.tools.train import optimiser
+from hf_specdec.tools.train.optimiser import Muon, MuonWithAdamW
 
 
 class Net(nn.Module):

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from transformers import LlamaForCausalLM
 
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
-from hf_specdec.training import (
+from hf_specdec.tools.train import (
     DFlashTraining,
     DraftTraining,
     HeadTraining,
@@ -20,9 +20,9 @@ from hf_specdec.training import (
     train_draft,
     train_head,
 )
-from hf_specdec.training.batch import draft_ids
-from hf_specdec.training.rollout import HeadRollout
-from hf_specdec.training.texts import read_shard, shard_path
+from hf_specdec.tools.train.batch import draft_ids
+from hf_specdec.tools.train.rollout import HeadRollout
+from hf_specdec.tools.train.texts import read_shard, shard_path
 from tests.helpers.heads import random_head
 from tests.helpers.zoo import FAMILIES, build
 from tests.training.conftest import PROMPTS, SETTINGS, WordNumbers

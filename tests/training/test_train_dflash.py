@@ -16,10 +16,10 @@ from hf_specdec.engine.head_pairing import output_head
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.dflash.checkpoint import load_head
 from hf_specdec.methods.dflash.network import DFlashHead
-from hf_specdec.training import DFlashTraining, HeadReport, loop, train_dflash
-from hf_specdec.training.batch import Batch
-from hf_specdec.training.block_rollout import BlockRollout
-from hf_specdec.training.texts import read_shard, shard_path
+from hf_specdec.tools.train import DFlashTraining, HeadReport, loop, train_dflash
+from hf_specdec.tools.train.batch import Batch
+from hf_specdec.tools.train.block_rollout import BlockRollout
+from hf_specdec.tools.train.texts import read_shard, shard_path
 from tests.training.conftest import PROMPTS, SETTINGS, WordNumbers
 
 KINDS = {"dflash": DFlashTraining(**SETTINGS, block_size=6), "dspark": DFlashTraining(**SETTINGS, markov_rank=4)}

@@ -17,7 +17,7 @@ from hf_specdec.methods.dflash.checkpoint import load_head, save_head
 from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
 from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.dflash.transformers_model import DFlashModelHead
-from hf_specdec.training import DFlashTraining, HeadReport, train_dflash
+from hf_specdec.tools.train import DFlashTraining, HeadReport, train_dflash
 from tests.helpers.dflash import random_dflash
 from tests.training.conftest import PROMPTS, SETTINGS, WordNumbers
 

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import hf_specdec
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.training import DraftTraining, HeadReport, loop, train_draft
-from hf_specdec.training.batch import Batch
-from hf_specdec.training.draft_trainer import DraftRollout
-from hf_specdec.training.texts import read_shard, shard_path
+from hf_specdec.tools.train import DraftTraining, HeadReport, loop, train_draft
+from hf_specdec.tools.train.batch import Batch
+from hf_specdec.tools.train.draft_trainer import DraftRollout
+from hf_specdec.tools.train.texts import read_shard, shard_path
 from tests.helpers.zoo import FAMILIES, build
 from tests.training.conftest import PROMPTS, SETTINGS, WordNumbers
 

@@ -14,10 +14,10 @@ from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.eagle3.checkpoint import load_head
-from hf_specdec.training import HeadReport, HeadTraining, loop, train_head
-from hf_specdec.training.batch import Batch
-from hf_specdec.training.rollout import HeadRollout
-from hf_specdec.training.texts import read_shard, shard_path
+from hf_specdec.tools.train import HeadReport, HeadTraining, loop, train_head
+from hf_specdec.tools.train.batch import Batch
+from hf_specdec.tools.train.rollout import HeadRollout
+from hf_specdec.tools.train.texts import read_shard, shard_path
 from tests.training.conftest import PROMPTS, SETTINGS, WordNumbers
 
 TINY = HeadTraining(**SETTINGS)
@@ -285,7 +285,7 @@ def test_counted_acceptance_is_that_of_drafting_token_by_token(
 
 def test_the_tokenizer_of_a_real_model_makes_prompts_of_its_texts() -> None:
     from hf_specdec import embedded
-    from hf_specdec.training.texts import prompt_ids
+    from hf_specdec.tools.train.texts import prompt_ids
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(embedded.path("target"))
     text = "import os\n" * 40

@@ -15,9 +15,9 @@ from transformers import LlamaForCausalLM
 
 from hf_specdec.errors import CheckpointError, ConfigError
 from hf_specdec.methods.eagle3.checkpoint import load_head, save_head
-from hf_specdec.training import DraftTraining, HeadTraining, train_draft, train_head
-from hf_specdec.training.new_head import new_head
-from hf_specdec.training.work import held
+from hf_specdec.tools.train import DraftTraining, HeadTraining, train_draft, train_head
+from hf_specdec.tools.train.new_head import new_head
+from hf_specdec.tools.train.work import held
 from tests.training.conftest import PROMPTS, SETTINGS, WordNumbers
 
 # One shard is learned from and one held out; two steps.

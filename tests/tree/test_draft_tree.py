@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from hf_specdec.common.tree import DraftTree, ExtraTokens, TreeBuilder
 from hf_specdec.errors import ConfigError
-from hf_specdec.tree import DraftTree, ExtraTokens, TreeBuilder
 
 
 def random_tree(seed: int, num_nodes: int) -> DraftTree:

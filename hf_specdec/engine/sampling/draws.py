@@ -11,10 +11,8 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
-from hf_specdec.tree import DraftTree
-
-__all__ = ["LEVELS", "DrawsAhead"]
 
 Array = npt.NDArray[Any]
 LEVELS = 3  # drawn ahead: each is a launch in a text's first step; a further read brings as many more

@@ -10,10 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hf_specdec.common.transfer import is_host
 from hf_specdec.engine.sampling.random_streams import RandomStream
-from hf_specdec.utils.transfer import is_host
-
-__all__ = ["NoiseAhead"]
 
 Array = npt.NDArray[Any]
 NUM_ALLOCATED = 8  # rows at once

@@ -6,9 +6,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
-from hf_specdec.utils.transfer import HOST
-
-__all__ = ["OwnDraws", "RandomStream", "SeparateDraws"]
+from hf_specdec.common.transfer import HOST
 
 DRAWS = (torch.multinomial, torch.rand)
 OTHER_SEED = 0x1E3779B97F4A7C15  # any number: a seed that nothing else is seeded with

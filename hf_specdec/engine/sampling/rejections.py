@@ -6,10 +6,8 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from hf_specdec.common.transfer import HOST, upload
 from hf_specdec.errors import ConfigError
-from hf_specdec.utils.transfer import HOST, upload
-
-__all__ = ["Rejections", "rejection_sample"]
 
 Array = npt.NDArray[Any]
 

@@ -15,8 +15,6 @@ import numpy.typing as npt
 import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-__all__ = ["NUM_RANKS", "RowFilters"]
-
 Array = npt.NDArray[Any]
 NUM_RANKS = 16  # draws of each row among which one is kept
 NUM_SCORES = 64  # best scores that are read of each row, at least

@@ -7,6 +7,8 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
 from hf_specdec import compat
+from hf_specdec.common.transfer import is_host
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.processors import in_order
 from hf_specdec.engine.sampling.node_processors import NodeProcessors
 from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
@@ -14,12 +16,8 @@ from hf_specdec.engine.sampling.random_streams import RandomStream
 from hf_specdec.engine.sampling.rejections import rejection_sample
 from hf_specdec.engine.sampling.tokens_ahead import TokensAhead, rejections_of
 from hf_specdec.errors import RankError
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.methods.node_logits import NodeLogits, read_tensors
-from hf_specdec.tree import DraftTree
-from hf_specdec.utils.transfer import is_host
-
-__all__ = ["Sampler"]
 
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # what rounding can do to a logit, relative to the largest
 NEAR_IN_HALVES = 0.1

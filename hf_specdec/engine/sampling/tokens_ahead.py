@@ -6,17 +6,15 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.engine.sampling.draws import DrawsAhead
 from hf_specdec.engine.sampling.node_processors import NodeProcessors
 from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
 from hf_specdec.engine.sampling.random_streams import RandomStream
 from hf_specdec.engine.sampling.rejections import Rejections
 from hf_specdec.engine.sampling.row_filters import NUM_RANKS, RowFilters
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.methods.node_logits import read_tensors
-from hf_specdec.tree import DraftTree
-
-__all__ = ["TokensAhead", "rejections_of"]
 
 Array = npt.NDArray[Any]
 

@@ -10,8 +10,6 @@ from hf_specdec.methods.auto.calibration import Calibration
 from hf_specdec.methods.auto.mixer import Mixer
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY
 
-__all__ = ["AdaptiveWeights"]
-
 MATCH_KINDS = (0, 1, 2, 3, 4, 4, 5)  # kind of a context by its longest match; longer ones are like the last
 INITIAL_GAIN = 1.0
 GAIN_RATE = 0.05  # weight of a forward in what such forwards gain; of the first ones more, their mean

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 
 from hf_specdec.methods.shared_state import SharedState
 
-__all__ = ["MOST", "Calibration"]
-
 NUM_BINS = 20
 PRIOR = 6.0  # accepted tokens as which being right from the start counts
 MAX_EXPECTED = 100.0  # where a bin has expected so many, its counts are halved: old ones fade

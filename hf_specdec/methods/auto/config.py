@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 
+from hf_specdec.common.files import check_path
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import (
     MAX_KEPT,
@@ -17,9 +18,6 @@ from hf_specdec.methods.config import (
     check_devices,
     check_positive,
 )
-from hf_specdec.utils.files import check_path
-
-__all__ = ["AutoSpecConfig"]
 
 MAX_WINDOW_SIZE, MAX_WINDOW_NGRAM = 256, 16
 Pool = Literal["request", "shared"]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from hf_specdec.common.tree import ANY_DEPTH, DraftTree, TreeBuilder
 from hf_specdec.methods.auto.calibration import MOST
 from hf_specdec.methods.auto.recycled_logits import NUM_LIKELIEST, Entry, best_tokens, entries_of, log_odds
 from hf_specdec.methods.auto.search import CompiledSearch, Found, Search
@@ -19,9 +20,6 @@ from hf_specdec.methods.draw_noise import DrawNoise, coupled
 from hf_specdec.methods.node_logits import NodeLogits, read_tensors
 from hf_specdec.methods.processed_rows import LogitsProcessorFn, process_rows
 from hf_specdec.methods.translation import Translation
-from hf_specdec.tree import ANY_DEPTH, DraftTree, TreeBuilder
-
-__all__ = ["AnyDraftSource", "DraftSource", "TranslatedSource", "draft_source_of"]
 
 UNLIKELIEST = -7.0  # evidence of tokens that are drawn all the same, where the noise of their draw is small
 WIDTH = 10  # nodes scored by one forward of the draft model, at most

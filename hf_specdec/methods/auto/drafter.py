@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
+from hf_specdec.common.observer import DraftedNode
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.draft_source import draft_source_of
 from hf_specdec.methods.auto.predictor import NoiseRow, Predictor
@@ -24,10 +26,6 @@ from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.methods.node_logits import NodeLogits
 from hf_specdec.methods.processed_rows import LogitsProcessorFn
 from hf_specdec.methods.translation import Translation
-from hf_specdec.observer import DraftedNode
-from hf_specdec.tree import DraftTree
-
-__all__ = ["AutoDrafter"]
 
 MAX_NGRAM = 4
 SMALLEST = 1e-3  # nodes below this probability are never worth a look

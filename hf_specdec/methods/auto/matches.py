@@ -11,8 +11,6 @@ from typing import NamedTuple
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.methods.ngram.pool import NgramPool
 
-__all__ = ["Matches", "Votes"]
-
 NUM_PLACES = 16  # newest occurrences of an n-gram looked at
 MAX_MATCH = 8  # tokens in front of a place compared; more say nothing new
 FEW = 4  # matches below which a context is looked up anew

@@ -6,8 +6,6 @@ from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.method import DrafterContext, Method, MethodState
 
-__all__ = ["AUTO", "give_memory", "memory_in_use"]
-
 GIVEN = "auto, given"
 
 

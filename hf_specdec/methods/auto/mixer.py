@@ -16,8 +16,6 @@ from itertools import chain
 
 from hf_specdec.methods.shared_state import SharedState
 
-__all__ = ["Evidence", "Mixer", "NoiseScores", "softmax", "weighted_sums"]
-
 Evidence = tuple[Sequence[int], Sequence[float]]  # candidates, and one number for each
 NoiseScores = tuple[Sequence[float], float]  # minus the logarithm of the noise of each candidate's draw; of all others'
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
+from hf_specdec.common.observer import Source, SourceVote
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.matches import Matches, Votes
 from hf_specdec.methods.auto.mixer import NoiseScores, softmax, weighted_sums
@@ -27,9 +28,6 @@ from hf_specdec.methods.auto.recycled_logits import (
 )
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.ngram.index import NgramIndex
-from hf_specdec.observer import Source, SourceVote
-
-__all__ = ["Context", "NoiseRow", "Prediction", "Predictor"]
 
 NoiseRow = npt.NDArray[Any]
 

@@ -19,25 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hf_specdec import native
+from hf_specdec.kernels import native
 from hf_specdec.methods.node_logits import NodeLogits
-
-__all__ = [
-    "FLOOR",
-    "MAX_KEY",
-    "NOTHING",
-    "NUM_KEPT",
-    "NUM_LIKELIEST",
-    "TOKEN_BITS",
-    "Entry",
-    "RecycledLogits",
-    "best_tokens",
-    "entries_of",
-    "filled",
-    "key_of",
-    "likeliest",
-    "log_odds",
-]
 
 MAX_KEY = 3
 NUM_KEPT = 16  # next tokens of a node that an entry has room for, as sampled texts go on with unlikely ones

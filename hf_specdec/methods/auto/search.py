@@ -8,15 +8,13 @@ import heapq
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hf_specdec import native
+from hf_specdec.common.observer import SourceVote
+from hf_specdec.common.tree import ANY_DEPTH, DraftTree
+from hf_specdec.kernels import native
 from hf_specdec.methods.auto.calibration import MOST
 from hf_specdec.methods.auto.predictor import Context, NoiseRow, Prediction, Predictor
 from hf_specdec.methods.auto.recycled_logits import Entry
 from hf_specdec.methods.ngram.index import NgramIndex
-from hf_specdec.observer import SourceVote
-from hf_specdec.tree import ANY_DEPTH, DraftTree
-
-__all__ = ["CompiledSearch", "Found", "Search", "search_of"]
 
 
 class Found(NamedTuple):

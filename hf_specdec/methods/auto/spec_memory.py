@@ -19,8 +19,6 @@ from hf_specdec.methods.auto.recycled_logits import RecycledLogits
 from hf_specdec.methods.config import MAX_KEPT, check_positive
 from hf_specdec.methods.ngram.pool import NgramPool
 
-__all__ = ["SpecMemory"]
-
 
 class SpecMemory:
     """Memory of earlier calls.

@@ -8,13 +8,11 @@ does not pay, one is tried for a while, ever so often, to notice a change. Knows
 import random
 from collections.abc import Sequence
 
+from hf_specdec.common.tree import DraftTree, ExtraTokens
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, RecycledLogits, best_tokens
 from hf_specdec.methods.lookahead.window import JacobiWindow
 from hf_specdec.methods.node_logits import NodeLogits
-from hf_specdec.tree import DraftTree, ExtraTokens
-
-__all__ = ["AutoWindow"]
 
 MAX_FOUND = 8_192  # entries kept of a text's windows
 TRIAL = 32  # steps of a trial; a window takes as many as it has levels to fill

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from hf_specdec.common.files import replacing, saving_tensors
 from hf_specdec.errors import CheckpointError
 from hf_specdec.methods.dflash.head_config import DFlashHeadConfig, is_head_config
 from hf_specdec.methods.dflash.network import DFlashHead
@@ -22,9 +23,6 @@ from hf_specdec.methods.heads.files import (
     read_weights,
     take_weights,
 )
-from hf_specdec.utils.files import replacing, saving_tensors
-
-__all__ = ["head_of_model", "load_head", "save_head"]
 
 MASK_EMBEDDING = "mask_embedding.pt"
 # of the target, which the training code keeps beside the head; `d2t` says what `t2d` does

@@ -3,8 +3,6 @@
 import torch
 from torch import nn
 
-__all__ = ["BlockConvolution"]
-
 
 class BlockConvolution(nn.Module):
     """Causal convolutions whose kernels depend on the token, shared by groups of channels.

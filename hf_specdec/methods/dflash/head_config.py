@@ -15,8 +15,6 @@ from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.methods.draft_head import AttentionSpan
 from hf_specdec.methods.heads.files import layer_values
 
-__all__ = ["DFlashHeadConfig", "is_head_config"]
-
 ARCHITECTURES = {  # of the authors' form -> the kind
     "DFlashDraftModel": "dflash",
     "DFlash2DraftModel": "dflash2",

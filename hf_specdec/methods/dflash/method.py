@@ -13,8 +13,6 @@ from hf_specdec.methods.draft_model.method import drafter_of
 from hf_specdec.methods.draft_scorer import BlockDraftScorer
 from hf_specdec.methods.method import DrafterContext, Method
 
-__all__ = ["DFLASH"]
-
 
 def _make(config: DFlashConfig, context: DrafterContext) -> Drafter:
     scorer = context.scorer

@@ -17,8 +17,6 @@ from hf_specdec.methods.dflash.head_config import SLIDING, DFlashHeadConfig
 from hf_specdec.methods.dflash.predecessor import CandidateSelector, MarkovHead, PredecessorHead
 from hf_specdec.methods.draft_head import BlockHead, attention_shape
 
-__all__ = ["DFlashHead"]
-
 
 class DFlashHead(BlockHead):
     """A head that drafts a block of tokens from the target's hidden states.

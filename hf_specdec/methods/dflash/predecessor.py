@@ -12,8 +12,6 @@ from torch import nn
 
 from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
 
-__all__ = ["CandidateSelector", "MarkovHead", "PredecessorHead"]
-
 
 class PredecessorHead(nn.Module):
     """Base class. Attributes: `memory_size` (`int`), width of what is kept of a token for those after it."""

@@ -9,8 +9,6 @@ from hf_specdec.compat import CACHE
 from hf_specdec.methods.draft_head import AttentionSpan, BlockHead, attention_shape
 from hf_specdec.methods.heads.wrapped import WrappedHead
 
-__all__ = ["DFlashModelHead", "is_dflash_config"]
-
 FIELDS = ("block_size", "mask_token_id", "target_layer_ids")  # of the configuration of a DFlash model
 
 

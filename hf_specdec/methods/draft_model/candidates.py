@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.node_logits import NodeLogits, read_tensors
-from hf_specdec.tree import DraftTree, TreeBuilder
-
-__all__ = ["Candidate", "Growth", "depth_first", "draw_children", "likeliest_children"]
 
 
 @dataclass(slots=True, eq=False)

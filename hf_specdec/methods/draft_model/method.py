@@ -9,8 +9,6 @@ from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.methods.draft_model.translated import TranslatedDrafter
 from hf_specdec.methods.method import DrafterContext, Method
 
-__all__ = ["DRAFT_MODEL", "drafter_of"]
-
 
 def drafter_of(name: str, config: DraftModelConfig, context: DrafterContext) -> Drafter:
     """A drafter that asks the call's draft model or head.

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from hf_specdec.common.observer import DraftedNode
+from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.methods.base import TOKEN_COST
 from hf_specdec.methods.common_width import at_common_width
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
@@ -14,10 +16,6 @@ from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, NoForward
 from hf_specdec.methods.translation import Translation
-from hf_specdec.observer import DraftedNode
-from hf_specdec.tree import DraftTree, TreeBuilder
-
-__all__ = ["TranslatedDrafter"]
 
 
 class TranslatedDrafter(DraftModelDrafter):

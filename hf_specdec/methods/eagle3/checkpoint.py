@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from hf_specdec.common.files import replacing, saving_tensors
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig
 from hf_specdec.methods.eagle3.network import Eagle3Head
 from hf_specdec.methods.heads.files import (
@@ -18,9 +19,6 @@ from hf_specdec.methods.heads.files import (
     read_weights,
     take_weights,
 )
-from hf_specdec.utils.files import replacing, saving_tensors
-
-__all__ = ["load_head", "save_head"]
 
 # of the target, which the training code keeps beside the head
 TARGETS_OWN = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")

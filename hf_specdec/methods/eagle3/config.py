@@ -5,8 +5,6 @@ from typing import ClassVar
 
 from hf_specdec.methods.heads.config import HeadConfig
 
-__all__ = ["Eagle3Config"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config(HeadConfig):

@@ -15,8 +15,6 @@ from hf_specdec.compat.decoder_layers import CONFIGS
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.methods.heads.files import layer_values
 
-__all__ = ["Eagle3HeadConfig", "default_layer_ids", "is_head_config"]
-
 FLAT_ARCHITECTURES = {  # -> model type of the layers
     "LlamaForCausalLMEagle3": "llama",
     "Eagle3LlamaForCausalLM": "llama",

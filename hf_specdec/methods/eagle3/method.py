@@ -6,9 +6,6 @@ from hf_specdec.methods.draft_model.method import drafter_of
 from hf_specdec.methods.eagle3.config import Eagle3Config
 from hf_specdec.methods.method import Method
 
-__all__ = ["EAGLE3"]
-
-
 EAGLE3 = Method(
     name="eagle3",
     aliases=("eagle",),

@@ -14,8 +14,6 @@ from hf_specdec.compat.decoder_layers import LAYERS, config_of_layers
 from hf_specdec.methods.draft_head import PairHead, attention_shape, within
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
 
-__all__ = ["Eagle3Head"]
-
 
 class Eagle3Head(PairHead):
     """A head that drafts from the target's hidden states.

@@ -12,8 +12,6 @@ from hf_specdec.compat.gemma_assistant import heads_of_layers, is_gemma_assistan
 from hf_specdec.methods.draft_head import SharedCacheHead
 from hf_specdec.methods.heads.wrapped import WrappedHead
 
-__all__ = ["GemmaAssistantHead", "gemma_assistant_head_of"]
-
 
 class GemmaAssistantHead(WrappedHead, SharedCacheHead):
     """An assistant; its layers have no keys and values of their own.

@@ -5,11 +5,9 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from hf_specdec.common.files import check_path
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.draft_model.config import DraftModelConfig
-from hf_specdec.utils.files import check_path
-
-__all__ = ["HeadConfig"]
 
 TREE_NODES = 16  # default node budget of a tree
 

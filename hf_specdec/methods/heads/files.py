@@ -12,21 +12,9 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PretrainedConfig
 
+from hf_specdec.common.files import is_missing_folder, json_value, said_of_hub
 from hf_specdec.compat.hub_files import cached_file
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line
-from hf_specdec.utils.files import is_missing_folder, json_value, said_of_hub
-
-__all__ = [
-    "config_file",
-    "describing_a_head",
-    "json_object",
-    "known_config",
-    "layer_values",
-    "optional_file",
-    "read_tensors",
-    "read_weights",
-    "take_weights",
-]
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")

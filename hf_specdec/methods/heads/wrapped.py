@@ -9,8 +9,6 @@ from hf_specdec.compat.masks import MASKED
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.draft_head import DraftHead
 
-__all__ = ["WrappedHead"]
-
 
 class WrappedHead(DraftHead):
     """Base class of heads that transformers computes. They read the target's embeddings.

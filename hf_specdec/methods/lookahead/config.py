@@ -13,8 +13,6 @@ from typing import Any, ClassVar, Self
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.config import MAX_NGRAM_SIZE, MAX_STEP_TOKENS, SpecConfig, check_at_least, check_positive
 
-__all__ = ["LookaheadConfig", "max_draft_len"]
-
 MAX_SEED = (1 << 63) - 1  # of a torch generator
 SMALLER = "Usual are 7, 5 and 7."
 PLAIN = "Plain decoding is window_size=1, ngram_size=1, verification_set_size=0; else all three start at (1, 2, 1)."

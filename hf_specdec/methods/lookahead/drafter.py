@@ -11,15 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
+from hf_specdec.common.observer import DraftedNode
+from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.methods.base import Drafter
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.lookahead.pool import TailPool
 from hf_specdec.methods.lookahead.window import JacobiWindow
 from hf_specdec.methods.node_logits import NodeLogits
-from hf_specdec.observer import DraftedNode
-from hf_specdec.tree import DraftTree, TreeBuilder
-
-__all__ = ["LookaheadDrafter", "LookaheadView"]
 
 
 @dataclass(frozen=True, slots=True)

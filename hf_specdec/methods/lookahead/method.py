@@ -5,8 +5,6 @@ from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
 from hf_specdec.methods.method import DrafterContext, Method
 
-__all__ = ["LOOKAHEAD"]
-
 
 def _make(config: LookaheadConfig, context: DrafterContext) -> Drafter:
     return LookaheadDrafter(config)

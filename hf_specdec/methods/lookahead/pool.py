@@ -6,8 +6,6 @@ Knows nothing about windows, trees or models.
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-__all__ = ["TailPool"]
-
 
 class TailPool:
     """N-grams of one size, cut into a first token, the key, and a tail.

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from hf_specdec.tree import ExtraTokens
-
-__all__ = ["JacobiWindow", "window_places"]
+from hf_specdec.common.tree import ExtraTokens
 
 
 class JacobiWindow:

@@ -7,9 +7,6 @@ from hf_specdec.methods.method import Method
 from hf_specdec.methods.mtp.config import MtpConfig
 from hf_specdec.methods.mtp.network import MtpHead, mtp_head_of
 
-__all__ = ["MTP"]
-
-
 MTP = Method(
     name="mtp",
     config_class=MtpConfig,

@@ -23,8 +23,6 @@ from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.methods.draft_head import PairHead, within
 from hf_specdec.methods.heads.wrapped import WrappedHead
 
-__all__ = ["MtpHead"]
-
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 

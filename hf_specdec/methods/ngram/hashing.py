@@ -8,8 +8,6 @@ leaves the same bytes in the same arrays.
 from array import array
 from collections.abc import Sequence
 
-__all__ = ["link", "move", "newest", "table", "table_for"]
-
 SEED, FACTOR, WORD = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 2**64 - 1
 
 

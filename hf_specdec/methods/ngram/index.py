@@ -8,12 +8,9 @@ from array import array
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from hf_specdec import native
+from hf_specdec.kernels import native
 from hf_specdec.methods.ngram import hashing
 from hf_specdec.methods.ngram.top_counts import TopCounts
-
-__all__ = ["NgramIndex"]
-
 
 NUM_COMMON = 32  # ranked tokens; 64 drafted no better on recorded chat answers, 16 did below 32 nodes
 FIRST_SLOTS = 64

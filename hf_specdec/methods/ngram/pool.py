@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.methods.shared_state import SharedState
 
-__all__ = ["NgramPool"]
-
 BOUNDARY = -1  # stands between two texts; no token id, so no match crosses it
 MAX_NGRAM_SIZE = 4
 

@@ -5,8 +5,6 @@ Knows nothing about n-grams or models.
 
 from array import array
 
-__all__ = ["TopCounts"]
-
 
 class TopCounts:
     """Counts of all tokens, and a ranking of `size` of them, largest first, the earlier one first among equals.

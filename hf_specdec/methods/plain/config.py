@@ -4,8 +4,6 @@ import dataclasses
 
 from hf_specdec.methods.config import SpecConfig
 
-__all__ = ["PlainConfig"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlainConfig(SpecConfig):

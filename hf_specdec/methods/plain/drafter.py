@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.base import Drafter
-from hf_specdec.tree import DraftTree
-
-__all__ = ["PlainDrafter"]
 
 
 class PlainDrafter(Drafter):

@@ -5,8 +5,6 @@ from hf_specdec.methods.method import DrafterContext, Method
 from hf_specdec.methods.plain.config import PlainConfig
 from hf_specdec.methods.plain.drafter import PlainDrafter
 
-__all__ = ["PLAIN"]
-
 
 def _make(config: PlainConfig, context: DrafterContext) -> Drafter:
     return PlainDrafter()

@@ -15,8 +15,6 @@ from hf_specdec.methods.config import (
     check_positive,
 )
 
-__all__ = ["PromptLookupConfig"]
-
 Pool = Literal["request", "shared"]
 
 

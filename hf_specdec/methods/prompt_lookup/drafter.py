@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
+from hf_specdec.common.observer import DraftedNode
+from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.methods.base import TOKEN_COST, Drafter
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.methods.ngram.pool import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-from hf_specdec.observer import DraftedNode
-from hf_specdec.tree import DraftTree, TreeBuilder
-
-__all__ = ["PromptLookupDrafter"]
 
 CHAIN_PLACES, TREE_PLACES = 8, 16  # occurrences of an n-gram looked at
 CHAIN_MATCH, TREE_MATCH = 16, 8  # tokens in front of a place compared

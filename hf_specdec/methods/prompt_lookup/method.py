@@ -6,8 +6,6 @@ from hf_specdec.methods.ngram.pool import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 
-__all__ = ["PROMPT_LOOKUP"]
-
 
 def _shared_pool(state: MethodState, config: PromptLookupConfig) -> NgramPool:
     """The pool of earlier texts, with the bound of `config`; made at first use."""

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.engine.sampling.draws import LEVELS, DrawsAhead
 from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
 from hf_specdec.engine.sampling.random_streams import OwnDraws, RandomStream
-from hf_specdec.tree import DraftTree, TreeBuilder
 
 CPU, VOCAB = torch.device("cpu"), 50
 PARENTS = [0, 1, 1, 0, 4, 5, 6]  # of nodes 1 to 7

@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.processors import in_order
 from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.errors import RankError
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.methods.node_logits import NodeLogits
-from hf_specdec.tree import DraftTree
 
 CPU = torch.device("cpu")
 ROWS = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))

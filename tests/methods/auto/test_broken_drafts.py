@@ -9,7 +9,8 @@ import torch
 from transformers import AutoTokenizer
 
 import hf_specdec
-from hf_specdec import embedded, native
+from hf_specdec import embedded
+from hf_specdec.kernels import native
 from tests.helpers.support import plain
 
 

@@ -10,17 +10,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import hf_specdec
+from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError
-from hf_specdec.forward.block_runner import BlockRunner
-from hf_specdec.forward.head_base import HeadCall
-from hf_specdec.loading import is_draft_head
+from hf_specdec.forward.networks.block_runner import BlockRunner
+from hf_specdec.forward.networks.head_base import HeadCall
+from hf_specdec.loading.auto import is_draft_head
 from hf_specdec.methods.dflash.checkpoint import load_head, save_head
 from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
 from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.draft_head import AttentionSpan
-from hf_specdec.training.batch import Batch
-from hf_specdec.training.block_rollout import BlockRollout
-from hf_specdec.tree import DraftTree, TreeBuilder
+from hf_specdec.tools.train.batch import Batch
+from hf_specdec.tools.train.block_rollout import BlockRollout
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "dflash"
 VARIANTS = sorted(folder.name for folder in FIXTURES.iterdir())

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.common_width import at_common_width
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
-from hf_specdec.tree import DraftTree
 from tests.helpers.draft_tables import Table, TableScorer, random_table
 
 SIZE = 6

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.lookahead.config import LookaheadConfig, max_draft_len
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
 from hf_specdec.methods.lookahead.pool import TailPool
-from hf_specdec.tree import DraftTree
 
 VOCAB_SIZE = 50
 SIZES = ("window_size", "ngram_size", "verification_set_size")

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec import native
+from hf_specdec.common.tree import DraftTree
+from hf_specdec.kernels import native
 from hf_specdec.methods.ngram.pool import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
-from hf_specdec.tree import DraftTree
 
 
 def drafter_of(text: list[int], pool: NgramPool | None = None, **fields: Any) -> PromptLookupDrafter:

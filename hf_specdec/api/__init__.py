@@ -1,0 +1,1 @@
+"""Entry points: `enable`, `decode`, `SpecGenerationMixin` and `generate_many`."""

@@ -1,0 +1,193 @@
+"""The ways in: `enable` and `disable`, `SpecGenerationMixin`, and `decode` for `custom_generate`.
+
+All of them end in `transformers`' own `generate` with a decoding loop of ours as its `custom_generate`, so every
+argument, processor, criterion and cache is prepared by transformers itself.
+
+    hf_specdec.enable(model)
+    model.generate(**inputs, spec_method="prompt_lookup")
+"""
+
+import copy
+import inspect
+from typing import Any, Literal, TypeVar, cast, overload
+
+from transformers import GenerationMixin, PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.common.stats import SpecOutput
+from hf_specdec.compat.modules import remove_output_hooks
+from hf_specdec.engine.model_state import ATTRIBUTE, drop_drafts, state_of
+from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.forward.capabilities.probe import Capability
+from hf_specdec.generation.generate import EnabledGenerate, decode, generate_with, with_own_arguments
+from hf_specdec.kernels.registry import checks_attention, unchecked_attention
+from hf_specdec.methods.auto.config import AutoSpecConfig
+from hf_specdec.methods.auto.method import give_memory, memory_in_use
+from hf_specdec.methods.auto.spec_memory import SpecMemory
+from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.registry import config_arguments
+
+__all__ = ["SpecGenerationMixin", "capability", "decode", "disable", "enable", "spec_memory"]
+
+Model = TypeVar("Model")
+
+
+def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: Any) -> Model:
+    """Turn on `spec_method=` for `model.generate`; returns the model. Idempotent, undone by `disable`.
+
+    A `generate` of your own on the instance, such as a `functools.partial`, is called with what it gets. A shallow copy
+    (`copy.copy`) of an enabled model has to be enabled itself, as methods on the instance stay bound to the original.
+
+    Args:
+        model (`PreTrainedModel`): a transformers model that generates; PEFT-wrapped, quantised, dispatched and compiled
+            ones too.
+        spec_memory (`SpecMemory`, *optional*): what `spec_method="auto"` remembers, loaded from a file or shared with
+            other models of the same tokenizer. Its bounds count, whatever the configuration says.
+        configs: defaults for this model: a method's configuration under the name of its argument of `generate`,
+            as in `enable(model, prompt_lookup_config=[10, 2, [0]])`.
+
+    Raises:
+        UnsupportedModelError: the model has no `generate`.
+        ConfigError: an unknown or invalid configuration, or an attention that the model cannot use.
+    """
+    inner = _generating(model)
+    if spec_memory is not None and not isinstance(spec_memory, SpecMemory):
+        remedy = "Make one with hf_specdec.SpecMemory() or SpecMemory.load(path)."
+        raise ConfigError("spec_memory", "must be a SpecMemory", spec_memory, remedy)
+    defaults: dict[str, SpecConfig] = {}
+    known = config_arguments()
+    for name, value in configs.items():
+        if name not in known:
+            raise ConfigError(name, f"must be one of {', '.join(sorted(known))}", value, "Pass it to generate instead.")
+        defaults[known[name].name] = known[name].config_class.parse(value, name)
+    state = state_of(inner)
+    state.defaults.update(defaults)
+    if spec_memory is not None:
+        give_memory(state.method_state, spec_memory)
+    checks_attention(inner)
+    if compat.keep_own_settings(inner.generation_config):
+        state.keeps_settings = True
+    own = vars(inner).get("generate")
+    if not isinstance(own, EnabledGenerate):
+        vars(inner)["generate"] = EnabledGenerate(inner, own)
+    elif not own.is_bound_to(inner):  # a shallow copy of an enabled model
+        vars(inner)["generate"] = EnabledGenerate(inner, own.own)
+        vars(inner)[ATTRIBUTE] = copy.copy(state)
+    return model
+
+
+def disable(model: Model) -> Model:
+    """Undo `enable`: the model generates as its class does, and what was kept on it is dropped. Returns the model.
+
+    Draft models and heads that are not beside another target drop what they kept for their compiled forwards.
+
+    Args:
+        model (`PreTrainedModel`): the model that `enable` was given.
+
+    Raises:
+        UnsupportedModelError: it is no model with a `generate`.
+    """
+    inner = _generating(model)
+    enabled = vars(inner).get("generate")
+    if isinstance(enabled, EnabledGenerate):
+        del vars(inner)["generate"]
+        if enabled.own is not None:
+            vars(inner)["generate"] = enabled.own
+    unchecked_attention(inner)
+    if ATTRIBUTE in vars(inner):
+        drop_drafts(inner)
+        remove_output_hooks(inner)
+    state = vars(inner).pop(ATTRIBUTE, None)
+    if state is not None and state.keeps_settings:
+        compat.leave_own_settings(inner.generation_config)
+    return model
+
+
+def capability(model: Any) -> Capability:
+    """How `model` can be driven: its tier and why. Found by a few small forwards, then kept on the model.
+
+    Args:
+        model (`PreTrainedModel`): a transformers model that generates, enabled or not.
+
+    Raises:
+        UnsupportedModelError: it has no `generate`.
+    """
+    inner = _generating(model)
+    return state_of(inner).findings.of(inner).capability
+
+
+def spec_memory(model: Any) -> SpecMemory:
+    """The memory that `spec_method="auto"` uses on `model`: save it, or give it to another model of its tokenizer.
+
+    The one that `enable` was given, else the one that calls have made so far, else a new one, which they will use.
+
+    ```python
+    hf_specdec.spec_memory(model).save("memory.safetensors")
+    ```
+
+    Args:
+        model (`PreTrainedModel`): a transformers model that generates, enabled or not.
+
+    Raises:
+        UnsupportedModelError: it has no `generate`.
+    """
+    state = state_of(_generating(model))
+    return memory_in_use(state.method_state, AutoSpecConfig.parse(state.defaults.get("auto")))
+
+
+class SpecGenerationMixin(GenerationMixin):
+    """`GenerationMixin` whose `generate` understands `spec_method`; put it in front of a model class.
+
+    ```python
+    class MyModel(SpecGenerationMixin, LlamaForCausalLM): ...
+    ```
+    """
+
+    @overload
+    def generate(self, *args: Any, return_dict_in_generate: Literal[True], **kwargs: Any) -> SpecOutput: ...
+
+    @overload
+    def generate(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As transformers' `generate`, and with `spec_method` the same result in fewer forwards.
+
+        Args:
+            spec_method (`str`, *optional*): how to draft: `"auto"`, `"prompt_lookup"`, `"lookahead"`, `"draft_model"`,
+                `"eagle3"`, `"mtp"`, `"dflash"`, or a `Drafter` of your own; `"plain"` drafts nothing, `None` or
+                `"none"` is transformers' own loop.
+            spec_config (*optional*): the method's configuration: an object, a dict of its fields, or its list form.
+            spec_observer (*optional*): called with a `SpecStep` after each verify step.
+            auto_config, prompt_lookup_config, lookahead_config, draft_model_config (*optional*): `spec_config` under
+                the method's own name; each chooses its method. `ngram_config` and `draft_target_model_config` are
+                TensorRT-LLM's names.
+            eagle3_config, mtp_config, dflash_config (*optional*): the same for the methods with a draft head.
+            args, kwargs: everything that transformers' `generate` takes.
+
+        Returns:
+            As transformers' `generate`; with `return_dict_in_generate=True` the output has `spec_stats` too.
+
+        Raises:
+            ConfigError: a value of an argument cannot be, or does not go with speculative decoding.
+            UnsupportedModelError: the model cannot be driven, or not with this draft.
+        """
+        return generate_with(cast(PreTrainedModel, self), super().generate, args, kwargs)
+
+
+# What `help(model.generate)` shows.
+EnabledGenerate.__doc__ = SpecGenerationMixin.generate.__doc__
+SpecGenerationMixin.generate.__signature__ = with_own_arguments(  # type: ignore[attr-defined]
+    inspect.signature(GenerationMixin.generate)
+)
+
+
+def _generating(model: Any) -> PreTrainedModel:
+    """The transformers model inside `model`, if it generates."""
+    inner = compat.generation_model(model)
+    if not isinstance(inner, PreTrainedModel) or not isinstance(inner, GenerationMixin) or not inner.can_generate():
+        raise UnsupportedModelError(
+            f"`model` must be a transformers model with `generate`, but is {type(inner).__name__}. "
+            "Load it with an AutoModelForCausalLM or AutoModelForSeq2SeqLM class, and unwrap it (model.module) where "
+            "torch has wrapped it."
+        )
+    return inner

@@ -1,0 +1,226 @@
+"""One call of `generate_many`: prompts that share a batch, and those that are decoded alone."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from hf_specdec import compat
+from hf_specdec.api.many_prompts.prompt_inputs import (
+    INPUT_NAMES,
+    check_names,
+    check_one,
+    inputs_of,
+)
+from hf_specdec.api.many_prompts.result import ManyResult
+from hf_specdec.common.stats import SpecStats
+from hf_specdec.common.transfer import HOST
+from hf_specdec.distributed.rank_sync import rank_sync_of
+from hf_specdec.engine.continuous_batching import ContinuousBatching, QueuedSequence
+from hf_specdec.engine.cost.shared_budget import weigh_drafts_of
+from hf_specdec.engine.decode import drafting, fields_of
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.plain_reasons import alone_reason, one_by_one_reason
+from hf_specdec.engine.sampling.random_streams import OwnDraws
+from hf_specdec.engine.speculative import queued_sequence_of
+from hf_specdec.engine.step import StepRunner
+from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError, without_frames
+from hf_specdec.forward.capabilities.findings import Found
+from hf_specdec.generation.arguments import settings_of
+from hf_specdec.generation.generate import prepared_call
+from hf_specdec.request.assisted_arguments import ASSISTED_ARGUMENTS, check_others
+from hf_specdec.request.per_row import of_prompt
+from hf_specdec.request.request import (
+    AUTO,
+    NONE,
+    Request,
+    configs_of,
+    for_batch,
+    own_arguments,
+    read_request,
+    without_drafts,
+)
+
+NOT_YET = object()  # among prompts: none is waiting now
+METHOD_FIELDS = {"assistant_model", "generation_config", *ASSISTED_ARGUMENTS}  # of a prompt with its own method
+PROMPT_FIELDS = ("prompt", "input_ids", "PROMPT")  # of errors that are one prompt's
+
+
+class _CannotJoin(Exception):
+    """A prompt cannot share the batch. `reason` is `None` where it asks for none of its methods."""
+
+    def __init__(self, reason: str | None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Job:
+    """One call of `generate_many`."""
+
+    def __init__(self, given: Any, tokenizer: Any, seed: int | None, kwargs: dict[str, Any]) -> None:
+        self.given, self.tokenizer, self.seed, self.kwargs = given, tokenizer, seed, kwargs
+        self.model = compat.generation_model(given)
+        self._prompts: dict[int, Any] = {}  # of the rows that are being decoded
+        self._seeds: dict[int, int] = {}  # of the prompts that are being sampled
+        self._own_seeds: dict[int, int] = {}  # of those that bring one
+        self._ready: list[ManyResult] = []
+
+    def run(self, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int) -> Iterator[ManyResult]:
+        """Results as they finish."""
+        request, rank_sync = self._request(), rank_sync_of(self.model)
+        found = state_of(self.model).findings.of(self.model)
+        if (reason := one_by_one_reason(self.given, request, found)) is not None:
+            if max_rows > 1:
+                self._warn_once(f"decodes prompts one by one, whatever max_batch_size is: {reason}")
+            for index, prompt in prompts:
+                if prompt is NOT_YET:
+                    return
+                yield self._alone(index, prompt)
+            return
+        steps = StepRunner(SpecStats(), rank_sync, budget=None, observer=request.observer)
+        weigh_drafts_of(steps, self.model, request)
+        batching = ContinuousBatching(steps, max_rows=max_rows, max_columns=max_columns)
+        for done in batching.run(self._queued(prompts, found, steps)):
+            yield from self._finished()
+            prompt = self._prompts.pop(done.index)
+            yield self._result(done.index, prompt, done.emitted, done.error, done.stats)
+        yield from self._finished()
+
+    def _request(self) -> Request:
+        """What is asked for, without any prompt."""
+        configs = configs_of(self.model, self.kwargs)
+        own = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
+        request = read_request(kwargs := {**own, **self.kwargs}, configs, state_of(self.model).defaults)
+        assert request is not None
+        if not request.is_default:
+            check_others(settings_of(kwargs, configs), kwargs, request.method)
+        return request
+
+    def _finished(self) -> Iterator[ManyResult]:
+        """Results of prompts that never got a row, in order."""
+        while self._ready:
+            yield self._ready.pop(0)
+
+    def _queued(
+        self, prompts: Iterator[tuple[int, Any]], found: Found, steps: StepRunner
+    ) -> Iterator[QueuedSequence | None]:
+        """Prompts ready to join the batch; those that cannot share it are decoded alone on the way."""
+        for index, prompt in prompts:
+            if prompt is NOT_YET:
+                yield None
+                continue
+            try:
+                queued = self._prepared(index, prompt, found, steps)
+            except _CannotJoin as alone:
+                if alone.reason is not None:
+                    self._warn_once(f"decodes some prompts alone: {alone.reason}")
+                self._ready.append(self._alone(index, prompt))
+                continue
+            except Exception as error:
+                if not _is_the_prompts_own(error, prompt) or not steps.rank_sync.intact:
+                    raise
+                self._ready.append(self._result(index, prompt, [], error, SpecStats()))
+                continue
+            self._prompts[index] = prompt
+            yield queued
+
+    def _prepared(self, index: int, prompt: Any, found: Found, steps: StepRunner) -> QueuedSequence:
+        """One prompt ready to join the batch.
+
+        Raises:
+            _CannotJoin: it is decoded alone.
+        """
+        rank_sync = steps.rank_sync
+        inputs = self._inputs(index, prompt)
+        if _asks_for_none(inputs):
+            raise _CannotJoin(None)
+        call, request = prepared_call(self.model, for_batch(self.model, self.kwargs, inputs))
+        if (reason := alone_reason(call, request)) is not None:
+            raise _CannotJoin(reason)
+        draft_runner, make_drafter = drafting(call, request, found)
+        if draft_runner is not None and not draft_runner.reads_prompt:
+            raise _CannotJoin("the draft model has no positions for all of its prompt")
+        seed = self._seed_of(index, inputs)
+        generator = None if seed is None else torch.Generator(call.input_ids.device).manual_seed(seed)
+        rank_sync.check(lambda: fields_of(call, request, prompt=index))
+        drafter = make_drafter(0, generator)
+        queued = queued_sequence_of(call, request.budget, drafter, index, generator, draft_runner, rank_sync)
+        weigh_drafts_of(steps, self.model, request)
+        queued.sequence.is_weighed = request.config.fits_costs
+        queued.sequence.observer = inputs.get("spec_observer")
+        stats = queued.sequence.stats
+        stats.method, stats.seeds = request.name or stats.method, None if seed is None else [seed]
+        return queued
+
+    def _alone(self, index: int, prompt: Any) -> ManyResult:
+        """One prompt through `generate`, with its own random stream."""
+        try:
+            inputs = self._inputs(index, prompt)
+            observer = inputs.get("spec_observer") or self.kwargs.get("spec_observer")
+            if observer is not None:
+                inputs["spec_observer"] = lambda step: observer(dataclasses.replace(step, row=index))
+            seed = self._seed_of(index, inputs)
+            kwargs = {**for_batch(self.model, self.kwargs, inputs), "return_dict_in_generate": True}
+            with contextlib.nullcontext() if seed is None else OwnDraws(seed):
+                output = self.given.generate(**(without_drafts(kwargs) if _asks_for_none(inputs) else kwargs))
+        except Exception as error:
+            if not _is_the_prompts_own(error, prompt):
+                raise
+            return self._result(index, prompt, [], error, SpecStats())
+        stats: SpecStats = output.spec_stats
+        stats.seeds = None if seed is None else [seed]
+        new_tokens = output.sequences[0, output.sequences.shape[1] - stats.num_tokens :].tolist()
+        return self._result(index, prompt, new_tokens, None, stats)
+
+    def _warn_once(self, what: str) -> None:
+        state_of(self.model).warn_once(f"{type(self.model).__name__} {what}")
+
+    def _result(
+        self, index: int, prompt: Any, token_ids: list[int], error: Exception | None, stats: SpecStats
+    ) -> ManyResult:
+        text = None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        error = error and without_frames(error)
+        return ManyResult(index, prompt, token_ids, text, self._seeds.pop(index, None), error, stats)
+
+    def _inputs(self, index: int, prompt: Any) -> dict[str, Any]:
+        """`generate`'s inputs for one sequence, on the model's device."""
+        inputs = inputs_of(prompt, self.tokenizer)
+        check_one(inputs, prompt)
+        if (seed := inputs.pop("seed", None)) is not None:
+            self._own_seeds[index] = seed
+        check_names(self.model, inputs)
+        if self.tokenizer is not None:
+            inputs.setdefault("tokenizer", self.tokenizer)
+        for name in ("logits_processor", "stopping_criteria"):
+            if given := inputs.get(name, self.kwargs.get(name)):
+                inputs[name] = of_prompt(given, index)
+        device = compat.input_device(self.model)
+        return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
+
+    def _seed_of(self, index: int, inputs: dict[str, Any]) -> int | None:
+        """What one prompt draws from, if it samples; a job that does not draws its seed when the first prompt does."""
+        kwargs = {**self.kwargs, **inputs}
+        seed = self._own_seeds.pop(index, None)
+        if not settings_of(kwargs, configs_of(self.model, kwargs))("do_sample"):
+            return None
+        if seed is None:
+            if self.seed is None:
+                self.seed = rank_sync_of(self.model).decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
+            seed = self.seed + index
+        self._seeds[index] = seed
+        return seed
+
+
+def _asks_for_none(inputs: Mapping[str, Any]) -> bool:
+    """Whether a prompt wants no speculation, whatever the job does."""
+    return inputs.get("spec_method", AUTO) in (None, NONE)
+
+
+def _is_the_prompts_own(error: Exception, prompt: Any) -> bool:
+    """Whether other prompts may still work."""
+    own = prompt.keys() - INPUT_NAMES if isinstance(prompt, Mapping) else set()
+    if isinstance(error, UnsupportedModelError | CheckpointError):
+        return not own.isdisjoint(METHOD_FIELDS | {*own_arguments()})
+    return not isinstance(error, ConfigError) or error.field in PROMPT_FIELDS or bool(own)

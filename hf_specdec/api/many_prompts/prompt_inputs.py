@@ -1,0 +1,220 @@
+"""Prompts of `generate_many` in the forms that users have them: text, chats, token ids, a tokenizer's output."""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+from jinja2 import TemplateError
+from transformers import PreTrainedModel
+
+from hf_specdec.common.files import lone_surrogate
+from hf_specdec.common.transfer import HOST
+from hf_specdec.compat import GIVEN_CACHES
+from hf_specdec.compat.generate_names import known_settings
+from hf_specdec.errors import ConfigError, counted
+from hf_specdec.request.request import own_arguments
+
+NOT_FOR_ONE = ("streamer", "num_return_sequences")
+NOT_FOR_MANY = (*NOT_FOR_ONE, *GIVEN_CACHES)
+OF_ONE = ("inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids")  # inputs of a single prompt
+OF_ADAPTERS = {"adapter_names": "an adapter", "task_ids": "a task"}  # PEFT's: for each row of a call
+INPUT_NAMES = frozenset({"input_ids", "attention_mask", "token_type_ids"})
+NO_NUMBER: Any = object()  # after the last of the numbers
+NOT_A_PROMPT = "Give a string, chat messages, a list of token ids, a tensor, or a dict with input_ids."
+
+
+def each_prompt(prompts: Any) -> Iterable[Any]:
+    """The prompts one by one, of a tokenizer's output each sequence without its padding.
+
+    Raises:
+        ConfigError: one text or one prompt's token ids instead of several prompts, or columns without `input_ids`.
+    """
+    if isinstance(prompts, (str, bytes)):
+        raise ConfigError("prompts", "must be several prompts", prompts, "Write [prompt] for one.")
+    if isinstance(prompts, Mapping) or (hasattr(prompts, "data") and isinstance(prompts.data, Mapping)):
+        columns = dict(prompts)
+        if "input_ids" not in columns:
+            remedy = "Pass the column that holds the prompts, or the tokenizer's output."
+            raise ConfigError("prompts", "must hold input_ids where it is a dict", sorted(map(str, columns)), remedy)
+        return _sequences(columns)
+    if isinstance(prompts, torch.Tensor) and prompts.ndim != 2:
+        remedy = "Write [ids] for one prompt."
+        raise ConfigError("prompts", "must be (prompts, length) where it is a tensor", tuple(prompts.shape), remedy)
+    if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int):
+        raise ConfigError("prompts", "must be several prompts", prompts, "Write [ids] for one prompt's token ids.")
+    if isinstance(prompts, Sequence) and prompts and _is_message(prompts[0]):
+        raise ConfigError("prompts", "must be several chats", prompts, "Write [messages] for one chat.")
+    if not isinstance(prompts, Iterable):
+        raise ConfigError("prompts", "must be an iterable of prompts", prompts, "Pass a list.")
+    return prompts
+
+
+def check_all(settings: Callable[[str], Any], tokenizer: Any) -> None:
+    """Refuse a tokenizer that is none, and settings that cannot be the same for all prompts of a job.
+
+    Args:
+        settings: gives the value that a setting has, `None` where it is unset.
+    """
+    if tokenizer is not None and (isinstance(tokenizer, bytes) or not callable(getattr(tokenizer, "decode", None))):
+        raise ConfigError("tokenizer", "must be a tokenizer", tokenizer, "Load it with AutoTokenizer.from_pretrained.")
+    for name in (*NOT_FOR_MANY, *OF_ONE):
+        value = settings(name)
+        if value is None or (name == "num_return_sequences" and value == 1):
+            continue
+        remedy = "Put it among the prompts, each a dict." if name in OF_ONE else "Use generate for it."
+        raise ConfigError(name, "must be unset for many prompts", type(value).__name__, remedy)
+
+
+def checked_seed(seed: Any) -> int | None:
+    """A seed as torch takes it, or `None`.
+
+    Raises:
+        ConfigError: it is no whole number of 64 bits.
+    """
+    if seed is None:
+        return None
+    if isinstance(seed, Integral) and not isinstance(seed, bool) and -(1 << 63) <= int(seed) < 1 << 63:
+        return int(seed)
+    raise ConfigError("seed", "must be a whole number of 64 bits", seed, "Usual values are small.")
+
+
+def numbered(prompts: Iterable[Any], indices: Iterable[int] | None) -> Iterator[tuple[int, Any]]:
+    """Every prompt with its number.
+
+    Raises:
+        ConfigError: there are fewer numbers than prompts, one is given twice, or is none.
+    """
+    if indices is None:
+        yield from enumerate(prompts)
+        return
+    if not isinstance(indices, Iterable):
+        raise ConfigError("indices", "must be an iterable of numbers", indices, "Pass a list, or leave it out.")
+    numbers, seen = iter(indices), set[int]()
+    for prompt in prompts:
+        number: int = next(numbers, NO_NUMBER)
+        if number is NO_NUMBER:
+            rule, remedy = "must have a number for every prompt", "Give as many as there are prompts."
+            raise ConfigError("indices", rule, counted(len(seen), "number"), remedy)
+        if not isinstance(number, Integral):
+            raise ConfigError("indices", "must be whole numbers", number, "Number the prompts differently.")
+        if number in seen:
+            raise ConfigError("indices", "must hold each number once", number, "Number the prompts differently.")
+        seen.add(number)
+        yield int(number), prompt
+
+
+def inputs_of(prompt: Any, tokenizer: Any) -> dict[str, Any]:
+    """`generate`'s inputs and settings for one prompt; ids and mask of a mapping as `(1, length)` tensors.
+
+    Raises:
+        ConfigError: it is in none of the forms, or needs a tokenizer that is not there.
+    """
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise ConfigError("tokenizer", "must be given for prompts that are text", None, "Pass tokenizer=...")
+        if (place := lone_surrogate(prompt)) is not None:
+            rule, found = "must be Unicode text, without lone surrogates", f"{prompt[place]!a} at character {place}"
+            raise ConfigError("prompt", rule, found, "Decode the text's bytes as UTF-8.")
+        return _encoded(tokenizer(prompt, return_tensors="pt"))
+    if isinstance(prompt, Mapping):
+        if not prompt.keys() & {"input_ids", "inputs", "inputs_embeds"}:
+            raise ConfigError(
+                "prompt", "must hold input_ids where it is a dict", sorted(map(str, prompt)), NOT_A_PROMPT
+            )
+        own = {name: _as_ids(prompt[name], prompt) for name in INPUT_NAMES if prompt.get(name) is not None}
+        return {**prompt, **{name: ids[None] if ids.ndim == 1 else ids for name, ids in own.items()}}
+    if isinstance(prompt, Sequence) and prompt and all(map(_is_message, prompt)):
+        if getattr(tokenizer, "chat_template", None) is None:
+            rule, remedy = "must be text or ids, as the tokenizer has no chat template", "Pass that of a chat model."
+            raise ConfigError("prompt", rule, prompt, remedy)
+        chat = tokenizer.apply_chat_template(
+            list(prompt), add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+        return _encoded(chat)
+    return {"input_ids": _as_ids(prompt, prompt)}
+
+
+def _as_ids(ids: Any, prompt: Any) -> torch.Tensor:
+    """What a prompt gives as numbers, as a tensor."""
+    try:
+        return _tensor(ids)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError("prompt", "must hold the token ids of one sequence", prompt, NOT_A_PROMPT) from error
+
+
+def check_one(inputs: dict[str, Any], prompt: Any) -> None:
+    """Make `input_ids` `(1, length)`, and a seed a number of Python's.
+
+    Raises:
+        ConfigError: they are of no sequence or of several, or a setting is for `generate` alone.
+    """
+    ids = inputs.get("input_ids")
+    if isinstance(ids, torch.Tensor):
+        ids = inputs["input_ids"] = ids[None] if ids.ndim == 1 else ids
+    is_whole = isinstance(ids, torch.Tensor) and ids.dtype != torch.bool and not ids.is_floating_point()
+    if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or len(ids) != 1 or not is_whole:
+        rule = "must hold the token ids of one sequence"
+        raise ConfigError("prompt", rule, prompt, "Give a string, a list of token ids or a tensor.")
+    for name in NOT_FOR_ONE:
+        if inputs.get(name) not in (None, 1):
+            raise ConfigError("prompt", f"must not set {name}", inputs[name], "Use generate for it.")
+    inputs["seed"] = checked_seed(inputs.get("seed"))
+
+
+def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+    """A chat as the tokenizer's template writes it, up to where the model answers.
+
+    Raises:
+        ConfigError: the template refuses the messages, or is none.
+    """
+    try:
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+    except TemplateError as error:
+        roles = ", ".join(str(message.get("role")) for message in messages)
+        rule = "must be messages that the chat template takes"
+        raise ConfigError("messages", rule, roles, f"The template says: {error}") from error
+
+
+def check_names(model: PreTrainedModel, kwargs: Mapping[str, Any], also: Iterable[str] = ()) -> None:
+    """Raise where `generate` has no argument or setting of a name.
+
+    Args:
+        also: names that the error may propose beside those of `generate`.
+
+    Raises:
+        ConfigError: names the field, and the nearest one that there is.
+    """
+    known = known_settings(model) | set(own_arguments())
+    for name, value in kwargs.items():
+        if name in OF_ADAPTERS:
+            rule = f"must be unset for many prompts: PEFT sets {OF_ADAPTERS[name]} for each row of one call"
+            remedy = "Give generate batches of prompts with it, or each adapter a job after model.set_adapter(name)."
+            raise ConfigError(name, rule, value, remedy)
+        if name not in known:
+            close = difflib.get_close_matches(str(name), [*known, *also], n=1)
+            remedy = f"Did you mean {close[0]!r}?" if close else "See the arguments of generate."
+            raise ConfigError(str(name), "must be an argument or a setting of generate", value, remedy)
+
+
+def _sequences(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each sequence of a tokenizer's output, without what its mask leaves out."""
+    rows = [_tensor(row) for row in columns["input_ids"]]
+    masks = columns.get("attention_mask")
+    if masks is not None:
+        rows = [row[_tensor(mask).bool()] for row, mask in zip(rows, masks, strict=True)]
+    return [{"input_ids": row} for row in rows]
+
+
+def _tensor(ids: Any) -> torch.Tensor:
+    """Numbers as a tensor on the host; a tensor stays where it is."""
+    return ids if isinstance(ids, torch.Tensor) else torch.as_tensor(ids, device=HOST)
+
+
+def _encoded(encoded: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: encoded[name] for name in ("input_ids", "attention_mask") if name in encoded}
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and "role" in value

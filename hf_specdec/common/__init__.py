@@ -1,0 +1,1 @@
+"""Draft trees, records of steps and calls, files: modules that every layer may import."""

@@ -1,0 +1,243 @@
+"""Files of users: text is read whole or refused by name, and what is written takes its place in one step."""
+
+import contextlib
+import errno
+import gzip
+import json
+import os
+import stat
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from hf_specdec.errors import ConfigError, first_line
+
+if sys.platform != "win32":
+    import fcntl
+
+
+TRIED_BYTES = 1 << 16
+SHOWN_OF_NAME = 32  # characters of a file's name in that of the new file beside it
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+PathLike = str | os.PathLike[str]
+
+
+def read_text(path: Path, field: str) -> str:
+    """The text of a file, without its byte order mark.
+
+    Raises:
+        ConfigError: names `field`: the file cannot be read, is damaged, or is no UTF-8.
+    """
+    shown = str(path)
+    try:
+        raw = path.read_bytes()
+        content = gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ConfigError(field, "must be a whole gzip file", shown, f"Pack it again: {error}.") from error
+    except OSError as error:
+        raise ConfigError(field, "must be a file that can be read", shown, f"{error.strerror}.") from error
+    if content.startswith(UTF16_MARKS):
+        remedy = "It looks like UTF-16: iconv -f UTF-16 -t UTF-8 converts it."
+        raise ConfigError(field, "must be UTF-8 text", shown, remedy)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        remedy = f"Byte {error.start}, in line {line}, is none of UTF-8; iconv -f LATIN1 -t UTF-8 converts Latin-1."
+        raise ConfigError(field, "must be UTF-8 text", shown, remedy) from error
+    if "\0" in text:
+        raise ConfigError(field, "must be UTF-8 text", shown, "It holds zero bytes, as binary files and UTF-16 do.")
+    return text
+
+
+def check_path(field: str, path: object, what: str) -> None:
+    """Raise unless a value can be a path or a name on the hub.
+
+    Args:
+        what: what it should be.
+
+    Raises:
+        ConfigError: names `field`.
+    """
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ConfigError(field, f"must be {what}", path, "Give a path as text or a pathlib.Path.")
+    if reason := _too_long(text):
+        raise ConfigError(field, f"must be {what}", path, f"{reason}. Give a shorter path.")
+
+
+def _too_long(path: PathLike) -> str | None:
+    """What the system says of a path that has more characters than it takes; `None` of any other."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return error.strerror if error.errno == errno.ENAMETOOLONG else None
+    return None
+
+
+def is_missing_folder(path: PathLike) -> bool:
+    """Whether a path is not there and cannot be a name on the hub."""
+    folder, text = Path(path), os.fspath(path)
+    return not folder.exists() and (folder.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1)
+
+
+def said_of_hub(path: PathLike, reason: str) -> str:
+    """What an error says of a checkpoint that was looked for on the hub, as there is no folder of its name."""
+    rule = "`path` must be an existing folder or a name on the hub"
+    return f"{rule}, but there is no folder {os.fspath(path)!r} here, and nothing was loaded from the hub: {reason}"
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether `read_text` reads a file as it is: UTF-8 text without zero bytes."""
+    try:
+        return "\0" not in path.read_text("utf-8")
+    except UnicodeDecodeError:
+        return False
+
+
+def lines_of(text: str) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank, with their numbers from 1; only a line feed ends one."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield number, line
+
+
+def json_value(text: str) -> Any:
+    """The value of a JSON text; `None` where it is none, or is nested too deeply."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def lone_surrogate(text: str) -> int | None:
+    """Where a text holds half of a surrogate pair, which is no character and has no tokens; `None` if nowhere."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
+@contextlib.contextmanager
+def replacing(path: PathLike) -> Iterator[Path]:
+    """A new file in the folder of `path` that takes its place when the block ends; after an error nothing changes.
+
+    A symbolic link stays one, its target is replaced; a file that is there hands its mode and, where that is allowed,
+    its owner on.
+
+    Raises:
+        OSError: the folder is missing, is not writable, or is full; or `path` is no regular file.
+    """
+    place = Path(os.path.realpath(path))
+    if place.exists() and not place.is_file():
+        raise OSError(f"{os.fspath(path)!r} is no regular file")
+    if not place.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "There is no such folder", str(place.parent))
+    start = place.name[:SHOWN_OF_NAME]  # the whole name and what is added to it may be longer than a name may be
+    descriptor, name = tempfile.mkstemp(prefix=f".{start}.", dir=place.parent)
+    beside = Path(name)
+    try:
+        os.close(descriptor)
+        _take_mode(beside, place)
+        yield beside
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        beside.replace(place)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def lock(descriptor: int, *, waits: bool = False) -> None:
+    """Lock a file or folder that is open, until it is closed; where the file system has no locks, nobody is kept out.
+
+    Args:
+        waits (`bool`, *optional*): for the one who holds the lock, instead of raising.
+
+    Raises:
+        BlockingIOError: another process, or another descriptor of this one, holds it.
+    """
+    if sys.platform == "win32":
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return
+
+
+def lock_out_processes(descriptor: int) -> None:
+    """Wait for a lock that keeps other processes alone out, and that `lock` does not see, so that one may have both."""
+    if sys.platform == "win32":
+        return
+    with contextlib.suppress(OSError):
+        fcntl.lockf(descriptor, fcntl.LOCK_EX)
+
+
+@contextlib.contextmanager
+def saving_tensors(path: PathLike) -> Iterator[None]:
+    """Turn the errors of safetensors and torch for a disk that is full into one that names the file.
+
+    Raises:
+        OSError: the tensors cannot be written.
+    """
+    try:
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        reason = f"{os.fspath(path)!r} cannot be written whole, as on a full disk: {first_line(error)}"
+        raise OSError(reason) from error
+
+
+def check_output(field: str, path: PathLike) -> None:
+    """Raise where `replacing` could not work, before the work whose result it is to hold.
+
+    Raises:
+        ConfigError: names `field`.
+    """
+    place = Path(os.path.realpath(path))
+    shown = os.fspath(path)
+    if reason := _too_long(place):
+        raise ConfigError(field, "must be a file that can be written", shown, f"{reason}. Choose a shorter name.")
+    if not place.parent.is_dir():
+        raise ConfigError(field, "must lie in an existing folder", shown, "Make the folder first.")
+    if place.exists() and not place.is_file():
+        raise ConfigError(field, "must be a regular file, or a name that is free", shown, "Choose another name.")
+    if not os.access(place.parent, os.W_OK | os.X_OK) or (place.exists() and not os.access(place, os.W_OK)):
+        raise ConfigError(field, "must be a file that can be written", shown, "Choose another folder.")
+    check_room(field, place.parent, shown)
+
+
+def check_room(field: str, folder: Path, shown: str) -> None:
+    """Raise where a folder takes no new file of a few kilobytes, as on a full or read-only disk; nothing is left in it.
+
+    Raises:
+        ConfigError: names `field`, whose value is `shown`.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(TRIED_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        rule, remedy = "must be where files can be written", f"{error.strerror}. Choose another folder."
+        raise ConfigError(field, rule, shown, remedy) from error
+
+
+def _take_mode(new: Path, old: Path) -> None:
+    """Give a new file the mode and owner of the old one, or those of any new file."""
+    if not old.exists():
+        umask = os.umask(0)
+        os.umask(umask)
+        new.chmod(0o666 & ~umask)
+        return
+    known = old.stat()
+    new.chmod(stat.S_IMODE(known.st_mode))
+    with contextlib.suppress(PermissionError):
+        os.chown(new, known.st_uid, known.st_gid)

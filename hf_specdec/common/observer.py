@@ -1,0 +1,86 @@
+"""What an observer sees of one verify step.
+
+def show(step):
+    for token, node in zip(step.tree.tokens[1:], step.nodes):
+        print(token, node.source, node.probability)
+
+model.generate(**inputs, spec_method="auto", spec_observer=show)
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from hf_specdec.common.tree import DraftTree
+
+Source = Literal["text", "earlier_texts", "recycled_logits", "window", "draft_model", "eagle3", "mtp", "dflash"]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceVote:
+    """What one source said of a drafted token, where a method blends several.
+
+    Attributes:
+        source (`str`): which.
+        probability (`float`): of the token after its parent, by this source alone.
+        weight (`float`): log odds that it added to the blend.
+    """
+
+    source: Source
+    probability: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedNode:
+    """Where one drafted node came from.
+
+    Attributes:
+        source (`str`): `"text"`, `"earlier_texts"`, `"recycled_logits"`, `"window"`, `"draft_model"`, or the head's
+            method: `"eagle3"`, `"mtp"` or `"dflash"`; of a blend, the source that added most.
+        probability (`float | None`): that the target accepts the node and all before it, as its drafter estimated;
+            `None` where it estimates nothing.
+        votes (`tuple[SourceVote, ...]`): what each source of a blend said of it.
+    """
+
+    source: Source
+    probability: float | None = None
+    votes: tuple[SourceVote, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SpecStep:
+    """One verify step of one row, as `spec_observer` sees it.
+
+    Attributes:
+        index (`int`): number of the step, from 0.
+        tree (`DraftTree`): what was drafted; `tree.tokens[0]` was the last token of the text.
+        accepted (`tuple[int, ...]`): the tokens that the step added to the text.
+        path (`tuple[int, ...]`): nodes of the tree that are part of the text now, the root first.
+        draft_seconds, verify_seconds, commit_seconds (`float`): where the step's time went, all rows together.
+        row (`int`): row of the batch.
+        view: what the drafter shows of itself after the step, such as a `LookaheadView`; `None` where it shows nothing.
+        nodes (`tuple[DraftedNode, ...]`): where each drafted node of `tree` came from, node 1 first; empty where the
+            drafter does not say.
+        observer_seconds (`float`): time that observing took in the steps before this one, for clocks to leave out.
+    """
+
+    index: int
+    tree: DraftTree
+    accepted: tuple[int, ...]
+    path: tuple[int, ...]
+    draft_seconds: float
+    verify_seconds: float
+    commit_seconds: float
+    row: int = 0
+    view: Any = None
+    nodes: tuple[DraftedNode, ...] = ()
+    observer_seconds: float = 0.0
+
+    def without_rejected(self) -> "SpecStep":
+        """The same step without drafted tokens that did not enter the text, for whoever may see this text alone.
+
+        With a shared pool, drafts are pieces of other texts: those of other users, where one model serves several.
+        """
+        tree = DraftTree.chain(self.tree.tokens[0], self.accepted[: len(self.path) - 1])
+        nodes = tuple([self.nodes[node - 1] for node in self.path[1:]]) if self.nodes else ()
+        return replace(self, tree=tree, path=tuple(range(len(self.path))), nodes=nodes, view=None)

@@ -1,0 +1,136 @@
+"""What a call did: counters and seconds of speculation, by vLLM's names and rules.
+
+out = model.generate(..., return_dict_in_generate=True, spec_method="prompt_lookup")
+out.spec_stats.mean_acceptance_length
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+NUM_BINS = 10
+
+
+@dataclass(slots=True)
+class SpecStats:
+    """Counters of one `generate` call.
+
+    Attributes:
+        method (`str`): the method's name.
+        tier (`str`): how the model was driven: `"tree"`, `"chain"` or `"plain"`.
+        num_tokens (`int`): tokens emitted; in a batch that is decoded plainly, the padding of finished rows too.
+        num_drafts (`int`): verify steps, the prompt's forward not counted; in a batch, those of all rows.
+        num_forwards (`int`): the target's forwards, the prompt's not counted: in a batch, one for all rows.
+        num_draft_tokens (`int`): tokens drafted.
+        num_accepted_tokens (`int`): drafted tokens that were emitted.
+        accepted_per_position (`list[int]`): how many steps accepted a draft token at depth 1, 2, ...
+        prefill_seconds, draft_seconds, verify_seconds, commit_seconds (`float`):
+            time in the prompt's forward, in the drafter, in the target's forwards, and in choosing tokens and
+            moving the cache. Seconds are of the host; on a GPU the forward's own time shows up where the host waits.
+        peak_tree_size (`int`): most nodes verified at once, the root counted.
+        seeds (`list[int] | None`): of a sampled batch: row r draws what plain generation of its prompt alone draws
+            after `torch.manual_seed(seeds[r])`.
+        num_graphs (`int`): graphs that torch has made for the model and its draft model or head, in earlier calls too;
+            0 where nothing is compiled.
+        compile_seconds (`float`): what this call spent on forwards that compile, and on accelerators on the first two
+            of each shape, in which CUDA graphs are recorded.
+        plain_reason (`str | None`): why the engine decoded without speculation, if it did.
+        predictions (`list[list[float]]`): of drafted tokens whose parents were accepted, where the method predicts
+            acceptance: for each tenth of probability how many there were, the sum of their probabilities, and how many
+            were accepted. `reliability` puts it as rates.
+    """
+
+    method: str = "plain"
+    tier: str = "plain"
+    num_tokens: int = 0
+    num_drafts: int = 0
+    num_forwards: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    peak_tree_size: int = 0
+    seeds: list[int] | None = None
+    num_graphs: int = 0
+    compile_seconds: float = 0.0
+    plain_reason: str | None = None
+    predictions: list[list[float]] = field(default_factory=list)
+
+    def record_step(self, num_drafted: int, num_accepted: int) -> None:
+        """Count one verify step that drafted `num_drafted` tokens, `num_accepted` of which were emitted."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        self.peak_tree_size = max(self.peak_tree_size, num_drafted + 1)
+        while len(self.accepted_per_position) < num_accepted:
+            self.accepted_per_position.append(0)
+        for depth in range(num_accepted):
+            self.accepted_per_position[depth] += 1
+
+    def record_predictions(self, outcomes: Iterable[tuple[float, bool]]) -> None:
+        """Count drafted tokens: the probability that each would be accepted, and whether it was."""
+        if not self.predictions:
+            self.predictions = [[0, 0.0, 0] for _ in range(NUM_BINS)]
+        for probability, accepted in outcomes:
+            found = self.predictions[min(NUM_BINS - 1, int(probability * NUM_BINS))]
+            found[0] += 1
+            found[1] += probability
+            found[2] += accepted
+
+    @property
+    def reliability(self) -> list[tuple[float, float, int]]:
+        """Predicted probability of acceptance, share accepted, and number of tokens, for each tenth that has any."""
+        return [
+            (expected / count, accepted / count, int(count)) for count, expected, accepted in self.predictions if count
+        ]
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted draft tokens over drafted ones; 0 where nothing was drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def acceptance_rate_per_position(self) -> list[float]:
+        """Share of verify steps that accepted a draft token at depth 1, 2, ..."""
+        return [count / self.num_drafts for count in self.accepted_per_position] if self.num_drafts else []
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens a verify step, 1 + accepted / drafts."""
+        return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """All counters and rates as JSON values."""
+        names = (
+            *self.__slots__,
+            "acceptance_rate",
+            "acceptance_rate_per_position",
+            "mean_acceptance_length",
+            "reliability",
+        )
+        return {name: getattr(self, name) for name in names}
+
+
+class SpecOutput(Protocol):
+    """What `generate(..., return_dict_in_generate=True)` returns: transformers' output with `spec_stats`, for types.
+
+    The other fields are those of transformers' `GenerateDecoderOnlyOutput` or `GenerateEncoderDecoderOutput`.
+
+    Attributes:
+        sequences (`torch.LongTensor` of shape `(batch_size, length)`): prompts and new tokens.
+        cache (`Cache`): from transformers 5.24 on.
+        past_key_values (`Cache`): the same, and its only name before.
+        spec_stats (`SpecStats`): what was drafted and accepted.
+    """
+
+    sequences: torch.Tensor
+    scores: tuple[torch.Tensor, ...] | None
+    logits: tuple[torch.Tensor, ...] | None
+    cache: Any
+    past_key_values: Any
+    spec_stats: SpecStats

@@ -1,0 +1,113 @@
+"""Small arrays from the host to a device, all of them by one copy: each copy would be a launch of its own.
+
+Where the device allows it, the host does not wait for a copy either.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+Array = npt.NDArray[Any]
+HostArrays = tuple[list[Array], list[torch.dtype | None]]  # arrays, and what the bits of each mean
+HOST = torch.device("cpu")  # named wherever a tensor is made there: users may set another default device
+STAGED = {"cuda"}
+ALIGNMENT = 16  # bytes; every tensor of the block begins at a multiple
+
+
+def is_host(device: torch.device) -> bool:
+    """Whether the host reads what is on `device` without a transfer that waits for all work before it."""
+    return device.type == HOST.type
+
+
+def is_staged(device: torch.device) -> bool:
+    """Whether a copy to `device` that the host does not wait for has read the host's memory when it returns.
+
+    CUDA copies pageable memory aside first; of other devices nothing of the kind is promised.
+    """
+    return device.type in STAGED
+
+
+class PendingRead:
+    """A tensor's values on their way to the host, which waits for them and for nothing that is launched later."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._host = tensor.to(HOST, non_blocking=is_staged(tensor.device))
+        self._arrival = _arrival_of(tensor.device)
+
+    def wait(self) -> Array:
+        """The values."""
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        values: Array = self._host.numpy()
+        return values
+
+
+def _arrival_of(device: torch.device) -> torch.cuda.Event | None:
+    """What happens once all that was launched on `device` before is done; `None` where copies wait for that."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A CPU tensor's values on `device`, where possible without waiting for what was launched there before."""
+    return tensor.to(device, non_blocking=is_staged(device))
+
+
+def to_device(
+    arrays: Sequence[Array], device: torch.device, dtypes: Sequence[torch.dtype | None] = ()
+) -> list[torch.Tensor]:
+    """Tensors with the arrays' values on `device`; on a CPU they share the arrays' memory.
+
+    Args:
+        dtypes: what the bits of an array mean, where that is not its own type.
+    """
+    if is_host(device):
+        found = [torch.from_numpy(array) for array in arrays]
+    else:
+        places, size = [], 0
+        for array in arrays:
+            places.append(size)
+            size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        host = np.empty(size, dtype=np.uint8)
+        for place, array in zip(places, arrays, strict=True):
+            host[place : place + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        block = upload(torch.from_numpy(host), device)  # (bytes,)
+        found = [
+            block[place : place + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
+            for place, array in zip(places, arrays, strict=True)
+        ]
+    return [
+        tensor if dtype is None or dtype == tensor.dtype else tensor.view(dtype)
+        for tensor, dtype in zip(found, [*dtypes, *[None] * (len(found) - len(dtypes))], strict=True)
+    ]
+
+
+def left_padded(
+    rows: Sequence[Sequence[int]], device: torch.device, padding: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`(batch, longest)` token ids with `padding` in front of the shorter rows, and their mask of ones and zeros."""
+    ids = [torch.tensor(row, dtype=torch.long, device=HOST) for row in rows]
+    seen = [torch.ones_like(row) for row in ids]
+    padded = pad_sequence(ids, batch_first=True, padding_value=padding, padding_side="left")
+    return padded.to(device), pad_sequence(seen, batch_first=True, padding_side="left").to(device)
+
+
+def additive_bits(visible: Array, dtype: torch.dtype, lowest: float = -math.inf) -> Array:
+    """0 where a bool array is true and `lowest` elsewhere, as the bits of `dtype`: NumPy has no bfloat16."""
+    if dtype == torch.bool:
+        return visible
+    hidden = _bits_of(lowest, dtype)
+    return np.where(visible, hidden.dtype.type(0), hidden)
+
+
+@functools.cache
+def _bits_of(value: float, dtype: torch.dtype) -> Array:
+    """The bits of a number in `dtype`, a scalar of an integer type as wide."""
+    same = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    bits: Array = torch.tensor(value, dtype=dtype, device=HOST).view(same).numpy()
+    return bits

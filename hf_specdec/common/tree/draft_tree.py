@@ -1,0 +1,350 @@
+"""The draft tree: what a drafter proposes and the target verifies in one forward.
+
+Node 0 is the root, the last token of the text, whose key and value are not in the cache yet. Every other node is a
+drafted token under its parent. A chain is a tree, and so is a root alone. Tokens that are computed along with the
+tree but never accepted are its `extra`. Knows nothing about models or caches.
+
+    builder = TreeBuilder(root=7)
+    a = builder.add(0, 11)
+    builder.add(a, 12)
+    tree = builder.build()
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hf_specdec.common.tree.checks import Children, check_distributions, check_probabilities, children_of, no_child
+from hf_specdec.common.tree.extra_tokens import ExtraTokens
+from hf_specdec.errors import ConfigError
+
+__all__ = ["ANY_DEPTH", "DraftTree", "ExtraTokens", "TreeBuilder"]
+
+ANY_DEPTH = 2**31 - 1  # as deep as a tree may become
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """Tokens, parents and depths of T nodes, parents before children. Build one with `TreeBuilder` or `chain`.
+
+    Raises:
+        ConfigError: the fields do not go together, or `probabilities` and `drafted_from` are none of these nodes.
+
+    Attributes:
+        tokens (`tuple[int, ...]`): token id of each node; `tokens[0]` is the last token of the text.
+        parents (`tuple[int, ...]`): index of each node's parent; -1 for the root.
+        depths (`tuple[int, ...]`): distance from the root; position id of a node = position of the root + depth.
+        is_chain (`bool`): whether every node is the child of the node before it.
+        extra (`ExtraTokens | None`): tokens computed along with the tree.
+        drafted_from (`Mapping[int, Tensor] | None`): for each node with children, `(vocab_size,)` the distribution its
+            children were drawn from, one after the other in their order, without replacement; `None` where the drafts
+            depend on the text alone.
+        probabilities (`tuple[float, ...] | None`): of each node, that the target accepts it and all before it, as its
+            drafter estimates. As proposed, nodes then stand in the order of their probabilities.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    depths: tuple[int, ...]
+    is_chain: bool
+    _children: Children = field(default=(), repr=False, compare=False)  # given with nodes that are known to be right
+    extra: ExtraTokens | None = field(default=None, repr=False, compare=False)
+    drafted_from: Mapping[int, torch.Tensor] | None = field(default=None, repr=False, compare=False)
+    probabilities: tuple[float, ...] | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self._children:
+            children = children_of(self.tokens, self.parents, self.depths, self.is_chain)
+            object.__setattr__(self, "_children", children)
+            if self.probabilities is not None:
+                check_probabilities(self.probabilities, len(children))
+            if self.drafted_from is not None:
+                check_distributions(self.drafted_from, children)
+
+    @classmethod
+    def chain(cls, root: int, tokens: Iterable[int] = ()) -> "DraftTree":
+        """A tree with a single branch.
+
+        Args:
+            root (`int`): id of the last token of the text.
+            tokens (`Iterable[int]`, *optional*): drafted ids, in order.
+
+        Raises:
+            ConfigError: `tokens` is no iterable of numbers.
+        """
+        try:
+            nodes = (root, *tokens)
+            count = len(nodes)
+            children = tuple([{nodes[node]: node} for node in range(1, count)]) + ({},)
+        except TypeError as error:
+            remedy = "Write [] for none, and tokens.tolist() for those of a tensor."
+            raise ConfigError("tokens", "must be a list of token ids", tokens, remedy) from error
+        return cls(nodes, tuple(range(-1, count - 1)), tuple(range(count)), True, children)
+
+    @classmethod
+    def of_children(
+        cls,
+        tokens: tuple[int, ...],
+        parents: tuple[int, ...],
+        depths: tuple[int, ...],
+        children: Children,
+        probabilities: tuple[float, ...] | None = None,
+    ) -> "DraftTree":
+        """The tree of these nodes, each after its parent; `children` are their nodes below by token."""
+        is_chain = parents == tuple(range(-1, len(parents) - 1))
+        return cls(tokens, parents, depths, is_chain, children, probabilities=probabilities)
+
+    def __len__(self) -> int:
+        """Number of nodes T, the root counted."""
+        return len(self.tokens)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Number of drafted tokens, T - 1."""
+        return len(self.tokens) - 1
+
+    @property
+    def num_columns(self) -> int:
+        """Tokens of the forward, nodes and extra ones."""
+        return len(self.tokens) + (len(self.extra) if self.extra is not None else 0)
+
+    @property
+    def column_tokens(self) -> tuple[int, ...]:
+        """Token ids of the forward, the nodes' and then the extra ones."""
+        return self.tokens if self.extra is None else self.tokens + self.extra.tokens
+
+    @property
+    def column_depths(self) -> tuple[int, ...]:
+        """Depths of the forward's tokens, the nodes' and then the extra ones."""
+        return self.depths if self.extra is None else self.depths + self.extra.depths
+
+    def with_extra(self, extra: ExtraTokens | None) -> "DraftTree":
+        """The same tree with other tokens beside it."""
+        return replace(self, extra=extra)
+
+    def with_distributions(self, drafted_from: Mapping[int, torch.Tensor]) -> "DraftTree":
+        """The same tree, its children known to be drawn from these distributions.
+
+        Raises:
+            ConfigError: one is none, or is of no node; their numbers are read for it, from an accelerator too.
+        """
+        check_distributions(drafted_from, self._children)
+        return replace(self, drafted_from=drafted_from)
+
+    def with_probabilities(self, probabilities: tuple[float, ...]) -> "DraftTree":
+        """The same tree with an estimate for each node.
+
+        Raises:
+            ConfigError: there are more or fewer than nodes, or one is no probability.
+        """
+        check_probabilities(probabilities, len(self.tokens))
+        return replace(self, probabilities=probabilities)
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that holds `token`, if there is one."""
+        return self._children[node].get(token)
+
+    def children(self, node: int) -> Sequence[int]:
+        """The children of `node`, first added first."""
+        return tuple(self._children[node].values())
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root to `node`, both included."""
+        nodes = [node]
+        while self.parents[nodes[-1]] >= 0:
+            nodes.append(self.parents[nodes[-1]])
+        return nodes[::-1]
+
+    def predictions(self, path: Sequence[int], tokens: Sequence[int]) -> list[tuple[float, bool]]:
+        """What became of the nodes whose parents were accepted: the probability of each given its parent's acceptance,
+        and whether it was the token of the text. Below a node of probability 0 nothing was predicted.
+
+        Args:
+            path: the accepted nodes from the root on.
+            tokens: the token of the text after each of them.
+        """
+        assert self.probabilities is not None
+        return [
+            (self.probabilities[child] / self.probabilities[node], self.tokens[child] == token)
+            for node, token in zip(path, tokens, strict=True)
+            if self.probabilities[node] > 0.0
+            for child in self._children[node].values()
+        ]
+
+    def nodes_in(self, other: "DraftTree") -> list[int | None]:
+        """For each node, the node of `other` with the same tokens from the root on; `None` where there is none."""
+        found: list[int | None] = [0]
+        for node in range(1, len(self.tokens)):
+            above = found[self.parents[node]]
+            found.append(None if above is None else other.child(above, self.tokens[node]))
+        return found
+
+    def first_branch(self) -> list[int]:
+        """Tokens of the branch that takes the first child of every node, the root left out."""
+        return [self.tokens[node] for node in self._first_path()[1:]]
+
+    def chained(self) -> "DraftTree":
+        """The first branch alone, for models that verify chains; where children were drawn, the first drawn."""
+        path = self._first_path()
+        chain = DraftTree.chain(self.tokens[0], [self.tokens[node] for node in path[1:]])
+        if self.probabilities is not None:
+            chain = replace(chain, probabilities=tuple([self.probabilities[node] for node in path]))
+        if self.drafted_from is None:
+            return chain
+        drafted_from = {place: self.drafted_from[node] for place, node in enumerate(path) if node in self.drafted_from}
+        return replace(chain, drafted_from=drafted_from)
+
+    def first_branch_first(self) -> "DraftTree":
+        """The same tree, its first branch as nodes 1, 2, ...: where that is accepted, nothing moves in a cache."""
+        if self.is_chain:
+            return self
+        branch = self._first_path()
+        if branch[-1] == len(branch) - 1:
+            return self
+        on_branch = set(branch)
+        return self._of_nodes(branch + [node for node in range(1, len(self.tokens)) if node not in on_branch])
+
+    def truncated(
+        self, *, max_depth: int | None = None, max_nodes: int | None = None, vocab_size: int | None = None
+    ) -> "DraftTree":
+        """The same tree without nodes that are deeper than `max_depth`, come after `max_nodes` drafted ones, or hold a
+        token that is not below `vocab_size`; what hangs below such a node goes with it. Extra tokens stay.
+        """
+        deepest = len(self.tokens) - 1 if self.is_chain else max(self.depths)
+        keep_depth = max_depth is None or deepest <= max_depth
+        keep_tokens = vocab_size is None or max(self.tokens) < vocab_size
+        if keep_depth and keep_tokens:
+            if max_nodes is None or self.num_draft_tokens <= max_nodes:
+                return self
+            return self._beginning(max_nodes + 1)
+        kept, keeps = [0], [True] + [False] * (len(self.tokens) - 1)
+        for node in range(1, len(self.tokens)):
+            if max_nodes is not None and len(kept) > max_nodes:
+                break
+            fits = max_depth is None or self.depths[node] <= max_depth
+            known = vocab_size is None or self.tokens[node] < vocab_size
+            if keeps[self.parents[node]] and fits and known:
+                keeps[node] = True
+                kept.append(node)
+        return self._of_nodes(kept)
+
+    def _first_path(self) -> list[int]:
+        """Nodes of the branch that takes the first child of every node, the root first."""
+        path = [0]
+        while self._children[path[-1]]:
+            path.append(next(iter(self._children[path[-1]].values())))
+        return path
+
+    def _beginning(self, length: int) -> "DraftTree":
+        """The first `length` nodes."""
+        tokens, parents, probabilities = self.tokens[:length], self.parents[:length], self.probabilities
+        children = tuple([{t: c for t, c in below.items() if c < length} for below in self._children[:length]])
+        return DraftTree(
+            tokens,
+            parents,
+            self.depths[:length],
+            self.is_chain or parents == tuple(range(-1, length - 1)),
+            children,
+            self.extra,
+            None if self.drafted_from is None else {n: row for n, row in self.drafted_from.items() if n < length},
+            None if probabilities is None else probabilities[:length],
+        )
+
+    def _of_nodes(self, nodes: Sequence[int]) -> "DraftTree":
+        """The tree of these nodes in this order, each after its parent."""
+        new = {node: place for place, node in enumerate(nodes)}
+        parents = tuple([new.get(self.parents[node], -1) for node in nodes])
+        probabilities = self.probabilities
+        return DraftTree(
+            tuple([self.tokens[node] for node in nodes]),
+            parents,
+            tuple([self.depths[node] for node in nodes]),
+            parents == tuple(range(-1, len(nodes) - 1)),
+            tuple([{t: new[c] for t, c in self._children[node].items() if c in new} for node in nodes]),
+            self.extra,
+            None if self.drafted_from is None else {new[n]: row for n, row in self.drafted_from.items() if n in new},
+            None if probabilities is None else tuple([probabilities[node] for node in nodes]),
+        )
+
+    def visible(self) -> torch.Tensor:
+        """`(C, C)` bool over the forward's C tokens, on the CPU: entry (i, j) says that token i may see token j.
+
+        A node sees itself and its ancestors; extra tokens see what `ExtraTokens.visible` says.
+        """
+        return torch.from_numpy(self.visible_array())
+
+    def visible_array(self) -> npt.NDArray[np.bool_]:
+        """`visible` as a NumPy array."""
+        num_nodes, num_columns = len(self.tokens), self.num_columns
+        rows: list[bytearray] = []
+        for node, parent in enumerate(self.parents):
+            row = bytearray(num_columns) if parent < 0 else rows[parent][:]
+            row[node] = 1
+            rows.append(row)
+        rows += [bytearray(num_columns)] * (num_columns - num_nodes)
+        mask = np.frombuffer(bytearray().join(rows), dtype=np.bool_).reshape(num_columns, num_columns)
+        if self.extra is not None:
+            beside = self.extra.visible.numpy()
+            mask[num_nodes:, 0], mask[num_nodes:, num_nodes:] = beside[:, 0], beside[:, 1:]
+        return mask
+
+
+class TreeBuilder:
+    """Grows a tree node by node; a token that the parent already has as a child is not added twice.
+
+    Args:
+        root (`int`): id of the last token of the text; it is node 0.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._tokens, self._parents, self._depths = [root], [-1], [0]
+        self._children: list[dict[int, int]] = [{}]
+
+    def __len__(self) -> int:
+        """Number of nodes so far, the root counted."""
+        return len(self._tokens)
+
+    def add(self, parent: int, token: int) -> int:
+        """Index of the child of `parent` with `token`, added if it is not there.
+
+        Args:
+            parent (`int`): index of a node.
+            token (`int`): a token id.
+
+        Raises:
+            ConfigError: there is no such node, or `token` is no number.
+        """
+        try:
+            known = self._children[parent if parent >= 0 else len(self)].get(token)
+        except (IndexError, TypeError) as error:
+            raise no_child(parent, token, len(self)) from error
+        if known is not None:
+            return known
+        node = len(self._tokens)
+        self._tokens.append(token)
+        self._parents.append(parent)
+        self._depths.append(self._depths[parent] + 1)
+        self._children[parent][token] = node
+        self._children.append({})
+        return node
+
+    def add_path(self, parent: int, tokens: Iterable[int]) -> int:
+        """Add `tokens` one under the other below `parent`; returns the last node.
+
+        Raises:
+            ConfigError: there is no such node, or `tokens` is no iterable of numbers.
+        """
+        try:
+            for token in tokens:
+                parent = self.add(parent, token)
+        except TypeError as error:
+            raise ConfigError("tokens", "must be a list of token ids", tokens, "Write [] for none.") from error
+        return parent
+
+    def build(self) -> DraftTree:
+        """The finished tree."""
+        children = tuple([{**below} for below in self._children])
+        return DraftTree.of_children(tuple(self._tokens), tuple(self._parents), tuple(self._depths), children)

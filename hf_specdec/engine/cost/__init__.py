@@ -1,0 +1,1 @@
+"""The cost of a forward by its number of tokens, and the budget that follows from it."""

@@ -1,0 +1,167 @@
+"""What the probes found out about a model, found again once the model computes in another way."""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
+from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
+from hf_specdec.forward.capabilities.cross_attention import reason_against_states
+from hf_specdec.forward.capabilities.probe import Capability, probe, untried
+from hf_specdec.forward.capabilities.probe_exit import ExitFinding, probe_exit
+from hf_specdec.forward.capabilities.probe_rows import probe_rows
+from hf_specdec.forward.capabilities.random_numbers import draws_numbers, random_states, set_random_states
+from hf_specdec.forward.capabilities.reference import ProbeFailed
+from hf_specdec.forward.target.model_runner import Tier
+
+Finding = TypeVar("Finding")
+MOST_KEPT = 8  # adapters and attention implementations that a model changes between
+_stance_lock = threading.RLock()  # torch has one stance for the whole process
+
+
+class Found:
+    """What is known of a model in one state of it.
+
+    Attributes:
+        capability (`Capability`): how it is driven.
+    """
+
+    def __init__(self, capability: Capability) -> None:
+        self.capability, self._knows_rows = capability, False
+        self._batch_reason: str | None = None  # why batches are decoded plainly, once that is known
+        self._exits: dict[int, ExitFinding] = {}  # by the number of layers
+        self._states_reasons: dict[tuple[str, ...], str | None] = {}  # by the arguments that hold them
+        self._lock = threading.Lock()
+
+    def as_chain(self, reason: str) -> "Found":
+        """The same for calls that verify chains only."""
+        return Found(dataclasses.replace(self.capability, tier="chain", reason=reason))
+
+    def batch_fallback_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
+        """Why the model decodes batches plainly, or `None`; probed at the first batch.
+
+        Arguments as of `Findings.of`.
+        """
+        rank_sync = rank_sync_of(model)
+        with self._lock:
+            if rank_sync.any(not self._knows_rows):
+                try:
+                    tier = self.capability.tier
+                    self._batch_reason = _undisturbed(model, lambda: probe_rows(model, tier, encoder_kwargs))
+                except ProbeFailed as error:
+                    _raise_if_shared(error, rank_sync)
+                    return f"several sequences at once could not be tried: {error}"
+                self._knows_rows = True
+            return self._batch_reason
+
+    def states_reason(self, model: PreTrainedModel, states: dict[str, torch.Tensor]) -> str | None:
+        """Why a decoder with `compat.given_states` decodes plainly, or `None`; tried at the first such call."""
+        rank_sync, key = rank_sync_of(model), tuple(states)
+        with self._lock:
+            if rank_sync.any(key not in self._states_reasons):
+                try:
+                    reason = _undisturbed(model, lambda: reason_against_states(model, states))
+                except ProbeFailed as error:
+                    _raise_if_shared(error, rank_sync)
+                    return str(error)
+                self._states_reasons[key] = reason
+            return self._states_reasons[key]
+
+    def early_exit(self, model: PreTrainedModel, layers: int) -> ExitFinding:
+        """Whether the model's first `layers` layers can draft for it; probed at the first such call."""
+        rank_sync = rank_sync_of(model)
+        with self._lock:
+            if rank_sync.any(layers not in self._exits):
+                try:
+                    tier: Tier = "tree" if self.capability.tier == "tree" else "chain"
+                    found = _undisturbed(model, lambda: probe_exit(model, layers, tier))
+                except ProbeFailed as error:
+                    _raise_if_shared(error, rank_sync)
+                    return ExitFinding(recomputed=f"it could not be tried: {error}")
+                self._exits[layers] = found
+            return self._exits[layers]
+
+
+class Findings:
+    """What is known of one model, by its fingerprint. Safe to share between threads; a copy begins with nothing."""
+
+    def __init__(self) -> None:
+        self._known: dict[Fingerprint, Found] = {}
+        self._lock = threading.Lock()
+
+    def of(
+        self,
+        model: PreTrainedModel,
+        encoder_kwargs: dict[str, Any] | None = None,
+        *,
+        now: Fingerprint | None = None,
+    ) -> Found:
+        """What is known of the model as it is now; probed at first. A probe that failed is repeated at the next call.
+
+        All processes that share the model probe if one has to.
+
+        Args:
+            encoder_kwargs: of encoder-decoder models, see `probe`.
+            now: the model's fingerprint, where it is known.
+        """
+        rank_sync, key = rank_sync_of(model), now or fingerprint(model)
+        with self._lock:
+            if not rank_sync.any(key not in self._known):
+                return self._known[key]
+            try:
+                found = Found(_undisturbed(model, lambda: probe(model, encoder_kwargs)))
+            except ProbeFailed as error:
+                _raise_if_shared(error, rank_sync)
+                return Found(untried(model, error))
+            self._keep(key, found)
+            return found
+
+    def _keep(self, key: Fingerprint, found: Found) -> None:
+        self._known.pop(key, None)
+        while len(self._known) >= MOST_KEPT:
+            del self._known[next(iter(self._known))]
+        self._known[key] = found
+
+    def __reduce__(self) -> tuple[type["Findings"], tuple[()]]:
+        return Findings, ()
+
+
+def _raise_if_shared(error: ProbeFailed, rank_sync: RankSync) -> None:
+    """Raise what a probe met where other processes wait for it in the middle of a forward."""
+    if not rank_sync.is_alone:
+        raise (error.__cause__ or error) from None
+
+
+def _undisturbed(model: PreTrainedModel, find: Callable[[], Finding]) -> Finding:
+    """What `find` returns; a compiled model's recompilations, its rows and the random numbers are left to the call.
+
+    So are states that modules keep (RecurrentGemma). Where only other threads have drawn numbers in the meantime,
+    theirs are not drawn again.
+    """
+    device, states = compat.input_device(model), _tensors_of_modules(model)
+    with _stance_lock, torch.compiler.set_stance("force_eager"), compat.without_adapter_hooks(model):
+        before = random_states(device)
+        try:
+            return find()
+        finally:
+            is_same = all(map(torch.equal, before, random_states(device)))
+            if not is_same and (model.training or not rank_sync_of(model).is_alone or draws_numbers(find)):
+                set_random_states(device, before)
+            for module, name, tensor in states:
+                if vars(module).get(name) is not tensor:
+                    setattr(module, name, tensor)
+
+
+def _tensors_of_modules(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
+    """Tensors that are plain attributes: neither weights nor buffers, but what forwards leave to the next ones."""
+    return [
+        (module, name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    ]

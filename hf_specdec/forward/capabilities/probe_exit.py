@@ -1,0 +1,89 @@
+"""Whether a model's first layers can draft over its own cache, and whether a verify pass goes on from their states.
+
+Found by trying: two rounds of drafts and verify passes, against the same tokens one by one.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.common.tree import DraftTree, TreeBuilder
+from hf_specdec.forward.capabilities.probe import runner_after
+from hf_specdec.forward.capabilities.reference import (
+    REFUSALS,
+    Mismatch,
+    compare,
+    reference,
+    sentence,
+    tokens_of,
+    tolerance_of,
+    tried,
+)
+from hf_specdec.forward.networks.exit_runner import ExitRunner
+from hf_specdec.forward.target.model_runner import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class ExitFinding:
+    """What was found of one number of layers.
+
+    Attributes:
+        refusal (`str | None`): why they cannot draft.
+        recomputed (`str | None`): why a verify pass computes them again.
+    """
+
+    refusal: str | None = None
+    recomputed: str | None = None
+
+
+def probe_exit(model: PreTrainedModel, layers: int, tier: Tier) -> ExitFinding:
+    """Try drafts of the first `layers` layers on a model of this tier."""
+    if compat.is_compiled(model):
+        return _without_resuming(model, layers, tier, "the model is compiled as a whole")
+    try:
+        tried(lambda attempt: _try(model, layers, tier, attempt, resumes=True))
+    except REFUSALS as error:
+        return _without_resuming(model, layers, tier, sentence(error))
+    return ExitFinding()
+
+
+def _without_resuming(model: PreTrainedModel, layers: int, tier: Tier, reason: str) -> ExitFinding:
+    try:
+        tried(lambda attempt: _try(model, layers, tier, attempt, resumes=False))
+    except REFUSALS as error:
+        return ExitFinding(refusal=sentence(error))
+    return ExitFinding(recomputed=reason)
+
+
+@torch.no_grad()
+def _try(model: PreTrainedModel, layers: int, tier: Tier, attempt: int, *, resumes: bool) -> None:
+    """Two rounds; in the first of a tree, a branch beside the first one is accepted, so that columns move."""
+    prompt, t = tokens_of(model, attempt)
+    target, text = runner_after(model, {}, prompt, tier)
+    device = target.input_ids.device
+    runner = ExitRunner(model, layers, num_rows=1, takes_trees=tier == "tree", resumes=resumes, device=device)
+    runner.bind(target)
+    tolerance = tolerance_of(model, {}, prompt, t)
+    text.append(t[0])
+    builder = TreeBuilder(t[0])
+    runner.score([builder.build()])
+    beside = [] if tier == "chain" else [builder.add(0, t[1])]
+    first = builder.add(0, t[2])
+    runner.score([builder.build()])
+    path = [0, first, builder.add(first, t[3])]
+    for node in beside:
+        builder.add(node, t[4])
+    rows = target.forward([builder.build()])[0]
+    wanted = reference(model, {}, prompt, [[t[0], t[2], t[3]]])
+    compare(rows[path][None].float(), wanted, tolerance)
+    target.commit([path])
+    for token in (t[2], t[3], t[5]):
+        text.append(token)
+    runner.score([DraftTree.chain(t[5])])
+    rows = target.forward([DraftTree.chain(t[5], [t[6]])])[0]
+    wanted = reference(model, {}, prompt, [[t[0], t[2], t[3], t[5], t[6]]])
+    compare(rows[None].float(), wanted[:, 3:], tolerance)
+    if runner.num_resumed != (2 if resumes else 0):
+        raise Mismatch("a verify pass did not go on from them")

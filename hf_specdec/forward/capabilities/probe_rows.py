@@ -1,0 +1,101 @@
+"""Whether a model can verify the rows of a batch, padded and of different lengths, found by trying two of them.
+
+The reference is the same batch as plain `generate` drives it: token by token.
+"""
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.common.tree import DraftTree, TreeBuilder
+from hf_specdec.forward.capabilities.reference import (
+    REFUSALS,
+    arguments,
+    compare,
+    encoded,
+    plain_logits,
+    sentence,
+    tokens_of,
+    tolerance_of,
+    tried,
+)
+from hf_specdec.forward.target.inputs import rows_of
+from hf_specdec.forward.target.model_runner import ModelRunner, Tier
+from hf_specdec.forward.target.token_buffer import TokenBuffer
+
+PADDING = 3  # tokens in front of the second row
+
+
+@torch.no_grad()
+def probe_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
+    """Why the rows of a batch cannot be told apart while several tokens are verified, or `None` where they can.
+
+    Raises:
+        ProbeFailed: a fault that may pass; it says nothing of the model.
+    """
+    try:
+        tried(lambda attempt: _try_rows(model, tier, encoder_kwargs, attempt))
+    except REFUSALS as exception:
+        return f"several sequences at once do not work: {sentence(exception)}"
+    return None
+
+
+def _try_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any] | None, attempt: int) -> float:
+    prompt, t = tokens_of(model, attempt)
+    if model.config.is_encoder_decoder:
+        encoder_kwargs = encoder_kwargs or encoded(model)
+    padded = [prompt, _padded(model, prompt)]
+    ids = torch.tensor(padded, device=compat.input_device(model))
+    coming = [t[:5], t[2:7]]
+    wanted = plain_logits(model, _arguments(model, ids, encoder_kwargs), ids, torch.tensor(coming, device=ids.device))
+    texts = [TokenBuffer(ids[row : row + 1], room=16) for row in range(2)]
+    target = ModelRunner(
+        model, ids, GenerationConfig(), _arguments(model, ids, encoder_kwargs), texts, tier=tier, keep_cache=False
+    )
+    target.prefill()
+    tolerance = tolerance_of(model, encoder_kwargs or {}, prompt, t)
+    error = 0.0
+    done = [0, 0]  # tokens of `coming` before each row's root
+    for accepted in ((2, 0), (0, 1), (0, 0)):
+        trees = []
+        for row, text in enumerate(texts):
+            while len(text) < len(prompt) + done[row] + 1:
+                text.append(coming[row][len(text) - len(prompt)])
+            trees.append(_tree(coming[row][done[row] :], wrong=t[7], as_tree=target.tier == "tree"))
+        logits = target.forward([tree for tree, _ in trees])
+        for row, (_, path) in enumerate(trees):
+            expected = wanted[row, done[row] : done[row] + len(path)]
+            error = max(error, compare(logits[row][path].float(), expected, tolerance))
+        target.commit([path[: count + 1] for (_, path), count in zip(trees, accepted, strict=True)])
+        done = [before + count + 1 for before, count in zip(done, accepted, strict=True)]
+    return error
+
+
+def _tree(coming: list[int], *, wrong: int, as_tree: bool) -> tuple[DraftTree, list[int]]:
+    """A tree with up to two of the right tokens and a wrong one, and the right one's nodes."""
+    builder, path = TreeBuilder(coming[0]), [0]
+    if as_tree:
+        builder.add(0, wrong)
+    for token in coming[1:3]:
+        path.append(builder.add(path[-1], token))
+    builder.add(path[-1], wrong)
+    return builder.build(), path
+
+
+def _padded(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+    """A shorter prompt after padding; decoders of an encoder's text begin together."""
+    if model.config.is_encoder_decoder:
+        return prompt
+    padding = getattr(compat.text_config(model.config), "pad_token_id", None) or 0
+    return [padding] * PADDING + prompt[PADDING:]
+
+
+def _arguments(model: PreTrainedModel, ids: torch.Tensor, encoder_kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """What `generate` hands to a decoding method for the two rows."""
+    if encoder_kwargs is not None:
+        return arguments(model, ids, rows_of(encoder_kwargs, [0, 0], 1))
+    mask = torch.ones_like(ids)
+    mask[1, :PADDING] = 0
+    return arguments(model, ids, {"attention_mask": mask})

@@ -1,0 +1,1 @@
+"""Forwards of draft models and draft heads."""

@@ -1,0 +1,184 @@
+"""Drafting with a network: what the engine asks of draft models, first layers and heads; one row as drafters see it."""
+
+import itertools
+import uuid
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import ClassVar, Self
+
+import torch
+
+from hf_specdec.common.observer import Source
+from hf_specdec.common.tree import DraftTree
+from hf_specdec.distributed.rank_sync import RankSync
+from hf_specdec.forward.target.compiled_forward import CompiledForward
+from hf_specdec.methods.node_logits import NodeLogits
+
+
+class RowScorer:
+    """One row of a draft model or head: the `DraftScorer` of a drafter.
+
+    Runners know their scorers by weak references: what a call has allocated is freed with it, not by the collector.
+    """
+
+    def __init__(self, draft_runner: "BaseDraftRunner", place: int) -> None:
+        self.draft_runner, self.place = draft_runner, place
+        self.vocab_size = draft_runner.vocab_size
+        self.takes_trees = draft_runner.takes_trees
+        self.relative_cost = draft_runner.relative_cost
+        self.source = draft_runner.source
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """The draft model has the call's prompt already, padding included."""
+
+    def score(self, tree: DraftTree) -> NodeLogits:
+        """See `DraftScorer.score`."""
+        trees: list[DraftTree | None] = [None] * self.draft_runner.num_rows
+        trees[self.place] = tree
+        return self.draft_runner.score(trees)[self.place]
+
+    def room(self) -> int:
+        """See `DraftScorer.room`."""
+        return self.draft_runner.room()
+
+    @property
+    def num_unread(self) -> int:
+        """See `DraftScorer`."""
+        return self.draft_runner.num_unread(self.place)
+
+    @property
+    def num_skippable(self) -> int:
+        """See `DraftScorer`; none where other processes compute with it, which would read them all."""
+        return 0 if self.draft_runner.is_shared else self.draft_runner.num_skippable(self.place)
+
+    def skip(self, count: int) -> None:
+        """See `DraftScorer.skip`."""
+        self.draft_runner.skip(self.place, count)
+
+    def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
+        """See `DraftScorer.keep`."""
+        self.draft_runner.keep(self.place, accepted)
+
+
+KnownScorer = Callable[[], RowScorer | None]
+
+
+def unknown_scorer() -> None:
+    """In the place of a scorer that nobody has asked for."""
+    return
+
+
+def network_of(module: torch.nn.Module) -> Hashable:
+    """What stands for a network that drafts: neither a copy's, nor that of one that takes its place in memory."""
+    return id(module), module.__dict__.setdefault("_hf_specdec_network", uuid.uuid4().hex)
+
+
+class BaseDraftRunner(ABC):
+    """What drafts with a network, as drafters and the engine see it; as it stands, with no text to read or to release.
+
+    Args:
+        num_rows (`int`): rows of the call.
+        is_shared (`bool`): whether its forwards are collectives of several processes.
+
+    Attributes:
+        vocab_size (`int`): of the target.
+        relative_cost (`float`): of a forward, in forwards of the target.
+        hidden_layers (`tuple[int, ...]`): hidden states of the target that it reads; none for a model of its own.
+        reads_prompt (`bool`): whether it has positions for the prompt; where not, nothing is ever scored.
+        takes_trees (`bool`): whether siblings can be scored.
+        rank_sync (`RankSync`): of these processes.
+        source (`str`): what `spec_observer` is told of where its drafts come from.
+        compiled (`CompiledForward`, *optional*): runs its forwards; `None` where they run as they are written.
+        network (`Hashable`): the same for runners whose rows can be computed together.
+    """
+
+    scorer_class: ClassVar[type[RowScorer]] = RowScorer
+    hidden_layers: tuple[int, ...] = ()
+    reads_prompt = True
+    takes_trees = True
+    compiled: CompiledForward | None = None
+    vocab_size: int
+    relative_cost: float
+    source: Source
+    network: Hashable
+
+    def __init__(self, num_rows: int, *, is_shared: bool) -> None:
+        self.is_shared, self.rank_sync = is_shared, RankSync()
+        self._scorers: list[KnownScorer] = [unknown_scorer] * num_rows
+
+    @property
+    def num_rows(self) -> int:
+        """Rows left."""
+        return len(self._scorers)
+
+    def row(self, index: int) -> RowScorer:
+        """As the drafter of row `index` sees it."""
+        scorer = self.scorer_class(self, index)
+        self._scorers[index] = weakref.ref(scorer)
+        return scorer
+
+    @abstractmethod
+    def room(self) -> int:
+        """How many tokens may be drafted below the root."""
+
+    @abstractmethod
+    def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
+        """For each row left the fp32 logits of its nodes not yet scored, over the target's vocabulary."""
+
+    def num_unread(self, place: int) -> int:
+        """Tokens of a row's text before the last that the next request has to read first."""
+        return 0
+
+    def num_skippable(self, place: int) -> int:
+        """How many of these, the first ones, may be left out by `skip`."""
+        return 0
+
+    def skip(self, place: int, count: int) -> None:
+        """Never read the first `count` unread tokens of a row."""
+        return
+
+    def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
+        """Take the target's `hidden_layers` states of the text's next tokens."""
+        return
+
+    def keep(self, place: int, accepted: Sequence[int]) -> None:
+        """The text of one row goes on."""
+        return
+
+    def pause(self, places: Sequence[int], *, ahead: int) -> None:
+        """The texts of these rows have ended and stay in the batch."""
+        return
+
+    def close(self) -> None:
+        """The call has ended."""
+        return
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows of those left."""
+        self._scorers = [self._scorers[row] for row in rows]
+        self._place_scorers()
+        self._forget_round()
+
+    def admit(self, other: Self, place: int | None) -> None:
+        """Take over the one row of `other`, in place `place` or after the last row."""
+        at = self.num_rows if place is None else place
+        self._scorers[at : at + 1] = other._scorers
+        self._place_scorers()
+        self._forget_round()
+
+    @abstractmethod
+    def _forget_round(self) -> None:
+        """Nothing is scored of this round."""
+
+    def _place_scorers(self) -> None:
+        """Tell every scorer whose row it is."""
+        for place, known in enumerate(self._scorers):
+            if (scorer := known()) is not None:
+                scorer.draft_runner, scorer.place = self, place
+
+
+def of_each_row(logits: torch.Tensor, counts: Iterable[int]) -> list[NodeLogits]:
+    """The rows' parts of `(nodes of all rows, vocab_size)`, so many nodes each; what one reads is read for all."""
+    whole, ends = NodeLogits(logits), list(itertools.accumulate(counts, initial=0))
+    return [whole.part(slice(*own)) for own in itertools.pairwise(ends)]

@@ -1,0 +1,1 @@
+"""The target's forward: inputs, tree masks, positions, compiled steps."""

@@ -1,0 +1,85 @@
+"""Compiled functions whose guards held once in a call, which go without them for the rest of it.
+
+Guards compare some thousand attributes of the model with what was compiled.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+import torch
+
+from hf_specdec import compat
+from hf_specdec.cache.static_cache import FixedShapes
+
+Step = Callable[..., tuple[Any, torch.Tensor]]
+TakenForms = dict[Hashable, compat.Unguarded]  # the graph that took arguments of a form; lives longer than a call
+MOST_FORMS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSteps:
+    """Of one call, in which nobody's code runs between the forwards.
+
+    Attributes:
+        steps: what to run for arguments of a form, with these objects among them.
+        graphs: the code of graphs whose guards held, with these objects among the arguments.
+    """
+
+    steps: dict[Hashable, Step] = field(default_factory=dict)
+    graphs: set[tuple[CodeType, Hashable]] = field(default_factory=set)
+
+    def run(
+        self, step: Step, shape: tuple[int, ...], inputs: Mapping[str, Any], taken: TakenForms
+    ) -> tuple[Any, torch.Tensor]:
+        """What the function returns for these arguments.
+
+        A graph whose guards held in this call for another form, and in an earlier call for this one, is not asked
+        again: the first says that the model is the same, the second that the form is right.
+
+        Args:
+            step: of `compat.compiled`, with a graph for these arguments unless the model has changed.
+            shape: what else the form consists of.
+            taken: of earlier calls of this function; grows.
+        """
+        objects: list[int] = []
+        form = (shape, _form(inputs, objects))
+        alike = (form, tuple(objects))
+        if alike in self.steps:
+            return self.steps[alike](**inputs)
+        direct, found = taken.get(form), None
+        if direct is None or (direct.code, alike[1]) not in self.graphs:
+            direct = compat.without_guards(step, inputs)
+        if direct is None:  # torch compiles it again, or runs it in parts that have guards of their own
+            found, direct = step(**inputs), compat.without_guards(step, inputs)
+        self.steps[alike] = direct or step
+        if direct is not None:
+            if len(taken) >= MOST_FORMS:
+                taken.clear()
+            taken[form] = direct
+            self.graphs.add((direct.code, alike[1]))
+        return self.steps[alike](**inputs) if found is None else found
+
+
+def checked_steps(fixed: FixedShapes | None) -> CheckedSteps | None:
+    """For the forwards of one call; `None` where each checks its guards."""
+    return CheckedSteps() if fixed is not None and fixed.is_undisturbed else None
+
+
+def _form(value: Any, objects: list[int]) -> Hashable:
+    """Equal for arguments between which torch's guards see no difference, but for the objects among them.
+
+    Args:
+        objects: gets the identity of each of these.
+    """
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.stride(), value.dtype, value.device
+    if isinstance(value, Mapping):
+        return tuple((name, _form(own, objects)) for name, own in value.items())
+    if isinstance(value, (tuple, list)):
+        return tuple(_form(own, objects) for own in value)
+    if isinstance(value, (bool, int, float, str, torch.dtype)):
+        return type(value), value
+    objects.append(id(value))
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,323 @@
+"""What the model's forward gets at each verify step.
+
+The model is asked once what a forward of one token takes; after that only token ids, positions and masks change.
+Models whose class prepares its inputs itself are asked at every step.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.cache.spec_cache import SpecCache
+from hf_specdec.cache.static_cache import StaticSpecCache
+from hf_specdec.common.transfer import HOST, to_device
+from hf_specdec.compat.rotary import cache_drop_length
+from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.target.adapters import TreeAdapter, TreePositions, takes_positions
+from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.forward.target.tree_layout import TreeLayout
+from hf_specdec.forward.target.tree_mask import TreeMasks
+from hf_specdec.forward.target.tree_rows import TreeRows
+
+Array = npt.NDArray[Any]
+RUNWAY = 512  # mask columns prepared at once
+SHORTENED_LOGITS = ("logits_to_keep", "num_logits_to_keep")  # some models ask for the last row only
+TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+
+
+class StepInputs:
+    """Builds the arguments of one call's verify steps.
+
+    Args:
+        model_kwargs: as `generate` keeps them after the prompt's forward, the root's position and mask included.
+        texts: one a row.
+        num_cached (`int`): how many tokens of each text are in the cache.
+        adapter: what makes trees of a model that counts positions by itself.
+        follows_length: whether `lengths` is wanted.
+
+    Attributes:
+        lengths: `(batch, new columns)`: of the longest row's text at the step of plain generation that would compute
+            each column of the last arguments.
+        first_position (`int`): position of the first token of the longest row.
+        shortest (`int`): what `lengths` are at least: the text's length when its cache was computed anew.
+        tree: where the columns of the last arguments stand, if the adapter has to know.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        model_kwargs: dict[str, Any],
+        texts: Sequence[TokenBuffer],
+        num_cached: int,
+        adapter: TreeAdapter | None = None,
+        *,
+        follows_length: bool = False,
+    ) -> None:
+        prefix = "decoder_" if model.config.is_encoder_decoder else ""
+        self.ids_key, self.mask_key, self.positions_key = (
+            f"{prefix}{name}" for name in ("input_ids", "attention_mask", "position_ids")
+        )
+        self.model, self.kwargs, self.texts = model, model_kwargs, list(texts)
+        self.cache_name = compat.cache_name(model_kwargs)
+        self.cache = model_kwargs[self.cache_name]
+        self.is_fixed = isinstance(self.cache, StaticSpecCache)  # then every forward gets positions and masks of ours
+        self.attention_cache = getattr(self.cache, "self_attention_cache", self.cache)
+        self.masks = TreeMasks(model)
+        self.adapter = adapter
+        self.tree: TreePositions | None = None
+        self.asks_model = compat.has_own_input_preparation(model) and cache_drop_length(model) is None
+        ids = torch.cat([text.ids()[:, : num_cached + 1] for text in texts])
+        self.template: dict[str, Any] = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
+        # A class may still call it otherwise in its forward than transformers does from 5.24 on.
+        given = (name for name, value in self.template.items() if value is self.cache)
+        self.cache_argument = next(given, self.cache_name)
+        if self.template.get(self.cache_argument) is not self.cache:  # a model that would compute its cache anew here
+            self.template[self.cache_argument] = self.cache
+            for key in (self.ids_key, self.positions_key):
+                if self.template.get(key) is not None:
+                    self.template[key] = self.template[key][..., -1:]
+        if self.template.get(self.ids_key) is None:  # PEFT 0.21's virtual tokens
+            raise UnsupportedModelError(f"its prepare_inputs_for_generation gives no {self.ids_key}")
+        self.device = self.template[self.ids_key].device
+        self.start = num_cached
+        positions = self.template.get(self.positions_key)
+        self.base = None if positions is None else positions - num_cached
+        self.follows_length, self.shortest = follows_length, 0
+        self.lengths: torch.Tensor | None = None
+        self.first_position = 0 if self.base is None or not follows_length else int(self.base.max())
+        self._first_positions: Array | None = None  # `base` on the host
+        self._mask: torch.Tensor | None = None
+        self._padding: torch.Tensor | None = None  # `(batch, P)` bool: which of the prompt's columns are seen
+        self._knows_padding = False
+
+    def over(
+        self, model: PreTrainedModel, cache: SpecCache, masks: TreeMasks, adapter: TreeAdapter | None
+    ) -> "StepInputs":
+        """The same for another model over another cache that holds the same texts, until the next commit."""
+        own = copy.copy(self)
+        own.model, own.cache, own.attention_cache, own.masks, own.adapter = model, cache, cache, masks, adapter
+        own.template = {**self.template, self.cache_argument: cache}
+        own.kwargs = {**self.kwargs, self.cache_name: cache}
+        for name in ("output_hidden_states", "output_attentions"):
+            own.template.pop(name, None)
+            own.kwargs.pop(name, None)
+        return own
+
+    def of(
+        self, layouts: Sequence[TreeLayout], num_cached: Sequence[int], ids: torch.Tensor | None = None
+    ) -> dict[str, Any]:
+        """Arguments for a forward of the rows' new columns.
+
+        Args:
+            layouts: what each row has written since its last commit, and what it writes now; all equally wide.
+            num_cached: how many tokens of each row's text are in the cache.
+            ids: `(batch, new columns)` where those of `layouts` are not known yet; of models that are not asked.
+        """
+        first, total = layouts[0].first_new, len(layouts[0])
+        ahead = [count - self.start for count in num_cached]
+        in_sequence = not self.is_fixed and min(num_cached) == max(num_cached) and all(row.is_chain for row in layouts)
+        inputs = dict(self.template)
+        if self.follows_length:
+            self.lengths = self._lengths_of(layouts, num_cached, in_sequence)
+        if self.asks_model and (ahead[0] or total > 1):
+            inputs = self._asked(layouts, num_cached[0])
+        for key in (*SHORTENED_LOGITS, *compat.OF_PROMPTS):
+            inputs.pop(key, None)
+        skips_padding = self.adapter is not None and self.adapter.skips_padding and total - first > 1
+        rows = None if in_sequence and not skips_padding else self._rows_of(layouts)
+        keys, arrays = [self.ids_key], [np.array([row.new_tokens for row in layouts])]
+        if self.template.get(self.positions_key) is not None:
+            keys.append(self.positions_key)
+            arrays.append(self._positions_of(layouts, num_cached, in_sequence))
+        of_mask, dtypes = ([], []) if rows is None or in_sequence else self.masks.arrays(rows)
+        found = to_device(arrays + of_mask, self.device, [None] * len(arrays) + dtypes)
+        inputs.update(zip(keys, found, strict=False))
+        if ids is not None:  # the other arguments stay where they are in the block that was sent
+            inputs[self.ids_key] = ids
+        mask = self._mask_of(max(ahead) + total)
+        if mask is not None:
+            inputs[self.mask_key] = mask
+        self.tree = None
+        if rows is not None:
+            built = None if in_sequence else self._mask_within(inputs, rows, mask, found[len(keys) :])
+            self._place_tree(inputs, layouts, rows, built)
+        for key in TOKEN_TYPES:
+            if inputs.get(key) is not None:
+                inputs[key] = inputs[key][..., -1:].expand(*inputs[key].shape[:-1], total - first)
+        return inputs
+
+    def _rows_of(self, layouts: Sequence[TreeLayout]) -> TreeRows:
+        starts = self.attention_cache.lengths or [0] * len(layouts)
+        depths, visible = [row.depths for row in layouts], [row.visible() for row in layouts]
+        return TreeRows(starts, depths, visible, self.device, fixed=self.is_fixed)
+
+    def _mask_within(
+        self, inputs: dict[str, Any], rows: TreeRows, mask: torch.Tensor | None, sent: Sequence[torch.Tensor]
+    ) -> Any:
+        """The tree's mask, which the model gets unless the adapter has to place it."""
+        within = self.adapter is not None and self.adapter.places_mask
+        padding = self._prompt_padding()
+        built = self.masks.build(rows, self.attention_cache, mask, padding=padding, within=within, sent=sent)
+        if not within:
+            inputs[self.mask_key] = built
+        return built
+
+    def _place_tree(self, inputs: dict[str, Any], layouts: Sequence[TreeLayout], rows: TreeRows, built: Any) -> None:
+        """The tree's positions, as far as the model takes them; the adapter gets what it does not take."""
+        if self.adapter is None and self.base is not None:
+            return
+        starts = rows.host_starts.tolist()
+        positions = [start + depth for row, start in zip(layouts, starts, strict=True) for depth in row.new_depths]
+        tree = TreePositions(rows, min(positions), max(positions) + 1, built)
+        if self.adapter is not None:
+            self.tree = tree
+        elif takes_positions(self.model):
+            inputs[self.positions_key] = tree.queries
+        else:
+            raise UnsupportedModelError("Its forward takes no positions. Use spec_method=None.")
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only."""
+        batch = len(self.texts)
+        self.template = rows_of(self.template, rows, batch)
+        self.kwargs = rows_of(self.kwargs, rows, batch)
+        self.texts = [self.texts[row] for row in rows]
+        if self.base is not None:
+            self.base = _rows(self.base, torch.tensor(rows, device=HOST), batch, -2)
+        self._first_positions = self._mask = None
+        self._knows_padding = False
+
+    def admit(self, other: "StepInputs", row: int | None) -> None:
+        """Take over the one row of `other`, in the place of row `row` or after the last; no row is padded.
+
+        Raises:
+            UnsupportedModelError: the model's forward takes more of each row than ids and positions.
+        """
+        for inputs in (self, other):
+            inputs.forget_mask()
+        at = len(self.texts) if row is None else row
+        self.texts[at : at + 1] = other.texts
+        if self.base is not None:
+            assert other.base is not None
+            self.base = torch.cat([self.base[..., :at, :], other.base, self.base[..., at + 1 :, :]], dim=-2)
+        self._first_positions = None
+
+    def forget_mask(self) -> None:
+        """Go on without the 2-D mask of the prompt, which masks nothing."""
+        mask = self.template.pop(self.mask_key, None)
+        self._knows_padding = False
+        known = (self.ids_key, self.positions_key, self.mask_key)
+        others = [name for name, value in self.template.items() if isinstance(value, torch.Tensor)]
+        if (mask is not None and not bool(mask.all())) or not set(others) <= set(known) or self.asks_model:
+            raise UnsupportedModelError("its forward takes more of each row than ids and positions")
+
+    def _lengths_of(self, layouts: Sequence[TreeLayout], num_cached: Sequence[int], in_sequence: bool) -> torch.Tensor:
+        """`(batch, Q)`: the text's length at the step of each new column, by the longest row's positions."""
+        first = self.first_position + 1
+        depths = [range(row.first_new, len(row)) if in_sequence else row.new_depths for row in layouts]
+        return torch.tensor(
+            [
+                [max(count + depth + first, self.shortest) for depth in row]
+                for row, count in zip(depths, num_cached, strict=True)
+            ],
+            device=HOST,
+        )
+
+    def _positions_of(self, layouts: Sequence[TreeLayout], num_cached: Sequence[int], in_sequence: bool) -> Array:
+        """The first column's position plus each new column's depth; `(..., Q)` with the model's own leading ones."""
+        if self._first_positions is None:
+            assert self.base is not None
+            self._first_positions = self.base.cpu().numpy()  # (..., batch, 1)
+        steps = [
+            [cached + depth for depth in (range(row.first_new, len(row)) if in_sequence else row.new_depths)]
+            for row, cached in zip(layouts, num_cached, strict=True)
+        ]
+        positions: Array = self._first_positions + np.array(steps)  # (..., batch, Q)
+        return positions
+
+    def _prompt_padding(self) -> torch.Tensor | None:
+        """`(batch, P)` bool: which of the prompt's columns are seen; `None` where none is padding."""
+        if not self._knows_padding:
+            mask: torch.Tensor | None = self.template.get(self.mask_key)
+            self._padding = None if mask is None or bool(mask.all()) else mask.bool()
+            self._knows_padding = True
+        return self._padding
+
+    def _mask_of(self, num_columns: int) -> torch.Tensor | None:
+        """The 2-D mask up to the first root, and ones for the `num_columns` - 1 columns after it."""
+        first: torch.Tensor | None = self.template.get(self.mask_key)
+        if first is None:
+            return None
+        end = first.shape[1] + num_columns - 1
+        if self._mask is None or end > self._mask.shape[1]:
+            self._mask = torch.cat([first, first.new_ones((len(first), max(RUNWAY, 2 * num_columns)))], dim=1)
+        return self._mask[:, :end]
+
+    def _asked(self, layouts: Sequence[TreeLayout], num_cached: int) -> dict[str, Any]:
+        """Ask the model with the texts and the new columns as if they were chains."""
+        kwargs = dict(self.kwargs)
+        num_columns = num_cached - self.start + len(layouts[0])
+        positions = kwargs.get(self.positions_key)
+        if positions is not None:
+            more = torch.arange(1, num_columns, device=positions.device) + positions[..., -1:]
+            kwargs[self.positions_key] = torch.cat([positions, more], dim=-1)
+        mask = kwargs.get(self.mask_key)
+        if mask is not None:
+            kwargs[self.mask_key] = torch.cat([mask, mask.new_ones((len(mask), num_columns - 1))], dim=1)
+        before = num_cached + layouts[0].first_new
+        ids = torch.cat([_start_of(text, before) for text in self.texts])
+        ids = torch.cat([ids, ids.new_tensor([row.new_tokens for row in layouts])], dim=1)
+        inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
+            ids, next_sequence_length=len(layouts[0].new_tokens), **kwargs
+        )
+        if inputs.get(self.cache_argument) is not self.cache:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} drops its cache at token {before}, which cannot be followed while "
+                "several tokens are verified at once. Generate this text with spec_method=None."
+            )
+        return inputs
+
+
+def _start_of(text: TokenBuffer, length: int) -> torch.Tensor:
+    """`(1, length)`: the text's beginning; columns that earlier forwards of a round have written are zeros."""
+    ids = text.ids()[:, :length]
+    return torch.nn.functional.pad(ids, (0, length - ids.shape[1]))
+
+
+def rows_of(kwargs: dict[str, Any], rows: Sequence[int], batch: int) -> dict[str, Any]:
+    """`rows` of everything in a forward's arguments that has one entry for each of `batch` rows."""
+    index = torch.tensor(rows, device=HOST)
+    return {
+        name: _rows(value, index, batch, -2 if name.endswith("position_ids") else 0) for name, value in kwargs.items()
+    }
+
+
+def tensors_of(kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors among a forward's arguments and inside of dictionaries and sequences there, each with its path."""
+    found: dict[str, torch.Tensor] = {}
+    for name, value in kwargs.items():
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+        elif isinstance(value, list | tuple):
+            found |= tensors_of({f"{name}.{i}": item for i, item in enumerate(value)})
+        elif isinstance(value, Mapping):
+            found |= tensors_of({f"{name}.{inner}": item for inner, item in value.items()})
+    return found
+
+
+def _rows(value: Any, index: torch.Tensor, batch: int, dim: int) -> Any:
+    """The rows `index` of a tensor whose dimension `dim` is the batch, or of all those in an output or a tuple."""
+    if isinstance(value, torch.Tensor):
+        is_batched = value.ndim >= max(-dim, dim + 1) and value.shape[dim] == batch
+        return value.index_select(dim, index.to(value.device)) if is_batched else value
+    if isinstance(value, compat.ModelOutput):
+        return type(value)(**{name: _rows(item, index, batch, dim) for name, item in value.items()})
+    if type(value) is tuple:  # what an encoder returns without a dictionary
+        return tuple(_rows(item, index, batch, dim) for item in value)
+    return value

@@ -1,0 +1,347 @@
+"""The model of one call: the prompt's forward, then forwards of trees, then what stays in the cache."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.cache.rollback import rollback_cache
+from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
+from hf_specdec.common.tree import DraftTree
+from hf_specdec.compat.rotary import cache_drop_length
+from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.target.adapters import adapter_of, takes_positions, works_by_hooks
+from hf_specdec.forward.target.checked_steps import checked_steps
+from hf_specdec.forward.target.compiled_forward import CompiledForward, ForwardWidths
+from hf_specdec.forward.target.exit_rounds import EarlyExitRounds
+from hf_specdec.forward.target.inputs import StepInputs, rows_of
+from hf_specdec.forward.target.model_facts import ModelFacts
+from hf_specdec.forward.target.next_forward import NextForward
+from hf_specdec.forward.target.rotary import rotary_of
+from hf_specdec.forward.target.time_steps import TimeStepLimits
+from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.forward.target.tree_layout import TreeLayout
+from hf_specdec.kernels.cpu_kernels import CpuKernels
+
+Tier = Literal["tree", "chain", "plain"]
+RESERVE = 1024  # cache columns allocated at once after the prompt, at most
+MAX_UNCACHED = 8  # tokens that a row may have to compute again and still draft
+MAX_DRAFT = 64  # columns that the last step may write beyond the text's end without growing the cache
+
+
+class ModelRunner(NextForward):
+    """One call's model.
+
+    Args:
+        input_ids: `(batch, prompt_length)`, padded on the left.
+        model_kwargs: those that `generate` hands to a decoding method.
+        texts: one a row; they grow while the call runs, and the caller appends to them.
+        tier: `"tree"` or `"chain"`, as the model's capability says.
+        keep_cache: whether anybody will look at the cache in `model_kwargs` afterwards.
+        hidden_layers: whose hidden states are kept of every forward; k is `hidden_states[k]` in transformers' numbers.
+        fixed: the shapes of all forwards after the prompt, where that cache is a static one.
+        compiled: runs these forwards; `None` runs them as they are written.
+        facts: what is known of the model's structure.
+
+    Attributes:
+        outputs: the model's output of the last forward.
+        early_exit: drafts of the model's first layers, where there are any.
+        lockstep (`bool`): whether the rows' caches are kept equally long; those ahead compute the same tokens again.
+
+    Raises:
+        UnsupportedModelError: the cache cannot be rolled back.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        texts: Sequence[TokenBuffer],
+        *,
+        tier: Tier,
+        keep_cache: bool = True,
+        hidden_layers: Sequence[int] = (),
+        fixed: FixedShapes | None = None,
+        compiled: CompiledForward | None = None,
+        facts: ModelFacts | None = None,
+    ) -> None:
+        facts = facts or ModelFacts()
+        self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
+        self.texts, self.keep_cache, self.hidden_layers = list(texts), keep_cache, tuple(hidden_layers)
+        length = input_ids.shape[1]
+        reserve = min((generation_config.max_length or length + RESERVE) + MAX_DRAFT, length + RESERVE)
+        self.adapter = facts.of(adapter_of, model) if works_by_hooks(model) and tier == "tree" else None
+        tier = tier if self.adapter is not None or takes_positions(model) else "chain"  # compiled since it was probed
+        self.lockstep = len(texts) > 1 and (tier != "tree" or compat.has_own_input_preparation(model))
+        original, left_out = compat.decoding_cache(model, model_kwargs), compat.attends_to_images(model.config)
+        kept = None if fixed is None or compiled is None else compiled.take_cache(len(texts), fixed.capacity)
+        self.cache = rollback_cache(original, reserve, self.lockstep, fixed=fixed, kept=kept, left_out=left_out)
+        self._widths, self.compiled = ForwardWidths(fixed, compiled), compiled
+        self._checked, self._best = None if self.adapter else checked_steps(fixed), None
+        self.rotary, self._drop_length = rotary_of(model, facts), facts.of(cache_drop_length, model)
+        self._limits, self._kernels = TimeStepLimits(model, facts), CpuKernels(model, is_compiled=compiled is not None)
+        self.tier: Tier = tier if self.cache.takes_trees else "chain"
+        self.kwargs = dict(model_kwargs)
+        if original is not None:
+            self.kwargs[compat.cache_name(model_kwargs)] = self.cache.model_cache
+        if self.hidden_layers and self.kwargs.get("output_hidden_states") is not True:
+            self.kwargs["output_hidden_states"] = list(self.hidden_layers)
+        self.outputs: Any = None
+        self.early_exit: EarlyExitRounds | None = None
+        self._num_cached = [len(text) for text in self.texts]  # tokens of each text in the cache once the prompt is
+        self._num_read = 0  # tokens of the shortest text that plain generation would have read by the last commit
+        self._layouts: list[TreeLayout] = []
+        self._rows: list[slice] = []  # of the last forward's logits, those of each text's new nodes and extra tokens
+        self._inputs: StepInputs | None = None
+        self._half_done, self._ahead = False, 0
+
+    @property
+    def position(self) -> int:
+        """Position of the longest row's next root, or a little more where the prompt is padded."""
+        return self._cached + self._ahead + max(map(self._num_uncached, range(len(self.texts))), default=0)
+
+    @property
+    def draft_room(self) -> int | None:
+        """How many tokens may be drafted below the root before the model computes its cache anew; `None` for any."""
+        if self._drop_length is None or self._cached > self._drop_length:
+            return None
+        room = self._drop_length - max(map(len, self.texts))
+        return None if room < 0 and self.drops_cache_next() else max(room, 0)
+
+    @property
+    def supports_row_removal(self) -> bool:
+        """Whether `select` works."""
+        return self.cache.supports_row_removal and not (self.keep_cache or compat.has_row_hooks(self.model))
+
+    def prefill(self) -> Any:
+        """The prompt's forward. `outputs.logits[:, -1]` decides the first tokens."""
+        self._half_done = True
+        with self._kernels.of_prompts:
+            self.outputs = compat.prefill(self.model, self.input_ids, self.generation_config, self.kwargs)
+        self.kwargs = compat.updated_kwargs(self.model, self.outputs, self.kwargs)
+        self.cache = self.cache.adopt_prefill(self.kwargs.get(compat.cache_name(self.kwargs)))
+        if self.cache.model_cache is None:
+            raise UnsupportedModelError("it keeps no `Cache` of transformers")
+        self._half_done = False
+        self.kwargs[compat.cache_name(self.kwargs)] = self.cache.model_cache
+        self.kwargs.pop("logits_to_keep", None)
+        if (positions := self.kwargs.get("position_ids")) is not None:  # a caller may count from elsewhere than 0
+            self._ahead = max(int(positions[..., -1].max()) - self._cached, 0)
+        return self.outputs
+
+    def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+        """Each row's logits, `(new nodes + extra tokens, vocab_size)`, by one forward; `None` computes nothing."""
+        known = [0] * len(self.texts)
+        if self.early_exit is not None:
+            self.early_exit.complete(trees)
+        if not self._adopts_next(trees):
+            if not self._layouts and self.drops_cache_next():
+                self._drop_cache()
+            if self._layouts and self.tier == "chain" and len(self.texts) > 1:
+                trees, known = self._rewind(trees)
+            if not self._layouts:
+                self._begin_columns(trees)
+            self._compute(trees)
+        places = [layout.new_rows for layout in self._layouts]
+        self._rows = [slice(new.start + skipped, new.stop) for new, skipped in zip(places, known, strict=True)]
+        return [self.outputs.logits[row, new] for row, new in enumerate(self._rows)]
+
+    def _begin_columns(self, trees: Sequence[DraftTree | None]) -> None:
+        """Layouts for the columns after the cached ones, beginning with what the cache lacks."""
+        if len(self.texts) > 1 and not self.cache.keeps_beginnings:
+            self._feed_common()
+        if self._widths.all and not self.lockstep:
+            self._feed_ahead(trees)
+        self._layouts = [TreeLayout(self._pending(row)) for row in range(len(self.texts))]
+
+    def drops_cache_next(self) -> bool:
+        """Whether plain generation's next forward, of one row, would compute the whole text anew."""
+        if (length := self._drop_length) is None or len(self.texts) > 1 or self.cache.spec is None:
+            return False
+        return len(self.texts[0]) > length >= self._cached
+
+    def _drop_cache(self) -> None:
+        """Compute the whole text again in the next forward, all of it as at its present length."""
+        assert self.cache.spec is not None
+        self.step_inputs().shortest = len(self.texts[0])
+        self.cache.spec.crop(-self._cached)
+        self._num_cached = [0]
+
+    def _compute(self, trees: Sequence[DraftTree | None], ids: torch.Tensor | None = None) -> None:
+        """The forward itself, in the columns that are there; of `ids` where the host does not know them yet."""
+        for layout, tree in zip(self._layouts, trees, strict=True):
+            layout.write(tree)
+        needed = max(len(layout.new_tokens) for layout in self._layouts)
+        widest = self._widths.of(needed, self._shape_of, is_one=self.early_exit is not None)  # whose rounds have one
+        for layout in self._layouts:
+            layout.pad(widest)
+        if isinstance(self.cache.spec, StaticSpecCache):
+            self.cache.spec.place(widest, written=self._layouts[0].first_new)
+        step_inputs = self.step_inputs()
+        inputs = step_inputs.of(self._layouts, self._num_cached, ids)
+        self.cache.checkpoint(self._layouts[0].first_new)
+        self._half_done = True
+        rest = None if self.early_exit is None else self.early_exit.resume(self._layouts)
+        model, adapter = rest or (self.model, self.adapter)
+        adapted = adapter.applied(step_inputs.tree) if adapter else contextlib.nullcontext()
+        rotated = self.rotary.applied(step_inputs.lengths) if self.rotary else contextlib.nullcontext()
+        with adapted, rotated, self._limits, self._kernels:
+            if self.compiled is None or model is not self.model:
+                self.outputs, self._best = model(**inputs, return_dict=True), None
+            else:
+                self.outputs, self._best = self.compiled(self._shape_of(widest), inputs, self._checked)
+        if rest is not None and self.early_exit is not None:
+            self.early_exit.resumed(self._layouts)
+        self._half_done = False
+
+    def _shape_of(self, width: int) -> tuple[int, ...]:
+        """What a graph is compiled for."""
+        assert isinstance(self.cache.spec, StaticSpecCache)
+        return (len(self.texts), width, self.cache.spec.capacity, *self.hidden_layers)
+
+    def _rewind(self, trees: Sequence[DraftTree | None]) -> tuple[list[DraftTree | None], list[int]]:
+        """Forget the uncommitted columns, to compute whole trees again.
+
+        Without a mask of ours, chains of rows with different numbers of uncached tokens cannot grow side by side: the
+        padding of one would part the nodes of another. Returns the trees and how many nodes were known.
+        """
+        known = [len(layout.node_columns) for layout in self._layouts]
+        whole = [new or layout.tree for new, layout in zip(trees, self._layouts, strict=True)]
+        self.cache.commit([[] for _ in self._layouts], len(self._layouts[0]))
+        self._layouts = []
+        return whole, known
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Make the nodes in `paths`, one list a row, part of the cached text; forget the other columns."""
+        if not self._layouts:
+            return
+        wanted = [layout.columns_of(path) for layout, path in zip(self._layouts, paths, strict=True)]
+        self._num_read = min(cached + len(own) for cached, own in zip(self._num_cached, wanted, strict=True))
+        kept = self.cache.commit(wanted, len(self._layouts[0]))
+        self._num_cached = [cached + count for cached, count in zip(self._num_cached, kept, strict=True)]
+        self._layouts = []
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only."""
+        self.next_tokens = None
+        self.cache.select(rows)
+        if self._inputs is not None:
+            self._inputs.select(rows)
+        else:
+            self.kwargs = rows_of(self.kwargs, rows, len(self.texts))
+        self.texts = [self.texts[row] for row in rows]
+        self._num_cached = [self._num_cached[row] for row in rows]
+
+    @property
+    def copies_prefix(self) -> bool:
+        """Whether `copy_prefix` works: states of copied columns would be missing where they are wanted."""
+        return not self.hidden_layers
+
+    def num_cached_tokens(self, row: int) -> int:
+        """How many tokens of a row's text the cache holds."""
+        return self._num_cached[row]
+
+    def copy_prefix(self, donor: "ModelRunner", row: int, length: int) -> None:
+        """Before the prompt is read: start with `length` columns of a row of `donor`, whose text begins alike."""
+        assert self.cache.spec is not None and donor.cache.spec is not None
+        self.cache.spec.copy_prefix(donor.cache.spec, row, length)
+
+    def reserve_rows(self, rows: int, columns: int) -> None:
+        """Others will be admitted: room for `rows` in all, rows x longest text being at most `columns`."""
+        if self.cache.spec is not None:
+            self.cache.spec.reserve_rows(rows, columns)
+
+    def admit(self, other: "ModelRunner", row: int | None) -> None:
+        """Take over the one row of `other`, whose prompt has been read, in the place of `row` or after the last."""
+        assert self.cache.spec is not None and other.cache.spec is not None
+        self.next_tokens = None
+        self.cache.spec.admit(other.cache.spec, row)
+        self.step_inputs().admit(other.step_inputs(), row)
+        at = len(self.texts) if row is None else row
+        self.texts[at : at + 1] = other.texts
+        self._num_cached[at : at + 1] = other._num_cached  # noqa: SLF001 another of the same class
+
+    def step_inputs(self) -> StepInputs:
+        """What builds the arguments of a forward; the prompt has been read."""
+        if self._inputs is None:
+            follows_length = self.rotary is not None
+            self._inputs = StepInputs(
+                self.model, self.kwargs, self.texts, self._num_cached[0], self.adapter, follows_length=follows_length
+            )
+        return self._inputs
+
+    def catch_up(self, length: int) -> None:
+        """Feed what the cache lacks of the texts' first `length` - 1 tokens."""
+        step = max(self._widths.all, default=length)
+        for start in range(min(self._num_cached), length - 1, step):
+            end = min(start + step, length - 1)
+            uncached = [text.tokens[cached:end] for text, cached in zip(self.texts, self._num_cached, strict=True)]
+            if any(uncached):
+                self._feed(uncached)
+
+    def close(self) -> None:
+        """Give the caller's cache what plain generation would have left in it, also after an interrupted forward."""
+        if self._half_done or self._layouts or self.early_exit is not None:
+            self.cache.rollback()
+            self._layouts = []
+        if self.rotary is not None and self._inputs is not None:
+            self.rotary.finish(max(map(len, self.texts)) - 1 + self._inputs.first_position, self.model.dtype)
+        if self.keep_cache:
+            if not self.cache.keeps_beginnings and self.outputs is not None:
+                with contextlib.suppress(Exception):  # only after an error, which matters more; nothing is left else
+                    self.catch_up(self._num_read + 1)
+            self.cache.close()
+        self.release()
+
+    def release(self) -> None:
+        """Leave the buffers to the next call of the compiled model; nothing is computed any more."""
+        if self.compiled is not None and isinstance(self.cache.spec, StaticSpecCache):
+            self.compiled.keep_cache(self.cache.spec)
+
+    def most_tokens(self, positions: int) -> int:
+        """How long a text may get before its root leaves the model's `positions`."""
+        return positions - (self._cached + self._ahead - max(self._num_cached))
+
+    def drafts_now(self, row: int) -> bool:
+        """Whether tokens may be drafted: not while a row has much to feed again, so that the cache catches up."""
+        return self._num_uncached(row) <= MAX_UNCACHED
+
+    @property
+    def _cached(self) -> int:
+        """Tokens of the longest row in the cache; the text's where the cache does not count."""
+        if self.cache.spec is not None:
+            return max(self.cache.spec.lengths, default=0)
+        length = compat.cached_length(self.cache.model_cache)
+        return max(self._num_cached) if length is None else length
+
+    def _num_uncached(self, row: int) -> int:
+        """Tokens that the cache lacks of the text in front of the row's root."""
+        return max(len(self.texts[row]) - 1 - self._num_cached[row], 0)
+
+    def _pending(self, row: int) -> list[int]:
+        """These tokens."""
+        return self.texts[row].tokens[self._num_cached[row] : len(self.texts[row]) - 1]
+
+    def _feed_common(self) -> None:
+        """Feed what every row has pending in one forward: those with drafts a batch never keeps whole."""
+        common = min(self._num_uncached(row) for row in range(len(self.texts)))
+        if common > MAX_UNCACHED:
+            self._feed([self._pending(row)[:common] for row in range(len(self.texts))])
+
+    def _feed_ahead(self, trees: Sequence[DraftTree | None]) -> None:
+        """Feed pending tokens in forwards of their own where they would not fit beside a row's tree."""
+        sizes, most = [tree.num_columns if tree is not None else 0 for tree in trees], self._widths.all[-1]
+        while any(0 < self._num_uncached(row) > most - size for row, size in enumerate(sizes)):
+            self._feed([self._pending(row)[:most] for row in range(len(self.texts))])
+
+    def _feed(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Make tokens that follow the cached ones part of the cache; an empty list leaves its row as it is."""
+        trees = [DraftTree.chain(row[0], row[1:]) if row else None for row in tokens]
+        self._layouts, self.next_tokens = [TreeLayout(()) for _ in self.texts], None
+        self._compute(trees)
+        self.commit([range(len(row)) for row in tokens])

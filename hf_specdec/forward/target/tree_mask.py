@@ -1,0 +1,204 @@
+"""The attention mask of a tree: the model's own mask, evaluated at the nodes' positions, AND the ancestor relation.
+
+Sliding windows, chunks and padding stay the model's business: its mask functions are asked about positions, whatever
+they compute. They reach ours through a private copy of the model's configuration that names one of our mask
+functions, so nothing global changes and two calls never see one another's tree.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.cache.spec_cache import SpecCache
+from hf_specdec.common.transfer import HostArrays
+from hf_specdec.compat.attention import causal_mask_function, takes_tensor_masks
+from hf_specdec.forward.target.mask_rules import RuleMasks, same_masks, window_of
+from hf_specdec.forward.target.tree_rows import TreeRows
+from hf_specdec.kernels.masks import additive, mark_open
+
+MaskFunction = Callable[..., torch.Tensor]
+_Seen = list[tuple[Any, MaskFunction, int | None]]  # what mask functions returned, of which rule, of which window
+_register_lock = threading.Lock()
+
+
+class TreeMasks:
+    """Builds the masks of one call's forwards. Not shared between threads."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.implementation = compat.attention_implementation(model.config)
+        self.supported = takes_tensor_masks(self.implementation)
+        self._config: Any = None
+        self._rules: RuleMasks | None = None
+        self._is_asked = True  # whether the model makes the next mask
+
+    def arrays(self, rows: TreeRows) -> HostArrays:
+        """What `build` takes as `sent`, to be brought to the rows' device; nothing where the model makes the mask."""
+        return ([], []) if self._rules is None else self._rules.arrays(rows)
+
+    def build(
+        self,
+        rows: TreeRows,
+        cache: SpecCache,
+        attention_mask: torch.Tensor | None,
+        *,
+        padding: torch.Tensor | None = None,
+        within: bool = False,
+        sent: Sequence[torch.Tensor] = (),
+    ) -> Any:
+        """The 4-D mask (or dict of masks) for a forward of the last Q columns of `rows`.
+
+        Args:
+            cache: the cache before the forward; it holds the rows' first C - Q columns after their text.
+            attention_mask: `(batch, longest + C)` with zeros at padding, or `None`.
+            padding: `(batch, P)` bool: which of the first columns are seen, where some are padding.
+            within: whether the mask is for the model's layers, not for its forward.
+            sent: `arrays` on the rows' device, where they are there.
+        """
+        batch, num_queries, _ = rows.shape
+        if self._rules is not None:
+            found = self._rules.build(rows, cache.get_mask_sizes(num_queries, 0)[0], padding, sent)
+            return found.get(None, found)
+        seen: _Seen = []
+        config = self._private_config()
+        text_config = compat.mask_config(config)
+        text_config.hf_specdec_rows, text_config.hf_specdec_seen = rows, seen
+        mask = compat.masks_for_forward(
+            self.model,
+            config,
+            shape=(batch, num_queries),
+            attention_mask=attention_mask,
+            cache=cache,
+            position_ids=rows.depths[:, -num_queries:],
+            within=within,
+        )
+        if self._is_asked:
+            self._is_asked = False
+            self._rules = self._rules_of(mask, seen, rows, cache, padding)
+        return _added(mask, *self._form(cache))
+
+    def _rules_of(
+        self, mask: Any, seen: _Seen, rows: TreeRows, cache: SpecCache, padding: torch.Tensor | None
+    ) -> RuleMasks | None:
+        """What makes the same masks, now and later; `None` where only the model can."""
+        masks = mask if isinstance(mask, dict) else {None: mask}
+        # Other layers share keys, or have none.
+        attending = [isinstance(layer, compat.CacheLayerMixin) for layer in cache.layers]
+        sizes = {cache.get_mask_sizes(rows.shape[1], place) for place, attends in enumerate(attending) if attends}
+        if len(sizes) != 1 or sizes != {(next(iter(sizes))[0], 0)}:  # an adopted window has lost its first columns
+            return None
+        try:
+            windows = {kind: _window_of(one, seen, rows.device) for kind, one in masks.items()}
+        except (ValueError, LookupError, RuntimeError):  # what the mask function says of positions is no rule of ours
+            return None
+        dtype, lowest = self._form(cache)
+        rules = RuleMasks(windows, dtype, lowest)
+        expected = rules.build(rows, next(iter(sizes))[0], padding)
+        return rules if same_masks(_added(masks, dtype, lowest), expected) else None
+
+    def _form(self, cache: SpecCache) -> tuple[torch.dtype, float]:
+        """The dtype of masks, and what those of numbers add where a key is hidden.
+
+        Torch's attention makes a mask of numbers from one of booleans, in every layer anew: it gets it made. Not beside
+        an encoder: T5Gemma2 joins the mask with the encoder's, which is one of booleans.
+        """
+        if self.implementation == "eager":
+            return self.model.dtype, torch.finfo(self.model.dtype).min
+        takes_numbers = self.implementation == "sdpa" and not self.model.config.is_encoder_decoder
+        return (cache.dtype, -torch.inf) if takes_numbers and cache.dtype is not None else (torch.bool, -torch.inf)
+
+    def _private_config(self) -> Any:
+        if self._config is None:
+            name = f"hf_specdec_{self.implementation}"
+            with _register_lock:
+                if compat.mask_function_of(name) is None:
+                    compat.register_mask_function(name, functools.partial(tree_mask, str(self.implementation)))
+            self._config = compat.private_config(self.model.config)
+            compat.set_attention_implementation(self._config, name)
+            compat.drop_empty_layer_types(self._config)
+        return self._config
+
+
+def _window_of(mask: Any, seen: _Seen, device: torch.device) -> int | None:
+    """By which window `mask` was made; `None` for all of the text.
+
+    Raises:
+        LookupError: it is no mask that one of our mask functions has returned.
+        ValueError: it is made by another rule.
+    """
+    function, window = next(((function, size) for made, function, size in seen if made is mask), (None, None))
+    if function is None:
+        raise LookupError("the model changes the mask")
+    return window_of(function, window, device)
+
+
+def _added(mask: Any, dtype: torch.dtype, lowest: float) -> Any:
+    """Masks of booleans as masks that are added to the scores, where `dtype` is not theirs."""
+    if isinstance(mask, dict):
+        return {kind: _added(one, dtype, lowest) for kind, one in mask.items()}
+    is_bool = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and dtype != torch.bool
+    return additive(mask, dtype, lowest) if is_bool else mask
+
+
+def tree_mask(
+    implementation: str,
+    *,
+    config: Any,
+    mask_function: MaskFunction,
+    q_offset: int,
+    use_vmap: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """A mask function in transformers' sense: `implementation`'s own, over `mask_function` seen from the tree."""
+    build = compat.mask_function_of(implementation)
+    assert build is not None
+    rows: TreeRows = config.hf_specdec_rows
+    view = _split_view if rows.same_start and not use_vmap else _general_view
+    kwargs["allow_is_causal_skip"] = False
+    mask = build(
+        mask_function=view(rows, mask_function, q_offset), q_offset=q_offset, use_vmap=use_vmap, config=config, **kwargs
+    )
+    if not use_vmap:
+        config.hf_specdec_seen.append((mask, mask_function, kwargs.get("local_size")))
+    if mask_function is causal_mask_function and kwargs.get("attention_mask") is None:
+        mark_open(mask, rows.common - int(kwargs.get("kv_offset", 0)))
+    return mask
+
+
+def _split_view(rows: TreeRows, mask_function: MaskFunction, q_offset: int) -> MaskFunction:
+    """For rows of one length and broadcast indices: text and new columns apart, so that only C need the relation."""
+    positions = (rows.starts[:, None] + rows.depths).view(len(rows.depths), 1, 1, -1)
+    num_queries, num_columns = rows.visible.shape[1:]
+    asking = positions[..., -num_queries:].transpose(2, 3)
+    visible_columns = rows.visible.unsqueeze(1)
+
+    def visible(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        text = mask_function(batch, head, asking, key[..., :-num_columns])
+        new = mask_function(batch, head, asking, positions) & visible_columns
+        return torch.cat([text.expand(*new.shape[:3], -1), new], dim=-1)
+
+    return visible
+
+
+def _general_view(rows: TreeRows, mask_function: MaskFunction, q_offset: int) -> MaskFunction:
+    """For rows of different lengths, and for index-by-index evaluation: every column is looked up."""
+    num_queries, num_columns = rows.visible.shape[1:]
+    starts = rows.starts
+
+    def visible(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        start = starts[batch]
+        asking = query - q_offset
+        column = key - start
+        known = column.clamp(0, num_columns - 1)
+        is_new = column >= 0
+        query_position = start + rows.depths[batch, asking + num_columns - num_queries]
+        key_position = torch.where(is_new, start + rows.depths[batch, known], key)
+        related = rows.visible[batch, asking, known] & (column < num_columns)
+        return mask_function(batch, head, query_position, key_position) & (related | ~is_new)
+
+    return visible

@@ -1,0 +1,341 @@
+"""Loading and enabling in one call.
+
+model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision="fp8")
+model.generate(**inputs, spec_method="prompt_lookup")
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+
+import torch
+import transformers
+from safetensors import SafetensorError
+
+from hf_specdec.api.enable import SpecGenerationMixin, enable
+from hf_specdec.common.files import check_path, said_of_hub
+from hf_specdec.compat import dropped_settings, generation_model, input_device
+from hf_specdec.compat.gemma_assistant import is_gemma_assistant, with_shared_layers
+from hf_specdec.distributed.placement import check_parts, parallel_arguments, read_device, with_checked_map
+from hf_specdec.engine.head_pairing import without_weights_of
+from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line, unknown_name
+from hf_specdec.kernels.quantization.bnb import prepare
+from hf_specdec.kernels.quantization.fp8 import check_offloading
+from hf_specdec.kernels.quantization.precision import (
+    DTYPES,
+    PRECISIONS,
+    checkpoint_config,
+    dtype_after_widening,
+    loading_arguments,
+    skeleton,
+)
+from hf_specdec.kernels.quantization.report import FIXED_TEXT, LoadedWeights, loaded_weights, logit_error, precision_of
+from hf_specdec.kernels.registry import asks_for_xformers
+from hf_specdec.kernels.xformers import check_installed
+from hf_specdec.loading.checkpoints.folder import check_folder, check_kind
+from hf_specdec.methods.dflash import head_config as dflash
+from hf_specdec.methods.dflash.checkpoint import load_head as load_dflash_head
+from hf_specdec.methods.dflash.transformers_model import DFlashModelHead, is_dflash_config
+from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.eagle3 import head_config as eagle3
+from hf_specdec.methods.eagle3.checkpoint import load_head as load_eagle3_head
+from hf_specdec.methods.gemma4_assistant.network import GemmaAssistantHead
+from hf_specdec.methods.heads.files import known_config
+from hf_specdec.methods.mtp.network import MtpHead
+from hf_specdec.request.request import own_arguments
+
+__all__ = [
+    "PRECISIONS",
+    "AutoDraftHead",
+    "AutoModelForCausalLM",
+    "AutoModelForSeq2SeqLM",
+    "describe_weights",
+    "is_draft_head",
+    "load_draft",
+]
+
+MIN_TOKENS = 16  # that a tokenizer makes of the fixed text, if it has a vocabulary
+
+
+if TYPE_CHECKING:
+
+    class SpecModel(SpecGenerationMixin, transformers.PreTrainedModel):
+        """What type checkers see of a loaded model: transformers' model whose `generate` takes `spec_method`."""
+
+
+class _EnabledAutoModel:
+    """Base of the two classes below."""
+
+    auto_class: ClassVar[Any]
+
+    def __init__(self) -> None:
+        raise TypeError(f"{type(self).__name__} is not instantiated; use {type(self).__name__}.from_pretrained(path).")
+
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        precision: str | None = None,
+        output_loading_info: Literal[True],
+        **kwargs: Any,
+    ) -> tuple["SpecModel", dict[str, Any]]: ...
+
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls, path: str | os.PathLike[str], *, precision: str | None = None, **kwargs: Any
+    ) -> "SpecModel": ...
+
+    @classmethod
+    def from_pretrained(cls, path: str | os.PathLike[str], *, precision: str | None = None, **kwargs: Any) -> Any:
+        """Load a checkpoint with transformers and `enable` it.
+
+        Args:
+            path (`str`): a folder, or a name on the Hugging Face hub.
+            precision (`str`, *optional*): `"auto"` (the checkpoint's), `"fp32"`, `"bf16"`, `"fp16"`, `"fp8"`, `"int8"`
+                or `"nf4"`. Instead of transformers' `dtype` and `quantization_config`. In the last three the linear
+                layers are quantised while they are read, and the rest is bf16; int8 and nf4 need bitsandbytes.
+            kwargs: everything that transformers' `from_pretrained` takes, such as `device_map`, `max_memory`,
+                `attn_implementation` (`"xformers"` too) or `quantization_config`. `tp_plan="auto"` shares the model
+                between the processes of a `torchrun` launch.
+
+        Raises:
+            CheckpointError: the folder is missing, incomplete or damaged.
+            ConfigError: a model of another kind, an unknown precision, one that this machine or the checkpoint does not
+                have, a `device_map` with a device that is not here, `precision` beside `dtype` or
+                `quantization_config`, `spec_method` or another argument of `generate`, tensor parallelism beside
+                `device_map` or quantised weights, or
+                `attn_implementation="xformers"` for a model that cannot use it.
+            MissingExtraError: the precision, or `attn_implementation="xformers"`, needs a package that is missing.
+            UnsupportedModelError: the model has no linear layers to quantise.
+        """
+        if precision is not None and precision not in PRECISIONS:
+            raise unknown_name("precision", precision, PRECISIONS)
+        if own := [name for name in own_arguments() if name in kwargs]:
+            remedy = "Pass it to generate, or set model.generation_config.spec_method for all calls."
+            raise ConfigError(own[0], "must be an argument of generate, not of from_pretrained", kwargs[own[0]], remedy)
+        kwargs = with_checked_map(kwargs)
+        # Set afterwards, so that a model which cannot use it says so instead of failing while it is built.
+        attention = kwargs.pop("attn_implementation") if asks_for_xformers(kwargs.get("attn_implementation")) else None
+        if attention is not None:
+            check_installed()
+        check_folder(path, cls.auto_class.__name__, runs_code=bool(kwargs.get("trust_remote_code")))
+        _check_parts(cls.auto_class, path, kwargs)
+        try:
+            kwargs = parallel_arguments(loading_arguments(precision, path, kwargs, cls.auto_class))
+            cast_to = dtype_after_widening(kwargs)
+            wants_info = kwargs.pop("output_loading_info", False)
+            model, info = cls.auto_class.from_pretrained(path, output_loading_info=True, **kwargs)
+        except SpecError:
+            raise
+        except (OSError, SafetensorError, json.JSONDecodeError) as error:
+            reason = first_line(error)
+            if not Path(path).exists():
+                raise CheckpointError(said_of_hub(path, reason)) from error
+            raise CheckpointError(f"{os.fspath(path)!r} could not be loaded: {reason}") from error
+        except ValueError as error:
+            check_kind(cls.auto_class.__name__, path, error)
+            raise
+        if missing := sorted(info["missing_keys"]):
+            raise CheckpointError(
+                f"{os.fspath(path)!r} must hold every weight of {type(model).__name__}, but lacks {len(missing)}, "
+                f"{missing[0]!r} among them. Is the download complete, and the class the right one?"
+            )
+        if cast_to is not None:
+            model.to(dtype=cast_to)
+        check_offloading(model)
+        prepare(model)
+        _restore_settings(model, path, kwargs)
+        enable(model)
+        if attention is not None:
+            model.set_attn_implementation(attention)
+        return (model, info) if wants_info else model
+
+
+def _check_parts(auto_class: Any, path: str | os.PathLike[str], kwargs: dict[str, Any]) -> None:
+    """Raise where a `device_map` names parts that the model does not have, before its weights are read."""
+    device_map = kwargs.get("device_map")
+    if not isinstance(device_map, Mapping) or device_map.keys() <= {""}:
+        return
+    try:
+        model = skeleton(auto_class, path, {"trust_remote_code": False, **kwargs})
+    except Exception:  # noqa: BLE001 - what is wrong with the checkpoint is said where it is loaded
+        return
+    check_parts(device_map, model)
+
+
+def _restore_settings(model: Any, path: str | os.PathLike[str], kwargs: dict[str, Any]) -> None:
+    """Give the generation configuration the settings of this package that the checkpoint has and loading dropped."""
+    names = ("cache_dir", "revision", "subfolder", "token", "local_files_only", "force_download")
+    hub_arguments = {name: kwargs[name] for name in names if name in kwargs}
+    for name, value in dropped_settings(model.generation_config, os.fspath(path), **hub_arguments).items():
+        if name in own_arguments():
+            setattr(model.generation_config, name, value)
+
+
+class AutoModelForCausalLM(_EnabledAutoModel):
+    """`transformers.AutoModelForCausalLM` whose models understand `spec_method`."""
+
+    auto_class = transformers.AutoModelForCausalLM
+
+
+class AutoModelForSeq2SeqLM(_EnabledAutoModel):
+    """`transformers.AutoModelForSeq2SeqLM` whose models understand `spec_method`."""
+
+    auto_class = transformers.AutoModelForSeq2SeqLM
+
+
+class AutoDraftHead:
+    """Loads draft heads: networks that draft from what the target computed, for `assistant_model=`.
+
+    ```python
+    head = hf_specdec.AutoDraftHead.from_pretrained("path/to/eagle3-head")
+    model.generate(**inputs, spec_method="eagle3", assistant_model=head)
+    ```
+    """
+
+    def __init__(self) -> None:
+        raise TypeError("AutoDraftHead is not instantiated; use AutoDraftHead.from_pretrained(path).")
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        target: transformers.PreTrainedModel | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        **hub: Any,
+    ) -> DraftHead:
+        """Read an EAGLE-3 head, a DFlash head, an assistant of Gemma 4, or MTP layers.
+
+        EAGLE-3 heads may have the format of speculators, of SafeAILab and SpecForge, or of DeepSpec; DFlash and DSpark
+        heads that of their authors, of speculators, or of transformers.
+
+        Args:
+            path (`str`): a folder, or a name on the Hugging Face hub.
+            target (`PreTrainedModel`, *optional*): the model that the head is for. Embeddings and an output head of
+                the file that equal the target's are left out, and the target's are read. Has to be given where `path`
+                is a checkpoint of it whose MTP layers are wanted.
+            dtype (`torch.dtype`, *optional*): of the weights; by default that of the file.
+            device (`torch.device`, *optional*): where they go; by default the CPU.
+            hub: `revision`, `token`, `cache_dir`, `local_files_only` and the like, as in transformers.
+
+        Raises:
+            CheckpointError: something is missing or unreadable.
+            ConfigError: config.json describes no draft head, or the device is not here.
+            UnsupportedModelError: transformers knows no MTP layers of `target`.
+        """
+        check_path("path", path, "a folder or a name on the hub")
+        if device is not None:
+            device = read_device(device, "device")
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise ConfigError("dtype", "must be a torch.dtype", dtype, "Write torch.float32, for example.")
+        inner = None if target is None else generation_model(target)
+        if inner is not None and not isinstance(inner, transformers.PreTrainedModel):
+            raise ConfigError("target", "must be a transformers model", type(inner).__name__, "Load it first.")
+        values = known_config(path, hub)
+        head: DraftHead | None = None
+        if dflash.is_head_config(values):
+            head = load_dflash_head(path, dtype=dtype, **hub)
+        elif eagle3.is_head_config(values):
+            head = load_eagle3_head(path, dtype=dtype, **hub)
+        if head is not None and inner is not None:
+            without_weights_of(inner, head)
+        if head is not None:
+            return head.to(device)
+        if inner is not None and values and not is_draft_head(path):
+            return MtpHead.of_checkpoint(inner, os.fspath(path)).to(device=device or input_device(inner), dtype=dtype)
+        if is_dflash_config(config := _config(path, hub)):
+            model = transformers.AutoModel.from_pretrained(path, config=config, dtype=dtype or "auto", **hub)
+            return DFlashModelHead(model.eval()).to(device)
+        if is_gemma_assistant(config):
+            config = with_shared_layers(config)
+            model = transformers.AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype or "auto", **hub)
+            return GemmaAssistantHead(model.eval()).to(device)
+        return load_eagle3_head(path, dtype=dtype, **hub).to(device)
+
+
+def is_draft_head(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder or hub name is that of a draft head, as far as its config.json says."""
+    values = known_config(path, {})
+    if not values or eagle3.is_head_config(values) or dflash.is_head_config(values):
+        return bool(values)
+    return is_dflash_config(config := _config(path, {})) or is_gemma_assistant(config)
+
+
+def _config(path: str | os.PathLike[str], hub: dict[str, Any]) -> transformers.PretrainedConfig | None:
+    """The configuration of a transformers model; `None` where there is none."""
+    try:
+        return transformers.AutoConfig.from_pretrained(path, **hub)
+    except Exception:  # noqa: BLE001 - wrong values raise anything; who reads it as a head says what is wrong
+        return None
+
+
+def load_draft(
+    path: str | os.PathLike[str],
+    *,
+    precision: str | None = None,
+    target: transformers.PreTrainedModel | None = None,
+    **kwargs: Any,
+) -> Any:
+    """A draft model, or a draft head where the folder or the hub name is that of one; `generate` puts a head beside
+    the target.
+
+    Args:
+        target (`PreTrainedModel`, *optional*): the model that it drafts for; see `AutoDraftHead.from_pretrained`.
+        precision (`str`, *optional*): see `AutoModelForCausalLM.from_pretrained`, as for `kwargs`, which are a draft
+            model's alone. A head is not quantised: precisions other than fp32, bf16 and fp16 leave it as its file is.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+        ConfigError: `path` is none.
+    """
+    check_path("path", path, "a folder or a name on the hub")
+    if is_draft_head(path):
+        dtype = DTYPES.get(precision or "auto")
+        dtype = dtype if isinstance(dtype, torch.dtype) else None
+        return AutoDraftHead.from_pretrained(path, target=target, dtype=dtype)
+    return AutoModelForCausalLM.from_pretrained(path, precision=precision, **kwargs)
+
+
+def describe_weights(model: transformers.PreTrainedModel, *, compare: bool = False) -> LoadedWeights:
+    """What is loaded: layers and dtypes, bytes, what was left in full precision, and what this machine can load.
+
+    Args:
+        model (`PreTrainedModel`): a loaded model.
+        compare (`bool`, *optional*, defaults to `False`): also load the checkpoint in its own precision, on the CPU,
+            and measure on a fixed text how far the logits are from it. Nothing is measured where the checkpoint is
+            quantised itself, or the precisions are the same.
+
+    Raises:
+        CheckpointError: the checkpoint that the model came from is not there any more.
+    """
+    path = model.config.name_or_path
+    if not compare:
+        return loaded_weights(model)
+    if not path:
+        raise CheckpointError("The model came from no checkpoint to compare it with. Leave out `compare`.")
+    if checkpoint_config(path) is not None:
+        return loaded_weights(model)
+    auto_class = AutoModelForSeq2SeqLM if model.config.is_encoder_decoder else AutoModelForCausalLM
+    original = auto_class.from_pretrained(path, precision="auto")
+    if precision_of(original) == precision_of(model):
+        return loaded_weights(model)
+    return loaded_weights(model, logit_error(model, original, _fixed_tokens(path, original)))
+
+
+def _fixed_tokens(path: str, model: transformers.PreTrainedModel) -> torch.Tensor:
+    """The fixed text as token ids (1, length); where there is no tokenizer, ids from all over the vocabulary."""
+    vocab_size = model.config.get_text_config().vocab_size
+    try:
+        ids: torch.Tensor = transformers.AutoTokenizer.from_pretrained(path)(FIXED_TEXT, return_tensors="pt").input_ids
+    except (OSError, ValueError):
+        ids = torch.empty(1, 0, dtype=torch.long)
+    if ids.shape[1] < MIN_TOKENS or int(ids.max()) >= vocab_size:  # none, or an empty or foreign one
+        ids = torch.arange(1, 129)[None] * 7919 % vocab_size
+    return ids

@@ -1,0 +1,124 @@
+"""What is wrong with the folder of a checkpoint, in words: file, field, value, remedy. Loads no weights."""
+
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub.errors import HFValidationError
+
+from hf_specdec.common.files import check_path, is_missing_folder
+from hf_specdec.compat.hub_files import validate_repo_id
+from hf_specdec.errors import CheckpointError, ConfigError, first_line, shown
+
+OWN_CLASS = re.compile(r"\S+\.\w+")  # in a file of the folder, or of another repository: "user/name--file.Class"
+
+
+def check_folder(path: str | os.PathLike[str], auto_class: str, *, runs_code: bool = False) -> None:
+    """Say what is wrong with a local folder before transformers looks for its name on the hub.
+
+    Args:
+        auto_class: name of the class of transformers that is to load it.
+        runs_code: whether it may load classes of the checkpoint's own code.
+
+    Raises:
+        CheckpointError: it is missing, or its config.json is damaged.
+        ConfigError: `path` is no path.
+    """
+    check_path("path", path, "a folder or a name on the hub")
+    folder, text = Path(path), os.fspath(path)
+    if is_missing_folder(path):
+        raise CheckpointError(f"`path` must be an existing folder, but there is no {text!r}. Check the spelling.")
+    if not folder.exists():
+        _check_name(text)
+        return
+    if not folder.is_dir():
+        raise CheckpointError(f"`path` must be a folder, but {text!r} is a file. Give the folder that holds it.")
+    config = folder / "config.json"
+    if (adapter := folder / "adapter_config.json").is_file() and not config.is_file():
+        _check_adapter(adapter, auto_class, runs_code)
+        return
+    if not config.is_file():
+        raise CheckpointError(f"`path` must hold a config.json, but {text!r} does not. Is it a checkpoint?")
+    try:
+        content = json.loads(config.read_text("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{str(config)!r} must be JSON, but is not: {first_line(error)}") from error
+    model_type = content.get("model_type") if isinstance(content, dict) else None
+    if isinstance(content, dict) and "auto_map" in content:
+        _check_auto_map(config, content["auto_map"], ("AutoConfig", auto_class), runs_code)
+        if "AutoConfig" in content["auto_map"]:
+            return
+    if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
+        raise CheckpointError(
+            f"{str(config)!r} must name a model_type that transformers {transformers.__version__} knows, "
+            f"but has {model_type!r}. Is it a transformers checkpoint?"
+        )
+    try:
+        transformers.AutoConfig.from_pretrained(folder)
+    except Exception as error:
+        rule = f"must have values of a {model_type} model's fields"
+        raise CheckpointError(f"{str(config)!r} {rule}, but has not: {' '.join(str(error).split())}") from error
+
+
+def _check_name(text: str) -> None:
+    """Say that a text is no name on the hub."""
+    try:
+        validate_repo_id(text)
+    except HFValidationError as error:
+        rule = "`path` must be an existing folder or a name on the hub"
+        raise CheckpointError(f"{rule}, but {text!r} is neither. Check the spelling.") from error
+
+
+def _check_auto_map(config: Path, auto_map: Any, read: Sequence[str], runs_code: bool) -> None:
+    """Say what is wrong with the classes of its own that a checkpoint names.
+
+    Args:
+        read: the entries that loading reads.
+        runs_code: whether their files are read too.
+    """
+    remedy = "Repair it, or take auto_map out if transformers knows the model."
+    if not isinstance(auto_map, dict):
+        rule = "must have an object as auto_map, from classes of transformers to its own"
+        raise CheckpointError(f"{str(config)!r} {rule}, but it is {shown(auto_map)}. {remedy}")
+    for name in read:
+        value = auto_map.get(name, "")
+        if name in auto_map and not (isinstance(value, str) and OWN_CLASS.fullmatch(value)):
+            rule = f"must name a class of its own, as 'file.Class', in auto_map's {name}"
+            raise CheckpointError(f"{str(config)!r} {rule}, but has {shown(value)}. {remedy}")
+        file, _, own_class = value.rpartition(".")
+        if runs_code and file and "--" not in file:
+            place = config.parent / f"{file}.py"
+            if not place.is_file() or own_class not in place.read_text("utf-8", errors="replace"):
+                rule = f"must name a class that is in the folder in auto_map's {name}"
+                raise CheckpointError(f"{str(config)!r} {rule}, but {place.name} with {own_class} is not. {remedy}")
+
+
+def _check_adapter(config: Path, auto_class: str, runs_code: bool) -> None:
+    """Say what is wrong with a folder of a PEFT adapter, and with the model that it is an adapter of."""
+    if importlib.util.find_spec("peft") is None:
+        raise CheckpointError(f"{str(config.parent)!r} holds an adapter, which needs `peft`: pip install peft")
+    try:
+        base = json.loads(config.read_text("utf-8"))["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{str(config)!r} must name its base_model_name_or_path.") from error
+    if isinstance(base, str) and base:
+        check_folder(base, auto_class, runs_code=runs_code)
+
+
+def check_kind(auto_class: str, path: str | os.PathLike[str], error: ValueError) -> None:
+    """Raise where transformers' error lists all models that a class loads, because a checkpoint is none of them.
+
+    Raises:
+        ConfigError: names the model's kind.
+    """
+    if not str(error).startswith("Unrecognized configuration class"):
+        return
+    config = transformers.AutoConfig.from_pretrained(path)
+    remedy = "AutoModelForSeq2SeqLM loads it, in Python." if config.is_encoder_decoder else "Choose another model."
+    value = f"{os.fspath(path)} ({config.model_type})"
+    raise ConfigError("model", f"must be one that {auto_class} loads", value, remedy) from error

@@ -1,0 +1,63 @@
+"""The tokenizers of checkpoints: a target's, and that of a draft model where it is another one."""
+
+import os
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from hf_specdec.compat.hub_files import cached_file
+from hf_specdec.errors import CheckpointError, first_line
+from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.translation import are_alike
+
+
+def load_tokenizer(path: str | os.PathLike[str], **hub: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint.
+
+    Args:
+        hub: `revision`, `token`, `trust_remote_code`, ... as in transformers.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(path, **hub)
+    except Exception as error:
+        raise CheckpointError(
+            f"`tokenizer` must be one that transformers can load, but that of {os.fspath(path)!r} is not: "
+            f"{first_line(error)} Put the checkpoint's tokenizer files beside its weights."
+        ) from error
+
+
+def load_foreign_tokenizer(
+    path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a draft model's checkpoint, where its tokens are others than those of the target's `tokenizer`.
+
+    Returns:
+        `None` where nothing has to be translated; a checkpoint without a tokenizer has the target's.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    try:
+        found = cached_file(os.fspath(path), "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
+    except (OSError, ValueError):  # no checkpoint: loading the model says so
+        return None
+    return None if found is None or are_alike(tokenizer, own := load_tokenizer(path)) else own
+
+
+def draft_tokenizers(
+    draft: Any, path: str | os.PathLike[str] | None, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, PreTrainedTokenizerBase]:
+    """Arguments of `generate` for a draft model with a tokenizer of its own; none for one with the target's.
+
+    Args:
+        draft: the draft model, or a draft head, which drafts the target's tokens.
+        path: what it was loaded from; `None` is an embedded one, which has the embedded target's tokenizer.
+
+    Raises:
+        CheckpointError: the tokenizer is damaged.
+    """
+    own = None if path is None or isinstance(draft, DraftHead) else load_foreign_tokenizer(path, tokenizer)
+    return {} if own is None else {"tokenizer": tokenizer, "assistant_tokenizer": own}

@@ -1,0 +1,54 @@
+"""A draft model out of the target itself: its first layers, its final norm and its head, without a weight of its own.
+
+The copy shares every parameter, buffer and layer with the model; what is copied are the few modules that hold the list
+of layers, and the configuration. Knows nothing of drafting. A model trained to leave early drafts well this way
+(https://arxiv.org/abs/2404.16710); any other at least runs.
+
+    draft = hf_specdec.self_draft(model, layers=4)
+    model.generate(**inputs, spec_method="draft_model", assistant_model=draft)
+"""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.api.enable import disable
+from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.forward.networks.layer_cut import cut_after, layers_of, path_to_layers
+
+
+def self_draft(model: Any, *, layers: int) -> PreTrainedModel:
+    """The model cut after its first `layers` layers, to be used as `assistant_model`; the model stays as it is.
+
+    The draft keeps keys and values of its own. `spec_config={"exit_layer": layers}` shares the model's instead.
+
+    Args:
+        model (`PreTrainedModel`): a decoder-only transformers model; PEFT-wrapped and compiled ones too.
+        layers (`int`): layers that the draft keeps, at least 1 and fewer than the model has.
+
+    Raises:
+        ConfigError: `layers` is out of range.
+        UnsupportedModelError: the model's layers cannot be told from its other parts.
+    """
+    inner = compat.generation_model(model)
+    if not isinstance(inner, PreTrainedModel):
+        kind = type(inner).__name__
+        raise UnsupportedModelError(
+            f"`model` must be a transformers model, but is {kind}. Load it with from_pretrained."
+        )
+    if inner.config.is_encoder_decoder:
+        raise UnsupportedModelError(
+            f"{type(inner).__name__} has an encoder, and `self_draft` cuts decoder-only models. "
+            "Pass a smaller model of the same kind as the draft."
+        )
+    path = path_to_layers(inner)
+    own = layers_of(inner, path)
+    most = len(own) - 1
+    if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers <= most:
+        rule, remedy = f"must be a whole number from 1 to {most}", "A quarter of the model's layers is a start."
+        raise ConfigError("layers", rule, layers, remedy)
+    first = torch.nn.ModuleList(list(own)[:layers])
+    first.training = own.training
+    return disable(cut_after(inner, path, first))  # what was enabled on the model belongs to the model

@@ -1,0 +1,227 @@
+"""Figures of a document, as PNG and SVG. Reads the same JSON that the tables come from; needs matplotlib.
+
+speeds      speed by task, acceptance by position
+replay      tokens per step against nodes
+cost        what T tokens at once cost
+"""
+
+import importlib
+import itertools
+import os
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_specdec.common.files import check_path
+from hf_specdec.errors import ConfigError, import_extra
+from hf_specdec.tools.bench.captions import facts, has_several, mode_titles, panels
+from hf_specdec.tools.bench.document import COST, REPLAY, SPEEDS
+from hf_specdec.tools.bench.rows import REFERENCE
+from hf_specdec.tools.bench.statistics import OVERALL
+
+# Okabe and Ito's colours, told apart by colour-blind readers; in order of use.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+MARKERS = "osD^vPX*"
+FORMATS = ("png", "svg")
+GROUP_WIDTH = 0.8
+LABEL_WIDTH = 14
+LEGEND_COLUMNS = 4
+
+Document = dict[str, Any]
+Draw = Callable[[Document, Any], None]
+
+
+def has_figures(document: Document) -> bool:
+    """Whether there are figures of documents of its kind; of others there are tables alone."""
+    return document.get("kind") in _figures()
+
+
+def plot_document(
+    document: Document, folder: str | os.PathLike[str], *, formats: Sequence[str] = FORMATS
+) -> list[Path]:
+    """Draw every figure that the document has numbers for; returns the files.
+
+    Args:
+        formats: suffixes of the files that are written of each figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ConfigError: a document of another kind, or `folder` is no path.
+    """
+    check_path("folder", folder, "a folder")
+    check_matplotlib()
+    kind, figures = document.get("kind"), _figures()
+    if kind not in figures:
+        raise ConfigError("document", f"must be of kind {', '.join(figures)}", kind, "Give one of hf-specdec bench.")
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name, draw in figures[kind].items():
+        figure = importlib.import_module("matplotlib.figure").Figure(layout="constrained")
+        draw(document, figure)
+        figure.text(0.01, -0.01, facts(document)[0], fontsize=7, color="0.4", va="top")
+        for suffix in formats:
+            files.append(target / f"{name}.{suffix}")
+            undated = {"Date": None} if suffix == "svg" else None
+            figure.savefig(files[-1], dpi=160, bbox_inches="tight", metadata=undated)
+    return files
+
+
+def _figures() -> dict[str, dict[str, Draw]]:
+    """What is drawn of each kind of document, by the file's name."""
+    return {
+        SPEEDS: {"speed_by_task": _speed_by_task, "acceptance_by_position": _acceptance_by_position},
+        REPLAY: {"tokens_per_step": _tokens_per_step},
+        COST: {"cost_curve": _cost_curve},
+    }
+
+
+def check_drawn(field: str, kind: str, folder: str | os.PathLike[str]) -> None:
+    """Raise where there are no figures of documents of a kind, before anything is measured."""
+    if kind not in _figures():
+        remedy = f"There are figures of {', '.join(_figures())}; --page writes the tables of any document."
+        raise ConfigError(field, f"must be left out with a document of kind {kind}", str(folder), remedy)
+
+
+def check_matplotlib() -> None:
+    """Raise where there is none, before anything is measured."""
+    import_extra("matplotlib.figure", "bench", "--plot")
+
+
+def _speed_by_task(document: Document, figure: Any) -> None:
+    drawn, numbers = panels(document), _numbers(document)
+    figure.set_size_inches(11, 3.6 * len(drawn))
+    for axes, panel in zip(_grid(figure, len(drawn), 1), drawn, strict=True):
+        rows = {name: row["speed"] for name, row in panel.rows.items() if name != REFERENCE}
+        tasks = [task for task in dict.fromkeys(task for speed in rows.values() for task in speed) if task != OVERALL]
+        groups = [*tasks, OVERALL]
+        width = GROUP_WIDTH / max(len(rows), 1)
+        for place, (name, speed) in enumerate(rows.items()):
+            places = [index + (place - (len(rows) - 1) / 2) * width for index in range(len(groups))]
+            known = [(centre, speed[task]) for centre, task in zip(places, groups, strict=True) if task in speed]
+            axes.bar(
+                [centre for centre, _ in known],
+                [ratio["median"] for _, ratio in known],
+                width * 0.92,
+                yerr=_errors([ratio for _, ratio in known]),
+                error_kw={"elinewidth": 0.8, "ecolor": "0.3"},
+                color=COLOURS[numbers[name] % len(COLOURS)],
+                label=name,
+            )
+        axes.axhline(1.0, color="0.3", linewidth=0.8)
+        axes.axvline(len(tasks) - 0.5, color="0.8", linewidth=0.8)
+        axes.set_xticks(range(len(groups)), [textwrap.fill(group, LABEL_WIDTH) for group in groups])
+        axes.set_ylabel(f"speed, {REFERENCE} = 1")
+        axes.set_title(panel.title, loc="left", fontsize=10)
+        _tidy(axes, grid="y")
+    _legend(figure)
+
+
+def _acceptance_by_position(document: Document, figure: Any) -> None:
+    models, modes = [entry["name"] for entry in document["models"]], mode_titles(document)
+    numbers = _numbers(document)
+    figure.set_size_inches(5 * len(modes), 3.8 * len(models))
+    grid = _grid(figure, len(models), len(modes))
+    places = dict(zip(itertools.product(models, modes), grid, strict=True))
+    for panel in panels(document):
+        axes = places.pop((panel.model, panel.mode))
+        for name, row in panel.rows.items():
+            shares = row["acceptance_by_position"]
+            if shares and name != REFERENCE:
+                axes.plot(range(1, len(shares) + 1), shares, label=name, **_style(numbers[name]))
+        axes.set_ylim(0, 1)
+        axes.set_xlabel("position in the draft")
+        axes.set_ylabel("share of steps that accepted it")
+        axes.set_title(panel.title, loc="left", fontsize=10)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        _tidy(axes)
+    for axes in places.values():  # an interrupted run: nothing measured here yet
+        axes.set_visible(False)
+    _legend(figure)
+
+
+def _tokens_per_step(document: Document, figure: Any) -> None:
+    figure.set_size_inches(6, 4)
+    axes = figure.subplots()
+    for number, (name, points) in enumerate(document["drafters"].items()):
+        nodes = [point["num_nodes"] for point in points]
+        axes.plot(nodes, [point["tokens_per_step"] for point in points], label=name, **_style(number))
+    axes.set_xscale("log", base=2)
+    _plain_ticks(axes, sorted({point["num_nodes"] for points in document["drafters"].values() for point in points}))
+    axes.set_xlabel("drafted tokens a step, at most")
+    axes.set_ylabel("tokens a step")
+    _tidy(axes)
+    _legend(figure)
+
+
+def _cost_curve(document: Document, figure: Any) -> None:
+    figure.set_size_inches(6, 4)
+    axes = figure.subplots()
+    curves = [(entry["name"], curve) for entry in document["models"] for curve in entry["curves"]]
+    for number, (label, curve) in enumerate(curves):
+        points = curve["points"]
+        axes.errorbar(
+            [point["num_tokens"] for point in points],
+            [point["ratio"]["median"] for point in points],
+            yerr=_errors([point["ratio"] for point in points]),
+            label=(f"{label}: " if has_several(document) else "") + f"context of {curve['context_length']}",
+            capsize=2,
+            **_style(number),
+        )
+    axes.set_xscale("log", base=2)
+    _plain_ticks(axes, [point["num_tokens"] for point in curves[0][1]["points"]])
+    axes.set_ylim(bottom=0)
+    axes.axhline(1.0, color="0.3", linewidth=0.8)
+    axes.set_xlabel("tokens verified at once, T")
+    axes.set_ylabel("t(T) / t(1)")
+    _tidy(axes)
+    _legend(figure)
+
+
+def _errors(ratios: Sequence[dict[str, float]]) -> list[list[float]]:
+    """Distances from the median down to the interval's low end and up to its high end."""
+    low = [ratio["median"] - ratio["low"] for ratio in ratios]
+    return [low, [ratio["high"] - ratio["median"] for ratio in ratios]]
+
+
+def _style(number: int) -> dict[str, Any]:
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "markersize": 4,
+        "linewidth": 1.4,
+    }
+
+
+def _grid(figure: Any, lines: int, columns: int) -> list[Any]:
+    return list(figure.subplots(lines, columns, squeeze=False).flat)
+
+
+def _numbers(document: Document) -> dict[str, int]:
+    """A number for each row, the same on every model, that its colour and marker come from."""
+    names = dict.fromkeys(row["name"] for entry in document["models"] for row in entry["rows"])
+    return {name: number for number, name in enumerate(name for name in names if name != REFERENCE)}
+
+
+def _plain_ticks(axes: Any, values: Sequence[int]) -> None:
+    axes.set_xticks(values, [str(value) for value in values])
+    axes.minorticks_off()
+
+
+def _tidy(axes: Any, grid: str = "both") -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=grid, color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def _legend(figure: Any) -> None:
+    """One legend for all axes, above them."""
+    entries: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        entries.update(zip(labels, handles, strict=True))
+    if entries:
+        columns = min(len(entries), LEGEND_COLUMNS)
+        place = "outside upper center"
+        figure.legend(entries.values(), entries.keys(), loc=place, ncols=columns, frameon=False, fontsize=8)

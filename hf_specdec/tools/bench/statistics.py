@@ -1,0 +1,183 @@
+"""From single calls to medians with their spread. Knows nothing about models or output.
+
+A prompt's ratio is the median over its rounds of (seconds a token of the reference) / (seconds a token of the row), the
+two calls having run one after the other; a row's ratio is the median over prompts. The interval is a percentile
+bootstrap over prompts.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hf_specdec.tools.bench.plan import WATCHED_ROUND
+from hf_specdec.tools.bench.rows import REFERENCE
+
+RESAMPLES = 2000
+RELIABILITY_BINS = 10
+CONFIDENCE = 0.95
+OVERALL = "overall"
+
+Record = Mapping[str, Any]
+
+
+def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
+    """Median of `values` and the interval that 95 % of the medians of resampled values fall in."""
+    data = torch.tensor(values, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    picks = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
+    medians = torch.quantile(data[picks], 0.5, dim=1)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = torch.quantile(medians, torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    return {"median": float(torch.quantile(data, 0.5)), "low": low, "high": high, "count": len(values)}
+
+
+def mean_acceptance_length(watched: Sequence[Record]) -> float:
+    """Tokens a verify step: what the target's forwards after the prompt's led to, over their number.
+
+    Of batches, whose tokens nobody watches, the mean of what the rows themselves count.
+    """
+    steps = _after_the_prompt(watched, "blocks")
+    counted = [record["mean_acceptance_length"] for record in watched if "mean_acceptance_length" in record]
+    return _mean(steps or counted, 1.0)
+
+
+def acceptance_by_position(watched: Iterable[Record]) -> list[float]:
+    """Share of verify steps that accepted a draft token at depth 1, 2, ..."""
+    steps = _after_the_prompt(watched, "blocks")
+    deepest = max(steps, default=1)
+    return [sum(count > depth for count in steps) / len(steps) for depth in range(1, deepest)]
+
+
+def reliability(points: Iterable[Sequence[float]]) -> list[dict[str, float]]:
+    """Predicted probability beside the share that was accepted, in ten equal bins; empty bins are left out.
+
+    Args:
+        points: mean prediction, share accepted and count of drafted tokens, from any number of calls.
+    """
+    bins: dict[int, list[float]] = {}
+    for predicted, accepted, count in points:
+        place = min(int(predicted * RELIABILITY_BINS), RELIABILITY_BINS - 1)
+        sums = bins.setdefault(place, [0.0, 0.0, 0])
+        for index, value in enumerate((predicted * count, accepted * count, count)):
+            sums[index] += value
+    return [
+        {
+            "from": place / RELIABILITY_BINS,
+            "to": (place + 1) / RELIABILITY_BINS,
+            "predicted": predicted / count,
+            "accepted": accepted / count,
+            "count": count,
+        }
+        for place, (predicted, accepted, count) in sorted(bins.items())
+        if count
+    ]
+
+
+def summarize(records: Sequence[Record], rows: Iterable[Record], against: Iterable[str] = ()) -> dict[str, Any]:
+    """Modes, and in each mode the rows by name, with everything the tables and plots show.
+
+    Args:
+        records: of calls, watched and timed.
+        against: rows that all are compared with, beside the reference and transformers' own.
+    """
+    described = list(rows)
+    named = set(against)
+    bases = [row["name"] for row in described if row.get("kind") == "transformers" or row["name"] in named]
+    summary = {}
+    for mode in dict.fromkeys(record["mode"] for record in records):
+        own = [record for record in records if record["mode"] == mode]
+        timed = [record for record in own if record["round"] != WATCHED_ROUND]
+        watched = [record for record in own if record["round"] == WATCHED_ROUND]
+        summary[mode] = {row["name"]: _row_summary(row["name"], timed, watched, bases) for row in described}
+    return summary
+
+
+def _row_summary(name: str, timed: Sequence[Record], watched: Sequence[Record], bases: Sequence[str]) -> dict[str, Any]:
+    own = [record for record in timed if record["row"] == name]
+    own_watched = [record for record in watched if record["row"] == name]
+    drafting = [record for record in own if record.get("draft_seconds") is not None]
+    seconds, num_tokens = _sum(own, "seconds"), _sum(own, "num_tokens")
+    return {
+        "speed": _ratios(own, timed, "seconds"),
+        "speed_by_processor_time": _ratios(own, timed, "cpu_seconds").get(OVERALL),
+        "speed_against": {base: _ratios(own, timed, "seconds", base) for base in bases},
+        "tokens_per_second": num_tokens / seconds if seconds else None,
+        "num_tokens": num_tokens,
+        "first_token_seconds": _median(_known(own_watched, "first_token_seconds")),
+        "mean_acceptance_length": mean_acceptance_length(own_watched),
+        "tokens_per_step": _by_task(own_watched, mean_acceptance_length),
+        "acceptance_by_position": acceptance_by_position(own_watched),
+        "drafted_per_step": _drafted_per_step(own_watched),
+        "nodes_per_step": _by_task(own_watched, _drafted_per_step),
+        "draft_share": _sum(drafting, "draft_seconds") / _sum(drafting, "seconds") if drafting else None,
+        "peak_memory_bytes": max(_known(own_watched, "peak_memory_bytes"), default=None),
+        "share_equal": _share_equal([*own, *own_watched]),
+        "reliability": reliability(point for record in own for point in record.get("reliability", ())),
+        "plain_reasons": sorted(set(filter(None, _known(own, "plain_reason")))),
+    }
+
+
+def _drafted_per_step(watched: Sequence[Record]) -> float:
+    """Tokens that a verify step computed beside the current one, the prompt's forward left out."""
+    return _mean(_after_the_prompt(watched, "drafted"), 0.0)
+
+
+def _by_task(watched: Sequence[Record], mean: Callable[[Sequence[Record]], float]) -> dict[str, float]:
+    """A mean over the steps of each task, and of all."""
+    tasks = dict.fromkeys(record["task"] for record in watched)
+    found = {task: mean([record for record in watched if record["task"] == task]) for task in tasks}
+    return {**found, OVERALL: mean(watched)} if found else {}
+
+
+def _after_the_prompt(watched: Iterable[Record], field: str) -> list[int]:
+    """What each forward of the target after a prompt's gave."""
+    return [count for record in watched for count in record.get(field, ())[1:]]
+
+
+def _known(records: Iterable[Record], field: str) -> list[Any]:
+    return [record[field] for record in records if record.get(field) is not None]
+
+
+def _sum(records: Iterable[Record], field: str) -> Any:
+    return sum(record[field] for record in records)
+
+
+def _mean(values: Sequence[float], otherwise: float) -> float:
+    return sum(values) / len(values) if values else otherwise
+
+
+def _ratios(own: Sequence[Record], records: Sequence[Record], clock: str, base: str = REFERENCE) -> dict[str, Any]:
+    """Speed against the row `base` for each task and overall, with intervals."""
+    references = {_visit(record): record for record in records if record["row"] == base}
+    by_prompt: dict[tuple[str, str, int], list[float]] = {}
+    for record in own:
+        other = references[_visit(record)]
+        if min(record[clock], other[clock], record["num_tokens"], other["num_tokens"]) > 0:
+            ratio = (other[clock] / other["num_tokens"]) / (record[clock] / record["num_tokens"])
+            by_prompt.setdefault((record["task"], record["prompt"], record["turn"]), []).append(ratio)
+    by_task: dict[str, list[float]] = {}
+    for (task, _, _), ratios in by_prompt.items():
+        ratio = _median(ratios)
+        assert ratio is not None
+        by_task.setdefault(task, []).append(ratio)
+    everything = [ratio for ratios in by_task.values() for ratio in ratios]
+    groups = {**by_task, OVERALL: everything} if everything else {}
+    return {task: median_with_interval(ratios) for task, ratios in groups.items()}
+
+
+def _share_equal(seen: Sequence[Record]) -> float | None:
+    """Share of prompts on which every call gave the reference's tokens."""
+    prompts: dict[tuple[str, int], bool] = {}
+    for record in seen:
+        key = (record["prompt"], record["turn"])
+        prompts[key] = prompts.get(key, True) and record["equal"]
+    return sum(prompts.values()) / len(prompts) if prompts else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(torch.quantile(torch.tensor(values, dtype=torch.float64), 0.5)) if values else None
+
+
+def _visit(record: Record) -> tuple[str, str, int, int]:
+    return record["mode"], record["prompt"], record["turn"], record["round"]

@@ -1,0 +1,77 @@
+"""The command line `hf-specdec`: one file per command, thin over the Python interface.
+
+Data goes to stdout, logs to stderr, `--json` prints one JSON document. A user's mistake exits with 2. A command's
+module is imported when the command is called, so that `--help` and `--version` are there at once. Options may be
+written with `_` for `-`.
+"""
+
+import importlib
+from typing import Annotated, Any
+
+import typer
+
+from hf_specdec import __version__
+from hf_specdec.tools.cli.usage_errors import ReportingCommand, ReportingGroup
+
+COMMANDS = {  # each in the module and the function of its name
+    "bench": "Measure ways to generate against plain generate, on the same prompts in turn.",
+    "demo": "Open a page that races speculation against plain generate, and shows what happens inside each step.",
+    "chat": "Chat with a model in the terminal.",
+    "generate": "Continue a prompt with speculative decoding.",
+    "info": "Say what a model can do on this machine and why, and which optional packages are installed.",
+    "serve": "Serve a model to OpenAI's clients; requests share one batch.",
+    "summarize": "Summarise articles plainly and with a method: ROUGE scores and tokens a second of both.",
+    "train": "Train a draft for a target, from texts that the target writes: an EAGLE-3 or DFlash head, or a model.",
+    "tune": "Measure what a forward of T tokens costs, and keep it in a file for auto.",
+}
+OPTIONS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False}
+
+
+def _with_hyphens(name: str) -> str:
+    return name.replace("_", "-")
+
+
+app = typer.Typer(
+    name="hf-specdec",
+    cls=ReportingGroup,
+    no_args_is_help=True,
+    context_settings={"token_normalize_func": _with_hyphens},
+    **OPTIONS,
+)
+
+
+class _Imported(ReportingCommand):
+    """A command that is imported when it is called."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Called with the words after the command's name: the context is the imported command's, with them as `obj`."""
+        words = list(kwargs["args"] if "args" in kwargs else args[1])
+        alone = typer.Typer(**OPTIONS)
+        command = getattr(importlib.import_module(f"{__name__}.{self.name}"), str(self.name))
+        alone.command(self.name, cls=ReportingCommand)(command)
+        context = typer.main.get_command(alone).make_context(*args, **kwargs)
+        context.obj = [_with_hyphens(word) for word in words]
+        return context
+
+
+def _nothing() -> None:
+    """Stands where the imported command will be."""
+
+
+for _name, _summary in COMMANDS.items():
+    app.command(_name, cls=_Imported, help=_summary)(_nothing)
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Speculative decoding for Hugging Face transformers: the same text, sooner."""

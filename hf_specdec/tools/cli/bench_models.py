@@ -1,0 +1,145 @@
+"""The models of `hf-specdec bench`: every `--model` at every `--widen`."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import torch
+import typer
+from transformers import logging
+
+from hf_specdec.errors import ConfigError
+from hf_specdec.loading import embedded
+from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model, pick_device
+from hf_specdec.tools.bench.widen import read_size
+from hf_specdec.tools.cli import options
+from hf_specdec.tools.cli.inputs import check_attention, set_threads
+from hf_specdec.tools.cli.report import note
+from hf_specdec.tools.cli.where import read_where
+
+NATIVE = "native"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsOptions:
+    """What is measured on, and where."""
+
+    model: Annotated[
+        list[str] | None, typer.Option(help="Folder or hub name; repeat for more. Default: the embedded target.")
+    ] = None
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            "--draft-model",
+            "--assistant-model",
+            help="Draft model of the rows draft_model, auto+draft_model and transformers:assistant. Default: the "
+            "embedded draft, for the embedded target.",
+        ),
+    ] = None
+    head: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft head of the rows eagle3, dflash and auto+head, widened with its model. Default: the embedded "
+            "head, for the embedded target."
+        ),
+    ] = None
+    widen: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="HIDDENxLAYERS: measure each model widened to this size, its function unchanged; native is its own "
+            "size. Repeat for more. Default: native."
+        ),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Precision: auto, fp32, bf16, fp16, fp8, int8, nf4. Default: fp32 for the embedded target, else auto."
+        ),
+    ] = None
+    draft_dtype: options.DraftDtype = None
+    attn_implementation: options.AttnImplementation = None
+    device: Annotated[str | None, typer.Option(help="Where it runs. Default: the accelerator, or cpu.")] = None
+    device_map: Annotated[
+        str | None, typer.Option(help=f"Where the target goes: {options.DEVICE_MAPS}. Default: --device.")
+    ] = None
+    max_memory: options.MaxMemory = None
+    offload_folder: options.OffloadFolder = None
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: 1 on a CPU.")] = None
+
+    @property
+    def paths(self) -> list[str | None]:
+        """Folders and hub names, each once; `None` is the embedded target."""
+        return [*dict.fromkeys(self.model or ())] or [None]
+
+    @property
+    def sizes(self) -> list[tuple[int, int] | None]:
+        """What models are widened to, each once; `None` is their own size."""
+        return list(dict.fromkeys(None if size == NATIVE else read_size(size) for size in self.widen or [NATIVE]))
+
+    @property
+    def placement(self) -> dict[str, Any] | None:
+        """Arguments of `from_pretrained` that place the target; `None` without `--device-map`."""
+        given = self.device_map, self.max_memory, self.offload_folder
+        where = read_where(*given, None, tensor_parallel=False, device=None)
+        return None if self.device_map is None else where.target
+
+    def pick_device(self) -> torch.device:
+        """Where it runs, with the threads that were asked for, and without bars while weights are read.
+
+        Raises:
+            ConfigError: the device or the attention is none.
+        """
+        logging.disable_progress_bar()
+        check_attention(self.attn_implementation)
+        where = pick_device(self.device)
+        if self.threads is not None or where.type == "cpu":
+            set_threads(None, self.threads)
+        return where
+
+    def load(self) -> list[LoadedModel]:
+        """Every model at every size."""
+        sizes, where = self.sizes, self.pick_device()
+        return [self._load(path, size, where) for path, size in itertools.product(self.paths, sizes)]
+
+    @property
+    def one_path(self) -> str | None:
+        """The only path; an error where there are several."""
+        return _only("--model", self.paths)
+
+    @property
+    def one_size(self) -> tuple[int, int] | None:
+        """The only size; see `one_path`."""
+        return _only("--widen", self.sizes)
+
+    def load_one(self) -> LoadedModel:
+        """The only model, for what is measured of one."""
+        return self._load(self.one_path, self.one_size, self.pick_device())
+
+    def _load(self, path: str | None, size: tuple[int, int] | None, where: torch.device) -> LoadedModel:
+        placement = self.placement
+        loaded = load_model(
+            path,
+            dtype=self.dtype,
+            device=where if placement is None else self.device,
+            assistant=self.draft_model,
+            assistant_dtype=self.draft_dtype,
+            head=embedded.path("head") if path is None and self.head is None else self.head,
+            widen_to=size,
+            attn_implementation=self.attn_implementation,
+            placement=placement,
+        )
+        if size is not None:
+            of = f"{loaded.name}: " if len(self.paths) > 1 else ""
+            difference = loaded.facts["widening"]["largest_logit_difference"]
+            note(f"{of}widened to {size[0]}x{size[1]}: largest difference of the logits {difference:.1e}", "dim")
+        return loaded
+
+
+def _only(option: str, values: Sequence[T]) -> T:
+    if len(values) > 1:
+        rule = "must be given once for this measurement"
+        raise ConfigError(option, rule, [str(value) for value in values], "Measure each in its own run.")
+    return values[0]

@@ -1,0 +1,224 @@
+"""The options of `hf-specdec bench` but for its models, with their help."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hf_specdec.common.files import check_room
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.config import check_temperature
+from hf_specdec.methods.registry import METHODS, config_arguments
+from hf_specdec.tools.bench.document import SPEEDS, check_document_file, check_form
+from hf_specdec.tools.bench.plan import BenchSettings
+from hf_specdec.tools.bench.plots import check_drawn, check_matplotlib
+from hf_specdec.tools.bench.prompts import Prompt, batched, load_prompts, random_prompts
+from hf_specdec.tools.cli import options
+from hf_specdec.tools.cli.inputs import check_seed
+from hf_specdec.tools.command_errors import within
+
+MODES = {None: ("greedy", "sampled"), True: ("sampled",), False: ("greedy",)}  # by --do-sample
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """What is measured on, beside the models."""
+
+    prompts: Annotated[
+        list[str] | None, typer.Option(help="File or folder of prompts; repeat for more. Default: the built-in set.")
+    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Most prompts, taken from the tasks in turn.")] = None
+    limit_per_task: Annotated[int | None, typer.Option(min=1, help="Most prompts of each task.")] = None
+    random_tokens: Annotated[
+        str | None,
+        typer.Option(
+            help="COUNTxLENGTH: also COUNT prompts of LENGTH random tokens, a task of their own; for example 8x64."
+        ),
+    ] = None
+    batch_size: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="Prompts decoded together, first turns only; repeat for more, each a task of its own. Default: one "
+            "prompt, all turns. With --many: rows of generate_many; default 8.",
+        ),
+    ] = None
+
+    def load(self) -> list[Prompt]:
+        """The prompts, one by one."""
+        found = load_prompts(self.prompts or (), limit=self.limit, limit_per_task=self.limit_per_task)
+        return found + self._random()
+
+    def load_batched(self) -> list[Prompt]:
+        """The prompts, in batches where those are asked for."""
+        return self.load() if self.batch_size is None else batched(self.load(), self.batch_size)
+
+    def _random(self) -> list[Prompt]:
+        if self.random_tokens is None:
+            return []
+        count, _, length = self.random_tokens.partition("x")
+        if not (count.isdecimal() and length.isdecimal()):
+            raise ConfigError("random_tokens", "must be COUNTxLENGTH", self.random_tokens, "For example 8x64.")
+        return random_prompts(int(count), length=int(length))
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What is run, and how often."""
+
+    row: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"What to measure beside generate: a method ({', '.join(METHODS)}), a method with its configuration "
+            "(prompt_lookup:num_branches=4), auto+draft_model, auto+head, token_recycling, transformers:prompt_lookup, "
+            "transformers:assistant, module:Class, or default for all there are. Repeat for more. Default: default."
+        ),
+    ] = None
+    prompt_lookup_config: options.PromptLookupForm = None
+    lookahead_config: options.LookaheadForm = None
+    draft_model_config: options.DraftModelForm = None
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="A row that the others are compared with, task by task, beside generate; repeat for more."),
+    ] = None
+    max_new_tokens: options.MaxNewTokens = 128
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds, after one that warms up.")] = 3
+    do_sample: Annotated[
+        bool | None,
+        typer.Option("--do-sample/--no-do-sample", help="Sampled rows only, or greedy rows only. Default: both."),
+    ] = None
+    temperature: Annotated[float, typer.Option(help="Of the sampled rows.")] = 0.7
+    seed: Annotated[int, typer.Option(help="Of the sampled rows: round r draws from seed + r.")] = 0
+
+    def check(self) -> None:
+        """Raise, before a model is loaded, for what a row would say in its own words."""
+        check_seed(self.seed)
+        check_temperature("--temperature", self.temperature, "--no-do-sample measures greedy rows alone.")
+        for name, form in self._forms.items():
+            with within(name):
+                config_arguments()[name].config_class.parse(form, name)
+
+    @property
+    def rows(self) -> list[str]:
+        """What `--row` names, and a row for each list form."""
+        methods = config_arguments()
+        return [*(self.row or ()), *(f"{methods[name].name}={form}" for name, form in self._forms.items())]
+
+    @property
+    def _forms(self) -> dict[str, str]:
+        names = ("prompt_lookup_config", "lookahead_config", "draft_model_config")
+        return {name: form for name in names if (form := getattr(self, name)) is not None}
+
+    def settings(self) -> BenchSettings:
+        """The same, checked."""
+        return BenchSettings(
+            max_new_tokens=self.max_new_tokens,
+            rounds=self.rounds,
+            modes=MODES[self.do_sample],
+            temperature=self.temperature,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KindOptions:
+    """What is measured instead of speeds; at most one of these."""
+
+    cost: Annotated[bool, typer.Option("--cost", help="Measure what it costs to verify T tokens at once, instead.")] = (
+        False
+    )
+    context_length: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="With --cost and --drafting: tokens in the cache; repeat for more. Default: 128, 512; 1k, 10k, 100k.",
+        ),
+    ] = None
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="Run drafters against recorded answers (JSONL of prompt_ids, answer_ids), instead."),
+    ] = None
+    many: Annotated[
+        bool, typer.Option("--many", help="Measure generate_many against plain batches one after the other, instead.")
+    ] = False
+    precisions: Annotated[
+        str | None, typer.Option(help="Set precisions side by side, instead: all, or names with commas between.")
+    ] = None
+    drafting: Annotated[
+        bool, typer.Option("--drafting", help="Measure what drafting costs a step on the host, instead.")
+    ] = False
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Measure what a step costs beside the forward: operations, reads, drafting.")
+    ] = False
+    show: Annotated[Path | None, typer.Option(help="Measure nothing; print or plot this document.")] = None
+
+    @property
+    def chosen(self) -> str:
+        """The one that is asked for; "speeds" without any."""
+        names = ("cost", "replay", "many", "precisions", "drafting", "steps", "show")
+        asked = [name for name in names if getattr(self, name) not in (None, False)]
+        if len(asked) > 1:
+            rule = f"must be left out with --{asked[0]}"
+            raise ConfigError(f"--{asked[1]}", rule, getattr(self, asked[1]), "Measure one after the other.")
+        return asked[0] if asked else SPEEDS
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """Where the document goes."""
+
+    json: options.Json = False
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print markdown.")] = False
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Also write the JSON document here, while measuring; as JSON lines if it ends in .jsonl."),
+    ] = None
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue an interrupted run from its document, and write it back.")
+    ] = None
+    plot: Annotated[Path | None, typer.Option(help="Draw the figures into this folder, as PNG and SVG.")] = None
+    page: Annotated[
+        Path | None,
+        typer.Option(help="Write a page of Markdown with the tables, and its figures into a folder beside it."),
+    ] = None
+
+    def check(self, kind: str) -> None:
+        """Raise for what would only show after the measurement."""
+        if kind != "show":
+            self.check_kind(kind)
+        if self.resume is not None and kind != SPEEDS:
+            raise ConfigError("--resume", f"must be left out with --{kind}", str(self.resume), "Measure this anew.")
+        if self.output is not None:
+            check_document_file("output", self.output)
+        elif self.resume is not None:
+            check_document_file("resume", self.resume)
+        if self.plot is not None or self.page is not None:
+            check_matplotlib()
+        if self.page is not None and (not self.page.suffix or self.page.is_dir()):
+            raise ConfigError(
+                "page", "must be a file whose name ends in .md", str(self.page), "For example results.md."
+            )
+        for field, given in (("plot", self.plot), ("page", self.page)):
+            if given is not None:
+                _check_folder(field, given, given if field == "plot" else given.with_suffix(""))
+
+    def check_kind(self, kind: str) -> None:
+        """Raise where a document of this kind cannot be written, or drawn, as is asked."""
+        if self.output is not None:
+            check_form(self.output, kind)
+        if self.plot is not None:
+            check_drawn("plot", kind, self.plot)
+
+
+def _check_folder(field: str, given: Path, folder: Path) -> None:
+    """Raise where the folder of the figures cannot be made or written.
+
+    Args:
+        given: what the option names.
+    """
+    if folder.exists() and not folder.is_dir():
+        remedy = f"{str(folder)!r} is a file. Choose another name."
+        raise ConfigError(field, "must have its figures in a folder", str(given), remedy)
+    above = next(part for part in (folder, *folder.absolute().parents) if part.exists())
+    check_room(field, above, str(given))

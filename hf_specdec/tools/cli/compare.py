@@ -1,0 +1,144 @@
+"""`generate --compare`: a method beside plain `generate` and transformers' own, measured by the bench.
+
+Each round begins with what the model remembered before, so that no call can draft from its own answer.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
+from hf_specdec.tools.bench.document import flagged
+from hf_specdec.tools.bench.loaded_model import LoadedModel
+from hf_specdec.tools.bench.plan import WATCHED_ROUND, BenchSettings
+from hf_specdec.tools.bench.prompts import Prompt
+from hf_specdec.tools.bench.rows import REFERENCE, Row, transformers_row
+from hf_specdec.tools.bench.run import Bench
+from hf_specdec.tools.bench.statistics import OVERALL
+from hf_specdec.tools.cli.bench_output import progress_bar
+from hf_specdec.tools.cli.job import Job
+
+PLAIN = "plain generate"
+TRANSFORMERS = "transformers prompt lookup"
+ASSISTED = "transformers assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRow:
+    """One way to generate, over all prompts.
+
+    Attributes:
+        tokens (`int`): new tokens of one round.
+        tokens_per_second (`float`): over all rounds.
+        ratio_to_plain, ratio_to_transformers (`float | None`):
+            median over prompts of the median over rounds of this row's tokens per second to the other's.
+        drafted, accepted (`int`): draft tokens of one round, and those of them that were emitted.
+        mean_acceptance_length (`float`): tokens a verify step.
+        prompts_equal_to_plain (`int`): prompts with plain generate's token ids in every round.
+        equal_to_plain (`bool`): whether that holds for all prompts.
+    """
+
+    name: str
+    tokens: int
+    tokens_per_second: float
+    ratio_to_plain: float | None
+    ratio_to_transformers: float | None
+    drafted: int
+    accepted: int
+    mean_acceptance_length: float
+    prompts_equal_to_plain: int
+    equal_to_plain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was measured.
+
+    Attributes:
+        rounds (`int`): timed rounds that are complete.
+        is_complete (`bool`): whether they are all that were asked for.
+        left_out (`dict[str, str]`): rows that transformers refuses, and its reasons.
+        keeps_promise (`bool`): whether the method gave the tokens that it promises.
+    """
+
+    rows: list[ComparedRow]
+    rounds: int
+    is_complete: bool
+    left_out: dict[str, str]
+    keeps_promise: bool
+
+
+def compare_methods(job: Job, texts: Sequence[str], how: Mapping[str, Any], rounds: int) -> Comparison:
+    """Run every way on every prompt, once to warm up and then `rounds` times; Ctrl-C leaves the complete rounds.
+
+    Args:
+        how: the arguments of `generate` that choose the method. With a draft model among them transformers' way is its
+            assisted generation with that draft at transformers' own settings; else its prompt lookup.
+
+    Raises:
+        KeyboardInterrupt: it came before a timed round was complete.
+    """
+    method = str(how["spec_method"])
+    ours = Row.of_arguments(method, "method", how, is_seed_exact=how["spec_config"].is_seed_exact)
+    options = {"temperature": None, **job.options}  # the model's own, where the job says nothing
+    mode = "sampled" if options.pop("do_sample") else "greedy"
+    settings = BenchSettings(modes=(mode,), rounds=rounds, seed=job.seed or 0, **options)
+    prompts = [Prompt(str(number), "prompts", (text,)) for number, text in enumerate(texts)]
+    loaded = LoadedModel(job.model, job.tokenizer, str(job.model.config.name_or_path))
+    bench = Bench(
+        [loaded], prompts, settings, rows=[_transformers_way(how), ours], method_state=state_of(job.model).method_state
+    )
+    try:
+        with progress_bar() as progress:
+            bench.run(progress)
+    except KeyboardInterrupt:
+        rounds = _keep_whole_rounds(bench)
+        if rounds < 1:
+            raise
+    document = bench.document
+    (entry,) = document["models"]
+    rows = [_row(name, summary, entry, len(prompts), rounds) for name, summary in entry["summary"][mode].items()]
+    keeps_promise = all(flag.row != method for flag in flagged(document))
+    return Comparison(rows, rounds, document["is_complete"], entry["left_out"], keeps_promise)
+
+
+def _keep_whole_rounds(bench: Bench) -> int:
+    """Drop what an interrupted round measured; returns how many timed rounds are left."""
+    (entry,) = bench.document["models"]
+    counts = Counter(record["round"] for record in entry["records"])
+    kept = [number for number, count in counts.items() if count == counts[WATCHED_ROUND]]
+    entry["records"] = [record for record in entry["records"] if record["round"] in kept]
+    bench.summarize()
+    return len(kept) - 1
+
+
+def _transformers_way(how: Mapping[str, Any]) -> Row:
+    """transformers' counterpart of a method."""
+    if isinstance(how.get("assistant_model"), PreTrainedModel):
+        taken = ("assistant_model", "tokenizer", "assistant_tokenizer")
+        return transformers_row(ASSISTED, {name: how[name] for name in taken if name in how})
+    config = how["spec_config"]
+    alike = config if isinstance(config, PromptLookupConfig) else PromptLookupConfig()
+    names = {"prompt_lookup_num_tokens": "max_draft_len", "max_matching_ngram_size": "max_matching_ngram_size"}
+    return transformers_row(TRANSFORMERS, {theirs: getattr(alike, own) for theirs, own in names.items()})
+
+
+def _row(name: str, summary: Mapping[str, Any], entry: Mapping[str, Any], num_prompts: int, rounds: int) -> ComparedRow:
+    watched = [record for record in entry["records"] if record["row"] == name and record["round"] == WATCHED_ROUND]
+    ratios = [speed[OVERALL]["median"] for speed in summary["speed_against"].values() if speed]
+    return ComparedRow(
+        name=PLAIN if name == REFERENCE else name,
+        tokens=summary["num_tokens"] // rounds,
+        tokens_per_second=summary["tokens_per_second"],
+        ratio_to_plain=summary["speed"][OVERALL]["median"],
+        ratio_to_transformers=next(iter(ratios), None),
+        drafted=sum(record["num_draft_tokens"] for record in watched),
+        accepted=sum(tokens - 1 for record in watched for tokens in record["blocks"]),
+        mean_acceptance_length=summary["mean_acceptance_length"],
+        prompts_equal_to_plain=round(summary["share_equal"] * num_prompts),
+        equal_to_plain=summary["share_equal"] == 1.0,
+    )

@@ -1,0 +1,139 @@
+"""`hf-specdec info`: what a model can do here, and what is installed."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+import hf_specdec
+from hf_specdec.compat import attention_implementation
+from hf_specdec.distributed.placement import available_devices, where_it_lies
+from hf_specdec.engine.draft_pairing import draft_capability, vocab_sizes
+from hf_specdec.engine.head_pairing import check_head
+from hf_specdec.errors import SpecError
+from hf_specdec.kernels import cpu, native
+from hf_specdec.kernels.quantization.precision import machine_support
+from hf_specdec.kernels.quantization.report import num_parameters, precision_of
+from hf_specdec.loading.auto import describe_weights
+from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers
+from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.registry import METHODS
+from hf_specdec.tools.cli import options
+from hf_specdec.tools.cli.extras import extras, versions
+from hf_specdec.tools.cli.inputs import load_draft
+from hf_specdec.tools.cli.options import LoadOptions
+from hf_specdec.tools.cli.report import print_json
+from hf_specdec.tools.cli.spread import spread
+from hf_specdec.tools.cli.table import print_facts
+from hf_specdec.tools.cli.weights import weights_facts
+from hf_specdec.tools.command_errors import reports_errors
+
+
+@reports_errors
+@spread
+def info(
+    *,
+    model: options.ModelPath = None,
+    draft_model: options.DraftModelPath = None,
+    dtype: options.Dtype = "auto",
+    draft_dtype: options.DraftDtype = None,
+    loading: LoadOptions,
+    json: options.Json = False,
+) -> None:
+    """Say what a model can do on this machine and why, and which optional packages are installed.
+
+    With --dtype, also how far the logits are from those of the checkpoint's own precision. With a draft model or head,
+    also whether the two go together.
+    """
+    target = loading.load(model, dtype)
+    loaded = target.model
+    found = describe_weights(loaded, compare=True)
+    groups: dict[str, dict[str, Any]] = {
+        "versions": versions(),
+        "machine": _machine(),
+        "model": _model(loaded),
+        "capability": hf_specdec.capability(loaded).to_dict(),
+        "weights": found.to_dict() if json else weights_facts(found),
+    }
+    if model is None or draft_model is not None:
+        draft = load_draft(draft_model, draft_dtype or dtype, None)
+        if isinstance(draft, DraftHead):
+            groups |= {"draft head": _head(draft), "pair": _head_pair(loaded, draft)}
+        else:
+            translates = bool(draft_tokenizers(draft, draft_model, target.tokenizer))
+            drafts = describe_weights(draft, compare=True)
+            groups |= {"draft model": _model(draft), "pair": _pair(loaded, draft, translates=translates)}
+            groups["draft weights"] = drafts.to_dict() if json else weights_facts(drafts)
+    aliases = {method.name: list(method.aliases) for method in METHODS.values()}
+    optional = extras()
+    if json:
+        listed = [{**dataclasses.asdict(extra), "install": extra.install} for extra in optional]
+        print_json({**groups, "methods": aliases, "extras": listed})
+    else:
+        methods = {
+            name: "; ".join(filter(None, [f"also {', '.join(others)}" if others else "", METHODS[name].summary]))
+            for name, others in aliases.items()
+        }
+        precisions = {one.precision: f"{'yes' if one.works else 'no'}: {one.reason}" for one in machine_support()}
+        groups |= {"precisions": precisions}
+        print_facts([*groups.items(), ("methods", methods), ("extras", {extra.name: extra for extra in optional})])
+
+
+def _machine() -> dict[str, Any]:
+    reason = cpu.why_unused()
+    where = f"torch's: {reason}" if reason else "of a few tokens in the compiled core, where it is faster"
+    return {
+        "devices": list(map(str, available_devices())),
+        "threads": torch.get_num_threads(),
+        "drafting": "in Python: no compiled core is installed" if native.core is None else "in the compiled core",
+        "linear layers": where,
+        "norms": where,
+        "attention": where,
+    }
+
+
+def _model(model: PreTrainedModel) -> dict[str, Any]:
+    return {
+        "path": model.config.name_or_path,
+        "architecture": type(model).__name__,
+        "parameters": num_parameters(model),
+        "dtype": precision_of(model),
+        "devices": where_it_lies(model),
+        "attention": attention_implementation(model.config),
+    }
+
+
+def _head(head: DraftHead) -> dict[str, Any]:
+    return {
+        "path": head.name_or_path,
+        "architecture": type(head).__name__,
+        "parameters": num_parameters(head),
+        "dtype": precision_of(head),
+        "methods": list(head.methods),
+    }
+
+
+def _head_pair(target: PreTrainedModel, head: DraftHead) -> dict[str, Any]:
+    """Whether the head can draft for the target, and which of its hidden states it reads."""
+    try:
+        return {"goes together": True, "reason": "their sizes agree", "hidden states": list(check_head(target, head))}
+    except SpecError as error:
+        return {"goes together": False, "reason": str(error)}
+
+
+def _pair(target: PreTrainedModel, draft: PreTrainedModel, *, translates: bool) -> dict[str, Any]:
+    """Whether the draft can draft for the target, and what each of them can do."""
+    try:
+        draft_capability(target, draft, translates=translates)
+        reason = None
+    except SpecError as error:
+        reason = str(error)
+    sizes = vocab_sizes(target, draft)
+    agrees = "drafts are translated between the tokenizers" if translates else "the vocabularies agree"
+    return {
+        "goes together": reason is None,
+        "reason": reason or f"{agrees}, and the draft can roll back",
+        "vocabularies": sizes,
+        "tiers": [hf_specdec.capability(model).tier for model in (target, draft)],
+    }

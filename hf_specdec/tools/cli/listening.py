@@ -1,0 +1,34 @@
+"""The address that a command listens on, bound before a model is loaded."""
+
+import errno
+import socket
+
+from hf_specdec.errors import ConfigError
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at an address; connections are refused until a server takes it over.
+
+    Args:
+        port: 0 is any that is free.
+
+    Raises:
+        ConfigError: there is no such address, or another program has the port.
+    """
+    try:
+        known = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        remedy = "127.0.0.1 is this machine alone."
+        raise ConfigError("--host", "must be an address of this machine", host, remedy) from error
+    family, _, _, _, address = min(known, key=lambda one: one[0] != socket.AF_INET)  # of localhost 127.0.0.1
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind(address)
+    except OSError as error:
+        found.close()
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            remedy = f"{error.strerror}. Choose another port."
+            raise ConfigError("--port", "must be a port that can be listened on", port, remedy) from error
+        raise ConfigError("--host", "must be an address of this machine", host, f"{error.strerror}.") from error
+    return found

@@ -1,0 +1,229 @@
+"""`hf-specdec train`: make a draft head or a draft model for any target, from text that the target writes."""
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import typer
+from rich.table import Table
+
+from hf_specdec.common.files import is_utf8, read_text
+from hf_specdec.compat import computes_bf16, input_device, text_config
+from hf_specdec.errors import ConfigError, counted
+from hf_specdec.methods.dflash.checkpoint import load_head as load_dflash_head
+from hf_specdec.methods.eagle3.checkpoint import load_head
+from hf_specdec.tools.cli import options
+from hf_specdec.tools.cli.options import LoadOptions, ModelOptions
+from hf_specdec.tools.cli.prompts_file import numbered_prompts, own_device
+from hf_specdec.tools.cli.report import note, noting_interrupts, print_json, stdout_console
+from hf_specdec.tools.cli.spread import spread
+from hf_specdec.tools.command_errors import reports_errors
+from hf_specdec.tools.train import (
+    DFlashTraining,
+    DraftTraining,
+    HeadReport,
+    HeadTraining,
+    train_dflash,
+    train_draft,
+    train_head,
+)
+from hf_specdec.tools.train.dflash_trainer import BLOCK_SIZE
+
+DEFAULT = HeadTraining()
+Kind = Literal["head", "dflash", "draft"]
+KINDS: dict[str, tuple[str, ...]] = {  # options that hold for some kinds alone
+    "--head": ("head", "dflash"),
+    "--layers": ("head", "dflash"),
+    "--draft-vocab-size": ("head",),
+    "--draft-layers": ("draft", "dflash"),
+    "--block-size": ("dflash",),
+    "--markov-rank": ("dflash",),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """How the draft is trained."""
+
+    kind: Annotated[
+        Kind,
+        typer.Option(
+            help="head: an EAGLE-3 head on the target's hidden states; dflash: one that drafts a block in one forward; "
+            "draft: a draft model of fewer layers."
+        ),
+    ] = "head"
+
+    num_texts: Annotated[int, typer.Option(help="Texts that the target writes.")] = DEFAULT.num_texts
+    prompt_tokens: Annotated[
+        str, typer.Option(help='Tokens of a prompt; of several lengths, "64,512", files take turns.')
+    ] = str(DEFAULT.prompt_tokens)
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens that the target writes after each prompt.")] = (
+        DEFAULT.new_tokens
+    )
+    head: Annotated[Path | None, typer.Option(help="Folder of a head to train on. Default: a new one.")] = None
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help='Hidden states that the head reads, "2,16,29": 0 the embeddings, the number of layers the last one. '
+            "Default: a low, a middle and a high one."
+        ),
+    ] = None
+    draft_vocab_size: Annotated[
+        int | None, typer.Option(help="Most tokens that the head can draft. Default: 32,000.")
+    ] = None
+    draft_layers: Annotated[
+        int | None,
+        typer.Option(
+            help="Layers of a draft model or a DFlash head. Default: a quarter of the target's, or a sixth and at most "
+            "five."
+        ),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        typer.Option(help=f"Tokens of a DFlash block, the last one of the text among them. Default: {BLOCK_SIZE}."),
+    ] = None
+    markov_rank: Annotated[
+        int | None,
+        typer.Option(help="Makes a DFlash head a DSpark head: width of what it adds by the token before, such as 256."),
+    ] = None
+    epochs: Annotated[float, typer.Option(help="Most passes over the texts.")] = DEFAULT.epochs
+    minutes: Annotated[float | None, typer.Option(help="Most minutes of training. Default: no bound.")] = None
+    batch_size: Annotated[
+        int, typer.Option(help=f"Texts a step, of one process; at most {DEFAULT.texts_per_shard}.")
+    ] = DEFAULT.batch_size
+    rollout_steps: Annotated[int, typer.Option(help="Draft steps that are measured; a head is trained on them.")] = (
+        DEFAULT.rollout_steps
+    )
+    learning_rate: Annotated[float | None, typer.Option(help="Default: 0.4 / hidden_size.")] = None
+    mixed_precision: Annotated[str, typer.Option(help="Of training: no, bf16, fp16.")] = DEFAULT.mixed_precision
+    seed: Annotated[int, typer.Option(help="Seed of prompts, texts and training.")] = DEFAULT.seed
+
+    def read(self) -> HeadTraining | DFlashTraining | DraftTraining:
+        """The same, checked."""
+        values = dataclasses.asdict(self)
+        own = {option: values.pop(option[2:].replace("-", "_")) for option in KINDS}
+        for option, kinds in KINDS.items():
+            if own[option] is not None and self.kind not in kinds:
+                given = str(own[option]) if option == "--head" else own[option]
+                raise ConfigError(option, f"must come with --kind {' or '.join(kinds)}", given, "Leave it out.")
+        values.pop("kind")
+        values["new_tokens"] = values.pop("max_new_tokens")
+        values["prompt_tokens"] = _numbers("--prompt-tokens", self.prompt_tokens, "Write 64, or 64,512.")
+        if self.kind == "draft":
+            return DraftTraining(draft_layers=self.draft_layers, **values)
+        layer_ids = None if self.layers is None else _numbers("--layers", self.layers, "Write 2,16,29.")
+        if self.kind == "dflash":
+            return DFlashTraining(
+                layer_ids=layer_ids,
+                draft_layers=self.draft_layers,
+                block_size=self.block_size,
+                markov_rank=self.markov_rank,
+                **values,
+            )
+        return HeadTraining(layer_ids=layer_ids, draft_vocab_size=self.draft_vocab_size, **values)
+
+
+@reports_errors
+@spread
+def train(
+    *,
+    out: Annotated[Path, typer.Option(help="Folder of the draft; an interrupted training there goes on.")],
+    model: ModelOptions,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A .jsonl file (.gz too) of prompts, a text file, or a folder of text files; repeat for more. Texts "
+            "are cut into prompts. Default: the target writes from its first token on."
+        ),
+    ] = None,
+    training: TrainingOptions,
+    dtype: options.Dtype = "auto",
+    loading: LoadOptions,
+    json: options.Json = False,
+) -> None:
+    """Train a draft for a target, from texts that the target writes: an EAGLE-3 or DFlash head, or a model.
+
+    Training ends when held-out acceptance rises no more. An EAGLE-3 head is saved in the speculators format, a DFlash
+    head as its authors save it, a draft model as transformers saves models, all with a model card.
+    `accelerate launch -m hf_specdec train ...` shares the work between processes.
+    """
+    config = training.read()
+    texts = None if prompts is None else [text for path in prompts for text in _texts_of(path)]
+    loaded = loading.load(model.chosen, dtype)
+    target, device = loaded.model, own_device()
+    if device is not None and loading.device_map is None:
+        target.to(device)
+    if target.dtype == torch.bfloat16 and not computes_bf16(input_device(target)):
+        note("hint: this CPU computes bf16 slowly; --dtype fp32 writes the texts several times as fast", "cyan")
+    _note_vocabulary(training.draft_vocab_size, text_config(target.config).vocab_size)
+    _show_log()
+    path, given = training.head, (target, loaded.tokenizer, texts, out)
+    with noting_interrupts(f": {out} keeps what was done; the same command continues"):
+        if isinstance(config, HeadTraining):
+            report = train_head(*given, config, head=None if path is None else load_head(path))
+        elif isinstance(config, DFlashTraining):
+            report = train_dflash(*given, config, head=None if path is None else load_dflash_head(path))
+        else:
+            report = train_draft(*given, config)
+    if json:
+        print_json({"out": str(out), **dataclasses.asdict(report)})
+    else:
+        _print_table(report)
+    note(f"wrote {out}", "dim")
+
+
+def _note_vocabulary(asked: int | None, vocab_size: int) -> None:
+    """Say so where the head can draft fewer tokens than were asked for."""
+    if asked is not None and asked > vocab_size:
+        note(f"note: the target has {vocab_size} tokens; the head drafts all of them, not {asked}", "yellow")
+
+
+def _numbers(option: str, text: str, remedy: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(option, "must be whole numbers with commas between", text, remedy) from None
+
+
+def _texts_of(path: Path) -> list[str]:
+    """The texts of a file, or of all files below a folder; files that are no UTF-8 text are left out of folders."""
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and is_utf8(file))
+        if not files:
+            raise ConfigError("--prompts", "must hold text files", str(path), "Check the folder.")
+        return [text for file in files for text in _texts_of(file)]
+    if not path.name.endswith((".jsonl", ".jsonl.gz")):
+        if not path.is_file():
+            raise ConfigError("--prompts", "must be an existing text file", str(path), "Check the spelling.")
+        return [read_text(path, "--prompts")]
+    prompts = numbered_prompts(path, "--prompts")
+    for number, prompt in prompts:
+        if not isinstance(prompt, str):
+            remedy = "Correct the line, or take it out."
+            raise ConfigError(f"{path.name}:{number}", prompt["error"], prompt["line"], remedy)
+    return [prompt for _, prompt in prompts]
+
+
+def _show_log() -> None:
+    """The measurements while training, on stderr."""
+    logger = logging.getLogger("hf_specdec")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+def _print_table(report: HeadReport) -> None:
+    caption = f"{counted(report.num_steps, 'step')}, the best after {report.best_step}, {report.minutes:.1f} minutes"
+    table = Table(caption=caption, caption_justify="left")
+    table.add_column("held-out texts\nof temperature", justify="right")
+    for place in range(len(report.measured[0].rates)):
+        table.add_column(f"first {place + 1}\naccepted", justify="right")
+    table.add_column("tokens\na step", justify="right")
+    for found in report.measured:
+        rates = [f"{rate:.3f}" for rate in found.rates]
+        table.add_row(f"{found.temperature:g}", *rates, f"{found.tokens_per_step:.2f}")
+    stdout_console().print(table)

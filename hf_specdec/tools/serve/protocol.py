@@ -1,0 +1,183 @@
+"""The bodies of requests, as OpenAI's clients send them, checked.
+
+A field that would be ignored is refused, unless its value asks for nothing: `null`, or what is the case anyway.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
+
+from hf_specdec.methods.config import LEAST_TEMPERATURE
+
+MAX_SEED = (1 << 63) - 1  # of OpenAI's API
+MAX_BIAS = 100.0  # likewise
+MAX_STOP, MAX_STOPS = 1000, 16  # characters and texts; transformers compares each with all tokens at first
+LEAST_PENALTY, MAX_PENALTY = 0.01, 100.0  # logits times or over much more are infinite
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        """Clients send `null` for what they do not ask for."""
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+
+class StreamOptions(_Body):
+    """What a stream tells beside its text."""
+
+    include_usage: bool = False
+
+
+class TextFormat(_Body):
+    """The form of an answer."""
+
+    type: Literal["text"]
+
+
+class TextPart(_Body):
+    """One piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Body):
+    """One message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def for_template(self) -> dict[str, str]:
+        """As chat templates read it."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": text, **({} if self.name is None else {"name": self.name})}
+
+
+class GenerationRequest(_Body):
+    """What both kinds of request share. `user`, `metadata` and `store` are accepted and not kept."""
+
+    model: str
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, ge=LEAST_PENALTY, le=MAX_PENALTY)
+    frequency_penalty: float | None = Field(None, ge=0, le=0)
+    presence_penalty: float | None = Field(None, ge=0, le=0)
+    logit_bias: dict[int, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None = None
+    seed: int | None = Field(None, ge=0, le=MAX_SEED)
+    stop: str | list[str] | None = None
+    n: int | None = Field(None, ge=1, le=1)
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    spec_method: str | None = None
+    spec_config: dict[str, Any] | list[Any] | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    logprobs: Literal[False] | None = None
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _asks_for_none(cls, logprobs: Any) -> Any:
+        """Refuse 0, which asks for the drawn token's own in text completions."""
+        if logprobs is not None and logprobs is not False:
+            raise ValueError("the server gives none; leave it out")
+        return logprobs
+
+    @field_validator("stop")
+    @classmethod
+    def _is_short(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        """Refuse texts that would keep all requests waiting while they are prepared."""
+        if sum(map(len, stop or ())) > MAX_STOP:
+            raise ValueError(f"must have at most {MAX_STOP:,} characters, all texts together")
+        if isinstance(stop, list) and len(stop) > MAX_STOPS:
+            raise ValueError(f"must be at most {MAX_STOPS} texts")
+        return stop
+
+    @model_validator(mode="after")
+    def _streams(self) -> Self:
+        """Refuse what a whole answer does not tell."""
+        if self.stream_options is not None and self.stream_options.include_usage and not self.stream:
+            raise ValueError("stream_options must come with stream; a whole answer has its usage anyway")
+        return self
+
+    @field_validator("temperature")
+    @classmethod
+    def _divides(cls, temperature: float | None) -> float | None:
+        """Refuse a temperature above 0 that makes logits infinite."""
+        if temperature is not None and 0 < temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"must be 0, or at least {LEAST_TEMPERATURE:f}")
+        return temperature
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """Texts at which the answer ends."""
+        return [text for text in ([self.stop] if isinstance(self.stop, str) else self.stop or []) if text]
+
+    @property
+    def limit(self) -> int | None:
+        """Most new tokens, if the request says."""
+        return self.max_tokens
+
+    @property
+    def limit_field(self) -> str:
+        """The field that says so."""
+        return "max_tokens"
+
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of `generate`. Temperature 0 is greedy decoding; none leaves it to the model's configuration."""
+        names = ("top_p", "top_k", "min_p") if self.temperature != 0 else ()
+        found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.temperature is not None:
+            found["do_sample"] = self.temperature > 0
+            if self.temperature > 0:
+                found["temperature"] = self.temperature
+        if self.repetition_penalty is not None:
+            found["repetition_penalty"] = self.repetition_penalty
+        if self.logit_bias:
+            found["sequence_bias"] = [[[token], bias] for token, bias in self.logit_bias.items()]
+        return found
+
+
+class ChatRequest(GenerationRequest):
+    """The body of `/v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    response_format: TextFormat | None = None
+    tools: list[Any] | None = Field(None, max_length=0)
+    tool_choice: Literal["none"] | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """Most new tokens, under either name."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def limit_field(self) -> str:
+        """The name that counts."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of `/v1/completions`: one prompt, as text or token ids."""
+
+    prompt: str | list[StrictInt]
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _only_prompt(cls, prompt: Any) -> Any:
+        """Of a list of prompts the only one, as LangChain's client sends it."""
+        if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
+            return prompt
+        if len(prompt) > 1:
+            raise ValueError("must be one prompt; send a request for each")
+        return prompt[0]

@@ -1,0 +1,167 @@
+"""From a request's body to `generate`'s inputs, and the errors that a client sees. Knows nothing of HTTP."""
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from hf_specdec import compat
+from hf_specdec.api.many_prompts.prompt_inputs import chat_text
+from hf_specdec.errors import ConfigError, counted
+from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.method import Method, MethodState
+from hf_specdec.methods.registry import resolve
+from hf_specdec.request.request import NONE
+from hf_specdec.tools.serve.limits import check_request
+from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
+
+Memory = Literal["request", "key", "shared"]
+
+
+class RequestError(Exception):
+    """What a client did wrong.
+
+    Args:
+        status (`int`): of HTTP.
+        code (`str`): OpenAI's code, or one in its manner.
+    """
+
+    def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReader:
+    """Reads requests for one model.
+
+    Attributes:
+        name (`str`): what clients call the model.
+        spec_method (`str`): of a request that names none; `spec_config` is its configuration.
+        reserved (`SpecConfig`, *optional*): the maximum of requests for its method, see `check_request`.
+        draft_model: for methods that take one.
+        draft_tokenizer: its own, where that is not the target's.
+        max_new_tokens (`int`): of a request that does not say how many it wants.
+        memory (`str`): what methods draft from beside the request's own text: `"request"` for nothing, `"key"` for
+            earlier requests of the same API key, `"shared"` for those of all.
+    """
+
+    model: Any
+    tokenizer: Any
+    name: str
+    spec_method: str
+    spec_config: Any
+    max_new_tokens: int
+    reserved: SpecConfig | None = None
+    draft_model: Any = None
+    draft_tokenizer: Any = None
+    memory: Memory = "request"
+    _method_states: dict[str, MethodState] = field(default_factory=dict)  # by API key
+
+    def read(self, request: GenerationRequest, api_key: str | None = None) -> dict[str, Any]:
+        """Inputs of `generate` for one sequence, `(1, length)` ids among them.
+
+        Raises:
+            RequestError: an unknown model or method, or a prompt that the model cannot read.
+        """
+        self.check_name(request.model)
+        ids = self._token_ids(request)
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
+        inputs["max_new_tokens"] = self._limit(request, len(ids))
+        inputs |= request.sampling() | self._method(request, api_key)
+        self._check_tokens("logit_bias", request.logit_bias or {}, "invalid_value")
+        if request.stop_strings:
+            inputs["stop_strings"] = request.stop_strings
+        return inputs if request.seed is None else {**inputs, "seed": request.seed}
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        ends = self.model.generation_config.eos_token_id
+        return frozenset([] if ends is None else ends if isinstance(ends, list) else [ends])
+
+    def check_name(self, name: str) -> None:
+        """Raise RequestError unless it is the model's."""
+        if name != self.name:
+            message = f"the model {name!r} does not exist; there is {self.name!r}"
+            raise RequestError(404, message, "model_not_found", "model")
+
+    def _token_ids(self, request: GenerationRequest) -> list[int]:
+        ids = self._encode(request)
+        if not ids:
+            raise RequestError(400, "the prompt must hold at least one token", "invalid_prompt", "prompt")
+        self._check_tokens("prompt", ids, "invalid_prompt")
+        return ids
+
+    def _check_tokens(self, field: str, ids: Iterable[int], code: str) -> None:
+        vocab_size = compat.text_config(self.model.config).vocab_size
+        if not all(0 <= token < vocab_size for token in ids):
+            raise RequestError(400, f"{field}: token ids must be 0 to {vocab_size - 1}", code, field)
+
+    def _encode(self, request: GenerationRequest) -> list[int]:
+        if isinstance(request, ChatRequest):
+            if getattr(self.tokenizer, "chat_template", None) is None:
+                message = "the model has no chat template; use /v1/completions"
+                raise RequestError(400, message, "chat_not_supported", "messages")
+            messages = [message.for_template() for message in request.messages]
+            try:
+                text = chat_text(self.tokenizer, messages)
+            except ConfigError as error:
+                raise RequestError(400, str(error), "invalid_prompt", "messages") from error
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        assert isinstance(request, CompletionRequest)
+        return list(self.tokenizer(request.prompt)["input_ids"]) if isinstance(request.prompt, str) else request.prompt
+
+    def _limit(self, request: GenerationRequest, length: int) -> int:
+        """New tokens that the model has positions for."""
+        positions = compat.max_positions(self.model.config)
+        wanted = request.limit
+        room = None if positions is None else positions - length
+        if room is not None and (room < 1 or (wanted is not None and wanted > room)):
+            asked = f"{counted(length, 'token')} in the prompt and {counted(wanted or 1, 'new one')}"
+            message = f"the model has {positions} positions, but the request needs more: {asked}"
+            field = "prompt" if room < 1 or request.limit is None else request.limit_field
+            raise RequestError(400, message, "context_length_exceeded", field)
+        wanted = self.max_new_tokens if wanted is None else wanted
+        return wanted if room is None else min(wanted, room)
+
+    def _method(self, request: GenerationRequest, api_key: str | None) -> dict[str, Any]:
+        """The method, its configuration and its draft model, with the memory that is the request's to use."""
+        try:
+            asked = request.spec_method
+            method = resolve(self.spec_method if asked is None else "plain" if asked == NONE else asked)
+            own = self.spec_config if method.name == resolve(self.spec_method).name else None
+            config = method.config_class.parse(own)
+            if request.spec_config is not None:
+                base = config if type(self.reserved) is type(config) else None
+                config = method.config_class.parse(request.spec_config, base=base)
+                check_request(config, self.reserved)
+            keeps_texts = self.memory == "shared" or (self.memory == "key" and api_key is not None)
+            if not keeps_texts and getattr(config, "pool", None) == "shared":
+                config = dataclasses.replace(config, pool="request")  # type: ignore[call-arg]  # it has one
+        except (ConfigError, TypeError) as error:
+            param = "spec_method" if getattr(error, "field", None) == "spec_method" else "spec_config"
+            raise RequestError(400, " ".join(str(error).split()), "invalid_value", param) from error
+        drafts_itself = config.drafting_layers is not None
+        takes_draft = self._has_draft_for(method) and not drafts_itself
+        if method.needs_assistant and not takes_draft and not drafts_itself:
+            kind = "head" if method.needs_draft_head else "model"
+            message = f"the server has no draft {kind} for {method.name}; --draft-model of hf-specdec serve names one"
+            raise RequestError(400, message, "invalid_value", "spec_method")
+        found: dict[str, Any] = {"spec_method": method.name, "spec_config": config}
+        if self.memory == "key" and api_key is not None:
+            found["spec_method"] = method.with_state(self._method_states.setdefault(api_key, MethodState()))
+        if takes_draft:
+            found["assistant_model"] = self.draft_model
+            if self.draft_tokenizer is not None:
+                found["assistant_tokenizer"] = self.draft_tokenizer
+        return found
+
+    def _has_draft_for(self, method: Method) -> bool:
+        """Whether the server's draft model or head is one that the method drafts with."""
+        if isinstance(self.draft_model, DraftHead):
+            return method.name in self.draft_model.methods
+        return self.draft_model is not None and method.takes_draft_model

@@ -1,0 +1,203 @@
+"""Prompts as token ids, and the texts that the target writes after them, with what it computed on the way.
+
+A shard is one file: the ids of its texts, the hidden states that a head reads, and the target's likeliest next tokens
+with their probabilities. What was written is not written again.
+"""
+
+import random
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_specdec import compat
+from hf_specdec.common.transfer import left_padded
+from hf_specdec.errors import CheckpointError, ConfigError
+from hf_specdec.forward.target.hidden_states import check_states
+from hf_specdec.tools.train.config import Training
+from hf_specdec.tools.train.work import whole
+
+# of `generate`, whatever the target's generation configuration says: one text for a prompt, by itself
+ONE: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
+TOP = 64  # likeliest tokens that are kept of each distribution; the rest of it is little and trains nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Texts of one length, N of them.
+
+    Attributes:
+        ids (`Tensor`): `(N, L)`, prompts and what the target wrote after them.
+        features (`Tensor`): `(N, L, num_features * hidden_size)` bf16; no feature where a draft reads none.
+        top_ids, top_probabilities (`Tensor`): `(N, L, TOP)`, the target's distribution after each token.
+        real (`Tensor`): `(N, L)` bool, false on the padding at the front and behind a text's end.
+        num_prompt_tokens (`int`): columns of the prompts.
+        temperature (`float`): at which the texts were written.
+    """
+
+    ids: torch.Tensor
+    features: torch.Tensor
+    top_ids: torch.Tensor
+    top_probabilities: torch.Tensor
+    real: torch.Tensor
+    num_prompt_tokens: int
+    temperature: float
+
+
+def prompt_ids(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, config: Training
+) -> list[list[int]]:
+    """The prompts as token ids, each of at most `length`; longer ones are cut into several.
+
+    Texts are taken in a seeded order until there are prompts for all that the target writes.
+
+    Raises:
+        ConfigError: there is no token in them.
+    """
+    pieces: list[list[int]] = []
+    for text in random.Random(config.seed).sample(list(texts), len(texts)):
+        if len(pieces) >= 2 * config.num_texts:
+            break
+        ids = tokenizer(text, verbose=False)["input_ids"]
+        starts = range(0, max(len(ids) - length // 2, 1), length)
+        pieces += [ids[start : start + length] for start in starts if ids]
+    if not pieces:
+        raise ConfigError("prompts", "must hold at least one token", list(texts)[:3], "Give longer prompts.")
+    return pieces
+
+
+def shard_path(folder: Path, index: int) -> Path:
+    """Where shard `index` lies."""
+    return folder / f"shard-{index:05d}.safetensors"
+
+
+def write_shard(
+    folder: Path,
+    index: int,
+    target: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    layer_ids: Sequence[int],
+    config: Training,
+) -> None:
+    """Let the target write one shard's texts; nothing where the file is there already."""
+    path = shard_path(folder, index)
+    if path.exists():
+        return
+    generator = torch.Generator().manual_seed(config.seed + index)
+    chosen = torch.randint(len(prompts), (config.texts_per_shard,), generator=generator)
+    if len(prompts) >= config.num_texts:  # each prompt once
+        chosen = torch.arange(config.texts_per_shard) + index * config.texts_per_shard
+        order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(config.seed))
+        chosen = order[chosen % len(prompts)]
+    temperature = config.temperature_of(index)
+    shard = _written(target, [prompts[int(place)] for place in chosen], layer_ids, temperature, config, index)
+    tensors = {
+        "ids": shard.ids.int(),
+        "features": shard.features,
+        "top_ids": shard.top_ids.int(),
+        "top_probabilities": shard.top_probabilities.to(torch.bfloat16),
+        "real": shard.real,
+    }
+    about = {"num_prompt_tokens": str(shard.num_prompt_tokens), "temperature": str(temperature)}
+    with whole(path) as beside:
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, beside, metadata=about)
+
+
+def read_shard(folder: Path, index: int) -> Shard:
+    """Shard `index` as it was written.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    path = shard_path(folder, index)
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            about = file.metadata()
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{str(path)!r} cannot be read: {error}. Delete it, and the target writes it again."
+        ) from error
+    return Shard(
+        ids=tensors["ids"].long(),
+        features=tensors["features"],
+        top_ids=tensors["top_ids"].long(),
+        top_probabilities=tensors["top_probabilities"],
+        real=tensors["real"],
+        num_prompt_tokens=int(about["num_prompt_tokens"]),
+        temperature=float(about["temperature"]),
+    )
+
+
+def _written(
+    target: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    layer_ids: Sequence[int],
+    temperature: float,
+    config: Training,
+    index: int,
+) -> Shard:
+    """The texts, and one forward over them."""
+    device = compat.input_device(target)
+    pad = target.generation_config.pad_token_id
+    pad = pad if isinstance(pad, int) and pad >= 0 else 0
+    ids, mask = left_padded(prompts, device, pad)
+    longest = ids.shape[1]
+    drawing: dict[str, Any] = {"do_sample": False}
+    if temperature > 0.0:
+        drawing = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+        torch.manual_seed(zlib.crc32(f"{config.seed} {index}".encode()))
+        text = target.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=config.new_tokens, pad_token_id=pad, **drawing, **ONE
+        )
+        real = torch.nn.functional.pad(mask.bool(), (0, text.shape[1] - longest), value=True)
+        real = real & ~_behind_the_end(target, text, longest)
+        features, top = _computed(target, text, real, layer_ids)
+    return Shard(text, features, top.indices, top.values, real, longest, temperature)
+
+
+def _computed(
+    target: PreTrainedModel, text: torch.Tensor, real: torch.Tensor, layer_ids: Sequence[int]
+) -> tuple[torch.Tensor, Any]:
+    """Hidden states and likeliest next tokens of whole texts, a few texts a forward."""
+    features, values, indices = [], [], []
+    for rows, seen in zip(torch.split(text, 8), torch.split(real, 8), strict=True):
+        positions = (seen.long().cumsum(-1) - 1).clamp(min=0)
+        outputs = target(
+            input_ids=rows,
+            attention_mask=seen.long(),
+            position_ids=positions,
+            output_hidden_states=list(layer_ids) or None,
+            use_cache=False,
+        )
+        if layer_ids:
+            check_states(target, outputs.hidden_states or (), layer_ids)
+        states = [outputs.hidden_states[i].cpu().bfloat16() for i in layer_ids]
+        features.append(torch.cat(states, dim=-1) if states else torch.empty((*rows.shape, 0), dtype=torch.bfloat16))
+        top = outputs.logits.float().softmax(-1).topk(min(TOP, outputs.logits.shape[-1]), dim=-1)
+        values.append(top.values.cpu())
+        indices.append(top.indices.cpu())
+    return torch.cat(features), torch.return_types.topk((torch.cat(values), torch.cat(indices)))
+
+
+def _behind_the_end(target: PreTrainedModel, text: torch.Tensor, num_prompt_tokens: int) -> torch.Tensor:
+    """`(N, L)` bool: what stands behind the token that ended a text."""
+    ends = target.generation_config.eos_token_id
+    if ends is None:
+        return torch.zeros_like(text, dtype=torch.bool)
+    ended = torch.isin(text, torch.tensor(ends, device=text.device))
+    ended[:, :num_prompt_tokens] = False
+    return (ended.long().cumsum(-1) - ended.long()) > 0
+
+
+def shards(folder: Path, indices: Sequence[int]) -> Iterator[Shard]:
+    """The shards `indices`, one after the other."""
+    for index in indices:
+        yield read_shard(folder, index)

@@ -1,1 +1,0 @@
-"""Files, transfers between devices, progress bars and the errors of commands."""
