@@ -68,11 +68,16 @@ __all__ = [
 ]
 
 _NAMES = {  # by module
-    "api": ("SpecGenerationMixin", "capability", "decode", "disable", "enable", "spec_memory"),
-    "capabilities.probe": ("Capability",),
-    "loading": ("AutoDraftHead", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"),
-    "many_prompts.generate_many": ("generate_many",),
-    "many_prompts.result": ("ManyResult",),
+    "api.enable": ("SpecGenerationMixin", "capability", "decode", "disable", "enable", "spec_memory"),
+    "api.many_prompts.generate_many": ("generate_many",),
+    "api.many_prompts.result": ("ManyResult",),
+    "common.observer": ("DraftedNode", "SourceVote", "SpecStep"),
+    "common.stats": ("SpecOutput", "SpecStats"),
+    "common.tree": ("DraftTree", "TreeBuilder"),
+    "forward.capabilities.probe": ("Capability",),
+    "loading.auto": ("AutoDraftHead", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"),
+    "loading.pipelines": ("pipeline",),
+    "loading.self_drafting": ("self_draft",),
     "methods.auto.config": ("AutoSpecConfig",),
     "methods.auto.spec_memory": ("SpecMemory",),
     "methods.base": ("Drafter",),
@@ -84,12 +89,7 @@ _NAMES = {  # by module
     "methods.mtp.config": ("MtpConfig",),
     "methods.plain.config": ("PlainConfig",),
     "methods.prompt_lookup.config": ("PromptLookupConfig",),
-    "observer": ("DraftedNode", "SourceVote", "SpecStep"),
-    "pipelines": ("pipeline",),
     "request.per_row": ("PerRow",),
-    "self_drafting": ("self_draft",),
-    "stats": ("SpecOutput", "SpecStats"),
-    "tree": ("DraftTree", "TreeBuilder"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -29,7 +29,8 @@ def test_a_template_that_writes_nothing_is_told_at_once(run: Run, tmp_path: Path
 
 
 def test_a_message_that_is_no_text_is_its_own_error(run: Run, template: str) -> None:
-    script = f"import sys; sys.argv[1:] = {['chat', '--chat-template', template, *SHORT]!r}; from hf_specdec.tools.cli import app"
+    arguments = ["chat", "--chat-template", template, *SHORT]
+    script = f"import sys; sys.argv[1:] = {arguments!r}; from hf_specdec.tools.cli import app"
     done = subprocess.run(
         [sys.executable, "-c", f"{script}; app()"], input=b"caf\xe9(\n", capture_output=True, timeout=120
     )

@@ -9,7 +9,7 @@ import torch
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.engine import step
-from hf_specdec.forward import drafting
+from hf_specdec.forward.networks import drafting
 from hf_specdec.forward.networks.head_runner import HeadRunner
 from hf_specdec.forward.target.model_runner import ModelRunner
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from hf_specdec import ConfigError
-from hf_specdec.engine import cost_model as module
+from hf_specdec.engine.cost import cost_model as module
 from hf_specdec.engine.cost.cost_model import CostCurve, DraftSpeed, StepCosts
-from hf_specdec.forward import runner_base
+from hf_specdec.forward.networks import runner_base
 from hf_specdec.forward.networks.runner_base import network_of
 from hf_specdec.methods.base import TOKEN_COST
 

@@ -216,7 +216,7 @@ def test_rows_that_are_no_logits_are_left_to_torch(core: Any, odd: float) -> Non
 def test_a_core_of_other_sources_is_not_used(
     core: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_stale: bool
 ) -> None:
-    assert sources_number(ROOT / "hf_specdec" / "native") == core.SOURCES
+    assert sources_number(ROOT / "hf_specdec" / "kernels" / "native") == core.SOURCES
     monkeypatch.setitem(sys.modules, "hf_specdec.kernels.native._core", core)
     monkeypatch.setattr(native, "_core", core, raising=False)
     if is_stale:

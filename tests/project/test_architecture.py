@@ -37,5 +37,5 @@ def test_the_files_that_the_page_names_are_there() -> None:
     assert not {name for name in named if not any((root / name).exists() for root in (PACKAGE, ROOT))}
     runners = re.findall(r"^\| `(\w+_runner)` \|", text, re.MULTILINE)
     assert sorted(runners) == sorted(
-        path.stem for path in (PACKAGE / "forward").glob("*_runner.py") if "model" not in path.stem
+        path.stem for path in (PACKAGE / "forward" / "networks").glob("*_runner.py") if "model" not in path.stem
     )

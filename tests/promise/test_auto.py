@@ -14,7 +14,7 @@ from transformers import StaticCache
 import hf_specdec
 from hf_specdec import ConfigError
 from hf_specdec.compat import CACHE
-from hf_specdec.engine import budget
+from hf_specdec.engine.cost import budget
 from hf_specdec.engine.cost.cost_model import SIZES
 from hf_specdec.engine.model_state import state_of
 from tests.helpers.cover import wide_but

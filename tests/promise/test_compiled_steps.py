@@ -14,7 +14,7 @@ import hf_specdec
 from hf_specdec.engine import static_shapes
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import capacity_for, forward_widths
-from hf_specdec.forward import compiled_forward
+from hf_specdec.forward.target import compiled_forward
 from hf_specdec.forward.target.compiled_forward import CompiledForward
 from tests.helpers.cover import wide_but
 from tests.helpers.graphs import METHODS, STATIC, counting, on_cpu

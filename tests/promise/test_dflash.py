@@ -12,7 +12,7 @@ import hf_specdec
 from hf_specdec.compat import num_weights
 from hf_specdec.engine.head_pairing import head_runner_of, output_head
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward import head_base
+from hf_specdec.forward.networks import head_base
 from hf_specdec.generation.generate import prepared_call
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 from hf_specdec.methods.draft_scorer import cost_ratio

@@ -1,7 +1,7 @@
 """Everything that waits for a GPU, by one command: tests, what a step costs, and the 1B and 7B shapes.
 
     python -m hf_specdec.tools.bench.gpu --output gpu.json --tests tests/gpu
-    python -m hf_specdec.tools.bench.gpu --output part.json --shape 7B --batch 1 --context-length 512 --row "auto*" --no-steps
+    python -m hf_specdec.tools.bench.gpu --output part.json --shape 7B --batch 1 --context-length 512 --row "auto*"
     python -m hf_specdec.tools.bench.gpu --output tiny.json --shape tiny       # tries the same on a CPU
 
 The embedded target is widened to each shape, so text and acceptance are real and the cost is that of the shape. Writes

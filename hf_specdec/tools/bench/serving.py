@@ -1,6 +1,6 @@
 """Servers: requests a second and time per token of `hf-specdec serve` and of `transformers serve`, in one run.
 
-    python -m hf_specdec.tools.bench.serving --widen 1280x16 --dtype bf16 --threads 2 --clients 1 --clients 4 --clients 16
+    python -m hf_specdec.tools.bench.serving --widen 1280x16 --dtype bf16 --clients 1 --clients 4
 
 All servers are up at once and are asked in turns, each round the same prompts: a ratio is that of one server and the
 first, within a round, and its row is the median over rounds. Clients stream; each sends its next request when it has

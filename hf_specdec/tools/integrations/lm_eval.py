@@ -1,6 +1,6 @@
 """A model class for lm-evaluation-harness: `--model hf-specdec`, with the scores of `--model hf`.
 
-    python -m hf_specdec.tools.integrations.lm_eval run --model hf-specdec --model_args pretrained=gpt2,spec_method=auto ...
+    python -m hf_specdec.tools.integrations.lm_eval run --model hf-specdec --model_args pretrained=gpt2 ...
 
 From Python import this module before `lm_eval.simple_evaluate(model="hf-specdec", ...)`.
 """
