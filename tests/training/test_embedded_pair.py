@@ -8,13 +8,13 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from demos.train_embedded import __main__ as script
+from demos.train_embedded import evaluate, fit, loops, objectives
+from demos.train_embedded.loop_free import LoopFreeText, loop_free_texts, stream_of_loop_free_texts
+from demos.train_embedded.models import new_model
+from demos.train_embedded.own_texts import own_texts
 from hf_specdec.tools.command_errors import run_program
 from hf_specdec.tools.train import optimiser
-from hf_specdec.tools.train.embedded import __main__ as script
-from hf_specdec.tools.train.embedded import evaluate, fit, loops, objectives
-from hf_specdec.tools.train.embedded.loop_free import LoopFreeText, loop_free_texts, stream_of_loop_free_texts
-from hf_specdec.tools.train.embedded.models import new_model
-from hf_specdec.tools.train.embedded.own_texts import own_texts
 
 
 @pytest.fixture

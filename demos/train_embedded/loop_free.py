@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.tools.train.embedded.corpus import pieces
-from hf_specdec.tools.train.embedded.loops import loop_periods
+from demos.train_embedded.corpus import pieces
+from demos.train_embedded.loops import loop_periods
 
 LEAST_PLACES = 4  # to choose from, where a copy has fewer tokens
 

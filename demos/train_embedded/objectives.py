@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
+from demos.train_embedded.loop_free import LoopFreeText
 from hf_specdec.compat import computes_bf16
-from hf_specdec.tools.train.embedded.loop_free import LoopFreeText
 
 BELOW = 0.6  # a token that would go on with a loop, to the likeliest other one
 

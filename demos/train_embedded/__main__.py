@@ -1,4 +1,4 @@
-"""Trains the embedded pair: ``python -m hf_specdec.tools.train.embedded --work DIR --minutes 120 --export DIR``.
+"""Trains the embedded pair: ``python -m demos.train_embedded --work DIR --minutes 120 --export DIR``.
 
 Four stages, each resumed from its checkpoint in `--work`: tokenizer, target, unlooping of the target, draft. With
 `--start FOLDER` the models there are trained on, with `--stages draft` the draft alone.
@@ -18,14 +18,14 @@ import torch
 import typer
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from demos.train_embedded import corpus, evaluate, objectives
+from demos.train_embedded.fit import fit
+from demos.train_embedded.loop_free import LoopFreeText, stream_of_loop_free_texts
+from demos.train_embedded.models import new_model
+from demos.train_embedded.own_texts import own_texts
 from hf_specdec.distributed.placement import read_device
 from hf_specdec.errors import ConfigError
 from hf_specdec.tools.command_errors import run_program
-from hf_specdec.tools.train.embedded import corpus, evaluate, objectives
-from hf_specdec.tools.train.embedded.fit import fit
-from hf_specdec.tools.train.embedded.loop_free import LoopFreeText, stream_of_loop_free_texts
-from hf_specdec.tools.train.embedded.models import new_model
-from hf_specdec.tools.train.embedded.own_texts import own_texts
 
 WINDOW, BATCH_SIZE = 512, 8
 NUM_OWN_TEXTS = 6144

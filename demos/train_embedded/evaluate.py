@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.tools.train.embedded.corpus import pieces
-from hf_specdec.tools.train.embedded.loops import loop_mask
-from hf_specdec.tools.train.embedded.objectives import next_token
+from demos.train_embedded.corpus import pieces
+from demos.train_embedded.loops import loop_mask
+from demos.train_embedded.objectives import next_token
 
 WINDOW, ROWS = 512, 8
 NUM_PROMPTS, PROMPT_LENGTH, NEW_TOKENS = 256, 64, 128

@@ -49,7 +49,7 @@ def fit(
                 group["lr"] = group["peak_lr"] * _schedule(used / budget)
         batch = next(batches).to(device)
         loss = loss_of(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimiser in optimisers:
             optimiser.step()

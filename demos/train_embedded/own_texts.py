@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.tools.train.embedded.corpus import pieces
+from demos.train_embedded.corpus import pieces
 
 TEMPERATURE = 0.7
 

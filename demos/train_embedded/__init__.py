@@ -1,0 +1,1 @@
+"""Training of the embedded pair (`python -m demos.train_embedded`)."""
