@@ -8,7 +8,7 @@ from transformers.generation import CandidateGenerator
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.distributed.rank_sync import RankSync
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter
 
 
 class CountedCandidates(CandidateGenerator):
@@ -22,7 +22,7 @@ class CountedCandidates(CandidateGenerator):
     requires_model_outputs = False
 
     def __init__(
-        self, drafter: Drafter, stats: SpecStats, rank_sync: RankSync, *, reads_prompt_alone: bool = False
+        self, drafter: BaseDrafter, stats: SpecStats, rank_sync: RankSync, *, reads_prompt_alone: bool = False
     ) -> None:
         self.drafter, self.stats, self.rank_sync = drafter, stats, rank_sync
         self._drafted = 0

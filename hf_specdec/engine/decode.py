@@ -28,7 +28,7 @@ from hf_specdec.engine.static_shapes import check_cache, has_static_cache
 from hf_specdec.forward.capabilities.findings import Found
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.target.inputs import tensors_of
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import DrafterContext
 from hf_specdec.methods.translation import Translation
@@ -106,7 +106,7 @@ def fields_of(call: Call, request: Request, **found: Any) -> dict[str, int]:
 
 def drafting(
     call: Call, request: Request, found: Found, encoder_inputs: Any = None
-) -> tuple[BaseDraftRunner | None, Callable[[int, torch.Generator | None], Drafter]]:
+) -> tuple[BaseDraftRunner | None, Callable[[int, torch.Generator | None], BaseDrafter]]:
     """What drafts with a network in this call, if anything does, and what makes the drafter of a row.
 
     Returns:
@@ -121,7 +121,7 @@ def drafting(
     token_cost = functools.partial(costs.token_cost, dtype=call.model.dtype)
     jump = functools.partial(costs.jump, dtype=call.model.dtype)
 
-    def make_drafter(row: int, generator: torch.Generator | None) -> Drafter:
+    def make_drafter(row: int, generator: torch.Generator | None) -> BaseDrafter:
         scorer = None if draft_runner is None else draft_runner.row(row)
         return request.make_drafter(
             DrafterContext(

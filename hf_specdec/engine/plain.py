@@ -12,12 +12,12 @@ from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.stopping import agreed_criteria
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.target.inputs import tensors_of
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter
 
 OF_TEXT = {"attention_mask", "position_ids"}
 
 
-def decode_assisted(call: Call, drafter: Drafter, *, stats: SpecStats, rank_sync: RankSync) -> Any:
+def decode_assisted(call: Call, drafter: BaseDrafter, *, stats: SpecStats, rank_sync: RankSync) -> Any:
     """Decode with transformers' assisted loop and our drafter as its candidate generator."""
     if call.reads_embeddings:
         raise ConfigError("engine", 'must be "loop" for inputs_embeds', "assisted", "Drop the engine setting.")

@@ -17,7 +17,7 @@ from hf_specdec.engine.verify import VerifyResult, verify_tree
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.target.node_outputs import NodeOutputs
 from hf_specdec.forward.target.token_buffer import TokenBuffer
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter, DraftRequest, DraftResult
 
 OnToken = Callable[["SequenceState", int, int], Any]
 
@@ -50,7 +50,7 @@ class SequenceState:
         index: int,
         text: TokenBuffer,
         prompt: list[int],
-        drafter: Drafter,
+        drafter: BaseDrafter,
         sampler: Sampler,
         stop_check: StopCheck,
         stats: SpecStats,
@@ -106,11 +106,11 @@ class SequenceState:
         if self.prompt:
             self._tell(DraftTree.chain(self.prompt[-1]), outputs, [token])
 
-    def propose(self, budget: int) -> DraftTree:
-        """The drafter's tree; the root alone after an error that ends this sequence alone."""
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Get the drafter's tree; the root alone after an error that ends this sequence alone."""
         root = self.text.tokens[-1]
         with self._isolated(self.isolates_drafter), self.draws:
-            tree: object = self.drafter.propose(budget)
+            tree: object = self.drafter.draft_for(request)
             if not isinstance(tree, DraftTree):
                 remedy = "Return DraftTree.chain(last_token, draft); an empty draft is [], not None."
                 if isinstance(tree, TreeBuilder):
@@ -160,12 +160,9 @@ class SequenceState:
             self._tell(tree, outputs, accepted)
 
     def _tell(self, tree: DraftTree, outputs: NodeOutputs, accepted: list[int]) -> None:
-        drafter, logits = self.drafter, None
-        if drafter.needs_logits and drafter.num_top_logits is None:
-            logits = outputs.logits.logits
-        drafter.node_logits = outputs.logits if drafter.needs_logits and logits is None else None
+        logits = outputs.logits if self.drafter.needs_logits else None
         with self.draws:
-            drafter.observe(tree, logits, accepted)
+            self.drafter.learn_from(DraftResult(tree, accepted, logits))
 
     def show(self, step: SpecStep) -> None:
         """Hand a step to this sequence's own observer, where it has one."""
@@ -212,7 +209,7 @@ def _check_whole(tokens: Sequence[object]) -> None:
             raise ConfigError("tree.tokens", "must be whole numbers", token, "Write tokens.tolist() for a tensor's.")
 
 
-def check_own_drafters(drafter: Drafter, sequences: Iterable[SequenceState]) -> None:
+def check_own_drafters(drafter: BaseDrafter, sequences: Iterable[SequenceState]) -> None:
     """Raise where a drafter, which reads one text, serves one of these sequences already."""
     if any(drafter is sequence.drafter for sequence in sequences):
         rule = "must make a drafter for each sequence of a batch"

@@ -34,9 +34,9 @@ from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.networks.shared_cache_runner import SharedCacheRunner
 from hf_specdec.forward.target.model_runner import MAX_DRAFT, ModelRunner, Tier
 from hf_specdec.forward.target.token_buffer import TokenBuffer
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter
 
-MakeDrafter = Callable[[int, torch.Generator | None], Drafter]
+MakeDrafter = Callable[[int, torch.Generator | None], BaseDrafter]
 
 
 def decode_speculatively(
@@ -172,7 +172,7 @@ def _sequences(
 def queued_sequence_of(
     call: Call,
     budget: int,
-    drafter: Drafter,
+    drafter: BaseDrafter,
     index: int,
     generator: torch.Generator | None,
     draft_runner: BaseDraftRunner | None,

@@ -22,7 +22,7 @@ from hf_specdec.forward.target.adapters import takes_positions
 from hf_specdec.forward.target.compiled_forward import CompiledForward, CompiledShapes, StepKind
 from hf_specdec.forward.target.model_runner import MAX_UNCACHED
 from hf_specdec.forward.target.rotary import rotary_of
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter
 from hf_specdec.methods.draft_head import DraftHead
 
 GRAIN = 64  # the smallest capacity, and what capacities are multiples of
@@ -89,7 +89,7 @@ def has_static_cache(call: Call) -> bool:
     return isinstance(getattr(cache, "self_attention_cache", cache), compat.StaticCache)
 
 
-def fixed_shapes(call: Call, drafters: Iterable[Drafter], budget: int) -> FixedShapes | None:
+def fixed_shapes(call: Call, drafters: Iterable[BaseDrafter], budget: int) -> FixedShapes | None:
     """What a call over a static cache needs, whatever its drafters propose; `None` where the cache is another."""
     cache = _cache_of(call)
     if not isinstance(cache, compat.StaticCache):

@@ -18,7 +18,7 @@ from hf_specdec.engine.sequence import OnToken, draws_beside
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.networks.drafting import DraftForwards, propose_together
 from hf_specdec.forward.target.node_outputs import NodeOutputs
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import NO_COST, BaseDrafter, DraftCost, DraftRequest
 from hf_specdec.methods.common_width import at_common_width
 
 
@@ -86,10 +86,9 @@ class StepRunner:
     def run(self, batch: Batch) -> None:
         """One step of all sequences that have not ended."""
         budget = self.budget if any(one.is_weighed and not one.finished for one in batch.sequences) else None
-        if budget is not None:
-            self._set_draft_cost(batch, budget)
+        cost = NO_COST if budget is None else _draft_cost(batch, budget)
         began, forwards = time.perf_counter(), DraftForwards()
-        trees = self.rank_sync.trees(lambda: self._propose(batch, forwards, budget), batch.draft_runner)
+        trees = self.rank_sync.trees(lambda: self._propose(batch, forwards, budget, cost), batch.draft_runner)
         drafted = time.perf_counter()
         num_live = batch.num_live
         outputs = self._forward(batch, trees)
@@ -101,30 +100,27 @@ class StepRunner:
         seconds = _Seconds(drafting, verified - drafted, committed - verified, forwards)
         self._record(batch, trees, results, num_live, seconds, budget)
 
-    def _set_draft_cost(self, batch: Batch, budget: Budget) -> None:
-        """Let the drafters know what drafts have to gain."""
-        live = [sequence for sequence in batch.sequences if not sequence.finished]
-        tokens_left = max((sequence.tokens_left for sequence in live), default=0)
-        network = None if batch.draft_runner is None else batch.draft_runner.network
-        cost = budget.draft_cost(len(batch.sequences), len(live), tokens_left, network)
-        for sequence in batch.sequences:
-            if sequence.is_weighed:
-                sequence.drafter.draft_cost = cost
-
-    def _propose(self, batch: Batch, forwards: DraftForwards, budget: Budget | None) -> list[DraftTree]:
-        """The drafters' trees, cut to what the model can verify and what the texts have room for."""
-        for sequence in batch.sequences:
-            sequence.drafter.num_rows = len(batch.sequences)
-            sequence.drafter.noise = None if sequence.finished else sequence.sampler.noise
+    def _propose(
+        self, batch: Batch, forwards: DraftForwards, budget: Budget | None, cost: DraftCost
+    ) -> list[DraftTree]:
+        """Get the drafters' trees, cut to what the model can verify and what the texts have room for."""
         most, is_chain = batch.limits.max_nodes, batch.target.tier == "chain"
         weighed = most if budget is None else min(most, budget.max_draft)
         depths = batch.depths()
-        wanted: list[tuple[Drafter, int] | None] = []
+        wanted: list[tuple[BaseDrafter, DraftRequest] | None] = []
         for sequence, depth in zip(batch.sequences, depths, strict=True):
-            sequence.drafter.max_depth = depth
+            if sequence.finished:
+                wanted.append(None)
+                continue
             nodes = weighed if sequence.is_weighed else most
-            asked = (sequence.drafter, min(nodes, depth) if is_chain or not depth else nodes)
-            wanted.append(None if sequence.finished else asked)
+            request = DraftRequest(
+                budget=min(nodes, depth) if is_chain or not depth else nodes,
+                max_depth=depth,
+                num_rows=len(batch.sequences),
+                cost=cost if sequence.is_weighed else NO_COST,
+                noise=sequence.sampler.noise,
+            )
+            wanted.append((sequence.drafter, request))
         if batch.draft_runner is not None:
             proposed = propose_together(wanted, batch.draft_runner, forwards)
         else:
@@ -236,6 +232,14 @@ class StepRunner:
                         observer_seconds=self._observer_seconds,
                     )
                 )
+
+
+def _draft_cost(batch: Batch, budget: Budget) -> DraftCost:
+    """Expected tokens that the drafts of the weighed sequences have to gain."""
+    live = [sequence for sequence in batch.sequences if not sequence.finished]
+    tokens_left = max((sequence.tokens_left for sequence in live), default=0)
+    network = None if batch.draft_runner is None else batch.draft_runner.network
+    return budget.draft_cost(len(batch.sequences), len(live), tokens_left, network)
 
 
 def _worthwhile(batch: Batch, trees: Sequence[DraftTree], budget: Budget | None) -> list[DraftTree]:

@@ -4,7 +4,7 @@ A model answers it in the engine (`forward/draft_runner.py`), a table in tests. 
 generator that yields the trees it wants scored; so the requests of several rows can be answered by one forward.
 
     class MyDrafter(RoundDrafter):
-        def grow(self, budget):                       # Generator[DraftTree, NodeLogits, DraftTree]
+        def grow(self, request):                      # Generator[DraftTree, NodeLogits, DraftTree]
             tree = DraftTree.chain(root)
             rows = yield tree                         # the root's; rows.logits is (1, vocab_size)
             tree = DraftTree.chain(root, rows.best())
@@ -21,7 +21,7 @@ from typing import Protocol, runtime_checkable
 
 from hf_specdec.common.observer import Source
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter, DraftRequest
 from hf_specdec.methods.node_logits import NodeLogits
 
 DraftRound = Generator[DraftTree, NodeLogits, DraftTree]
@@ -103,8 +103,8 @@ def cost_ratio(weights: tuple[int, int], layers: tuple[int, int]) -> float:
     return (weights[0] / max(weights[1], 1) + (layers[0] + 1) / (layers[1] + 1)) / 2.0
 
 
-class RoundDrafter(Drafter):
-    """A drafter that asks a draft model. Subclasses implement `grow`; `propose` follows from it.
+class RoundDrafter(BaseDrafter):
+    """A drafter that asks a draft model. Subclasses implement `grow`; `draft_for` follows from it.
 
     Attributes:
         forward_gain (`float | None`): expected tokens that the answer to the last request gains; `None` where it is
@@ -123,15 +123,15 @@ class RoundDrafter(Drafter):
         self.scorer = scorer
 
     @abstractmethod
-    def grow(self, budget: int) -> DraftRound:
-        """One round: yields the trees to be scored, gets their rows, returns the tree to be verified.
+    def grow(self, request: DraftRequest) -> DraftRound:
+        """Run one round: yield the trees to be scored, get their rows, return the tree to be verified.
 
-        Scores nothing where `budget` is 0.
+        Nothing is scored where the request's budget is 0.
         """
 
-    def propose(self, budget: int) -> DraftTree:
-        """A round of this row alone."""
-        round_ = self.grow(budget)
+    def draft_for(self, request: DraftRequest) -> DraftTree:
+        """Run a round of this row alone."""
+        round_ = self.grow(request)
         try:
             wanted = next(round_)
             while True:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.methods.base import TOKEN_COST, Drafter
+from hf_specdec.methods.base import TOKEN_COST, BaseDrafter
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.draft_scorer import DraftScorer
@@ -97,7 +97,7 @@ class Method:
     name: str
     config_class: type[SpecConfig]
     summary: str
-    make: Callable[[Any, DrafterContext], Drafter]
+    make: Callable[[Any, DrafterContext], BaseDrafter]
     aliases: tuple[str, ...] = ()
     config_arguments: tuple[str, ...] = ()
     needs_tree: bool = False

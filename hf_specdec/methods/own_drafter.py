@@ -5,17 +5,17 @@ from collections.abc import Callable
 from typing import Any
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter
 
 
-def maker_of(value: Any) -> Callable[[], Drafter]:
+def maker_of(value: Any) -> Callable[[], BaseDrafter]:
     """What makes the drafter of a sequence; of an instance always that one.
 
     Raises:
         ConfigError: `value` is neither a `Drafter` nor callable without arguments, or its class lacks methods. The
             maker raises it where what was made is no `Drafter`.
     """
-    if isinstance(value, Drafter):
+    if isinstance(value, BaseDrafter):
         return lambda: value
     if inspect.isabstract(value):
         missing = ", ".join(sorted(value.__abstractmethods__))
@@ -23,9 +23,9 @@ def maker_of(value: Any) -> Callable[[], Drafter]:
     if _needs_arguments(value):
         raise ConfigError("spec_method", "must be callable without arguments", value, "Wrap it in a lambda.")
 
-    def make() -> Drafter:
+    def make() -> BaseDrafter:
         made = value()
-        if not isinstance(made, Drafter):
+        if not isinstance(made, BaseDrafter):
             raise ConfigError("spec_method", "must return a Drafter", made, "Subclass hf_specdec.Drafter.")
         return made
 

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 
 from hf_specdec.common.observer import SpecStep
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import DrafterContext, Method
@@ -48,7 +48,7 @@ class Request:
     method: Method | None
     config: SpecConfig
     budget: int
-    make_drafter: Callable[[DrafterContext], Drafter]
+    make_drafter: Callable[[DrafterContext], BaseDrafter]
     observer: Observer | None = None
     assistant_model: Any = None
     is_default: bool = False
@@ -302,7 +302,7 @@ def _own_drafter(value: Any, config: Any, given: Mapping[str, Any], observer: Ob
     if named := [name for name, method in METHODS.items() if method.config_class is config_class]:
         remedy = f'Write spec_method="{named[0]}", and pass the configuration as spec_config.'
         raise ConfigError("spec_method", "must be a name or a Drafter, not a configuration", value, remedy)
-    if not callable(value) and not isinstance(value, Drafter):
+    if not callable(value) and not isinstance(value, BaseDrafter):
         names = ", ".join(repr(name) for name in METHODS)
         raise ConfigError("spec_method", f"must be one of {names} or a Drafter", value, "See hf_specdec.Drafter.")
     if config is not None or given:

@@ -9,7 +9,7 @@ import torch
 
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import Drafter, DraftResult
 from hf_specdec.methods.plain.drafter import PlainDrafter
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
@@ -25,9 +25,9 @@ class NeedsLogits(PromptLookupDrafter):
 
     needs_logits = True
 
-    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
-        assert logits is None
-        super().observe(tree, logits, accepted)
+    def learn_from(self, result: DraftResult) -> None:
+        assert result.logits is None
+        super().learn_from(result)
 
 
 class Fixed(Drafter):

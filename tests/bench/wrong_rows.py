@@ -6,6 +6,7 @@ import torch
 from transformers.generation import CandidateGenerator
 
 from hf_specdec.common.tree import DraftTree
+from hf_specdec.methods.base import DraftRequest
 from hf_specdec.methods.plain.drafter import PlainDrafter
 
 
@@ -45,8 +46,8 @@ class WritesIntoTheText(HonestCandidates):
 class GuessingDrafter(PlainDrafter):
     """Drafts one token that is hardly ever right; wrong only in an engine that believes it."""
 
-    def propose(self, budget: int) -> DraftTree:
-        return DraftTree.chain(self._last, [(self._last + 1) % 1000][:budget])
+    def draft_for(self, request: DraftRequest) -> DraftTree:
+        return DraftTree.chain(self._last, [(self._last + 1) % 1000][: request.budget])
 
 
 class NeedsArguments(HonestCandidates):

@@ -6,6 +6,7 @@ import pytest
 
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.forward.networks.drafting import propose_together
+from hf_specdec.methods.base import DraftRequest
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.methods.node_logits import NodeLogits
@@ -44,9 +45,9 @@ def drafted(
     drafters = [DraftModelDrafter(config, scorer, token_cost=lambda num_rows, num_nodes: 0.0) for scorer in scorers]
     for drafter in drafters:
         drafter.begin([0])
-        drafter.num_rows = len(drafters)
     runner = TableRunner(scorers)
-    trees = propose_together([(drafter, 20) for drafter in drafters], runner)  # type: ignore[arg-type]  # stands in
+    request = DraftRequest(20, num_rows=len(drafters))
+    trees = propose_together([(drafter, request) for drafter in drafters], runner)  # type: ignore[arg-type]  # stands in
     assert all(tree is not None for tree in trees)
     return [tree for tree in trees if tree is not None], runner.num_asked
 

@@ -8,6 +8,7 @@ import torch
 
 import hf_specdec
 from hf_specdec.common.tree import DraftTree
+from hf_specdec.methods.base import DraftResult
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
 from tests.helpers.cover import wide_but
@@ -34,11 +35,11 @@ class Recorder(LookaheadDrafter):
         self.text = list(prompt_ids)
         super().begin(prompt_ids)
 
-    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
-        assert logits is not None
-        self.steps.append((self.text.copy(), tree, logits.clone()))
-        self.text += accepted
-        super().observe(tree, logits, accepted)
+    def learn_from(self, result: DraftResult) -> None:
+        assert result.logits is not None
+        self.steps.append((self.text.copy(), result.tree, result.logits.logits.clone()))
+        self.text += result.accepted
+        super().learn_from(result)
 
 
 def text_of_column(text: list[int], tree: DraftTree, column: int) -> list[int]:

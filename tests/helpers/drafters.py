@@ -8,13 +8,25 @@ comes back is one they proposed, and the text they are told of is the text of pl
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter, Drafter, DraftRequest, DraftResult
+from hf_specdec.methods.node_logits import NodeLogits
 
-__all__ = ["CheckedDrafter", "OracleDrafter", "RandomTreeDrafter"]
+__all__ = ["CheckedDrafter", "OracleDrafter", "RandomTreeDrafter", "drafted_by", "learned"]
+
+
+def drafted_by(drafter: BaseDrafter, budget: int, **fields: Any) -> DraftTree:
+    """The tree for a request of this budget and other fields."""
+    return drafter.draft_for(DraftRequest(budget, **fields))
+
+
+def learned(drafter: BaseDrafter, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+    """Tell a drafter what became of its tree."""
+    drafter.learn_from(DraftResult(tree, accepted, None if logits is None else NodeLogits(logits)))
 
 
 class CheckedDrafter(Drafter):

@@ -101,8 +101,8 @@ def test_nobody_names_a_method_and_auto_drafts(tasks: Path, monkeypatch: pytest.
     import hf_specdec.tools.integrations.lm_eval  # noqa: F401 - registers the class
 
     seen: list[str] = []
-    propose = AutoDrafter.propose
-    monkeypatch.setattr(AutoDrafter, "propose", lambda *_: seen.append("auto") or propose(*_))
+    draft_for = AutoDrafter.draft_for
+    monkeypatch.setattr(AutoDrafter, "draft_for", lambda *_: seen.append("auto") or draft_for(*_))
     assert evaluate(tasks, "hf-specdec", 2) == evaluate(tasks, "hf", 2)
     assert seen
 

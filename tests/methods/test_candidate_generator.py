@@ -5,15 +5,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hf_specdec import AutoSpecConfig, Drafter, DraftModelConfig, LookaheadConfig, PromptLookupConfig
+from hf_specdec import AutoSpecConfig, DraftModelConfig, LookaheadConfig, PromptLookupConfig
 from hf_specdec.methods.auto.drafter import AutoDrafter
+from hf_specdec.methods.base import BaseDrafter
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
 from hf_specdec.methods.plain.drafter import PlainDrafter
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from tests.helpers.draft_tables import TableScorer, random_table
 
-DRAFTERS: dict[str, Callable[[], Drafter]] = {
+DRAFTERS: dict[str, Callable[[], BaseDrafter]] = {
     "plain": PlainDrafter,
     "prompt_lookup": lambda: PromptLookupDrafter(PromptLookupConfig()),
     "lookahead": lambda: LookaheadDrafter(LookaheadConfig()),
@@ -31,7 +32,7 @@ LATER = {
 
 @pytest.mark.parametrize("text", LATER.values(), ids=LATER)
 @pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS)
-def test_a_second_prompt_is_drafted_as_by_a_new_drafter(make: Callable[[], Drafter], text: list[int]) -> None:
+def test_a_second_prompt_is_drafted_as_by_a_new_drafter(make: Callable[[], BaseDrafter], text: list[int]) -> None:
     drafter = make()
     drafter.get_candidates(torch.tensor([FIRST]))
     drafter.get_candidates(torch.tensor([[*FIRST, 3]]))

@@ -11,6 +11,7 @@ from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.methods.draw_noise import coupled
 from tests.helpers.draft_tables import Table, TableScorer, random_table
+from tests.helpers.drafters import drafted_by
 
 SIZE, TEXT = 40, (3, 1)
 
@@ -63,8 +64,7 @@ def test_what_is_drafted_is_what_will_be_drawn(kind: str, temperature: float) ->
         for known in (None, noise):
             drafter = drafter_of(kind, table, temperature)
             drafter.begin(TEXT)
-            drafter.noise = known
-            tree, expected, node, depth = drafter.propose(4), drawn(table, noise, temperature, 4), 0, 0
+            tree, expected, node, depth = drafted_by(drafter, 4, noise=known), drawn(table, noise, temperature, 4), 0, 0
             while depth < 4 and (child := tree.child(node, expected[depth])) is not None:
                 node, depth = child, depth + 1
             if known is None:

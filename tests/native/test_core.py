@@ -27,6 +27,7 @@ from hf_specdec.methods.auto.search import Found, search_of
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.methods.node_logits import NodeLogits, read_logits
 from tests.helpers.draft_tables import TableScorer, random_table
+from tests.helpers.drafters import drafted_by, learned
 from tests.native.conftest import ROOT
 
 OFTEN = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -147,12 +148,12 @@ def test_a_drafter_proposes_the_same_trees(core: Any, scored: bool | None, monke
             drafter, text = AutoDrafter(AutoSpecConfig(), memory, scorer=scorer), [start, start + 1]
             drafter.begin(text)
             for _ in range(12):
-                tree = drafter.propose(16)
+                tree = drafted_by(drafter, 16)
                 logits = torch.stack(
                     [table((*text[:-1], *[tree.tokens[n] for n in tree.path(node)])) for node in range(len(tree))]
                 )
                 accepted = [int(table(tuple(text)).argmax())]
-                drafter.observe(tree, logits, accepted)
+                learned(drafter, tree, logits, accepted)
                 text += accepted
                 found.append((tree.tokens, tree.parents, tree.depths, tree.probabilities, drafter.describe(tree)))
             drafter.end()

@@ -14,6 +14,7 @@ import hf_specdec
 from hf_specdec.common.tree import DraftTree, ExtraTokens
 from hf_specdec.compat import CACHE
 from hf_specdec.engine.model_state import state_of
+from hf_specdec.methods.base import DraftRequest
 from hf_specdec.methods.plain.drafter import PlainDrafter
 from tests.helpers.cover import wide_but
 from tests.helpers.support import PROMPT, assert_same_cache, assert_same_run, both, noisy_copy, plain, run, speculative
@@ -318,9 +319,9 @@ class Talkative(PlainDrafter):
 
     max_extra_tokens = 1
 
-    def propose(self, budget: int) -> DraftTree:
+    def draft_for(self, request: DraftRequest) -> DraftTree:
         extra = ExtraTokens((5,) * 90, (1,) * 90, torch.eye(90, 91, dtype=torch.bool).roll(1, dims=1))
-        return super().propose(budget).with_extra(extra)
+        return super().draft_for(request).with_extra(extra)
 
 
 def test_a_drafter_that_exceeds_what_it_announced_costs_shapes_and_nothing_else(

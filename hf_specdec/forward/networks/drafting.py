@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter, DraftRequest
 from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, NoForward, RoundDrafter, is_worth_a_forward
 from hf_specdec.methods.node_logits import NodeLogits
 
@@ -50,27 +50,27 @@ class DraftForwards:
 
 
 def propose_together(
-    wanted: Sequence[tuple[Drafter, int] | None],
+    wanted: Sequence[tuple[BaseDrafter, DraftRequest] | None],
     draft_runner: BaseDraftRunner | None,
     forwards: DraftForwards | None = None,
 ) -> list[DraftTree | None]:
-    """Every drafter's tree. Those that ask a draft model are asked in turns, so that one forward answers all.
+    """Get every drafter's tree. Those that ask a draft model are asked in turns, so that one forward answers all.
 
     Args:
-        wanted: for each row left its drafter and budget, `None` where its text has ended.
+        wanted: for each row left its drafter and request, `None` where its text has ended.
         forwards: counts those of the draft model.
     """
     if draft_runner is None:
-        return [None if row is None else row[0].propose(row[1]) for row in wanted]
+        return [None if row is None else row[0].draft_for(row[1]) for row in wanted]
     room = draft_runner.room()
     trees: list[DraftTree | None] = [None] * len(wanted)
     rounds: list[DraftRound | None] = [None] * len(wanted)
     answers: list[Any] = [None] * len(wanted)  # the first thing sent to a generator is nothing
     for place, row in enumerate(wanted):
         if row is not None:
-            drafter, budget = row
+            drafter, request = row
             assert isinstance(drafter, RoundDrafter)
-            rounds[place] = drafter.grow(budget if budget <= room else 0)
+            rounds[place] = drafter.grow(request if request.budget <= room else replace(request, budget=0))
     drafters = [None if row is None else cast("RoundDrafter", row[0]) for row in wanted]
     live = [drafter for drafter in drafters if drafter is not None]
     while any(rounds):

@@ -10,8 +10,6 @@ Knows neither clocks nor models.
 import math
 from collections.abc import Sequence
 
-import torch
-
 from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.auto.config import AutoSpecConfig
@@ -21,6 +19,7 @@ from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, NUM_LIKEL
 from hf_specdec.methods.auto.search import CompiledSearch, Found, Search, search_of
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.auto.window import AutoWindow
+from hf_specdec.methods.base import DraftCost, DraftRequest, DraftResult
 from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, RoundDrafter
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.methods.node_logits import NodeLogits
@@ -71,12 +70,17 @@ class AutoDrafter(RoundDrafter):
         self.config, self.takes_trees, self.is_sampled = config, takes_trees, is_sampled
         self.num_top_logits = NUM_KEPT if is_sampled else NUM_LIKELIEST
         self.remembers = memory is not None
+        self._request = DraftRequest(0)  # of the step under way
         self._start(SpecMemory(1, config.max_recycled) if memory is None else memory)
+
+    @property
+    def _cost(self) -> DraftCost:
+        return self._request.cost
 
     @property
     def is_paused(self) -> bool:
         """Whether no draft can gain its time now: then nothing is looked up and no logits are read."""
-        return self.draft_cost.of_node >= 1.0
+        return self._cost.of_node >= 1.0
 
     @property
     def needs_logits(self) -> bool:  # type: ignore[override]
@@ -90,41 +94,39 @@ class AutoDrafter(RoundDrafter):
         if self.draft is not None:
             self.draft.begin(prompt_ids)
 
-    def grow(self, budget: int) -> DraftRound:
-        """The tree of the likeliest nodes, at most `budget`; asks the draft model as often as that pays."""
-        budget = min(budget, self.config.node_budget)
+    def grow(self, request: DraftRequest) -> DraftRound:
+        """Grow a tree of the likeliest nodes; the draft model is asked as often as that pays."""
+        self._request, budget = request, min(request.budget, self.config.node_budget)
         if budget < 1 or self.is_paused:
             self._search = None
             return DraftTree.chain(self.index.tokens[-1])
-        noise = self._known_noise()
-        search = search_of(
-            self.predictor, self.index, takes_trees=self.takes_trees, max_depth=self.max_depth, noise=noise
-        )
+        max_depth, noise = request.max_depth, self._known_noise()
+        search = search_of(self.predictor, self.index, takes_trees=self.takes_trees, max_depth=max_depth, noise=noise)
         self._search = self._described = search
         found = search.likeliest(budget, self._floor)
         if self.draft is None:
             return self._tree_of(search, found)
-        self.draft.start(self.index.tokens, self.noise, self.max_depth)
+        self.draft.start(self.index.tokens, request.noise, max_depth)
         without: list[Found | None] = []  # what would have been drafted without each forward; `None` for nothing
         while len(without) < self.config.draft_len:
-            request = self.draft.request(search, found) if self._pays(len(without)) else None
-            if request is None:
+            wanted = self.draft.request(search, found) if self._pays(len(without)) else None
+            if wanted is None:
                 break
             without.append(found if self._value(search, found) > 0.0 else None)
-            self.draft.read((yield request))
+            self.draft.read((yield wanted))
             while self.draft.tell(search):
                 found = search.likeliest(budget, self._floor)
         self._asked = [*without, found] if without else []
         return self._tree_of(search, found)
 
-    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+    def learn_from(self, result: DraftResult) -> None:
         """Learn what the sources were worth, keep the logits, index the new tokens."""
+        tree, accepted, logits = result.tree, result.accepted, result.logits
         self._learn(tree, accepted)
-        read = self.take_logits(logits)
-        if read is not None:
-            self._recycle(tree, read)
+        if logits is not None:
+            self._recycle(tree, logits)
             if self.window is not None:
-                self.window.observe(tree, read)
+                self.window.observe(tree, logits)
         self.index.extend(accepted)
         if self.draft is not None:
             self.draft.keep(tree, accepted)
@@ -168,8 +170,9 @@ class AutoDrafter(RoundDrafter):
     def _known_noise(self) -> list[NoiseRow]:
         """The noise of the next draws, one level deeper than the last step drafted."""
         rows: list[NoiseRow] = []
-        while self.noise is not None and len(rows) < self._num_levels:
-            row = self.noise.on_host(len(rows))
+        noise = self._request.noise
+        while noise is not None and len(rows) < self._num_levels:
+            row = noise.on_host(len(rows))
             if row is None:
                 break
             rows.append(row)
@@ -178,7 +181,7 @@ class AutoDrafter(RoundDrafter):
     @property
     def _floor(self) -> float:
         """The least probability that a node is drafted with."""
-        return max(SMALLEST, self.draft_cost.of_node)
+        return max(SMALLEST, self._cost.of_node)
 
     def _tree_of(self, search: Search | CompiledSearch, found: Found) -> DraftTree:
         """The tree of these nodes, numbered in their order, with their probabilities; a window beside it."""
@@ -186,21 +189,21 @@ class AutoDrafter(RoundDrafter):
         tree = DraftTree.of_children(found.tokens, found.parents, found.depths, found.children, found.probabilities)
         if self.window is None:
             return tree
-        cost = self.draft_cost.of_node
+        cost = self._cost.of_node
         if self._value(search, found) <= 0.0:  # then the window alone makes the forward a wide one
-            cost += self.draft_cost.of_draft / self.window.num_columns
+            cost += self._cost.of_draft / self.window.num_columns
         return tree.with_extra(self.window.beside(self.index.tokens, cost))
 
     def _value(self, search: Search | CompiledSearch, found: Found) -> float:
         """Expected accepted tokens of a tree by what is known now, less those that its forward has to gain."""
-        cost = self.draft_cost
+        cost = self._cost
         return search.value(found.nodes) - (len(found.nodes) - 1) * cost.of_node - cost.of_draft
 
     @property
     def _forward_cost(self) -> float:
         """Tokens that a forward of the draft model has to gain."""
         assert self.scorer is not None
-        return self.scorer.relative_cost * self.draft_cost.of_forward
+        return self.scorer.relative_cost * self._cost.of_forward
 
     def _pays(self, number: int) -> bool:
         """Whether the draft model's forward of this number is worth its time, by what such forwards added before.
@@ -211,8 +214,8 @@ class AutoDrafter(RoundDrafter):
         adaptive_weights, cost = self.predictor.adaptive_weights, self._forward_cost
         if not math.isfinite(cost):
             return False
-        of_token = self.scorer.relative_cost * self.draft_cost.of_reading
-        skipped, num_steps = self._num_skipped(of_token), max(self.draft_cost.num_steps, 1.0)
+        of_token = self.scorer.relative_cost * self._cost.of_reading
+        skipped, num_steps = self._num_skipped(of_token), max(self._cost.num_steps, 1.0)
         reading = of_token * (self.scorer.num_unread - skipped)
         pays = adaptive_weights.gain(number) >= cost + reading / num_steps or adaptive_weights.may_retry(
             RETRIED, cost + reading
@@ -228,7 +231,7 @@ class AutoDrafter(RoundDrafter):
             of_token: what reading one has to gain, in tokens.
         """
         assert self.scorer is not None
-        most = READING * self.draft_cost.num_steps / of_token if of_token else math.inf
+        most = READING * self._cost.num_steps / of_token if of_token else math.inf
         unread = self.scorer.num_unread
         if unread <= max(most, LEAST_READ):
             return 0

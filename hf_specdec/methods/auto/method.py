@@ -3,7 +3,7 @@
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.spec_memory import SpecMemory
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter
 from hf_specdec.methods.method import DrafterContext, Method, MethodState
 
 GIVEN = "auto, given"
@@ -30,7 +30,7 @@ def _memory(state: MethodState, config: AutoSpecConfig) -> SpecMemory:
     return memory
 
 
-def _make(config: AutoSpecConfig, context: DrafterContext) -> Drafter:
+def _make(config: AutoSpecConfig, context: DrafterContext) -> BaseDrafter:
     return AutoDrafter(
         config,
         _memory(context.state, config) if config.pool == "shared" and not config.is_deterministic else None,

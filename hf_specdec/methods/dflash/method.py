@@ -4,7 +4,7 @@ import dataclasses
 
 from transformers import PreTrainedModel
 
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter
 from hf_specdec.methods.dflash.checkpoint import head_of_model
 from hf_specdec.methods.dflash.config import DFlashConfig
 from hf_specdec.methods.dflash.transformers_model import DFlashModelHead, is_dflash_config
@@ -14,7 +14,7 @@ from hf_specdec.methods.draft_scorer import BlockDraftScorer
 from hf_specdec.methods.method import DrafterContext, Method
 
 
-def _make(config: DFlashConfig, context: DrafterContext) -> Drafter:
+def _make(config: DFlashConfig, context: DrafterContext) -> BaseDrafter:
     scorer = context.scorer
     assert isinstance(scorer, BlockDraftScorer)
     within = dataclasses.replace(config, draft_len=min(config.draft_len, scorer.max_draft_len))

@@ -13,7 +13,7 @@ import torch
 
 from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.methods.base import TOKEN_COST
+from hf_specdec.methods.base import TOKEN_COST, DraftRequest, DraftResult
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts, GainCurve
 from hf_specdec.methods.draft_model.candidates import Candidate, Growth, depth_first, draw_children, likeliest_children
 from hf_specdec.methods.draft_model.config import DraftModelConfig
@@ -67,6 +67,7 @@ class DraftModelDrafter(RoundDrafter):
         self._round: Growth | None = None
         self._described: Growth | None = None  # the last round, for observers
         self._gain = GainCurve(())  # of a scored node's children, in this round
+        self._request = DraftRequest(0)  # of this round
         self._skipped = 0
 
     @property
@@ -81,11 +82,11 @@ class DraftModelDrafter(RoundDrafter):
         if self.draws:
             self.counts = AcceptanceCounts()
 
-    def grow(self, budget: int) -> DraftRound:
-        """The round as a generator: yields trees to be scored, one a forward, and returns the tree to verify."""
+    def grow(self, request: DraftRequest) -> DraftRound:
+        """Yield trees to be scored, one a forward, and return the tree to verify."""
         growth = Growth(self._text[-1])
-        budget = min(budget, self.config.node_budget)
-        self._round = None
+        budget = min(request.budget, self.config.node_budget)
+        self._request, self._round = request, None
         if budget < 1:
             return growth.scored.build()
         self._round = self._described = growth
@@ -95,8 +96,9 @@ class DraftModelDrafter(RoundDrafter):
         self._skipped += growth.num_forwards == 0
         return tree
 
-    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+    def learn_from(self, result: DraftResult) -> None:
         """Count what was accepted, and let the draft follow the text."""
+        tree, accepted = result.tree, result.accepted
         if self._round is not None:
             self._count(tree, self._round, accepted, num_tokens=len(accepted))
             self._round = None
@@ -131,8 +133,8 @@ class DraftModelDrafter(RoundDrafter):
             growth.num_forwards += 1
             if self.logits_processor is not None:
                 scores = self._processed(chosen, rows.logits)
-                if self.noise is not None:
-                    scores = coupled(scores, [candidate.depth for candidate in chosen], self.noise)
+                if self._request.noise is not None:
+                    scores = coupled(scores, [candidate.depth for candidate in chosen], self._request.noise)
                 rows = NodeLogits(scores)
             kept += likeliest_children(chosen, rows, self.config.num_branches, self.counts)
             kept.sort(key=lambda candidate: -candidate.value)  # stable: a parent stays in front of its children
@@ -220,7 +222,7 @@ class DraftModelDrafter(RoundDrafter):
     @property
     def _num_levels(self) -> int:
         """How deep this round's tree may be."""
-        return min(self.config.draft_len, self.max_depth)
+        return min(self.config.draft_len, self._request.max_depth)
 
     @property
     def chooses_size(self) -> bool:
@@ -230,7 +232,7 @@ class DraftModelDrafter(RoundDrafter):
     @property
     def _cost_of_node(self) -> float:
         """What a drafted token adds to the target's forward; 0 where the configuration says how many there are."""
-        return self.token_cost(self.num_rows, self.config.node_budget) if self.chooses_size else 0.0
+        return self.token_cost(self._request.num_rows, self.config.node_budget) if self.chooses_size else 0.0
 
     @property
     def _tokens_per_cost(self) -> float:

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
@@ -10,7 +10,7 @@ from hf_specdec.methods.draft_model.translated import TranslatedDrafter
 from hf_specdec.methods.method import DrafterContext, Method
 
 
-def drafter_of(name: str, config: DraftModelConfig, context: DrafterContext) -> Drafter:
+def drafter_of(name: str, config: DraftModelConfig, context: DrafterContext) -> BaseDrafter:
     """A drafter that asks the call's draft model or head.
 
     Args:

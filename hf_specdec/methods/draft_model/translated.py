@@ -3,13 +3,12 @@
 drafter = TranslatedDrafter(DraftModelConfig(draft_len=4), scorer, Translation(tokenizer, assistant_tokenizer))
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
-
-import torch
 
 from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.methods.base import TOKEN_COST
+from hf_specdec.methods.base import TOKEN_COST, DraftRequest, DraftResult
 from hf_specdec.methods.common_width import at_common_width
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
@@ -49,12 +48,14 @@ class TranslatedDrafter(DraftModelDrafter):
         super().begin(self.translation.fixed)
         self._root = prompt_ids[-1]
 
-    def grow(self, budget: int) -> DraftRound:
-        """The draft's round after the text's tail, then its tree in the target's vocabulary."""
+    def grow(self, request: DraftRequest) -> DraftRound:
+        """Run the draft's round after the text's tail, then translate its tree into the target's vocabulary."""
         known = self.translation
         needed = len(known.tail) + self.config.draft_len
         self._text, self._in_draft = [*known.fixed, *known.tail], None
-        round_ = super().grow(budget if needed <= self.scorer.room() else 0)
+        if needed > self.scorer.room():
+            request = dataclasses.replace(request, budget=0)
+        round_ = super().grow(request)
         num_known = 0
         try:
             wanted = next(round_)
@@ -71,8 +72,9 @@ class TranslatedDrafter(DraftModelDrafter):
         self._in_draft = tree
         return self._translated(tree)
 
-    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+    def learn_from(self, result: DraftResult) -> None:
         """Count what was accepted, and let the draft follow the text."""
+        accepted = result.accepted
         before = self._text if self._in_draft is not None else []
         self._root = accepted[-1]
         fixed = self.translation.extend(list(accepted))
@@ -80,7 +82,7 @@ class TranslatedDrafter(DraftModelDrafter):
         if self._round is not None and self._in_draft is not None and now[: len(before)] == before:
             self._count(self._in_draft, self._round, now[len(before) :], num_tokens=len(accepted))
         self._round = None
-        self.scorer.keep(tree, fixed)
+        self.scorer.keep(result.tree, fixed)
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
         """The draft model drafts everything; what the target's tokens are worth is not known one by one."""

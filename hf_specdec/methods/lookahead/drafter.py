@@ -9,11 +9,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter, DraftRequest, DraftResult
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.lookahead.pool import TailPool
 from hf_specdec.methods.lookahead.window import JacobiWindow
@@ -34,7 +32,7 @@ class LookaheadView:
     pool: Mapping[int, tuple[tuple[int, ...], ...]]
 
 
-class LookaheadDrafter(Drafter):
+class LookaheadDrafter(BaseDrafter):
     """Drafts the n-grams that the window found, and those of the text.
 
     Args:
@@ -68,8 +66,9 @@ class LookaheadDrafter(Drafter):
         self._start(prompt_ids)
         self._extend(prompt_ids)
 
-    def propose(self, budget: int) -> DraftTree:
-        """The n-grams that begin with the root, merged into a trie, and the window beside them."""
+    def draft_for(self, request: DraftRequest) -> DraftTree:
+        """Merge the n-grams that begin with the root into a trie; the window goes with them."""
+        budget = request.budget
         self._candidates = self._pool.entries(self._root) if budget > 0 else []
         if budget < 1:
             return DraftTree.chain(self._root)
@@ -90,16 +89,16 @@ class LookaheadDrafter(Drafter):
             described += [DraftedNode("text" if is_text else "window")] * (len(builder) - 1 - len(described))
         return tuple([described[node - 1] for node in tree.nodes_in(builder.build())[1:] if node])
 
-    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
-        """Pool what the window yields and what the text gained; `logits` has a row for each node and extra token.
+    def learn_from(self, result: DraftResult) -> None:
+        """Pool what the window yields and what the text gained.
 
         Where the window was not computed, it stays as it is, but for its root.
         """
-        read = self.take_logits(logits)
-        if read is not None and self._was_computed(tree):
-            for ngram in self._window.observe(self._next_tokens(read, tree.num_columns)):
+        tree, logits = result.tree, result.logits
+        if logits is not None and self._was_computed(tree):
+            for ngram in self._window.observe(self._next_tokens(logits, tree.num_columns)):
                 self._pool.add(ngram)
-        self._extend(accepted)
+        self._extend(result.accepted)
 
     def _was_computed(self, tree: DraftTree) -> bool:
         """Whether the forward of `tree` carried the window."""

@@ -1,12 +1,12 @@
 """The registry's entry of lookahead."""
 
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
 from hf_specdec.methods.method import DrafterContext, Method
 
 
-def _make(config: LookaheadConfig, context: DrafterContext) -> Drafter:
+def _make(config: LookaheadConfig, context: DrafterContext) -> BaseDrafter:
     return LookaheadDrafter(config)
 
 

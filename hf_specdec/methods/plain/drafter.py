@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter, DraftRequest, DraftResult
 
 
-class PlainDrafter(Drafter):
+class PlainDrafter(BaseDrafter):
     """Proposes the root alone."""
 
     never_drafts = True
@@ -17,10 +15,10 @@ class PlainDrafter(Drafter):
         """Remember the last token."""
         self._last = prompt_ids[-1]
 
-    def propose(self, budget: int) -> DraftTree:
+    def draft_for(self, request: DraftRequest) -> DraftTree:
         """The last token of the text, nothing below it."""
         return DraftTree.chain(self._last)
 
-    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+    def learn_from(self, result: DraftResult) -> None:
         """Remember the last token."""
-        self._last = accepted[-1]
+        self._last = result.accepted[-1]

@@ -1,12 +1,12 @@
 """The registry's entry of a loop that drafts nothing."""
 
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter
 from hf_specdec.methods.method import DrafterContext, Method
 from hf_specdec.methods.plain.config import PlainConfig
 from hf_specdec.methods.plain.drafter import PlainDrafter
 
 
-def _make(config: PlainConfig, context: DrafterContext) -> Drafter:
+def _make(config: PlainConfig, context: DrafterContext) -> BaseDrafter:
     return PlainDrafter()
 
 

@@ -11,11 +11,9 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import torch
-
 from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.methods.base import TOKEN_COST, Drafter
+from hf_specdec.methods.base import TOKEN_COST, BaseDrafter, DraftRequest, DraftResult
 from hf_specdec.methods.ngram.index import NgramIndex
 from hf_specdec.methods.ngram.pool import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
@@ -29,7 +27,7 @@ PRIOR_COUNT = 1.0  # tokens, expected and accepted, that a text's record starts 
 FADE = 0.98  # of the record, a step
 
 
-class PromptLookupDrafter(Drafter):
+class PromptLookupDrafter(BaseDrafter):
     """Drafts from this text and, with `pool`, from earlier ones.
 
     Args:
@@ -67,9 +65,9 @@ class PromptLookupDrafter(Drafter):
         self._expected = self._accepted = 0.0
         self._chances = []
 
-    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+    def learn_from(self, result: DraftResult) -> None:
         """Index the new tokens, and note how many of the chain's were accepted."""
-        chances = self._chances[: tree.num_draft_tokens]
+        chances, accepted = self._chances[: result.tree.num_draft_tokens], result.accepted
         self._expected = FADE * self._expected + sum(chances)
         self._accepted = FADE * self._accepted + min(len(accepted) - 1, len(chances))
         self.index.extend(accepted)
@@ -86,20 +84,21 @@ class PromptLookupDrafter(Drafter):
         origins = [self._origins[node - 1] for node in tree.nodes_in(self._proposed)[1:] if node]
         return tuple([DraftedNode("text" if is_own else "earlier_texts", share) for is_own, share in origins])
 
-    def propose(self, budget: int) -> DraftTree:
+    def draft_for(self, request: DraftRequest) -> DraftTree:
         """A chain of at most `max_draft_len` tokens, or a tree of at most `node_budget`."""
         root = self.index.tokens[-1]
-        budget = min(budget, self.config.node_budget)
+        budget = min(request.budget, self.config.node_budget)
         self._origins, self._chances = [], []
         if budget < 1:
             self._proposed = DraftTree.chain(root)
         elif self.config.num_branches == 1:
-            self._proposed = DraftTree.chain(root, self._chain(min(budget, self.config.max_draft_len)))
+            length = min(budget, self.config.max_draft_len)
+            self._proposed = DraftTree.chain(root, self._chain(length, request.num_rows))
         else:
             self._proposed = self._tree(budget)
         return self._proposed.first_branch_first()
 
-    def _chain(self, length: int) -> list[int]:
+    def _chain(self, length: int, num_rows: int) -> list[int]:
         """The tokens after the best place; where they run into the text's end, the copy goes on with itself."""
         text = self.index.tokens
         best = self._best_place(length)
@@ -110,7 +109,7 @@ class PromptLookupDrafter(Drafter):
         if per_match is not None:
             matching = source.match_length(place, text, CHAIN_MATCH)
             if per_match == "auto":
-                self._chances = self._chances_above_cost(matching)[:length]
+                self._chances = self._chances_above_cost(matching, num_rows)[:length]
                 length = len(self._chances)
             else:
                 length = min(length, matching * per_match)
@@ -128,7 +127,7 @@ class PromptLookupDrafter(Drafter):
         self._origins = [(source is self.index, None)] * len(drafted)
         return drafted
 
-    def _chances_above_cost(self, matching: int) -> list[float]:
+    def _chances_above_cost(self, matching: int, num_rows: int) -> list[float]:
         """The chances of the tokens after a match, as far as they exceed what each costs; a match that holds grows.
 
         Where they do not exceed what drafting at all costs, there are none.
@@ -138,6 +137,7 @@ class PromptLookupDrafter(Drafter):
 
         Args:
             matching: tokens of the match.
+            num_rows: of the forward.
         """
         chances: list[float] = []
         probability, gain = 1.0, 0.0
@@ -145,12 +145,12 @@ class PromptLookupDrafter(Drafter):
         while len(chances) < self.config.max_draft_len:
             size = matching + len(chances)
             probability *= size / (size + PSEUDO_COUNT)
-            least = math.sqrt(self.num_rows) * self.token_cost(self.num_rows, len(chances) + 1)
+            least = math.sqrt(num_rows) * self.token_cost(num_rows, len(chances) + 1)
             if trust * probability < least:
                 break
             chances.append(probability)
             gain += trust * probability - least
-        return chances if gain > self.jump(self.num_rows) else []
+        return chances if gain > self.jump(num_rows) else []
 
     def _best_place(self, length: int) -> tuple[NgramIndex, int] | None:
         """Of the places of the longest n-gram that is found: full continuations, then long matches, then new ones."""

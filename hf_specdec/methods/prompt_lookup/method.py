@@ -1,6 +1,6 @@
 """The registry's entry of prompt lookup, and the pool of texts that its calls share."""
 
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter
 from hf_specdec.methods.method import DrafterContext, Method, MethodState
 from hf_specdec.methods.ngram.pool import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
@@ -15,7 +15,7 @@ def _shared_pool(state: MethodState, config: PromptLookupConfig) -> NgramPool:
     return pool
 
 
-def _make(config: PromptLookupConfig, context: DrafterContext) -> Drafter:
+def _make(config: PromptLookupConfig, context: DrafterContext) -> BaseDrafter:
     pool = _shared_pool(context.state, config) if config.pool == "shared" else None
     return PromptLookupDrafter(config, pool, token_cost=context.token_cost, jump=context.jump)
 

@@ -8,6 +8,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -17,7 +18,7 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.spec_memory import SpecMemory
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter, DraftRequest, DraftResult
 from hf_specdec.methods.node_logits import NodeLogits, read_logits
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
@@ -74,7 +75,7 @@ def made_up_text(length: int) -> list[int]:
 def prompt_lookup_points(
     config: PromptLookupConfig, context_lengths: Sequence[int] = CONTEXT_LENGTHS, num_steps: int = 200
 ) -> Iterator[dict[str, float]]:
-    """Median seconds a step, one token accepted each: `propose` and `observe`, and transformers' `get_candidates`.
+    """Median seconds a step, one token accepted each: `draft_for` and `learn_from`, and transformers' `get_candidates`.
 
     Returns:
         `Iterator[dict]`: for each length `context_length`, `seconds`, `transformers_seconds`, and `begin_seconds`,
@@ -103,9 +104,10 @@ def _timed(steps: Iterator[Callable[[], Any]]) -> Iterator[float]:
         yield time.perf_counter() - start
 
 
-def _our_steps(drafter: Drafter, budget: int, tokens: Sequence[int]) -> Iterator[Callable[[], Any]]:
+def _our_steps(drafter: BaseDrafter, budget: int, tokens: Sequence[int]) -> Iterator[Callable[[], Any]]:
+    request = DraftRequest(budget)
     for token in tokens:
-        yield lambda token=token: drafter.observe(drafter.propose(budget), None, [token])  # type: ignore[misc]
+        yield lambda token=token: drafter.learn_from(DraftResult(drafter.draft_for(request), [token]))  # type: ignore[misc]
 
 
 def _transformers_steps(config: PromptLookupConfig, text: list[int], length: int) -> Iterator[Callable[[], Any]]:
@@ -115,8 +117,8 @@ def _transformers_steps(config: PromptLookupConfig, text: list[int], length: int
         yield lambda end=end: generator.get_candidates(ids[:, :end])  # type: ignore[misc]
 
 
-class TimedDrafter(Drafter):
-    """An `AutoDrafter` whose `propose` and `observe` are timed, in seconds of this thread.
+class TimedDrafter(BaseDrafter):
+    """An `AutoDrafter` whose `draft_for` and `learn_from` are timed, in seconds of this thread.
 
     Attributes:
         seconds (`dict[str, float]`): of `"draft"`, of `"reduce"`, which is reading rows of logits as wide as the
@@ -131,31 +133,31 @@ class TimedDrafter(Drafter):
         self.num_steps = self.num_tokens = 0
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
-        """See `Drafter.begin`."""
+        """See `BaseDrafter.begin`."""
         self.drafter.begin(prompt_ids)
 
-    def propose(self, budget: int) -> DraftTree:
-        """See `Drafter.propose`."""
+    def draft_for(self, request: DraftRequest) -> DraftTree:
+        """See `BaseDrafter.draft_for`."""
         start = time.thread_time()
-        tree = self.drafter.propose(budget)
+        tree = self.drafter.draft_for(request)
         self.seconds["draft"] += time.thread_time() - start
         return tree
 
-    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
-        """See `Drafter.observe`."""
-        assert logits is not None
-        start = time.thread_time()
-        self.drafter.node_logits = NodeLogits(logits, read_logits(logits, self.drafter.num_top_logits))
+    def learn_from(self, result: DraftResult) -> None:
+        """See `BaseDrafter.learn_from`."""
+        assert result.logits is not None
+        start, logits = time.thread_time(), result.logits.logits
+        read = NodeLogits(logits, read_logits(logits, self.drafter.num_top_logits))
         reduced = time.thread_time()
-        self.drafter.observe(tree, None, accepted)
-        if len(tree) > 1:  # not the prompt's
+        self.drafter.learn_from(replace(result, logits=read))
+        if len(result.tree) > 1:  # not the prompt's
             self.seconds["reduce"] += reduced - start
             self.seconds["observe"] += time.thread_time() - reduced
             self.num_steps += 1
-            self.num_tokens += len(accepted)
+            self.num_tokens += len(result.accepted)
 
     def end(self) -> None:
-        """See `Drafter.end`."""
+        """See `BaseDrafter.end`."""
         self.drafter.end()
 
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 from hf_specdec.common.files import check_path, json_value, lines_of, read_text
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter, DraftRequest, DraftResult
 
 NO_LIMIT = 2**16  # a budget above any drafter's own
 
@@ -38,7 +38,7 @@ class ReplayResult:
         num_tokens (`int`): their tokens, the first of each left out.
         num_steps (`int`): verify steps.
         num_draft_tokens (`int`): tokens drafted.
-        draft_seconds (`float`): time in the drafter's `propose` and `observe`.
+        draft_seconds (`float`): time in the drafter's `draft_for` and `learn_from`.
         needs_logits (`bool`): whether the drafter would have learned from logits too.
     """
 
@@ -77,7 +77,7 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
 
 
 def replay(
-    drafter_factory: Callable[[], Drafter], records: Iterable[Record], *, budget: int = NO_LIMIT
+    drafter_factory: Callable[[], BaseDrafter], records: Iterable[Record], *, budget: int = NO_LIMIT
 ) -> ReplayResult:
     """Decode every record's answer with a drafter of its own, verifying against the recorded tokens.
 
@@ -94,13 +94,13 @@ def replay(
         num_records += 1
         num_tokens += len(record.answer_ids) - 1
         drafter.begin(record.prompt_ids)
-        drafter.observe(DraftTree.chain(record.prompt_ids[-1]), None, record.answer_ids[:1])
+        drafter.learn_from(DraftResult(DraftTree.chain(record.prompt_ids[-1]), record.answer_ids[:1]))
         done = 1
         while done < len(record.answer_ids):
             start = time.perf_counter()
-            tree = drafter.propose(budget)
+            tree = drafter.draft_for(DraftRequest(budget))
             accepted = _verify(tree, record.answer_ids[done:])
-            drafter.observe(tree, None, accepted)
+            drafter.learn_from(DraftResult(tree, accepted))
             seconds += time.perf_counter() - start
             done += len(accepted)
             num_steps += 1

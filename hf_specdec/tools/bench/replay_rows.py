@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hf_specdec.errors import ConfigError, counted, unknown_name
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter
 from hf_specdec.methods.method import DrafterContext, MethodState
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.registry import METHODS
@@ -40,7 +40,7 @@ class Job:
 
     name: str
     num_nodes: int
-    make: Callable[[MethodState], Drafter]
+    make: Callable[[MethodState], BaseDrafter]
 
 
 def replay_rows(
@@ -103,7 +103,7 @@ def _named_jobs(name: str) -> list[Job]:
 def _jobs(name: str) -> list[Job]:
     if is_import(name):
         factory = imported(name)
-        if not isinstance(factory(), Drafter):
+        if not isinstance(factory(), BaseDrafter):
             raise ConfigError("row", "must be a Drafter for --replay", name, "Subclass hf_specdec.Drafter.")
         return [Job(name, budget, lambda method_state: factory()) for budget in BUDGETS]
     if not is_method(name):

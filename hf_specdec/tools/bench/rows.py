@@ -32,7 +32,7 @@ from hf_specdec.engine.draft_pairing import draft_capability
 from hf_specdec.engine.head_pairing import check_head, own_head_of
 from hf_specdec.errors import ConfigError, SpecError, unknown_name
 from hf_specdec.kernels.quantization.report import precision_of
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.base import BaseDrafter
 from hf_specdec.methods.config import SpecConfig
 from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.method import Method
@@ -242,7 +242,7 @@ def _own_row(name: str, loaded: LoadedModel) -> Row:
         return factory(**given)
 
     made = make()
-    if isinstance(made, Drafter):
+    if isinstance(made, BaseDrafter):
         return Row.of_arguments(name, "drafter", {"spec_method": make}, is_seed_exact=made.is_deterministic)
     if isinstance(made, CandidateGenerator):
         return Row(

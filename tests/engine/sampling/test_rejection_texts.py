@@ -24,6 +24,7 @@ from tests.helpers.draft_tables import (
     verify_at_once,
     verify_by_drawing,
 )
+from tests.helpers.drafters import drafted_by, learned
 
 pytestmark = pytest.mark.each_value_in_file
 
@@ -80,12 +81,12 @@ def texts_of(
         drafter.begin([0])
         text = [0]
         while len(text) <= length:
-            tree = drafter.propose(budget).truncated(max_nodes=max_nodes)
+            tree = drafted_by(drafter, budget).truncated(max_nodes=max_nodes)
             told_of = {node: told(q) for node, q in (tree.drafted_from or {}).items()}
             tree = dataclasses.replace(tree, drafted_from=told_of)
             so_far = list(text)
             tokens = verify(tree, lambda path: target_distribution(so_far + path), generator)  # noqa: B023
-            drafter.observe(tree, None, tokens)
+            learned(drafter, tree, None, tokens)
             text += tokens
         return tuple(text[1 : length + 1])
 

@@ -12,6 +12,7 @@ from hf_specdec.methods.auto.drafter import RETRIED, AutoDrafter
 from hf_specdec.methods.auto.recycled_logits import key_of
 from hf_specdec.methods.base import DraftCost
 from tests.helpers.draft_tables import TableScorer, random_table
+from tests.helpers.drafters import drafted_by, learned
 
 VOCAB = 12
 TABLE = random_table(seed=1, vocab_size=VOCAB, scale=3.0)
@@ -45,14 +46,14 @@ def decode(drafter: AutoDrafter, *, steps: int, budget: int = 16, prompt: Sequen
     tokens, trees = list(prompt), []
     drafter.begin(tokens)
     for _ in range(steps):
-        tree = drafter.propose(budget)
+        tree = drafted_by(drafter, budget)
         trees.append(tree)
         node, accepted = 0, [following(tokens)]
         while (child := tree.child(node, accepted[-1])) is not None:
             node = child
             accepted.append(following([*tokens, *accepted]))
         logits = torch.stack([TABLE(text) for text in texts_of(tree, tokens)]) if drafter.needs_logits else None
-        drafter.observe(tree, logits, accepted)
+        learned(drafter, tree, logits, accepted)
         tokens += accepted
     return trees
 
@@ -71,7 +72,7 @@ def memory() -> SpecMemory:
 def grown(memory: SpecMemory | None, budget: int = 16, tokens: Sequence[int] = (), **how: Any) -> DraftTree:
     drafter = drafter_of(memory, **how)
     drafter.begin(list(tokens) or text_of(30))
-    return drafter.propose(budget)
+    return drafted_by(drafter, budget)
 
 
 def same(one: DraftTree, other: DraftTree) -> bool:
@@ -126,9 +127,8 @@ def test_a_target_that_takes_no_trees_gets_the_likeliest_chain(memory: SpecMemor
 def test_nodes_that_cannot_be_worth_their_time_are_left_out(memory: SpecMemory) -> None:
     drafter = drafter_of(memory)
     drafter.begin(text_of(31))
-    everything = drafter.propose(64).probabilities
-    drafter.draft_cost = DraftCost(of_node=0.2)
-    some = drafter.propose(64).probabilities
+    everything = drafted_by(drafter, 64).probabilities
+    some = drafted_by(drafter, 64, cost=DraftCost(of_node=0.2)).probabilities
     assert everything is not None
     assert some is not None
     assert list(some) == [probability for probability in everything if probability >= 0.2]
@@ -141,15 +141,13 @@ def test_it_rests_where_nothing_can_be_worth_its_time(memory: SpecMemory, worth:
     drafter = drafter_of(memory, scorer=scorer)
     drafter.begin(text_of(30))
     assert drafter.needs_logits
-    drafter.draft_cost = DraftCost(of_node=worth, of_forward=worth)
+    tree = drafted_by(drafter, 16, cost=DraftCost(of_node=worth, of_forward=worth))
     assert drafter.is_paused
     assert not drafter.needs_logits
-    tree = drafter.propose(16)
     assert len(tree) == 1
     assert scorer.requests == []
-    drafter.observe(tree, None, [3])
-    drafter.draft_cost = DraftCost()
-    assert drafter.propose(16).tokens[0] == 3
+    learned(drafter, tree, None, [3])
+    assert drafted_by(drafter, 16).tokens[0] == 3
 
 
 def test_drafts_depend_on_text_and_memory_alone(memory: SpecMemory, tmp_path: Any) -> None:
@@ -165,12 +163,12 @@ def test_every_token_teaches_whether_or_not_something_was_drafted(memory: SpecMe
     drafter.begin(text_of(30))
     seen = sum(memory.greedy.mixer.seen)
     expected, _ = memory.greedy.calibration.counts()
-    tree = drafter.propose(16)
-    drafter.observe(DraftTree.chain(tree.tokens[0]), None, [tree.tokens[1]])  # all nodes were cut
+    tree = drafted_by(drafter, 16)
+    learned(drafter, DraftTree.chain(tree.tokens[0]), None, [tree.tokens[1]])  # all nodes were cut
     assert sum(memory.greedy.mixer.seen) == seen + 1
     assert memory.greedy.calibration.counts()[0] == expected
-    tree = drafter.propose(16)
-    drafter.observe(tree, None, [tree.tokens[1], 5])
+    tree = drafted_by(drafter, 16)
+    learned(drafter, tree, None, [tree.tokens[1], 5])
     assert sum(memory.greedy.mixer.seen) == seen + 3
     assert sum(memory.greedy.calibration.counts()[0]) > sum(expected)
 
@@ -194,7 +192,7 @@ def test_logits_of_rejected_nodes_are_kept_under_their_own_tokens() -> None:
     logits = torch.full((4, VOCAB), -20.0)
     for node, best in enumerate((7, 8, 10, 9)):
         logits[node, best] = 0.0
-    drafter.observe(tree, logits, [7])
+    learned(drafter, tree, logits, [7])
     keys = {(1, 2, 3): 7, (2, 3, 4): 8, (2, 3, 5): 9, (3, 4, 6): 10, (6,): 10, (3, 5): 9}
     for key, best in keys.items():
         entry = memory.recycled.get(key_of(key))
@@ -227,19 +225,19 @@ def test_a_draft_model_that_takes_chains_is_asked_for_chains(memory: SpecMemory)
     scorer = TableScorer(lambda text: TABLE(text) / 4.0, vocab_size=VOCAB, takes_trees=False)
     drafter = drafter_of(memory, scorer=scorer)
     drafter.begin(text_of(31))
-    assert not drafter.propose(16).is_chain
+    assert not drafted_by(drafter, 16).is_chain
     assert scorer.requests
     assert all(request.is_chain for request in scorer.requests)
 
 
-def asked_in(drafter: AutoDrafter, scorer: TableScorer, tokens: Sequence[int]) -> list[bool]:
+def asked_in(drafter: AutoDrafter, scorer: TableScorer, tokens: Sequence[int], **fields: Any) -> list[bool]:
     """Whether the draft model was asked in each step of a text, one token a step."""
     asked = []
     drafter.begin(tokens[:2])
     for token in tokens[2:]:
-        tree = drafter.propose(16)
+        tree = drafted_by(drafter, 16, **fields)
         asked.append(bool(scorer.requests))
-        drafter.observe(tree, None, [token])
+        learned(drafter, tree, None, [token])
     return asked
 
 
@@ -257,9 +255,9 @@ def test_a_draft_model_is_asked_no_deeper_than_one_forward_beyond_what_was_tried
     tokens, depths = text_of(20), []
     drafter.begin(tokens[:2])
     for token in tokens[2:]:
-        tree = drafter.propose(16)
+        tree = drafted_by(drafter, 16)
         depths.append(len(scorer.requests))
-        drafter.observe(tree, None, [token])
+        learned(drafter, tree, None, [token])
     assert depths[:3] == [1, 2, 3]
     assert max(depths) > 3
 
@@ -270,8 +268,8 @@ def test_a_text_is_read_where_the_steps_to_come_gain_what_that_takes(num_steps: 
     scorer = TableScorer(TABLE, vocab_size=VOCAB, relative_cost=0.5)
     scorer.num_unread = 1_000
     drafter = drafter_of(SpecMemory(), scorer=scorer)
-    drafter.draft_cost = DraftCost(of_reading=0.01, num_steps=num_steps)
-    assert asked_in(drafter, scorer, text_of(12))[0] is is_asked
+    cost = DraftCost(of_reading=0.01, num_steps=num_steps)
+    assert asked_in(drafter, scorer, text_of(12), cost=cost)[0] is is_asked
 
 
 @pytest.mark.parametrize(("num_skippable", "num_steps", "left"), [(999, 100.0, 400), (999, 1.0, 16), (0, 100.0, 1_000)])
@@ -282,8 +280,8 @@ def test_a_head_reads_as_much_of_a_text_as_takes_a_small_share_of_the_time(
     scorer = TableScorer(TABLE, vocab_size=VOCAB, relative_cost=0.5)
     scorer.num_unread, scorer.num_skippable = 1_000, num_skippable
     drafter = drafter_of(SpecMemory(), scorer=scorer)
-    drafter.draft_cost = DraftCost(of_reading=0.01, num_steps=num_steps)
-    assert asked_in(drafter, scorer, text_of(12))[0]
+    cost = DraftCost(of_reading=0.01, num_steps=num_steps)
+    assert asked_in(drafter, scorer, text_of(12), cost=cost)[0]
     assert scorer.num_unread == left
 
 
@@ -293,8 +291,7 @@ def test_a_draft_that_cannot_pay_is_no_gain_of_the_draft_model() -> None:
     for jump in (0.0, 20.0):
         scorer = TableScorer(TABLE, vocab_size=VOCAB, relative_cost=0.3)
         drafter = drafter_of(memory := SpecMemory(), scorer=scorer, config={"draft_len": 1})
-        drafter.draft_cost = DraftCost(of_node=0.02, of_draft=jump)
-        asked_in(drafter, scorer, text_of(60))
+        asked_in(drafter, scorer, text_of(60), cost=DraftCost(of_node=0.02, of_draft=jump))
         found[jump] = memory.greedy.gains[0]
     assert found[0.0] > 0.2
     assert found[20.0] < 0.2, "so that it is not asked any more"

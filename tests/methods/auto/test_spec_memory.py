@@ -16,6 +16,7 @@ import hf_specdec
 from hf_specdec import AutoSpecConfig, ConfigError, DraftTree, SpecMemory
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.recycled_logits import NOTHING
+from tests.helpers.drafters import drafted_by, learned
 
 VOCAB = 40
 
@@ -31,7 +32,7 @@ def decode(memory: SpecMemory, tokens: list[int], *, is_sampled: bool = False, p
     trees, place = [], prompt
     generator = torch.Generator().manual_seed(len(tokens))
     while place < len(tokens):
-        tree = drafter.propose(12)
+        tree = drafted_by(drafter, 12)
         trees.append(tree)
         logits = torch.randn(len(tree), VOCAB, generator=generator)
         node, accepted = 0, [tokens[place]]
@@ -39,7 +40,7 @@ def decode(memory: SpecMemory, tokens: list[int], *, is_sampled: bool = False, p
             node = following
             accepted.append(tokens[place + len(accepted)])
         logits[:, tokens[place]] += 4.0
-        drafter.observe(tree, logits, accepted)
+        learned(drafter, tree, logits, accepted)
         place += len(accepted)
     drafter.end()
     return trees

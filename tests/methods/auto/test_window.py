@@ -15,6 +15,7 @@ from hf_specdec.methods.auto.window import RETRY, TRIAL, AutoWindow
 from hf_specdec.methods.base import DraftCost
 from hf_specdec.methods.node_logits import NodeLogits
 from tests.helpers.draft_tables import Table, random_table
+from tests.helpers.drafters import drafted_by, learned
 from tests.methods.auto.test_auto import texts_of
 
 VOCAB = 40
@@ -26,30 +27,27 @@ def following(table: Table, tokens: Sequence[int]) -> int:
     return int(table(tuple(tokens)).argmax())
 
 
-def decode(drafter: AutoDrafter, tokens: list[int], *, steps: int, table: Table = TABLE) -> list[DraftTree]:
+def decode(
+    drafter: AutoDrafter, tokens: list[int], *, steps: int, table: Table = TABLE, worth: DraftCost = CHEAP
+) -> list[DraftTree]:
     """Verify drafts with a table, adding to `tokens`; returns the trees."""
     trees = []
     for _ in range(steps):
-        tree = drafter.propose(16)
+        tree = drafted_by(drafter, 16, cost=worth)
         trees.append(tree)
         node, accepted = 0, [following(table, tokens)]
         while (child := tree.child(node, accepted[-1])) is not None:
             node = child
             accepted.append(following(table, [*tokens, *accepted]))
-        drafter.observe(tree, torch.stack([table(text) for text in texts_of(tree, tokens)]), accepted)
+        learned(drafter, tree, torch.stack([table(text) for text in texts_of(tree, tokens)]), accepted)
         tokens += accepted
     return trees
 
 
 def drafter_of(
-    memory: SpecMemory | None = None,
-    prompt: Sequence[int] = (1, 2, 3),
-    *,
-    worth: DraftCost = CHEAP,
-    **config: int | bool,
+    memory: SpecMemory | None = None, prompt: Sequence[int] = (1, 2, 3), **config: int | bool
 ) -> AutoDrafter:
     drafter = AutoDrafter(AutoSpecConfig.parse(config), memory or SpecMemory())
-    drafter.draft_cost = worth
     drafter.begin(prompt)
     return drafter
 
@@ -68,8 +66,8 @@ def test_a_window_is_there_where_it_adds_as_much_as_its_columns_cost() -> None:
 def test_unlikely_nodes_are_no_reason_for_a_window() -> None:
     """They and the window would make the forward a wide one, and a second token costs much more than the third."""
     text = [1, 2, 3, 1, 4, 1, 5, 1]
-    drafters = [drafter_of(prompt=text, worth=DraftCost(of_node=1e-3, of_draft=jump)) for jump in (0.0, 0.9)]
-    trees = [drafter.propose(16) for drafter in drafters]
+    costs = [DraftCost(of_node=1e-3, of_draft=jump) for jump in (0.0, 0.9)]
+    trees = [drafted_by(drafter_of(prompt=text), 16, cost=cost) for cost in costs]
     assert [len(tree) > 1 for tree in trees] == [True, True]
     assert [tree.extra is not None for tree in trees] == [True, False]
 
@@ -143,7 +141,7 @@ def test_where_it_finds_nothing_that_comes_true_it_goes() -> None:
     """Every text goes on by its length, so what follows a column says nothing of what follows the text."""
     random: Table = lambda text: torch.eye(VOCAB)[(len(text) ** 2 * 7 + text[0]) % VOCAB] * 20.0  # noqa: E731
     memory = SpecMemory()
-    trees = decode(drafter_of(memory, worth=DraftCost(of_node=0.003)), [1, 2, 3], steps=200, table=random)
+    trees = decode(drafter_of(memory), [1, 2, 3], steps=200, table=random, worth=DraftCost(of_node=0.003))
     there = [tree.extra is not None for tree in trees]
     assert there[0]
     assert not any(there[-50:])
@@ -154,14 +152,13 @@ def test_where_it_finds_nothing_that_comes_true_it_goes() -> None:
 def test_configurations_without_a_window(config: dict[str, int]) -> None:
     drafter = drafter_of(**config)
     assert drafter.max_extra_tokens == 0
-    assert drafter.propose(8).extra is None
+    assert drafted_by(drafter, 8, cost=CHEAP).extra is None
 
 
 def test_a_target_that_takes_no_trees_gets_no_window() -> None:
     drafter = AutoDrafter(AutoSpecConfig(), takes_trees=False)
-    drafter.draft_cost = CHEAP
     drafter.begin([1, 2, 3])
-    assert drafter.propose(8).extra is None
+    assert drafted_by(drafter, 8, cost=CHEAP).extra is None
 
 
 @pytest.mark.parametrize(("field", "value"), [("window_size", 1), ("window_size", False), ("ngram_size", 1)])

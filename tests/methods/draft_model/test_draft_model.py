@@ -13,6 +13,7 @@ from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from tests.helpers.draft_tables import Table, TableScorer, random_table
+from tests.helpers.drafters import drafted_by, learned
 
 SIZE = 6
 ALWAYS = {"confidence_threshold": 0.0}
@@ -82,7 +83,7 @@ def paths_of(tree: DraftTree) -> set[tuple[int, ...]]:
 def test_a_chain_is_the_draft_s_greedy_text(draft_len: int) -> None:
     table = random_table(1, SIZE)
     drafter = drafter_of(table, [3, 1], draft_len=draft_len, **ALWAYS)
-    tree = drafter.propose(100)
+    tree = drafted_by(drafter, 100)
     assert tree == DraftTree.chain(1, argmax_text(table, [3, 1], draft_len))
     assert tree.drafted_from is None
     assert len(requests_of(drafter)) == draft_len
@@ -93,7 +94,7 @@ def test_a_chain_is_the_draft_s_greedy_text(draft_len: int) -> None:
 def test_the_loop_s_budget_is_kept_without_a_wasted_forward(budget: int) -> None:
     for fields in ({}, ALWAYS):
         drafter = drafter_of(random_table(1, SIZE), draft_len=4, **fields)
-        assert drafter.propose(budget).num_draft_tokens == budget
+        assert drafted_by(drafter, budget).num_draft_tokens == budget
         assert len(requests_of(drafter)) == budget
 
 
@@ -101,19 +102,19 @@ def test_a_fixed_threshold_ends_the_draft_behind_an_unsure_token() -> None:
     table = sure_of({0: 0.9, 1: 0.8, 2: 0.3, 3: 0.9, 4: 0.9, 5: 0.9})
     for threshold, tokens in ((0.4, [1, 2, 3]), (0.85, [1, 2]), (0.2, [1, 2, 3, 4, 5]), (1.0, [1])):
         drafter = drafter_of(table, draft_len=5, confidence_threshold=threshold)
-        assert drafter.propose(100).first_branch() == tokens
+        assert drafted_by(drafter, 100).first_branch() == tokens
         assert len(requests_of(drafter)) == len(tokens)
 
 
 def test_the_draft_follows_the_text() -> None:
     table = random_table(2, SIZE)
     drafter = drafter_of(table, [4, 5], draft_len=3, **ALWAYS)
-    drafter.observe(DraftTree.chain(5), None, [2])
+    learned(drafter, DraftTree.chain(5), None, [2])
     text = [4, 5, 2]
     for accepted in ([0], [3, 1], [1, 1, 4, 0]):
-        tree = drafter.propose(100)
+        tree = drafted_by(drafter, 100)
         assert tree.first_branch() == argmax_text(table, text, 3)
-        drafter.observe(tree, None, accepted)
+        learned(drafter, tree, None, accepted)
         text += accepted
     assert isinstance(drafter.scorer, TableScorer)
     assert drafter.scorer.text == text
@@ -122,7 +123,7 @@ def test_the_draft_follows_the_text() -> None:
 def test_greedy_drafts_touch_no_random_number() -> None:
     state = torch.get_rng_state()
     for fields in ({}, {"num_branches": 3}, {"use_logits": True}):
-        drafter_of(random_table(3, SIZE), **fields).propose(100)
+        drafted_by(drafter_of(random_table(3, SIZE), **fields), 100)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -135,14 +136,14 @@ def test_a_tree_holds_the_most_probable_paths(seed: int, depth: int, branches: i
     """Compared with looking at every path."""
     table = random_table(seed, SIZE)
     drafter = drafter_of(table, draft_len=depth, num_branches=branches, max_nodes=nodes, **ALWAYS)
-    assert paths_of(drafter.propose(100)) == best_nodes(table, 0, depth, branches, nodes)
+    assert paths_of(drafted_by(drafter, 100)) == best_nodes(table, 0, depth, branches, nodes)
 
 
 @pytest.mark.parametrize("fields", [{}, ALWAYS, {"confidence_threshold": 0.3}])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_tree_takes_one_forward_a_depth_at_most(seed: int, fields: dict[str, Any]) -> None:
     drafter = drafter_of(random_table(seed, SIZE), draft_len=3, num_branches=3, max_nodes=9, **fields)
-    tree = drafter.propose(100)
+    tree = drafted_by(drafter, 100)
     assert 1 <= len(requests_of(drafter)) <= 3
     assert tree.num_draft_tokens <= 9
     assert max(tree.depths) <= 3
@@ -152,12 +153,12 @@ def test_a_tree_takes_one_forward_a_depth_at_most(seed: int, fields: dict[str, A
 def test_a_tree_respects_the_loop_s_budget() -> None:
     for budget in range(6):
         drafter = drafter_of(random_table(4, SIZE), draft_len=3, num_branches=3)
-        assert drafter.propose(budget).num_draft_tokens == budget
+        assert drafted_by(drafter, budget).num_draft_tokens == budget
 
 
 def test_the_first_branch_comes_first() -> None:
     """Where it is accepted, nothing has to move in the cache."""
-    tree = drafter_of(random_table(5, SIZE), draft_len=4, num_branches=3, max_nodes=12, **ALWAYS).propose(100)
+    tree = drafted_by(drafter_of(random_table(5, SIZE), draft_len=4, num_branches=3, max_nodes=12, **ALWAYS), 100)
     first = tree.first_branch()
     assert list(tree.tokens[1 : 1 + len(first)]) == first
 
@@ -176,7 +177,7 @@ def test_a_draft_that_cannot_score_siblings_still_offers_them(use_logits: bool) 
         **ALWAYS,
         **fields,
     )
-    tree = drafter.propose(100)
+    tree = drafted_by(drafter, 100)
     assert not tree.is_chain
     assert len(requests_of(drafter)) == 3
 
@@ -188,14 +189,14 @@ def settle(drafter: DraftModelDrafter, accepts: dict[int, bool], rounds: int) ->
     """Rounds on the text 0, 1, 2, ... in which token t is accepted or not."""
     trees = []
     for _ in range(rounds):
-        tree = drafter.propose(100)
+        tree = drafted_by(drafter, 100)
         accepted = []
         for token in tree.first_branch():
             if not accepts[token]:
                 break
             accepted.append(token)
         text_end = accepted[-1] if accepted else tree.tokens[0]
-        drafter.observe(tree, None, [*accepted, text_end])
+        learned(drafter, tree, None, [*accepted, text_end])
         trees.append(tree)
         drafter.begin([0])
     return trees
@@ -219,25 +220,20 @@ def test_drafts_go_on_where_tokens_of_that_confidence_were_accepted() -> None:
 
 
 def test_a_dear_draft_stops_sooner_than_a_cheap_one() -> None:
-    lengths = [
-        drafter_of(
-            sure_of(dict.fromkeys(range(6), 0.7)),
-            scorer={"relative_cost": cost},
-            draft_len=8,
-            token_cost=lambda *_: 0.0,
-        )
-        .propose(100)
-        .num_draft_tokens
+    table = sure_of(dict.fromkeys(range(6), 0.7))
+    trees = [
+        drafted_by(drafter_of(table, scorer={"relative_cost": cost}, draft_len=8, token_cost=lambda *_: 0.0), 100)
         for cost in (0.0, 0.05, 0.2, 0.3)
     ]
+    lengths = [tree.num_draft_tokens for tree in trees]
     assert lengths[0] == 8
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[-1] < lengths[1]
 
 
-def verified(drafter: DraftModelDrafter) -> DraftTree:
+def verified(drafter: DraftModelDrafter, **fields: Any) -> DraftTree:
     """What the engine leaves of the drafter's tree, in a batch of rows alike."""
-    [tree] = at_common_width([drafter.propose(100)], [drafter.min_probability])
+    [tree] = at_common_width([drafted_by(drafter, 100, **fields)], [drafter.min_probability])
     return tree
 
 
@@ -248,8 +244,7 @@ def test_tokens_are_verified_that_are_worth_what_they_add_to_a_forward(fields: d
     def num_verified(num_rows: int, **more: Any) -> int:
         cost = {"token_cost": lambda rows, nodes: 0.1 * rows}
         drafter = drafter_of(sure_of(dict.fromkeys(range(6), 0.7)), **cost, **fields, **more)
-        drafter.num_rows = num_rows
-        return verified(drafter).num_draft_tokens
+        return verified(drafter, num_rows=num_rows).num_draft_tokens
 
     numbers = [num_verified(num_rows) for num_rows in (1, 2, 4, 20)]
     assert numbers == sorted(set(numbers), reverse=True)
@@ -261,19 +256,20 @@ def test_tokens_are_verified_that_are_worth_what_they_add_to_a_forward(fields: d
 
 def test_a_tree_says_how_probable_its_nodes_are() -> None:
     """In the order of their probabilities, unless the configuration says how many there are."""
-    tree = drafter_of(random_table(1, SIZE), num_branches=3, draft_len=3).propose(100)
+    tree = drafted_by(drafter_of(random_table(1, SIZE), num_branches=3, draft_len=3), 100)
     assert tree.probabilities is not None
     assert list(tree.probabilities) == sorted(tree.probabilities, reverse=True)
     assert (
-        drafter_of(random_table(1, SIZE), num_branches=3, draft_len=3, max_nodes=8).propose(100).probabilities is None
+        drafted_by(drafter_of(random_table(1, SIZE), num_branches=3, draft_len=3, max_nodes=8), 100).probabilities
+        is None
     )
 
 
 def test_a_token_that_was_not_verified_is_counted_where_the_next_one_is_known() -> None:
     counts = AcceptanceCounts()
     drafter = drafter_of(sure_of(dict.fromkeys(range(6), 0.95)), draft_len=2, counts=counts, **ALWAYS)
-    tree = drafter.propose(100)
-    drafter.observe(tree.truncated(max_nodes=0), None, [1])
+    tree = drafted_by(drafter, 100)
+    learned(drafter, tree.truncated(max_nodes=0), None, [1])
     expected = AcceptanceCounts()
     expected.record([(0, 0.95, True)])
     assert counts.mean(0) == expected.mean(0)
@@ -288,8 +284,8 @@ def test_a_draft_that_is_never_right_is_asked_now_and_then_only() -> None:
 
 
 def drafter_round(drafter: DraftModelDrafter) -> int:
-    tree = drafter.propose(100)
-    drafter.observe(tree, None, [tree.tokens[0]])
+    tree = drafted_by(drafter, 100)
+    learned(drafter, tree, None, [tree.tokens[0]])
     return tree.num_draft_tokens
 
 
@@ -298,8 +294,8 @@ def test_what_was_learned_serves_the_next_call() -> None:
     counts = AcceptanceCounts()
     cost = {"relative_cost": 0.1}
     settle(drafter_of(UNSURE_AT_TWO, scorer=cost, draft_len=5, counts=counts), accepts, 40)
-    assert drafter_of(UNSURE_AT_TWO, scorer=cost, draft_len=5, counts=counts).propose(100).first_branch() == [1, 2]
-    assert drafter_of(UNSURE_AT_TWO, scorer=cost, draft_len=5).propose(100).num_draft_tokens == 5
+    assert drafted_by(drafter_of(UNSURE_AT_TWO, scorer=cost, draft_len=5, counts=counts), 100).first_branch() == [1, 2]
+    assert drafted_by(drafter_of(UNSURE_AT_TWO, scorer=cost, draft_len=5), 100).num_draft_tokens == 5
 
 
 @pytest.mark.parametrize("use_logits", [False, True])
@@ -317,8 +313,8 @@ def test_drawn_drafts_neither_read_nor_write_what_earlier_calls_learned(use_logi
 def test_a_part_of_the_tree_that_was_verified_is_counted() -> None:
     counts = AcceptanceCounts()
     drafter = drafter_of(sure_of(dict.fromkeys(range(6), 0.95)), draft_len=4, counts=counts, **ALWAYS)
-    tree = drafter.propose(100).truncated(max_nodes=2)
-    drafter.observe(tree, None, [1, 5])
+    tree = drafted_by(drafter, 100).truncated(max_nodes=2)
+    learned(drafter, tree, None, [1, 5])
     expected = AcceptanceCounts()
     expected.record([(0, 0.95, True), (0, 0.95, False)], num_forwards=4, num_tokens=2)
     assert counts.rate(0, 0.95) == expected.rate(0, 0.95)
@@ -328,9 +324,9 @@ def test_a_part_of_the_tree_that_was_verified_is_counted() -> None:
 def test_a_tree_of_someone_else_is_no_error() -> None:
     """transformers' loop, or a chain tier, verifies other trees than were proposed."""
     drafter = drafter_of(random_table(1, SIZE), num_branches=2, draft_len=2)
-    drafter.propose(100)
-    drafter.observe(DraftTree.chain(0, [5, 5, 5]), None, [5, 5, 1])
-    assert drafter.propose(4).tokens[0] == 1
+    drafted_by(drafter, 100)
+    learned(drafter, DraftTree.chain(0, [5, 5, 5]), None, [5, 5, 1])
+    assert drafted_by(drafter, 4).tokens[0] == 1
 
 
 # Drawn drafts

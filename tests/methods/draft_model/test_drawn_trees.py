@@ -9,6 +9,7 @@ import torch
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from tests.helpers.draft_tables import Table, random_table
+from tests.helpers.drafters import drafted_by
 from tests.methods.draft_model.test_draft_model import ALWAYS, SIZE, drafter_of, paths_of, requests_of
 
 
@@ -27,7 +28,7 @@ TREE = {"draft_len": 3, "num_branches": 3, "max_nodes": 8}
 
 def test_a_tree_says_what_its_children_were_drawn_from() -> None:
     table = random_table(7, SIZE)
-    tree = drawing(table=table, **TREE, **ALWAYS).propose(100)
+    tree = drafted_by(drawing(table=table, **TREE, **ALWAYS), 100)
     assert tree.drafted_from is not None
     assert set(tree.drafted_from) == {node for node in range(len(tree)) if tree.children(node)}
     for node, q in tree.drafted_from.items():
@@ -39,7 +40,7 @@ def test_a_tree_says_what_its_children_were_drawn_from() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_drawn_trees_keep_their_budgets_and_score_once_a_depth(seed: int) -> None:
     drafter = drawing(seed, **TREE, **ALWAYS)
-    tree = drafter.propose(100)
+    tree = drafted_by(drafter, 100)
     assert tree.num_draft_tokens == 8
     assert max(tree.depths) <= 3
     assert len(requests_of(drafter)) == 3
@@ -52,10 +53,10 @@ def test_drawn_trees_keep_their_budgets_and_score_once_a_depth(seed: int) -> Non
 def test_the_same_seed_draws_the_same_drafts_whatever_was_counted_before() -> None:
     """A text depends on its drafts here, so it must not depend on earlier calls."""
     counts = AcceptanceCounts()
-    first = drawing(3, **TREE, counts=counts).propose(100)
+    first = drafted_by(drawing(3, **TREE, counts=counts), 100)
     for _ in range(200):
         counts.record([(0, 0.5, False), (1, 0.2, True)], num_forwards=3, num_tokens=1)
-    assert drawing(3, **TREE, counts=counts).propose(100) == first
+    assert drafted_by(drawing(3, **TREE, counts=counts), 100) == first
     assert not drawing(3).is_deterministic
     assert drafter_of(random_table(7, SIZE), use_logits=True).is_deterministic, "greedy decoding draws nothing"
 
@@ -72,7 +73,7 @@ def test_a_warp_sees_the_text_up_to_the_node() -> None:
     drafter = drafter_of(table, [2, 0, 3], use_logits=True, draft_len=3, logits_processor=logits_processor, **ALWAYS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        drafted = drafter.propose(100).first_branch()
+        drafted = drafted_by(drafter, 100).first_branch()
     assert seen == [[2, 0, 3], [2, 0, 3, drafted[0]], [2, 0, 3, *drafted[:2]]]
 
 
@@ -100,7 +101,7 @@ def test_nodes_of_one_depth_are_processed_at_once(use_logits: bool) -> None:
             **fields,
             **ALWAYS,
         )
-        trees.append(drafter.propose(100))
+        trees.append(drafted_by(drafter, 100))
     assert trees[0] == trees[1]
     assert all(text[:3] == [2, 0, 3] for texts in seen for text in texts)
     num_forwards = len(requests_of(drafter))
@@ -113,12 +114,15 @@ def test_tokens_that_the_draft_s_processors_forbid_are_not_drafted() -> None:
 
     for use_logits in (False, True):
         with torch.random.fork_rng(devices=[]):
-            tree = drafter_of(
-                random_table(9, SIZE),
-                use_logits=use_logits,
-                num_branches=4,
-                draft_len=2,
-                logits_processor=logits_processor,
-                **ALWAYS,
-            ).propose(100)
+            tree = drafted_by(
+                drafter_of(
+                    random_table(9, SIZE),
+                    use_logits=use_logits,
+                    num_branches=4,
+                    draft_len=2,
+                    logits_processor=logits_processor,
+                    **ALWAYS,
+                ),
+                100,
+            )
         assert set(tree.tokens[1:]) == {0, 1}

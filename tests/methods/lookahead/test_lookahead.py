@@ -12,6 +12,7 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.lookahead.config import LookaheadConfig, max_draft_len
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
 from hf_specdec.methods.lookahead.pool import TailPool
+from tests.helpers.drafters import drafted_by, learned
 
 VOCAB_SIZE = 50
 SIZES = ("window_size", "ngram_size", "verification_set_size")
@@ -36,12 +37,12 @@ def successor(token: int) -> int:
 
 def step(drafter: LookaheadDrafter, budget: int = PLENTY) -> DraftTree:
     """One step of a target that goes by `successor`, all that is right accepted; returns what was drafted."""
-    tree = drafter.propose(budget)
+    tree = drafted_by(drafter, budget)
     accepted, node = [successor(tree.tokens[0])], tree.child(0, successor(tree.tokens[0]))
     while node is not None:
         accepted.append(successor(tree.tokens[node]))
         node = tree.child(node, accepted[-1])
-    drafter.observe(tree, logits_for([successor(token) for token in tree.column_tokens]), accepted)
+    learned(drafter, tree, logits_for([successor(token) for token in tree.column_tokens]), accepted)
     return tree
 
 
@@ -50,7 +51,7 @@ def begun(sizes: Sequence[int], prompt: Sequence[int] = (3, 4, 5, 6, 7, 8), **fi
     drafter = LookaheadDrafter(config(sizes, **fields))
     drafter.begin(prompt)
     first = successor(prompt[-1])
-    drafter.observe(DraftTree.chain(prompt[-1]), logits_for([first]), [first])
+    learned(drafter, DraftTree.chain(prompt[-1]), logits_for([first]), [first])
     return drafter
 
 
@@ -167,7 +168,7 @@ def test_the_pool_takes_every_ngram_of_a_text() -> None:
 def test_candidates_share_their_prefixes_most_recently_used_first() -> None:
     drafter = LookaheadDrafter(config((2, 4, 3)))
     drafter.begin([1, 2, 3, 4, 1, 2, 3, 5, 1, 9, 9, 9, 1])
-    tree = drafter.propose(PLENTY)
+    tree = drafted_by(drafter, PLENTY)
     assert tree.tokens == (1, 9, 9, 9, 2, 3, 5, 4)
     assert tree.parents == (-1, 0, 1, 2, 0, 4, 5, 5)
 
@@ -175,21 +176,21 @@ def test_candidates_share_their_prefixes_most_recently_used_first() -> None:
 def test_at_most_g_candidates_are_verified() -> None:
     drafter = LookaheadDrafter(config((2, 3, 2)))
     drafter.begin([1, 2, 3, 1, 2, 5, 1, 2, 7, 1])
-    assert paths(drafter.propose(PLENTY)) == {(2, 7), (2, 5)}
+    assert paths(drafted_by(drafter, PLENTY)) == {(2, 7), (2, 5)}
 
 
 def test_the_pool_s_bound_is_the_configuration_s() -> None:
     for max_keys, expected in ((6, {(2,)}), (5, set())):
         drafter = LookaheadDrafter(config((2, 2, 2), max_keys=max_keys))
         drafter.begin([1, 2, 3, 4, 5, 6, 1])
-        assert paths(drafter.propose(PLENTY)) == expected
+        assert paths(drafted_by(drafter, PLENTY)) == expected
 
 
 @pytest.mark.parametrize("budget", range(8))
 def test_the_budget_bounds_the_drafted_tokens(budget: int) -> None:
     drafter = LookaheadDrafter(config((2, 3, 4)))
     drafter.begin([1, 2, 3, 1, 4, 5, 1, 6, 7, 1])
-    tree = drafter.propose(budget)
+    tree = drafted_by(drafter, budget)
     assert tree.tokens == (1, 6, 7, 4, 5, 2, 3)[: budget + 1]
     assert (tree.extra is None) == (budget == 0)
 
@@ -198,8 +199,8 @@ def test_the_text_s_ngrams_are_pooled_across_steps() -> None:
     drafter = LookaheadDrafter(config((2, 4, 3)))
     drafter.begin([1, 2])
     for accepted in ([3], [4, 5], [6, 1]):
-        drafter.observe(drafter.propose(0), None, accepted)
-    assert paths(drafter.propose(PLENTY)) == {(2, 3, 4)}
+        learned(drafter, drafted_by(drafter, 0), None, accepted)
+    assert paths(drafted_by(drafter, PLENTY)) == {(2, 3, 4)}
     assert drafter.view.pool[1] == ((2, 3, 4),)
 
 
@@ -208,7 +209,7 @@ def test_without_filling_only_the_window_feeds_the_pool() -> None:
     for fill, expected in ((True, {(2, 3)}), (False, set())):
         drafter = LookaheadDrafter(config((2, 3, 3), fill_from_prompt=fill))
         drafter.begin(text)
-        assert paths(drafter.propose(PLENTY)) == expected
+        assert paths(drafted_by(drafter, PLENTY)) == expected
 
 
 def test_what_the_window_finds_is_drafted_and_accepted() -> None:

@@ -10,6 +10,7 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
 from hf_specdec.methods.lookahead.window import JacobiWindow, window_places
+from tests.helpers.drafters import drafted_by, learned
 from tests.methods.lookahead.test_lookahead import PLENTY, VOCAB_SIZE, begun, config, logits_for, step
 
 SHAPES = [(1, 1), (1, 3), (2, 1), (2, 2), (5, 1), (3, 4), (7, 4), (4, 6)]
@@ -54,7 +55,7 @@ def test_a_step_computes_at_most_max_draft_len_tokens_beside_the_root(sizes: tup
     drafter = begun(sizes, prompt=[random.Random(0).randrange(VOCAB_SIZE) for _ in range(300)])
     computed = [step(drafter).num_columns - 1 for _ in range(40)]
     assert max(computed) <= config(sizes).max_draft_len
-    assert drafter.propose(PLENTY).num_columns - len(drafter.propose(PLENTY)) == sizes[0] * (sizes[1] - 1) - 1
+    assert drafted_by(drafter, PLENTY).num_columns - len(drafted_by(drafter, PLENTY)) == sizes[0] * (sizes[1] - 1) - 1
 
 
 @pytest.mark.parametrize("sizes", [(5, 5, 5), (4, 3, 3), (6, 2, 2)])
@@ -92,14 +93,14 @@ def test_extra_tokens_are_the_window_without_its_root_level_by_level() -> None:
 def test_the_last_level_s_next_tokens_come_from_the_raw_logits() -> None:
     """Node rows and lower levels are not read; the first level's includes the root's row."""
     drafter = begun((3, 3, 2), prompt=[1, 2, 9, 1, 2, 9, 1], fill_from_prompt=False)
-    tree = drafter.propose(PLENTY)
+    tree = drafted_by(drafter, PLENTY)
     assert tree.num_columns == 3
-    drafter.observe(tree, logits_for([30, 31, 32]), [30])
+    learned(drafter, tree, logits_for([30, 31, 32]), [30])
     assert drafter.view.window[1][:2] == (31, 32), "on by one position: the root's column is gone"
     before = drafter.view.window
-    tree = drafter.propose(PLENTY)
+    tree = drafted_by(drafter, PLENTY)
     assert tree.num_columns == 6
-    drafter.observe(tree, logits_for([40, 0, 0, 41, 42, 43]), [40])
+    learned(drafter, tree, logits_for([40, 0, 0, 41, 42, 43]), [40])
     after = drafter.view.window
     assert after[1] == (41, 42, 43)
     assert after[0] == (40, *before[1][1:])
@@ -119,11 +120,11 @@ def test_a_full_window_yields_its_columns_as_ngrams() -> None:
 def test_ngrams_of_the_window_enter_the_pool_under_their_first_token() -> None:
     drafter = LookaheadDrafter(config((3, 2, 2), fill_from_prompt=False))
     drafter.begin([6, 7])
-    drafter.observe(drafter.propose(PLENTY), logits_for([20, 21, 22]), [20])
+    learned(drafter, drafted_by(drafter, PLENTY), logits_for([20, 21, 22]), [20])
     assert drafter.view.window == ((20, 21, 22),)
-    drafter.observe(drafter.propose(PLENTY), logits_for([30, 31, 32]), [22])
+    learned(drafter, drafted_by(drafter, PLENTY), logits_for([30, 31, 32]), [22])
     assert drafter.view.pool == {22: ((32,),)}
-    assert drafter.propose(PLENTY).tokens == (22, 32)
+    assert drafted_by(drafter, PLENTY).tokens == (22, 32)
 
 
 def test_a_window_that_was_not_computed_stays_but_for_its_root() -> None:
@@ -131,10 +132,10 @@ def test_a_window_that_was_not_computed_stays_but_for_its_root() -> None:
     for _ in range(5):
         step(drafter)
     before = drafter.view.window
-    tree = drafter.propose(PLENTY).with_extra(None)
-    drafter.observe(tree, logits_for([11] * len(tree)), [11, 12])
+    tree = drafted_by(drafter, PLENTY).with_extra(None)
+    learned(drafter, tree, logits_for([11] * len(tree)), [11, 12])
     assert drafter.view.window == ((12, *before[0][1:]), *before[1:])
-    drafter.observe(drafter.propose(PLENTY), None, [13])
+    learned(drafter, drafted_by(drafter, PLENTY), None, [13])
     assert drafter.view.window == ((13, *before[0][1:]), *before[1:])
 
 
@@ -143,10 +144,10 @@ def test_rows_are_counted_in_the_tree_that_was_computed(max_nodes: int | None) -
     """Whatever nodes the loop cut, the root's row is the first and the window's are the last."""
     drafter = LookaheadDrafter(config((3, 2, 4)))
     drafter.begin([1, 2, 1, 3, 1, 4, 1])
-    tree = drafter.propose(PLENTY).truncated(max_nodes=max_nodes)
+    tree = drafted_by(drafter, PLENTY).truncated(max_nodes=max_nodes)
     rows = logits_for([30, *[2] * (len(tree) - 1), 21, 22])
     padding = logits_for([9, 9])
-    drafter.observe(tree, torch.cat([rows, padding]), [1])
+    learned(drafter, tree, torch.cat([rows, padding]), [1])
     assert drafter.view.window == ((1, 21, 22),)
     assert (30,) in drafter.view.pool[1]
 
@@ -154,13 +155,13 @@ def test_rows_are_counted_in_the_tree_that_was_computed(max_nodes: int | None) -
 def test_a_window_of_the_root_alone_learns_from_the_root_s_row() -> None:
     drafter = LookaheadDrafter(config((1, 2, 1), fill_from_prompt=False))
     drafter.begin([4])
-    drafter.observe(DraftTree.chain(4), logits_for([9]), [4])
+    learned(drafter, DraftTree.chain(4), logits_for([9]), [4])
     assert drafter.view.pool[4] == ((9,),)
 
 
 def test_an_end_token_in_the_window_is_a_token_like_any_other() -> None:
     drafter = begun((4, 4, 3))
     for _ in range(8):
-        tree = drafter.propose(PLENTY)
-        drafter.observe(tree, torch.zeros(tree.num_columns, VOCAB_SIZE), [5])
+        tree = drafted_by(drafter, PLENTY)
+        learned(drafter, tree, torch.zeros(tree.num_columns, VOCAB_SIZE), [5])
     assert drafter.view.window[1:] == ((0,) * 4,) * 2

@@ -12,6 +12,7 @@ from hf_specdec.kernels import native
 from hf_specdec.methods.ngram.pool import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
+from tests.helpers.drafters import drafted_by, learned
 
 
 def drafter_of(text: list[int], pool: NgramPool | None = None, **fields: Any) -> PromptLookupDrafter:
@@ -22,7 +23,7 @@ def drafter_of(text: list[int], pool: NgramPool | None = None, **fields: Any) ->
 
 def drafted(text: list[int], budget: int = 100, pool: NgramPool | None = None, **fields: Any) -> list[int]:
     """The first branch that is drafted behind `text`."""
-    return drafter_of(text, pool, **fields).propose(budget).first_branch()
+    return drafted_by(drafter_of(text, pool, **fields), budget).first_branch()
 
 
 def random_text(seed: int, length: int, num_tokens: int = 5) -> list[int]:
@@ -85,7 +86,7 @@ def test_a_match_is_followed_as_far_as_its_tokens_pay(token_cost: float, expecte
         end = list(range(100, 100 + matching))
         drafter = PromptLookupDrafter(PromptLookupConfig(), token_cost=lambda num_rows, num_nodes: token_cost)
         drafter.begin([50, *end, *range(20), 51, *end])
-        lengths.append(drafter.propose(10).num_draft_tokens)
+        lengths.append(drafted_by(drafter, 10).num_draft_tokens)
     assert lengths == expected
 
 
@@ -95,7 +96,7 @@ def test_a_match_is_followed_as_far_as_its_last_token_pays() -> None:
         config = PromptLookupConfig(max_draft_len=most)
         drafter = PromptLookupDrafter(config, token_cost=lambda num_rows, num_nodes: 0.9 if num_nodes > 6 else 0.0)
         drafter.begin([50, 100, 101, *range(20), 51, 100, 101])
-        assert drafter.propose(most).num_draft_tokens == 6
+        assert drafted_by(drafter, most).num_draft_tokens == 6
 
 
 def test_a_match_is_followed_less_far_the_more_rows_share_a_forward() -> None:
@@ -104,8 +105,7 @@ def test_a_match_is_followed_less_far_the_more_rows_share_a_forward() -> None:
     drafter.begin([50, 100, 101, *range(20), 51, 100, 101])
     lengths = []
     for num_rows in (8, 2, 1):
-        drafter.num_rows = num_rows
-        lengths.append(drafter.propose(10).num_draft_tokens)
+        lengths.append(drafted_by(drafter, 10, num_rows=num_rows).num_draft_tokens)
     assert lengths == [1, 5, 8]
 
 
@@ -114,10 +114,10 @@ def test_a_match_is_followed_less_far_where_few_drafts_were_accepted() -> None:
     drafter = drafter_of(random_text(0, 60))
 
     def step(is_accepted: bool) -> int:
-        tree = drafter.propose(10)
+        tree = drafted_by(drafter, 10)
         tokens = tree.first_branch()
         following = [*tokens, tokens[-1]] if is_accepted else [(tokens[0] + 1) % 5 if tokens else 0]
-        drafter.observe(tree, None, following)
+        learned(drafter, tree, None, following)
         return len(tokens)
 
     refused = [step(is_accepted=False) for _ in range(40)]
@@ -137,9 +137,8 @@ def test_nothing_is_drafted_where_all_of_it_gains_less_than_drafting_at_all_cost
         end = list(range(100, 100 + matching))
         drafter = PromptLookupDrafter(PromptLookupConfig(), jump=lambda num_rows: jump if num_rows == 1 else 0.0)
         drafter.begin([50, *end, *range(20), 51, *end])
-        lengths.append(drafter.propose(10).num_draft_tokens)
-        drafter.num_rows = 2
-        assert drafter.propose(10).num_draft_tokens > 0
+        lengths.append(drafted_by(drafter, 10).num_draft_tokens)
+        assert drafted_by(drafter, 10, num_rows=2).num_draft_tokens > 0
     assert lengths == expected
 
 
@@ -152,9 +151,9 @@ def test_a_text_that_refuses_drafts_is_left_alone_sooner_where_drafting_at_all_c
         drafter.begin(text[:100])
         drafted = 0
         for token in text[100:]:
-            tree = drafter.propose(10)
+            tree = drafted_by(drafter, 10)
             drafted += tree.num_draft_tokens
-            drafter.observe(tree, None, [token])
+            learned(drafter, tree, None, [token])
         return drafted
 
     assert num_drafted(0.25) < num_drafted(0.0) / 2
@@ -163,20 +162,20 @@ def test_a_text_that_refuses_drafts_is_left_alone_sooner_where_drafting_at_all_c
 def test_what_a_text_accepted_does_not_count_in_the_next() -> None:
     text = random_text(0, 60)
     drafter = drafter_of(text)
-    first = drafter.propose(10)
+    first = drafted_by(drafter, 10)
     for _ in range(20):
-        tree = drafter.propose(10)
-        drafter.observe(tree, None, [(tree.tokens[1] + 1) % 5 if len(tree) > 1 else 0])
+        tree = drafted_by(drafter, 10)
+        learned(drafter, tree, None, [(tree.tokens[1] + 1) % 5 if len(tree) > 1 else 0])
     drafter.begin(text)
-    assert drafter.propose(10) == first
+    assert drafted_by(drafter, 10) == first
 
 
 @pytest.mark.parametrize("num_branches", [1, 4])
 def test_a_prompt_of_one_token_drafts_the_root_alone(num_branches: int) -> None:
     drafter = drafter_of([7], num_branches=num_branches)
-    assert drafter.propose(10) == DraftTree.chain(7)
-    drafter.observe(DraftTree.chain(7), None, [7, 7])
-    assert drafter.propose(10).first_branch()[0] == 7
+    assert drafted_by(drafter, 10) == DraftTree.chain(7)
+    learned(drafter, DraftTree.chain(7), None, [7, 7])
+    assert drafted_by(drafter, 10).first_branch()[0] == 7
 
 
 @pytest.mark.parametrize("num_branches", [1, 2, 8])
@@ -187,20 +186,20 @@ def test_trees_stay_within_budget_and_length(seed: int, num_branches: int) -> No
     fields = {"max_draft_len": rng.randrange(1, 8), "max_nodes": rng.randrange(1, 40)}
     drafter = drafter_of(random_text(seed, 200), num_branches=num_branches, **fields)
     for budget in (0, 1, 2, 5, 100):
-        tree = drafter.propose(budget)
+        tree = drafted_by(drafter, budget)
         assert tree.num_draft_tokens <= min(budget, fields["max_nodes"])
         assert max(tree.depths) <= fields["max_draft_len"]
         for node in range(len(tree)):
             tokens = [tree.tokens[child] for child in tree.children(node)]
             assert len(tokens) == len(set(tokens))
         assert num_branches > 1 or tree.is_chain
-    assert drafter.propose(0) == DraftTree.chain(tree.tokens[0])
+    assert drafted_by(drafter, 0) == DraftTree.chain(tree.tokens[0])
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_first_branch_comes_first(seed: int) -> None:
     """Its nodes are 1, 2, 3, ...: where it is accepted nothing has to move in the cache."""
-    tree = drafter_of(random_text(seed, 200), num_branches=4).propose(32)
+    tree = drafted_by(drafter_of(random_text(seed, 200), num_branches=4), 32)
     branch = tree.first_branch()
     assert list(tree.tokens[1 : 1 + len(branch)]) == branch
     assert list(tree.parents[1 : 1 + len(branch)]) == list(range(len(branch)))
@@ -208,7 +207,7 @@ def test_the_first_branch_comes_first(seed: int) -> None:
 
 def test_a_tree_holds_both_continuations_and_the_likelier_one_first() -> None:
     text = [3, 4, 5, 8, 3, 4, 6, 9, 3, 4, 6, 7, 3, 4]
-    tree = drafter_of(text, num_branches=2, max_draft_len=2).propose(8)
+    tree = drafted_by(drafter_of(text, num_branches=2, max_draft_len=2), 8)
     assert [tree.tokens[child] for child in tree.children(0)] == [6, 5]
 
 
@@ -218,14 +217,14 @@ def test_what_arrives_in_pieces_drafts_like_what_was_there_from_the_start(seed: 
     text = random_text(seed, 60)
     grown = drafter_of(text[:1], num_branches=num_branches)
     for done in range(1, len(text), 3):
-        grown.observe(grown.propose(8), None, text[done : done + 3])
-        assert grown.propose(32) == drafter_of(text[: done + 3], num_branches=num_branches).propose(32)
+        learned(grown, drafted_by(grown, 8), None, text[done : done + 3])
+        assert drafted_by(grown, 32) == drafted_by(drafter_of(text[: done + 3], num_branches=num_branches), 32)
 
 
 def test_an_earlier_text_is_drafted_from_once_it_has_ended() -> None:
     pool = NgramPool(max_tokens=1000)
     first = drafter_of([1, 2], pool)
-    first.observe(DraftTree.chain(2), None, [3, 4, 5])
+    learned(first, DraftTree.chain(2), None, [3, 4, 5])
     assert drafted([9, 1, 2], pool=pool) == []
     first.end()
     assert drafted([9, 1, 2], pool=pool)[:3] == [3, 4, 5]
@@ -242,7 +241,7 @@ def test_no_draft_runs_across_the_end_of_an_earlier_text(num_branches: int) -> N
     pool = NgramPool(max_tokens=1000)
     pool.add([1, 2, 3])
     pool.add([7, 8, 9])
-    tree = drafter_of([5, 1, 2], pool, num_branches=num_branches).propose(32)
+    tree = drafted_by(drafter_of([5, 1, 2], pool, num_branches=num_branches), 32)
     assert tree.first_branch()[0] == 3
     assert 7 not in tree.tokens
 
@@ -296,8 +295,8 @@ def test_a_step_reads_no_more_of_a_long_text_than_its_bound(
         monkeypatch.setattr(native, "core", None)
         tokens = drafter.index.tokens = CountingArray("i", drafter.index.tokens)
         links = drafter.index._older = CountingArray("i", drafter.index._older)
-        tree = drafter.propose(32)
-        drafter.observe(tree, None, [0])
+        tree = drafted_by(drafter, 32)
+        learned(drafter, tree, None, [0])
         most_lookups, most_places, most_match = 33 * 2, 16, 16
         assert links.reads <= most_lookups * (most_places + 1)
         assert 0 < tokens.reads <= most_lookups * most_places * (2 * most_match + 3)
