@@ -1,10 +1,9 @@
-"""Files and functions stay small, the package's face is written down in order, and only compat looks into transformers.
+"""Files and functions stay small, and the public names are sorted and documented.
 
 What ruff and import-linter can check, `make lint` checks: see pyproject.toml.
 """
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +15,6 @@ PACKAGE = ROOT / "hf_specdec"
 MAX_FILE_LINES = 350
 MAX_FUNCTION_LINES = 60
 FILES = sorted(file for folder in ("hf_specdec", "tests", "docs", "demos") for file in (ROOT / folder).rglob("*.py"))
-# transformers' documented names and its documented package of generation; everything else may move.
-LOOKS_INSIDE = re.compile(r"^\s*(?:from|import) (transformers\.(?!generation import )\S+)", re.MULTILINE)
 
 
 def functions_of(file: Path) -> Iterator[tuple[str, int]]:
@@ -42,12 +39,6 @@ def test_functions_stay_small() -> None:
     lines = {(str(file.relative_to(ROOT)), name): count for file in FILES for name, count in functions_of(file)}
     assert len(lines) > 1000
     assert not {where: count for where, count in lines.items() if count > MAX_FUNCTION_LINES}
-
-
-def test_only_compat_imports_what_may_move_in_transformers() -> None:
-    found = {str(file.relative_to(PACKAGE)): LOOKS_INSIDE.findall(file.read_text()) for file in PACKAGE.rglob("*.py")}
-    assert any(names for file, names in found.items() if file.startswith("compat"))
-    assert not {file: names for file, names in found.items() if names and not file.startswith("compat")}
 
 
 def test_the_public_names_are_sorted_and_documented() -> None:
