@@ -14,7 +14,7 @@ from hf_specdec.kernels.quantization.e4m3 import quantize_rows
 from hf_specdec.kernels.quantization.fp8_linear import Fp8Linear, multiplies_fp8, scaled_linear, widened_linear
 from hf_specdec.kernels.quantization.report import FIXED_TEXT, loaded_weights, logit_error, precision_of
 from tests.helpers.support import plain
-from tests.promise.test_precisions import METHODS, NEAR_TIE, QUANTISED
+from tests.promise.models.test_precisions import METHODS, NEAR_TIE, QUANTISED
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,7 +15,7 @@ from hf_specdec.compat import CACHE
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
-from tests.promise.test_refused import MODES
+from tests.promise.errors.test_refused import MODES
 
 UNAVAILABLE = {"constraints", "dola_layers", "force_words_ids", "token_healing", "use_mtp", "assistant_early_exit"}
 HONOURED_BY_PLAIN = sorted(MODES.keys() - UNAVAILABLE - {"penalty_alpha", "cache_implementation"})

@@ -14,7 +14,7 @@ import hf_specdec
 from hf_specdec.compat.masks import mask_function_of
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
-from tests.promise.test_model_changes import CALL, steered, tier
+from tests.promise.models.test_model_changes import CALL, steered, tier
 
 pytestmark = pytest.mark.probes_anew
 

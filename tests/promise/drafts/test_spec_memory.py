@@ -13,7 +13,7 @@ from hf_specdec import ConfigError, SpecMemory
 from hf_specdec.engine.model_state import state_of
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
-from tests.promise.test_threads import PROMPTS, expected_texts, frequent_switches, job, run_threads
+from tests.promise.outputs.test_threads import PROMPTS, expected_texts, frequent_switches, job, run_threads
 
 AUTO: dict[str, Any] = {"spec_method": "auto", "spec_config": {"num_nodes": 9}}
 __all__ = ["frequent_switches"]

@@ -15,7 +15,7 @@ from hf_specdec.forward.target.adapters import adapter_of
 from tests.helpers.cover import wide_but
 from tests.helpers.support import DRAFTS, PROMPT, plain, speculative
 from tests.helpers.zoo import FAMILIES, build
-from tests.promise.test_threads import CALLS, PROMPTS, expected_texts, job, run_threads
+from tests.promise.outputs.test_threads import CALLS, PROMPTS, expected_texts, job, run_threads
 
 ADAPTED = ("bloom", "falcon", "mpt", "t5", "bart", "m2m_100")
 
