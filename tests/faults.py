@@ -59,7 +59,8 @@ NEAREST: dict[str, tuple[str, ...]] = {
     REJECTIONS: ("engine/sampling/test_rejection.py", "engine/sampling/test_rejection_texts.py"),
     DRAWS: ("engine/sampling/test_draws.py",),
     STEP: (
-        "promise/outputs/test_observer_and_stats.py promise/outputs/test_interrupts.py promise/batches/test_stopping.py",
+        "promise/outputs/test_observer_and_stats.py promise/outputs/test_interrupts.py",
+        "promise/batches/test_stopping.py",
     ),
     BATCH: ("promise/batches/test_processors.py promise/outputs/test_outputs.py",),
     LOOP: ("promise/outputs/test_streamer.py",),
