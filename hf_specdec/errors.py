@@ -132,7 +132,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What another library's error says first; its type where it says nothing."""
+    """First line of another library's error; its type where it has no text."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

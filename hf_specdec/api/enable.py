@@ -104,7 +104,7 @@ def disable(model: Model) -> Model:
 
 
 def capability(model: Any) -> Capability:
-    """How `model` can be driven: its tier and why. Found by a few small forwards, then kept on the model.
+    """Tier of `model` and the reason for it; found by a few small forwards, then kept on the model.
 
     Args:
         model (`PreTrainedModel`): a transformers model that generates, enabled or not.

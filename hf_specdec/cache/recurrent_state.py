@@ -28,7 +28,7 @@ class StateCache:
 
     @property
     def supports_row_removal(self) -> bool:
-        """Whether transformers' own layers can be taken apart."""
+        """Returns whether transformers' own layers can be taken apart."""
         return compat.can_reorder(self.model_cache)
 
     def adopt_prefill(self, cache: Any) -> Any:

@@ -14,7 +14,7 @@ from hf_specdec.errors import UnsupportedModelError
 
 
 class RollbackCache(Protocol):
-    """What the engine asks of a cache.
+    """Cache interface of the engine.
 
     Attributes:
         model_cache: what the model's forward gets.
@@ -34,7 +34,7 @@ class RollbackCache(Protocol):
 
     @property
     def supports_row_removal(self) -> bool:
-        """Whether `select` works."""
+        """Returns whether `select` works."""
 
     def adopt_prefill(self, cache: Any) -> "RollbackCache":
         """Take over the prompt's columns, `cache` being what the model's output names; returns what to go on with."""

@@ -28,7 +28,7 @@ class Moves:
 
     @classmethod
     def of(cls, starts: Sequence[int], paths: Sequence[Sequence[int]]) -> "Moves | None":
-        """What brings the columns in `paths` together at each row's start; `None` where they are already."""
+        """Index that moves the columns in `paths` to each row's start; `None` where they are already."""
         rows: list[int] = []
         source: list[int] = []
         target: list[int] = []
@@ -44,7 +44,7 @@ class Moves:
     def between(
         cls, starts: Sequence[int], rows: Sequence[int], source: Sequence[int], target: Sequence[int]
     ) -> "Moves | None":
-        """Of single columns, counted from their rows' starts; `None` where each stays where it is."""
+        """Index of single columns, counted from their rows' starts; `None` where each stays where it is."""
         if list(source) == list(target):
             return None
         moved_from = [starts[row] + column for row, column in zip(rows, source, strict=True)]
@@ -80,7 +80,7 @@ class SpecCache(Cache):
 
     @staticmethod
     def takes(cache: Cache) -> bool:
-        """Whether `adopt` can take over a cache. A subclass may hold more than its layers show."""
+        """Returns whether `adopt` can take over a cache. A subclass may hold more than its layers show."""
         known = (DummyLayer, DynamicLayer, DynamicSlidingWindowLayer)
         is_plain = type(cache) is DynamicCache and not cache.offloading
         return is_plain and all(type(layer) in known for layer in cache.layers)

@@ -13,7 +13,7 @@ MIN_CAPACITY = 64
 
 
 class WriteIndex:
-    """Where rows of different lengths write their new columns; worked out once a forward for all layers."""
+    """Write positions of rows of different lengths; computed once a forward for all layers."""
 
     def __init__(self) -> None:
         self._key: tuple[tuple[int, ...], int, torch.device] | None = None
@@ -30,7 +30,7 @@ class WriteIndex:
 
 @dataclass(frozen=True, slots=True)
 class RowReserve:
-    """How many rows to allocate at once when rows are admitted.
+    """Number of rows to allocate at once when rows are admitted.
 
     Attributes:
         rows (`int`): most rows there will be.

@@ -52,7 +52,7 @@ class FixedShapes:
 
 
 class StaticWriteIndex:
-    """Where the next forward writes, in tensors that stay where they are.
+    """Write positions of the next forward, in tensors with fixed addresses.
 
     Attributes:
         rows, columns (`Tensor`): `(batch, 1)` and `(batch, width)`.
@@ -89,7 +89,7 @@ class StaticSpecLayer(SpecLayer):
         return self.keys, self.values
 
     def _fits(self, key_states: torch.Tensor, value_states: torch.Tensor) -> bool:
-        """Whether `lazy_initialization` would make buffers of the same heads and dtypes on the same device."""
+        """Returns whether `lazy_initialization` would make buffers of the same heads and dtypes on the same device."""
         dtypes = (key_states.dtype, (value_states if VALUES_KEEP_DTYPE else key_states).dtype)
         buffers = zip((self.keys, self.values), (key_states, value_states), dtypes, strict=True)
         return all(
@@ -167,7 +167,7 @@ class StaticSpecCache(SpecCache):
 
     @property
     def is_compileable(self) -> bool:
-        """Whether transformers makes a forward's mask beforehand, as over its static caches: the prompt's, no other."""
+        """True if transformers makes a forward's mask beforehand, as over its static caches: the prompt's, no other."""
         return not self.lengths
 
     @classmethod
@@ -195,7 +195,7 @@ class StaticSpecCache(SpecCache):
         return cls(layers, reserve=capacity)
 
     def has_layers_of(self, cache: StaticCache) -> bool:
-        """Whether it has the layers that `of` would make: the model was not given others since this one was made."""
+        """True if it has the layers that `of` would make: the model was not given others since this one was made."""
         kinds = [layer.is_sliding if isinstance(layer, StaticSpecLayer) else None for layer in self.layers]
         return kinds == [None if type(layer) is DummyLayer else bool(layer.is_sliding) for layer in cache.layers]
 
@@ -219,7 +219,7 @@ class StaticSpecCache(SpecCache):
 
     @property
     def is_inference(self) -> bool:
-        """Whether the buffers were made in inference mode, outside of which nobody may write to them."""
+        """Returns whether the buffers were made in inference mode, outside of which nobody may write to them."""
         return any(layer.keys.is_inference() for layer in self._written)
 
     def place(self, width: int, *, written: int = 0) -> None:

@@ -73,7 +73,7 @@ def check_path(field: str, path: object, what: str) -> None:
 
 
 def _too_long(path: PathLike) -> str | None:
-    """What the system says of a path that has more characters than it takes; `None` of any other."""
+    """System error of a path that is too long; `None` for any other path."""
     try:
         os.lstat(path)
     except OSError as error:
@@ -82,19 +82,19 @@ def _too_long(path: PathLike) -> str | None:
 
 
 def is_missing_folder(path: PathLike) -> bool:
-    """Whether a path is not there and cannot be a name on the hub."""
+    """Returns whether a path is not there and cannot be a name on the hub."""
     folder, text = Path(path), os.fspath(path)
     return not folder.exists() and (folder.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1)
 
 
 def said_of_hub(path: PathLike, reason: str) -> str:
-    """What an error says of a checkpoint that was looked for on the hub, as there is no folder of its name."""
+    """Error text for a checkpoint that was looked up on the hub, as there is no folder of its name."""
     rule = "`path` must be an existing folder or a name on the hub"
     return f"{rule}, but there is no folder {os.fspath(path)!r} here, and nothing was loaded from the hub: {reason}"
 
 
 def is_utf8(path: Path) -> bool:
-    """Whether `read_text` reads a file as it is: UTF-8 text without zero bytes."""
+    """Returns whether `read_text` reads a file as it is: UTF-8 text without zero bytes."""
     try:
         return "\0" not in path.read_text("utf-8")
     except UnicodeDecodeError:
@@ -117,7 +117,7 @@ def json_value(text: str) -> Any:
 
 
 def lone_surrogate(text: str) -> int | None:
-    """Where a text holds half of a surrogate pair, which is no character and has no tokens; `None` if nowhere."""
+    """Index of half a surrogate pair in a text, which is no character and has no tokens; `None` if there is none."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""What an observer sees of one verify step.
+"""Records that an observer gets of each verify step.
 
 def show(step):
     for token, node in zip(step.tree.tokens[1:], step.nodes):
@@ -17,7 +17,7 @@ Source = Literal["text", "earlier_texts", "recycled_logits", "window", "draft_mo
 
 @dataclass(frozen=True, slots=True)
 class SourceVote:
-    """What one source said of a drafted token, where a method blends several.
+    """Prediction of one source for a drafted token, where a method blends several.
 
     Attributes:
         source (`str`): which.
@@ -32,7 +32,7 @@ class SourceVote:
 
 @dataclass(frozen=True, slots=True)
 class DraftedNode:
-    """Where one drafted node came from.
+    """Origin of one drafted node.
 
     Attributes:
         source (`str`): `"text"`, `"earlier_texts"`, `"recycled_logits"`, `"window"`, `"draft_model"`, or the head's

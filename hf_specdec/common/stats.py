@@ -1,4 +1,4 @@
-"""What a call did: counters and seconds of speculation, by vLLM's names and rules.
+"""Statistics of a call: counters and seconds of speculation, by vLLM's names and rules.
 
 out = model.generate(..., return_dict_in_generate=True, spec_method="prompt_lookup")
 out.spec_stats.mean_acceptance_length
@@ -117,7 +117,7 @@ class SpecStats:
 
 
 class SpecOutput(Protocol):
-    """What `generate(..., return_dict_in_generate=True)` returns: transformers' output with `spec_stats`, for types.
+    """Output of `generate(..., return_dict_in_generate=True)`: transformers' output with `spec_stats`, for types.
 
     The other fields are those of transformers' `GenerateDecoderOnlyOutput` or `GenerateEncoderDecoderOutput`.
 

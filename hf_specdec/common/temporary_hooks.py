@@ -19,7 +19,7 @@ KEPT_IN = (
 
 
 class _Block:
-    """Whether the block has ended."""
+    """Returns whether the block has ended."""
 
     is_over = False
 

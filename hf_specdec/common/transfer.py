@@ -21,12 +21,12 @@ ALIGNMENT = 16  # bytes; every tensor of the block begins at a multiple
 
 
 def is_host(device: torch.device) -> bool:
-    """Whether the host reads what is on `device` without a transfer that waits for all work before it."""
+    """Returns whether the host reads what is on `device` without a transfer that waits for all work before it."""
     return device.type == HOST.type
 
 
 def is_staged(device: torch.device) -> bool:
-    """Whether a copy to `device` that the host does not wait for has read the host's memory when it returns.
+    """Returns whether a copy to `device` that the host does not wait for has read the host's memory when it returns.
 
     CUDA copies pageable memory aside first; of other devices nothing of the kind is promised.
     """
@@ -49,7 +49,7 @@ class PendingRead:
 
 
 def _arrival_of(device: torch.device) -> torch.cuda.Event | None:
-    """What happens once all that was launched on `device` before is done; `None` where copies wait for that."""
+    """Event of the work launched on `device` so far; `None` where copies wait for that work."""
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 

@@ -1,4 +1,4 @@
-"""What attention functions of our own need of transformers and torch that is private or may move, each with its reason.
+"""Private or moving names of transformers and torch that attention functions need, each with its reason.
 
 Names                              Why
 `sdpa_attention_forward`           what is computed in another way here, unless somebody registers another function
@@ -47,7 +47,7 @@ def register_attention(name: str, function: Callable[..., Any]) -> None:
 
 
 def takes_tensor_masks(implementation: str | None) -> bool:
-    """Whether an attention implementation is given its mask as a 4-D tensor, which may hide anything.
+    """Returns whether an attention implementation is given its mask as a 4-D tensor, which may hide anything.
 
     FlashAttention's has two dimensions and flex's is compiled; where no mask is made, there is none to be changed.
     """
@@ -56,7 +56,7 @@ def takes_tensor_masks(implementation: str | None) -> bool:
 
 
 def can_set_attention(model: PreTrainedModel) -> bool:
-    """Whether all of the model's attention asks transformers' interface for its function, and masks all of its keys.
+    """True if all of the model's attention asks transformers' interface for its function, and masks all of its keys.
 
     The first flag is true where any of it asks: a part with code of its own may be left. A model that torch's attention
     is not offered for, and that keeps more than keys and values, extends masks of its own kind only.

@@ -1,4 +1,4 @@
-"""What stands in a model's `__dict__` in the place of one of its methods, without keeping the model alive."""
+"""Replacement of a model's method in its `__dict__`, without keeping the model alive."""
 
 import weakref
 from typing import Any
@@ -29,7 +29,7 @@ class BoundToModel:
         return model
 
     def is_bound_to(self, model: PreTrainedModel) -> bool:
-        """Whether it is that model's; the one that a shallow copy was made of may be gone."""
+        """Returns whether it is that model's; the one that a shallow copy was made of may be gone."""
         return self._reference() is model
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What can be known and done about transformers' caches from outside.
+"""Facts about transformers' caches, and operations on them.
 
 Knows nothing of models.
 """
@@ -83,7 +83,7 @@ def decoding_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
 
 
 def given_states(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """What the caller gives a decoder without an encoder to attend to beside its text, `(batch, length, hidden_size)`.
+    """States that a decoder without an encoder attends to besides its text, `(batch, length, hidden_size)`.
 
     By its argument's name; one, or none.
     """
@@ -101,7 +101,7 @@ def attends_to_images(config: Any) -> tuple[int, ...]:
 
 
 def sees_images(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
-    """Whether a forward has keys and values of images in `attends_to_images`, cached or to be computed."""
+    """Returns whether a forward has keys and values of images in `attends_to_images`, cached or to be computed."""
     layers = attends_to_images(model.config)
     if not layers or any(kwargs.get(name) is not None for name in ("pixel_values", "cross_attention_states")):
         return bool(layers)
@@ -123,12 +123,12 @@ def cached_length(cache: Any) -> int | None:
 
 
 def is_users_own(cache: Any) -> bool:
-    """Whether a cache was given to `generate`, so that somebody will look at it."""
+    """Returns whether a cache was given to `generate`, so that somebody will look at it."""
     return bool(getattr(cache, "_is_user_defined", False))
 
 
 def can_crop(cache: Any) -> bool:
-    """Whether `crop` undoes a forward on every layer: transformers' own layers, none with a recurrent state."""
+    """Returns whether `crop` undoes a forward on every layer: transformers' own layers, none with a recurrent state."""
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
     own = all(type(layer).__module__ == cache_utils.__name__ for layer in layers)
     return bool(layers) and own and isinstance(cache, Cache) and bool(cache.is_croppable)
@@ -143,12 +143,12 @@ def crop_to(cache: Cache, length: int) -> bool:
 
 
 def can_reorder(cache: Any) -> bool:
-    """Whether `reorder_cache` takes any rows of a cache: transformers' own, filled on every layer."""
+    """Returns whether `reorder_cache` takes any rows of a cache: transformers' own, filled on every layer."""
     return type(cache) is DynamicCache and all(type(layer).__module__ == cache_utils.__name__ for layer in cache.layers)
 
 
 def assists_static_caches() -> bool:
-    """Whether transformers' assisted decoding takes static caches, as from 5.24 on."""
+    """Returns whether transformers' assisted decoding takes static caches, as from 5.24 on."""
     return bool(StaticLayer.is_croppable)
 
 
@@ -165,7 +165,7 @@ def record_as(layers: Iterable[tuple[Any, bool]]) -> None:
 
 
 def holds_states(value: Any) -> bool:
-    """Whether the attributes of an object are part of a cache's content: caches, some of no common base, and layers."""
+    """True if the attributes of an object are part of a cache's content: caches, some of no common base, and layers."""
     known = (Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin)  # the last of no common base with the second
     return isinstance(value, known) or type(value).__name__.endswith("Cache")
 

@@ -1,4 +1,4 @@
-"""How transformers compiles decoding, and what torch's compiler offers.
+"""Settings by which transformers compiles decoding, and functions of torch's compiler.
 
 Names                              Why
 `_valid_auto_compile_criteria`     when plain generate compiles a forward, by itself or when asked
@@ -76,7 +76,7 @@ def _with_own_code(function: Any) -> FunctionType:
 
 
 class Unguarded:
-    """What torch compiled of a function, called without its guards.
+    """Compiled code of a function, called without its guards.
 
     Args:
         function: the function as it was written.
@@ -90,7 +90,7 @@ class Unguarded:
         self._run.__kwdefaults__ = function.__kwdefaults__
 
     def __call__(self, **inputs: Any) -> Any:
-        """What the function returns."""
+        """Calls the function."""
         prior = torch._C._dynamo.eval_frame.set_eval_frame(None)
         try:
             return self._run(**inputs)
@@ -99,7 +99,7 @@ class Unguarded:
 
 
 def without_guards(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Unguarded | None:
-    """What a compiled function runs for these keyword arguments, without its guards; `None` where it is not known.
+    """Compiled code for these keyword arguments, without its guards; `None` where it is not known.
 
     Guards compare every parameter and attribute that the function has read: 1.4 ms for 32 layers on one CPU thread.
 
@@ -123,12 +123,12 @@ def without_guards(function: Callable[..., Any], inputs: Mapping[str, Any]) -> U
 
 
 def forbids_compiling() -> bool:
-    """Whether the caller wants an error where something new would be compiled, as plain `generate` gives one."""
+    """True if the caller wants an error where something new would be compiled, as plain `generate` gives one."""
     return _stance() == "fail_on_recompile"
 
 
 def _stance() -> str:
-    """What `torch.compiler.set_stance` was given last; empty where torch keeps it elsewhere."""
+    """Current stance of `torch.compiler.set_stance`; empty where torch keeps it elsewhere."""
     return str(getattr(getattr(torch._dynamo.eval_frame, "_stance", None), "stance", ""))
 
 
@@ -138,5 +138,5 @@ def num_compiled() -> int:
 
 
 def mark_step_begin() -> None:
-    """What earlier compiled forwards returned is not needed any more: CUDA graphs may write over it."""
+    """Marks outputs of earlier compiled forwards as free: CUDA graphs may overwrite them."""
     torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]

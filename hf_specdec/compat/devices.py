@@ -1,4 +1,4 @@
-"""Where a model's weights and inputs are.
+"""Devices of a model's weights and inputs.
 
 Names                              Why
 `_hf_hook`, `hf_device_map`        accelerate's hooks bring weights and inputs together
@@ -25,13 +25,13 @@ LOADING_TO_ACCELERATOR = 30.0
 
 
 def is_dispatched(model: PreTrainedModel) -> bool:
-    """Whether accelerate's hooks move what goes through the model: it is spread over devices, or offloaded."""
+    """Returns whether accelerate's hooks move what goes through the model: it is spread over devices, or offloaded."""
     places = set((getattr(model, "hf_device_map", None) or {}).values())
     return len(places) > 1 or any("_hf_hook" in vars(module) for module in modules_of(model))
 
 
 def load_factor(model: PreTrainedModel) -> float:
-    """How many times as long a forward takes as its computation, roughly: accelerate brings offloaded weights in."""
+    """Rough ratio of a forward's time to its computation's: accelerate loads offloaded weights."""
     places = set((getattr(model, "hf_device_map", None) or {}).values())
     if places.isdisjoint(("cpu", "disk")) and "_hf_hook" not in vars(model):  # which offloading without a map sets
         return 1.0
@@ -43,25 +43,25 @@ def load_factor(model: PreTrainedModel) -> float:
 
 
 def input_device(model: PreTrainedModel) -> torch.device:
-    """Where inputs go; the embeddings' execution device under accelerate's offloading."""
+    """Device of a model's inputs; the embeddings' execution device under accelerate's offloading."""
     found = execution_device(model) or execution_device(input_embeddings(model))
     device: torch.device = model.device
     return found or device
 
 
 def execution_device(module: Any) -> torch.device | None:
-    """Where accelerate's hook on a module brings its weights for the forward; `None` where there is no hook."""
+    """Device to which accelerate's hook moves a module's weights for the forward; `None` without a hook."""
     device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
     return None if device is None else torch.device(device)
 
 
 def computes_bf16(device: torch.device) -> bool:
-    """Whether products of bf16 matrices are not slower than those of fp32; of CPUs, what oneDNN says."""
+    """Returns whether products of bf16 matrices are not slower than those of fp32; of CPUs, what oneDNN says."""
     return device.type != "cpu" or computes_halves(torch.bfloat16)
 
 
 def computes_halves(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies matrices of fp16, or of bf16, on this CPU; else torch converts each number."""
+    """Returns whether oneDNN multiplies matrices of fp16, or of bf16, on this CPU; else torch converts each number."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     onednn = torch.ops.mkldnn

@@ -1,4 +1,4 @@
-"""What of a model decides how its forward computes: compared before each call, so that what is known of it still holds.
+"""Properties of a model that decide how its forward computes, compared before each call with those of the last one.
 
 Names                              Why
 `_forward_hooks`, `_forward_pre_hooks` and the global ones of torch
@@ -104,7 +104,7 @@ def hooks_of(module: torch.nn.Module) -> tuple[Hashable, ...]:
 
 
 def is_library_code(module: torch.nn.Module) -> bool:
-    """Whether forwards run no hook, class or function that torch, transformers and this package do not have.
+    """Returns whether forwards run no hook, class or function that torch, transformers and this package do not have.
 
     Code from elsewhere may count its calls, say, and compute something else at some count.
     """
@@ -126,7 +126,7 @@ def _settings(config: Any) -> str:
 
 
 def _changes_of(attributes: Mapping[str, Any]) -> Iterator[Hashable]:
-    """What was done to one module: train mode, hooks, a forward of its own or a compiled one, adapters that act."""
+    """Changes of one module: train mode, hooks, a forward of its own or a compiled one, active adapters."""
     if attributes.get("training"):  # probabilities of dropout
         yield "training", _flags(attributes)
     for name in HOOKS:
@@ -165,7 +165,7 @@ def _flags_of_owner(function: Any) -> tuple[Hashable, ...]:
 
 
 def _flags(attributes: Mapping[str, Any]) -> tuple[Hashable, ...]:
-    """What may switch a computation on or off: words, and of numbers, which may count calls, whether they are 0."""
+    """Values that may switch a computation on or off: words, and of numbers, which may be counters, whether they are 0."""
     return tuple(
         (name, value if type(value) is str else value != 0)
         for name, value in attributes.items()

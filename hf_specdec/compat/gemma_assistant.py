@@ -19,7 +19,7 @@ MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 def is_gemma_assistant(config: object) -> bool:
-    """Whether a configuration is that of an assistant."""
+    """Returns whether a configuration is that of an assistant."""
     return getattr(config, "model_type", None) in MODEL_TYPES
 
 

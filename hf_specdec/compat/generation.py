@@ -35,7 +35,7 @@ from hf_specdec.compat.models import text_config
 
 @dataclass
 class Encoded(BaseModelOutput):
-    """What an encoder returns; some decoders ask it for a mask."""
+    """Encoder output; some decoders read its mask."""
 
     attention_mask: torch.Tensor | None = None
 
@@ -48,18 +48,18 @@ def fresh_cache(model: PreTrainedModel, batch_size: int = 1) -> dict[str, Any]:
 
 
 def has_own_loop(model: PreTrainedModel) -> bool:
-    """Whether the model's class decodes by a loop of its own, as Higgs Audio's: a step's logits may be of any form."""
+    """True if the model's class decodes by a loop of its own, as Higgs Audio's: a step's logits may be of any form."""
     return type(model)._sample is not GenerationMixin._sample
 
 
 def attends_only(model: PreTrainedModel) -> bool:
-    """Whether the model's cache consists of transformers' own attention layers."""
+    """Returns whether the model's cache consists of transformers' own attention layers."""
     known = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
     return all(type(layer) in known for layer in getattr(fresh_cache(model).get(CACHE), "layers", []))
 
 
 def has_own_cache(model: PreTrainedModel) -> bool:
-    """Whether the model's cache has layers that the model's own file defines."""
+    """Returns whether the model's cache has layers that the model's own file defines."""
     layers = getattr(fresh_cache(model).get(CACHE), "layers", [])
     return any(type(layer).__module__ != cache_utils.__name__ for layer in layers)
 
@@ -95,7 +95,7 @@ def pad_token_id(generation_config: GenerationConfig) -> int:
 
 
 def has_own_input_preparation(model: PreTrainedModel) -> bool:
-    """Whether the model's class prepares its inputs itself, so that each forward has to ask it."""
+    """Returns whether the model's class prepares its inputs itself, so that each forward has to ask it."""
     return (
         type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
         or "prepare_inputs_for_generation" in vars(model)

@@ -1,4 +1,4 @@
-"""Whether an error of a compiled forward is the compiler's, or that of a hook which has run.
+"""Returns whether an error of a compiled forward is the compiler's, or that of a hook which has run.
 
 Names                              Why
 `_forward_hooks` and the like      the hooks of a module, and of all modules (see `fingerprint`)
@@ -22,7 +22,7 @@ RESUMED = re.compile(r"^torch_dynamo_resume_in_|_at_\d+$")
 
 
 def raised_in_hook(error: BaseException, module: torch.nn.Module) -> bool:
-    """Whether a hook of the module, of its parts or of all modules has raised `error`, or has called what did.
+    """Returns whether a hook of the module, of its parts or of all modules has raised `error`, or has called what did.
 
     A hook that the compiler traces does not run, so that no frame of the error is one of the hook's.
     """
@@ -39,7 +39,7 @@ def raised_in_hook(error: BaseException, module: torch.nn.Module) -> bool:
 
 
 def _code_of(hook: Any) -> CodeType | None:
-    """What runs when a hook is called; `None` of one that is not written in Python."""
+    """Code object of a hook; `None` for one that is not written in Python."""
     while isinstance(hook, functools.partial | MethodType):
         hook = hook.func if isinstance(hook, functools.partial) else hook.__func__
     code = getattr(hook, "__code__", None) or getattr(type(hook).__call__, "__code__", None)

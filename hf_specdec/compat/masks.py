@@ -76,7 +76,7 @@ def masks_for_forward(
     position_ids: torch.Tensor,
     within: bool = False,
 ) -> Any:
-    """What the model's own code would make of `config`: a 4-D mask or a dict with one per kind of layer.
+    """Masks that the model's own code makes for `config`: a 4-D mask or a dict with one per kind of layer.
 
     `shape` is (batch, T). The model's `create_masks_for_generate` is used where it has its own, unless the mask is for
     layers `within` the model: BLOOM's leaves 4-D masks to the model's forward.
@@ -102,13 +102,13 @@ def tables_of_masks(model: PreTrainedModel) -> list[torch.Tensor]:
 
 
 def has_table_with_window(model: PreTrainedModel) -> bool:
-    """Whether layers take a window from such a table, which counts columns of the cache instead of positions."""
+    """True if layers take a window from such a table, which counts columns of the cache instead of positions."""
     tables = [table for table in tables_of_masks(model) if table.dtype == torch.bool]
     return any(table.is_meta or not table[..., -1, 0].any() for table in tables)  # on the meta device nothing is known
 
 
 def knows_windows(model: PreTrainedModel) -> bool:
-    """Whether the code of the model's classes makes masks with a window or blocks; a hub's may have its own ways.
+    """True if the code of the model's classes makes masks with a window or blocks; a hub's may have its own ways.
 
     Another class of the same file does not count: a part of the model that is not there may be the one with windows.
     """
@@ -119,7 +119,7 @@ def knows_windows(model: PreTrainedModel) -> bool:
 
 
 def _names_in_class(kind: type) -> set[str]:
-    """What the methods of a class read by name, and the functions of its file that they call."""
+    """Names that the methods of a class read, and those of the functions of its file that they call."""
     file: dict[str, Any] = getattr(sys.modules.get(kind.__module__), "__dict__", {})
     names = _names_in(vars(kind).values())
     return names | _names_in(file[name] for name in names & file.keys() if isinstance(file[name], FunctionType))

@@ -31,18 +31,18 @@ def generation_model(model: Any) -> Any:
 
 
 def adds_virtual_tokens(model: Any) -> bool:
-    """Whether PEFT's wrapper puts virtual tokens before each prompt of its own `generate`."""
+    """Returns whether PEFT's wrapper puts virtual tokens before each prompt of its own `generate`."""
     return bool(getattr(_active_peft_config(model), "is_prompt_learning", False))
 
 
 def has_virtual_tokens(model: PreTrainedModel) -> bool:
-    """Whether PEFT's wrapper puts virtual tokens before the prompt of the present call, by preparing the inputs."""
+    """True if PEFT's wrapper puts virtual tokens before the prompt of the present call, by preparing the inputs."""
     prepare = vars(model).get("prepare_inputs_for_generation")
     return adds_virtual_tokens(getattr(prepare, "__self__", None))
 
 
 def finds_invocations(model: Any) -> bool:
-    """Whether PEFT's wrapper looks in each prompt of its own `generate` for where its aLoRA adapter begins."""
+    """Returns whether PEFT's wrapper looks in each prompt of its own `generate` for where its aLoRA adapter begins."""
     return bool(getattr(_active_peft_config(model), "alora_invocation_tokens", None))
 
 
@@ -80,7 +80,7 @@ def bare_embeddings(embeddings: Any) -> Any:
 
 
 def is_recurrent(model: PreTrainedModel) -> bool:
-    """Whether the model has a recurrent state, so that transformers' assisted generation refuses it."""
+    """Returns whether the model has a recurrent state, so that transformers' assisted generation refuses it."""
     return bool(getattr(model, "_is_stateful", False))
 
 
@@ -101,19 +101,19 @@ def private_config(config: Any) -> Any:
 
 
 def takes_position_ids(model: PreTrainedModel) -> bool:
-    """Whether the model's forward, perhaps one on the instance, has an argument for the positions of its tokens."""
+    """True if the model's forward, perhaps one on the instance, has an argument for the positions of its tokens."""
     return "position_ids" in inspect.signature(model.forward).parameters
 
 
 def takes_cache(model: PreTrainedModel) -> bool:
-    """Whether a `DynamicCache` of its decoder's layers is all that the model keeps of a text, and counts its tokens."""
+    """True if a `DynamicCache` of its decoder's layers is all that the model keeps of a text, and counts its tokens."""
     takes_one = not model.config.is_encoder_decoder and CACHE in inspect.signature(type(model).forward).parameters
     takes_one = takes_one and model._supports_default_dynamic_cache()  # xLSTM's `cache` is one of its own
     return takes_one and cached_length(DynamicCache(config=model.config)) is not None
 
 
 def takes_encoder_outputs(model: PreTrainedModel) -> bool:
-    """Whether a decoder reads another model's encoder: `WhisperForCausalLM` does."""
+    """Returns whether a decoder reads another model's encoder: `WhisperForCausalLM` does."""
     return not model.config.is_encoder_decoder and "encoder_outputs" in inspect.signature(model.forward).parameters
 
 
@@ -130,12 +130,12 @@ def max_positions(config: Any) -> int | None:
 
 
 def ignores_positions(config: Any) -> bool:
-    """Whether a model makes ALiBi's bias from its columns although its forward takes positions, as Falcon's does."""
+    """True if a model makes ALiBi's bias from its columns although its forward takes positions, as Falcon's does."""
     return getattr(text_config(config), "alibi", False) is True
 
 
 def is_compiled(model: PreTrainedModel) -> bool:
-    """Whether a forward of the model, or of a part of it, may run without the hooks that are set on its submodules."""
+    """True if a forward of the model, or of a part of it, may run without the hooks that are set on its submodules."""
     return any(
         getattr(module, "_compiled_call_impl", None) is not None  # of torch, set by `module.compile()`
         or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")  # by `torch.compile(module.forward)`
@@ -144,7 +144,7 @@ def is_compiled(model: PreTrainedModel) -> bool:
 
 
 def uncompiled(function: Any) -> Any:
-    """What `torch.compile` was given to make `function`, or `function` itself."""
+    """Function from which `torch.compile` made `function`, or `function` itself."""
     return vars(function).get("_torchdynamo_orig_callable", function) if inspect.isfunction(function) else function
 
 
@@ -163,16 +163,16 @@ def num_decoder_layers(model: PreTrainedModel) -> int:
 
 
 def rounds_tokens_together(model: PreTrainedModel) -> bool:
-    """Whether bitsandbytes' int8 layers round a token by the outliers of the others in its forward."""
+    """Returns whether bitsandbytes' int8 layers round a token by the outliers of the others in its forward."""
     config: Any = getattr(model.config, "quantization_config", None)
     return getattr(config, "load_in_8bit", False) is True and config.llm_int8_threshold > 0
 
 
 def counts_padding_out(model: PreTrainedModel) -> bool:
-    """Whether the decoder has such a module of position embeddings: a token of padding in a text counts as none."""
+    """True if the decoder has such a module of position embeddings: a token of padding in a text counts as none."""
     return any(map(counts_unpadded, modules_of(innermost_decoder(model) or model)))
 
 
 def counts_unpadded(module: torch.nn.Module) -> bool:
-    """Whether a module of position embeddings counts the tokens that are not padding."""
+    """Returns whether a module of position embeddings counts the tokens that are not padding."""
     return hasattr(module, "create_position_ids_from_input_ids")

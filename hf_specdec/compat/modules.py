@@ -36,13 +36,13 @@ def as_read_by(layer: torch.nn.Module, states: torch.Tensor) -> torch.Tensor:
 
 
 def is_dispatch_traced() -> bool:
-    """Whether a mode of torch sees every operation of this thread: it counts them, or computes something else."""
+    """True if a mode of torch sees every operation of this thread: it counts them, or computes something else."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return bool(is_in_torch_dispatch_mode()) or any(not isinstance(mode, DeviceContext) for mode in modes)
 
 
 def has_own_functions() -> bool:
-    """Whether somebody has put others in the place of torch's functions by which layers and attention compute."""
+    """True if somebody has put others in the place of torch's functions by which layers and attention compute."""
     return any(getattr(torch.nn.functional, name) is not getattr(torch._C._nn, name) for name in FUNCTIONS)
 
 

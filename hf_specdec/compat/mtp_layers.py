@@ -69,7 +69,7 @@ class FamilyMtp(MtpModel):
 
     @property
     def is_staged(self) -> bool:
-        """Whether what follows a block, norm or head, is the layer's own and not read by the next one."""
+        """Returns whether what follows a block, norm or head, is the layer's own and not read by the next one."""
         return not self.family.chains_norm or self.family.has_heads
 
     @staticmethod

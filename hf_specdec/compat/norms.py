@@ -18,7 +18,7 @@ LLAMAS = LlamaRMSNorm.forward  # before anybody replaces it
 
 
 def is_rms_norm(module: torch.nn.Module) -> TypeGuard[LlamaRMSNorm]:
-    """Whether the module's class computes `weight * (x / sqrt(mean(x ** 2) + variance_epsilon))` as Llama's does.
+    """True if the module's class computes `weight * (x / sqrt(mean(x ** 2) + variance_epsilon))` as Llama's does.
 
     Told by the code of its `forward`: a class that rounds or scales in another way is no such norm, nor is one whose
     `forward` was replaced.

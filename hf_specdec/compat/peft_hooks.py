@@ -1,4 +1,4 @@
-"""What PEFT does to a model for one call of its wrapper's `generate`: hooks that hand the layers an argument.
+"""Hooks that PEFT sets for one call of its wrapper's `generate`, to hand the layers an argument.
 
 Names                              Why
 `_adapter_names_pre_forward_hook`  `adapter_names`: an adapter for each row of the call
@@ -21,7 +21,7 @@ ROW_ADAPTERS, ADAPTER_OFFSETS = "_adapter_names_pre_forward_hook", "_alora_offse
 
 
 def is_adapter_hook(hook: Any) -> bool:
-    """Whether a hook of PEFT's says which adapters act in one call, instead of those that are active in the model."""
+    """True if a hook of PEFT's says which adapters act in one call, instead of those that are active in the model."""
     return _name(hook) in (ROW_ADAPTERS, ADAPTER_OFFSETS)
 
 
@@ -34,12 +34,12 @@ def rows_of_tasks(hook: Any) -> int | None:
 
 
 def has_row_hooks(model: torch.nn.Module) -> bool:
-    """Whether PEFT has set hooks for the rows of the present call: forwards take all of these, in their order."""
+    """True if PEFT has set hooks for the rows of the present call: forwards take all of these, in their order."""
     return any(_name(hook) for hooks in _all_hooks(model) for hook in list(hooks.values()))
 
 
 def places_adapters(model: torch.nn.Module) -> bool:
-    """Whether adapters of the present call act on the last tokens of a forward, however many it computes."""
+    """Returns whether adapters of the present call act on the last tokens of a forward, however many it computes."""
     return any(
         _name(hook) == ADAPTER_OFFSETS and any(hook.keywords["alora_offsets"] or ())
         for hooks in _all_hooks(model)
@@ -64,6 +64,6 @@ def _all_hooks(model: torch.nn.Module) -> Iterator[MutableMapping[int, Any]]:
 
 
 def _name(hook: Any) -> str:
-    """Of a function of PEFT's, perhaps in a `functools.partial`; empty for any other."""
+    """Name of a function of PEFT's, perhaps in a `functools.partial`; empty for any other."""
     function = getattr(hook, "func", hook)
     return function.__name__ if str(getattr(function, "__module__", "")).startswith("peft.") else ""

@@ -1,4 +1,4 @@
-"""What placement needs of transformers that is private or may move, each with its reason.
+"""Private or moving names of transformers that placement needs, each with its reason.
 
 Names                              Why
 `_device_mesh`                     over which processes a tensor-parallel model's weights are shared out

@@ -11,7 +11,7 @@ Process = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def in_order(processors: LogitsProcessorList) -> Process:
-    """What `processors(input_ids, scores)` computes, for many calls.
+    """Applies the processors in order, as `processors(input_ids, scores)` does, for many calls.
 
     A `LogitsProcessorList` looks at the signature of each processor in every call, some 50 microseconds each. Here that
     is done once. A list that needs more than ids and scores, or is a class of its own, stays what it is.

@@ -1,4 +1,4 @@
-"""What depends on a text's length: rotary modules, position tables, scales of attention, and caches computed anew.
+"""Dependence on a text's length: rotary modules, position tables, scales of attention, caches computed anew.
 
 Names                        Why
 `rope_type`, `original_inv_freq`, `max_seq_len_cached`, `attention_scaling`
@@ -38,13 +38,13 @@ def rotary_switches(module: Any) -> dict[str | None, int]:
 
 
 def rotary_grows(module: Any, layer_type: str | None) -> bool:
-    """Whether the frequencies change with every token, not once."""
+    """Returns whether the frequencies change with every token, not once."""
     kinds = module.rope_type
     return GROWING in (kinds[layer_type] if isinstance(kinds, dict) else kinds)
 
 
 def rotary_state(module: Any) -> dict[str, Any]:
-    """What a rotary module remembers of the texts it has seen; its tensors are replaced, never written into."""
+    """State of a rotary module after the texts it has read; its tensors are replaced, never written into."""
     growing = [layer for layer in rotary_switches(module) if rotary_grows(module, layer)]
     if not growing:
         return {}
@@ -58,7 +58,7 @@ def rotary_state(module: Any) -> dict[str, Any]:
 
 
 def has_several_positions(module: Any) -> bool:
-    """Whether a rotary module takes a token's place in time, height and width."""
+    """Returns whether a rotary module takes a token's place in time, height and width."""
     return hasattr(module, "mrope_section")
 
 
@@ -123,7 +123,7 @@ def cache_drop_length(model: PreTrainedModel) -> int | None:
 
 
 def forgets_text(model: PreTrainedModel) -> bool:
-    """Whether a model with a `cache_drop_length` goes on with the last token alone, as Phi-4-multimodal does."""
+    """True if a model with a `cache_drop_length` goes on with the last token alone, as Phi-4-multimodal does."""
     length = cache_drop_length(model)
     asked = None if length is None else _asked_after(model, length)
     return length is not None and asked is not None and asked[1] <= length

@@ -28,7 +28,7 @@ def leave_own_settings(generation_config: GenerationConfig) -> None:
 
 
 def is_assistants_call(kwargs: Mapping[str, Any]) -> bool:
-    """Whether transformers' own assisted decoding asks a model for drafts by these arguments of `generate`."""
+    """Returns whether transformers' own assisted decoding asks a model for drafts by these arguments of `generate`."""
     return bool(getattr(kwargs.get("generation_config"), "is_assistant", False))
 
 

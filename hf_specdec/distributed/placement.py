@@ -123,7 +123,7 @@ def place(device_list: DeviceList | None, field: str = DEVICE_LIST) -> Placement
 
 
 def is_placed(model: PreTrainedModel, devices: Sequence[torch.device]) -> bool:
-    """Whether the model is on these devices: on the one, or spread over several of them and no other."""
+    """Returns whether the model is on these devices: on the one, or spread over several of them and no other."""
     here = _devices_of(model)
     return here == set(devices) if len(devices) == 1 else len(here) > 1 and here <= set(devices)
 
@@ -215,7 +215,7 @@ def _device(item: int | str, device_list: DeviceList, known: Sequence[torch.devi
 
 
 def _devices_of(model: PreTrainedModel) -> set[torch.device]:
-    """Where the weights are while they are used."""
+    """Devices of the weights during the forward."""
     found: set[torch.device] = set()
     for module in modules_of(model):
         for weight in own_weights(module):
@@ -227,7 +227,7 @@ def _devices_of(model: PreTrainedModel) -> set[torch.device]:
 def _spread(
     model: PreTrainedModel, devices: Sequence[torch.device], device_list: DeviceList, field: str
 ) -> dict[str, Any]:
-    """Which part goes to the device of which number, so that all hold about the same.
+    """Assigns parts to devices so that all hold about the same.
 
     Raises:
         ConfigError: they have no room for it.

@@ -1,4 +1,4 @@
-"""What the processes of one tensor-parallel model tell one another; a failure in one of them is raised in all."""
+"""Broadcasts between the processes of one tensor-parallel model; a failure in one of them is raised in all."""
 
 import pickle
 from typing import Any

@@ -28,7 +28,7 @@ Kind = Literal["decisions", "trees", "scores", "end"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:
-    """What the first process tells the others.
+    """Message of the first process to the others.
 
     Attributes:
         kind (`str`): what comes after the decisions: nothing yet, trees of the target or of a draft model, or the end.
@@ -48,7 +48,7 @@ class Scores(Protocol):
 
 
 class RankSync:
-    """Of a process that is alone: whatever is decided holds.
+    """Decisions of a single process.
 
     Attributes:
         is_alone (`bool`): whether there is no other process.
@@ -73,7 +73,7 @@ class RankSync:
     def decide(
         self, make: Callable[[], int], *, is_watched: bool = True, confirm: Callable[[int], None] | None = None
     ) -> int:
-        """What the first process's `make` returned; its error is an error everywhere.
+        """Result of `make` in the first process; its error is raised in all of them.
 
         Args:
             is_watched: whether anybody notices if `make` is not called in the other processes.
@@ -86,7 +86,7 @@ class RankSync:
         return make()
 
     def any(self, flag: bool) -> bool:
-        """Whether `flag` holds in any process; all of them ask."""
+        """Returns whether `flag` holds in any process; all of them ask."""
         return flag
 
     def attempt(self, function: Callable[..., Any], *args: Any) -> None:
@@ -118,7 +118,7 @@ class RankSync:
 
 
 class _Together(RankSync):
-    """What the first process and the others have in common."""
+    """Common part of the first process and the others."""
 
     is_alone = False
 
@@ -128,7 +128,7 @@ class _Together(RankSync):
 
     @property
     def intact(self) -> bool:  # type: ignore[override]  # here it changes
-        """Whether the others still listen: none has failed, all is not decided yet, and no forward was interrupted."""
+        """True if the others still listen: none has failed, all is not decided yet, and no forward was interrupted."""
         return self.channel.intact and not self.is_computing and not self.is_over
 
     @contextlib.contextmanager
@@ -206,7 +206,7 @@ class _Leader(_Together):
                 self.channel.exchange(None, error)
 
     def _send(self, kind: Kind, trees: Sequence[DraftTree | None] = ()) -> None:
-        """What children were drawn from stays here, where tokens are drawn."""
+        """Sends the tree without the distributions, which stay where tokens are drawn."""
         decided, self._decided = self._decided, []
         bare = [tree and dataclasses.replace(tree, drafted_from=None, probabilities=None) for tree in trees]
         self.channel.exchange(Message(kind, decided, bare))
@@ -280,7 +280,7 @@ class _Follower(_Together):
 
 
 def rank_sync_of(model: PreTrainedModel) -> RankSync:
-    """What keeps the processes of a tensor-parallel model together; of any other model, nothing.
+    """Synchronisation of a tensor-parallel model's processes; that of a single process for any other model.
 
     Raises:
         UnsupportedModelError: the model is shared out in a way that cannot be followed here.

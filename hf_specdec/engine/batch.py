@@ -16,7 +16,7 @@ from hf_specdec.methods.node_logits import LogitsRead, NodeLogits
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds a step.
+    """Limits of a step.
 
     Attributes:
         max_nodes (`int`): most drafted tokens of a sequence and step.
@@ -98,13 +98,13 @@ class Batch:
 
     @property
     def compiled(self) -> list[CompiledForward]:
-        """What runs the forwards of the target and of the draft model, where they are compiled."""
+        """Compiled forwards of the target and of the draft model."""
         found = [self.target.compiled, None if self.draft_runner is None else self.draft_runner.compiled]
         return [forward for place, forward in enumerate(found) if forward is not None and forward not in found[:place]]
 
     @property
     def compile_seconds(self) -> float:
-        """What compiling has taken so far, that of earlier calls counted."""
+        """Seconds of compiling so far, those of earlier calls included."""
         return sum(forward.seconds for forward in self.compiled)
 
     def max_depth(self) -> int:
@@ -115,7 +115,7 @@ class Batch:
         return most if positions is None else min(most, positions - 1 - self.target.position)
 
     def depths(self) -> list[int]:
-        """How deep a draft of each sequence is worth while; 0 for none."""
+        """Most depth of a draft that pays, for each sequence; 0 for none."""
         room = self.max_depth()
         return [self._depth(place, sequence, room) for place, sequence in enumerate(self.sequences)]
 
@@ -125,7 +125,7 @@ class Batch:
         return room if room > 0 and self.target.drafts_now(place) else 0
 
     def fits(self, extra: ExtraTokens) -> bool:
-        """Whether the model has positions and embeddings for all extra tokens."""
+        """Returns whether the model has positions and embeddings for all extra tokens."""
         positions, vocab_size = self.limits.max_positions, self.limits.vocab_size
         deepest, largest = max(extra.depths, default=0), max(extra.tokens, default=0)
         room = self.target.draft_room

@@ -84,7 +84,7 @@ class SpecLoop:
             batch.draft_runner.pause(paused, ahead=batch.limits.max_nodes + 1)
 
     def _padded_length(self) -> int:
-        """How long finished sequences are with padding: in lockstep they go ahead, so that nobody waits for them."""
+        """Padded length of finished sequences: in lockstep they go ahead, so that no row waits for them."""
         target, limits = self.batch.target, self.batch.limits
         longest = max(sequence.length for sequence in self.batch.sequences)
         if not target.lockstep:

@@ -1,4 +1,4 @@
-"""What this package keeps on a model: defaults of `enable`, what the probes found, memories of the methods.
+"""State that the package keeps on a model: defaults of `enable`, results of the probes, memories of the methods.
 
 It lives in the model's `__dict__`, so it is copied, pickled and dropped with the model.
 """
@@ -57,7 +57,7 @@ class ModelState:
         is_fixed: bool = False,
         is_static: bool = False,
     ) -> StepCosts:
-        """What forwards of the model as it is now cost on `device`.
+        """Costs of the model's forwards on `device`, as the model is now.
 
         Args:
             path: a file of costs to begin with.
@@ -77,7 +77,7 @@ class ModelState:
             return self.costs[key]
 
     def compiled_forward(self, model: Any, settings: dict[str, Any], kind: StepKind = MODEL_STEP) -> CompiledForward:
-        """What runs the model as it is now compiled with these settings; graphs are not copied with the model.
+        """Compiled forward of the model as it is now; graphs are not copied with the model.
 
         After a hook was set or removed it begins anew: a graph holds what hooks did when it was made.
 
@@ -94,7 +94,7 @@ class ModelState:
             return self.compiled[key]
 
     def facts_of(self, now: Fingerprint) -> ModelFacts:
-        """What is known of the model's structure, the model being as `now` says."""
+        """Facts of the model's structure, the model being as `now` says."""
         with self.lock:
             if self.facts is None or self.facts[0] != now.structure:
                 self.facts = now.structure, ModelFacts()

@@ -84,7 +84,7 @@ class SequenceState:
 
     @property
     def goes_on_alone(self) -> bool:
-        """Whether it gets its best token next and another after it, unless that one ends the text; nothing is drafted.
+        """True if it gets its best token next and another after it, unless that one ends the text; nothing is drafted.
 
         Asked of a step whose token is not chosen yet.
         """
@@ -93,7 +93,7 @@ class SequenceState:
 
     @property
     def num_top_logits(self) -> int | None:
-        """How many best tokens of each node are read of the next forward's logits; `None` where nobody reads any."""
+        """Number of best tokens of each node to read from the next forward's logits; `None` for none."""
         drafter = self.drafter
         wanted = drafter.num_top_logits if drafter.needs_logits else None
         return 0 if wanted is None and not self.finished and not self.sampler.needs_rows else wanted
@@ -198,7 +198,7 @@ class SequenceState:
 
 
 def draws_beside(sampler: Sampler) -> contextlib.AbstractContextManager[None]:
-    """What is entered around a caller's code beside a text: its draws are kept apart where the text's are global."""
+    """Context for a caller's code: its draws do not advance the text's generator where that is the global one."""
     return SeparateDraws(sampler.device) if sampler.draws_globally else contextlib.nullcontext()
 
 

@@ -24,7 +24,7 @@ from hf_specdec.methods.common_width import at_common_width
 
 @dataclass(frozen=True, slots=True)
 class _Seconds:
-    """Where a step's time went, all sequences together; that of the draft network's `forwards` is part of `draft`."""
+    """Seconds of a step by phase, all sequences together; the draft network's `forwards` are part of `draft`."""
 
     draft: float
     verify: float
@@ -135,7 +135,7 @@ class StepRunner:
         return _worthwhile(batch, trees, budget)
 
     def _forward(self, batch: Batch, trees: Sequence[DraftTree]) -> list[NodeOutputs]:
-        """What the target computes for each tree's nodes."""
+        """Runs the target's forward over each tree's nodes."""
         with self.rank_sync.forward():
             batch.target.forward(trees)
             logits = batch.read(trees, begins_next=self.rank_sync.is_alone)

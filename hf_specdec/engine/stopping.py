@@ -1,4 +1,4 @@
-"""When a text ends: each stopping criterion is asked once for each emitted token, in order, as in plain decoding."""
+"""Ends texts: each stopping criterion is asked once for each emitted token, in order, as in plain decoding."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,7 +12,7 @@ from hf_specdec.forward.target.token_buffer import TokenBuffer
 
 
 class StopCheck:
-    """Whether the text ends with its last token. Length and end-of-text are checked without touching a tensor.
+    """Returns whether the text ends with its last token. Length and end-of-text are checked without touching a tensor.
 
     Attributes:
         is_watched (`bool`): whether a criterion of the user's own is asked, which may keep count.
@@ -59,7 +59,7 @@ def agreed_criteria(criteria: StoppingCriteriaList, rank_sync: RankSync) -> Stop
 
 
 class _AgreedCriterion(StoppingCriteria):
-    """What a criterion says in the first process."""
+    """Result of a criterion in the first process."""
 
     def __init__(self, criterion: Callable[..., Any], rank_sync: RankSync) -> None:
         self.criterion, self.rank_sync = criterion, rank_sync

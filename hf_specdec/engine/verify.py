@@ -1,4 +1,4 @@
-"""Which drafted tokens are part of the text: pure functions over a tree and the target's choices.
+"""Verifies drafted tokens: pure functions over a tree and the target's choices.
 
 The walk starts at the root. At each node the target chooses its next token, as plain decoding would at this point
 of the text; if a child holds that token, the walk goes on there, else it ends. So every token is one that plain

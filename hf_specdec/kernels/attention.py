@@ -147,7 +147,7 @@ def kernel_mask(
 def _reason_against(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, kwargs: dict[str, Any]
 ) -> str | None:
-    """Why no kernel of this form computes it, whoever's it is."""
+    """Reason why no kernel of this form computes it, or `None`."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
         return "gradients are wanted"
     if dropout:
@@ -174,7 +174,7 @@ def _only_eager(module: torch.nn.Module, kwargs: dict[str, Any]) -> str | None:
 
 
 def _is_named_by(function: Callable[..., Any], name: str) -> bool:
-    """Whether a model's own attention function names an argument that is not heeded here."""
+    """Returns whether a model's own attention function names an argument that is not heeded here."""
     code = inspect.unwrap(function).__code__
     return name not in HEEDED and name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
@@ -187,7 +187,7 @@ def _for_eager(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | 
 
 
 def _causal(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """What a missing mask means: the queries are the last M of the text, each sees what is before it. `(1, 1, M, K)`.
+    """Mask for a missing one: the queries are the last M of the text, each sees what is before it. `(1, 1, M, K)`.
 
     torch's flag says the same of as many queries as keys. Of fewer (Gemma 4 drops those whose logits nobody wants) it
     takes the first keys.

@@ -38,12 +38,12 @@ class CoreAttention:
 
     @property
     def is_surely_faster(self) -> bool:
-        """Whether nothing needs to be timed: torch converts number by number."""
+        """Returns whether nothing needs to be timed: torch converts number by number."""
         return cpu.is_emulated(self.query.dtype)
 
     @property
     def trial(self) -> cpu.Trial:
-        """Of calls of about as many queries and keys."""
+        """Timing of calls of about as many queries and keys."""
         num_queries, num_keys = self.query.shape[2], self.key.shape[2]
         buckets = (len(self.query).bit_length(), (num_queries - 1).bit_length(), (num_keys - 1).bit_length())
         heads = (self.query.shape[1], self.key.shape[1], self.key.shape[3], self.value.shape[3])
@@ -72,7 +72,7 @@ class CoreAttention:
 
 
 def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Whether the core can read all of them, and a missing mask says that nothing is hidden."""
+    """Returns whether the core can read all of them, and a missing mask says that nothing is hidden."""
     if not (query.dim() == key.dim() == value.dim() == 4) or not query.numel() or not key.numel():
         return False
     batch, num_heads, num_queries, dim = query.shape

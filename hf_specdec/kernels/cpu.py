@@ -1,4 +1,4 @@
-"""What the kernels of the compiled core share: where they work, on whose threads, and whether they are the faster ones.
+"""Common part of the compiled core's kernels: conditions, threads, and the choice of the faster way.
 
 The core computes in this package's own forwards on a CPU. Where torch converts numbers one by one it always does; else
 the first calls of each size are computed by torch and by the core in turns, later ones by the faster. Sums may be
@@ -30,7 +30,7 @@ SAMPLES_AT_ONCE, SKIPPED_AT_ONCE = 4, 1  # the same where nobody needs their res
 
 
 def why_unused() -> str | None:
-    """Why torch computes everything, with the threads that it has now; `None` where the core computes some."""
+    """Reason why torch computes everything, with the threads that it has now; `None` where the core computes some."""
     if core is None:
         return "no compiled core is installed"
     if not core.has_kernels():
@@ -41,7 +41,7 @@ def why_unused() -> str | None:
 
 
 def is_usual() -> bool:
-    """Whether nothing is on that changes or watches what torch computes."""
+    """Returns whether nothing is on that changes or watches what torch computes."""
     return not (
         torch.is_grad_enabled()
         or torch.is_autocast_enabled("cpu")
@@ -54,18 +54,18 @@ def is_usual() -> bool:
 
 @functools.cache
 def is_emulated(dtype: torch.dtype) -> bool:
-    """Whether this CPU has no instructions for such numbers, so that torch converts each of them."""
+    """Returns whether this CPU has no instructions for such numbers, so that torch converts each of them."""
     return dtype != torch.float32 and not computes_halves(dtype)
 
 
 def threads_for(work: int) -> int:
-    """How many threads share so many multiplications; 0 where it is several and they are none that are known."""
+    """Number of threads for so many multiplications; 0 where there are several that the core cannot use."""
     threads = torch.get_num_threads() if work >= SHARED_WORK else 1
     return threads if threads == 1 or team() else 0
 
 
 class Trial:
-    """Which way is faster for calls of one size.
+    """Times two ways to compute calls of one size and keeps the faster one.
 
     Args:
         is_at_once: whether to find out before the first result, lest results depend on how many came before.
@@ -91,7 +91,7 @@ class Trial:
         return own() if self.is_ours else torchs()
 
     def turn(self) -> bool:
-        """Whether the next call that is timed is the core's."""
+        """Returns whether the next call that is timed is the core's."""
         torchs, own = self._seconds
         return len(own) <= len(torchs)
 

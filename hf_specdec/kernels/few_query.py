@@ -26,7 +26,7 @@ FOREIGN = ("position_bias", "cache", "softcap")
 
 
 class _Here(threading.local):
-    """How many blocks this thread is in, and whether the core may compute in them."""
+    """Depth of blocks in this thread, and whether the core may compute in them."""
 
     depth = 0
     has_core = False

@@ -45,7 +45,7 @@ class FewTokenLayers:
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether the core is to compute prompts too: not in halves that would be timed first, as prompts take long."""
+        """True if the core is to compute prompts too: not in halves that would be timed first, as prompts take long."""
         return any(
             isinstance(forward, LinearForward) and (forward.is_emulated or forward.dtype == torch.float32)
             for forward in self.forwards
@@ -75,7 +75,7 @@ class FewTokenLayers:
 
 
 def _forward_for(module: torch.nn.Module) -> OwnForward | None:
-    """What may stand in for the forward of a layer, where the core can compute it and the layer has none of its own."""
+    """Replacement forward of a layer that the core can compute and that has none of its own; else `None`."""
     own = vars(module).get("forward")
     if own is not None and not isinstance(own, OwnForward):
         return None

@@ -16,7 +16,7 @@ from hf_specdec.kernels.masks import additive, prepared
 def can_fold(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
 ) -> bool:
-    """Whether transformers would copy keys and values.
+    """Returns whether transformers would copy keys and values.
 
     Being traced, it asks nothing about the number of queries, which one graph leaves open.
     """

@@ -23,7 +23,7 @@ class Kernel(Protocol):
     """Attention over as many key/value heads as query heads."""
 
     def reason_against(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
-        """Why there is no kernel for tensors of this kind, `(B, heads, length, head_dim)`, or `None`."""
+        """Reason why there is no kernel for tensors of this kind, `(B, heads, length, head_dim)`, or `None`."""
         ...
 
     def __call__(
@@ -76,7 +76,7 @@ def attend(
 
 
 def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Whether the bias takes no more room than the copies of keys and values that folding saves, and has a known shape.
+    """True if the bias takes no more room than the copies of keys and values that folding saves, and has a known shape.
 
     The bias grows with the number of queries: beyond some hundreds, a padded prompt's, copying is the smaller evil.
     """

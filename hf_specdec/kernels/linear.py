@@ -31,7 +31,7 @@ class LinearForward(OwnForward):
 
     @staticmethod
     def can_replace(module: torch.nn.Module) -> bool:
-        """Whether the core can compute this layer, by what does not change while a call runs."""
+        """Returns whether the core can compute this layer, by what does not change while a call runs."""
         forward = FORWARDS.get(type(module))
         if forward is None or type(module).forward is not forward or forward.__module__ != type(module).__module__:
             return False

@@ -1,4 +1,4 @@
-"""What kernels make of a mask, kept on the mask: all layers of a forward share one, so the work is done once for all.
+"""Forms of a mask that kernels need, kept on the mask: all layers of a forward share one, so each is made once.
 
 It lives as long as the mask tensor and is forgotten when the mask is changed in place. Knows nothing about kernels.
 """
@@ -15,7 +15,7 @@ ATTRIBUTE = "_hf_specdec_notes"
 
 @dataclass(slots=True)
 class _Notes:
-    """What is known of a mask as it was at `version`."""
+    """Notes on a mask as it was at `version`."""
 
     version: int
     open_columns: int = 0
@@ -29,13 +29,13 @@ def mark_open(mask: object, columns: int) -> None:
 
 
 def open_columns(mask: torch.Tensor) -> int:
-    """How many keys from the first on every query is known to see; 0 where nothing is known."""
+    """Number of keys, from the first on, that every query is known to see; 0 where nothing is known."""
     notes = _notes_of(mask)
     return 0 if notes is None else notes.open_columns
 
 
 def prepared(mask: torch.Tensor, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """What `make` made of the mask the first time; made anew where nobody would notice that the mask has changed."""
+    """Result of `make`, kept on the mask; made anew where a change of the mask could not be seen."""
     notes = _notes_of(mask)
     if notes is None:
         return make()

@@ -10,7 +10,7 @@ from hf_specdec.kernels import cpu
 
 
 class _Here(threading.local):
-    """How many blocks this thread is in."""
+    """Depth of blocks in this thread."""
 
     depth = 0
 
@@ -19,12 +19,12 @@ here = _Here()
 
 
 def is_readable(weight: object) -> TypeGuard[torch.nn.Parameter]:
-    """Whether the core can read a layer's weight: a plain parameter of a dtype that it knows, and not sparse."""
+    """True if the core can read a layer's weight: a plain parameter of a dtype that it knows, and not sparse."""
     return type(weight) is torch.nn.Parameter and weight.layout == torch.strided and weight.dtype in cpu.KINDS
 
 
 class OwnForward:
-    """What stands as `forward` in a layer while a block is open in any thread.
+    """Replacement `forward` of a layer while a block is open in any thread.
 
     Args:
         module: the layer, with a weight that is a plain parameter.
@@ -48,12 +48,12 @@ class OwnForward:
         return None, {name: 0 if name == "users" else getattr(self, name) for name in names}
 
     def torchs(self, states: torch.Tensor) -> torch.Tensor:
-        """What the layer's class computes."""
+        """Calls the forward of the layer's class."""
         result: torch.Tensor = type(self.module).forward(self.module, states)
         return result
 
     def fits(self, states: torch.Tensor, size: int) -> bool:
-        """Whether this thread is in a block, and the core can read the layer, and states of `size` numbers a token."""
+        """True if this thread is in a block, and the core can read the layer, and states of `size` numbers a token."""
         parameters, weight, bias = self._parameters, self.weight, self.bias
         return (
             here.depth > 0

@@ -31,7 +31,7 @@ def register(attention: KernelAttention | None = None) -> None:
 
 
 def asks_for_xformers(attn_implementation: Any) -> bool:
-    """Whether what stands for `attn_implementation`, a name or a dict of them, has ours in it."""
+    """Returns whether what stands for `attn_implementation`, a name or a dict of them, has ours in it."""
     if isinstance(attn_implementation, dict):
         return any(map(asks_for_xformers, attn_implementation.values()))
     return bool(attn_implementation == NAME)

@@ -25,7 +25,7 @@ class NormForward(OwnForward):
 
     @staticmethod
     def can_replace(module: torch.nn.Module) -> bool:
-        """Whether the core can compute this norm, by what does not change while a call runs."""
+        """Returns whether the core can compute this norm, by what does not change while a call runs."""
         if not is_rms_norm(module):
             return False
         weight = module.weight

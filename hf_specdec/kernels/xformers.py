@@ -29,7 +29,7 @@ class XformersKernel:
         self._fmha: Any = None
 
     def reason_against(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
-        """What can be known without asking xformers, which composes a long message each time."""
+        """Reason that is known without asking xformers, which composes a long message each time."""
         if query.device.type != "cuda":
             return f"xformers has no kernel for {query.device.type}"
         if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:

@@ -62,7 +62,7 @@ MIN_TOKENS = 16  # that a tokenizer makes of the fixed text, if it has a vocabul
 if TYPE_CHECKING:
 
     class SpecModel(SpecGenerationMixin, transformers.PreTrainedModel):
-        """What type checkers see of a loaded model: transformers' model whose `generate` takes `spec_method`."""
+        """Type of a loaded model for type checkers: transformers' model whose `generate` takes `spec_method`."""
 
 
 class _EnabledAutoModel:
@@ -261,7 +261,7 @@ class AutoDraftHead:
 
 
 def is_draft_head(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder or hub name is that of a draft head, as far as its config.json says."""
+    """Returns whether a folder or hub name is that of a draft head, as far as its config.json says."""
     values = known_config(path, {})
     if not values or eagle3.is_head_config(values) or dflash.is_head_config(values):
         return bool(values)
@@ -304,7 +304,7 @@ def load_draft(
 
 
 def describe_weights(model: transformers.PreTrainedModel, *, compare: bool = False) -> LoadedWeights:
-    """What is loaded: layers and dtypes, bytes, what was left in full precision, and what this machine can load.
+    """Describes a loaded model: layers and dtypes, bytes, layers in full precision, and what this machine can load.
 
     Args:
         model (`PreTrainedModel`): a loaded model.

@@ -168,7 +168,7 @@ def _check_repo(repo_id: str | None) -> None:
 
 
 def generate(model: Any, defaults: Mapping[str, Any], /, **kwargs: Any) -> Any:
-    """What the exported script calls: `generate` with `spec_method`; the model stays as it is.
+    """Entry point of the exported script: `generate` with `spec_method`; the model stays as it is.
 
     Args:
         model: a transformers model.

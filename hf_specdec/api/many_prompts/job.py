@@ -89,7 +89,7 @@ class Job:
         yield from self._finished()
 
     def _request(self) -> Request:
-        """What is asked for, without any prompt."""
+        """Reads the job's request, without any prompt."""
         configs = configs_of(self.model, self.kwargs)
         own = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
         request = read_request(kwargs := {**own, **self.kwargs}, configs, state_of(self.model).defaults)
@@ -200,7 +200,7 @@ class Job:
         return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
 
     def _seed_of(self, index: int, inputs: dict[str, Any]) -> int | None:
-        """What one prompt draws from, if it samples; a job that does not draws its seed when the first prompt does."""
+        """Seed of one prompt, if it samples; a job that does not draws its seed when the first prompt does."""
         kwargs = {**self.kwargs, **inputs}
         seed = self._own_seeds.pop(index, None)
         if not settings_of(kwargs, configs_of(self.model, kwargs))("do_sample"):
@@ -214,12 +214,12 @@ class Job:
 
 
 def _asks_for_none(inputs: Mapping[str, Any]) -> bool:
-    """Whether a prompt wants no speculation, whatever the job does."""
+    """Returns whether a prompt wants no speculation, whatever the job does."""
     return inputs.get("spec_method", AUTO) in (None, NONE)
 
 
 def _is_the_prompts_own(error: Exception, prompt: Any) -> bool:
-    """Whether other prompts may still work."""
+    """Returns whether other prompts may still work."""
     own = prompt.keys() - INPUT_NAMES if isinstance(prompt, Mapping) else set()
     if isinstance(error, UnsupportedModelError | CheckpointError):
         return not own.isdisjoint(METHOD_FIELDS | {*own_arguments()})

@@ -137,7 +137,7 @@ def inputs_of(prompt: Any, tokenizer: Any) -> dict[str, Any]:
 
 
 def _as_ids(ids: Any, prompt: Any) -> torch.Tensor:
-    """What a prompt gives as numbers, as a tensor."""
+    """Converts a prompt of numbers to a tensor."""
     try:
         return _tensor(ids)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""What `generate_many` says of one prompt."""
+"""Results of `generate_many`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from hf_specdec.common.stats import SpecStats
 
 @dataclass(frozen=True, slots=True)
 class ManyResult:
-    """What became of one prompt.
+    """Result of one prompt.
 
     Attributes:
         index (`int`): the prompt's place among the prompts, from 0.

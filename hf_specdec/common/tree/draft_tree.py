@@ -159,7 +159,7 @@ class DraftTree:
         return nodes[::-1]
 
     def predictions(self, path: Sequence[int], tokens: Sequence[int]) -> list[tuple[float, bool]]:
-        """What became of the nodes whose parents were accepted: the probability of each given its parent's acceptance,
+        """Outcomes of the nodes whose parents were accepted: the probability of each given its parent's acceptance,
         and whether it was the token of the text. Below a node of probability 0 nothing was predicted.
 
         Args:

@@ -1,4 +1,4 @@
-"""How many drafted tokens a step verifies: as many as gain more tokens than come about in their time otherwise.
+"""Number of drafted tokens that a step verifies: as many as gain more tokens than their time gives otherwise.
 
 A step's value is the tokens it is expected to add less the tokens that would come about in its time otherwise, by the
 rate of the steps before it (so the rate itself grows as large as it can: Dinkelbach's rule for a ratio). The trees'
@@ -77,7 +77,7 @@ class Budget:
             self._seconds_of_reading = seconds / num_tokens
 
     def draft_cost(self, num_rows: int, num_live: int, tokens_left: int, network: Hashable | None = None) -> DraftCost:
-        """What drafts of this step have to gain; a node of a paused drafter more than any can.
+        """Gain that drafts of this step need; for a node of a paused drafter more than any has.
 
         Args:
             num_live: rows whose texts go on.
@@ -174,7 +174,7 @@ class Budget:
             self._pause_or_go_on(gain, num_live)
 
     def _width_of(self, num_columns: int) -> int:
-        """How many columns a forward of `num_columns` computes."""
+        """Number of columns that a forward of `num_columns` computes."""
         return next((width for width in self.widths if width >= num_columns), num_columns)
 
     def _size_to_explore(self, curve: CostCurve, tokens_left: int, drafting: float) -> int:

@@ -1,4 +1,4 @@
-"""Which model, device and setting measured costs belong to, and whether saved ones fit."""
+"""Model, device and settings of measured costs, compared with those of saved ones."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ MUST_AGREE = ("class", "num_parameters", "dtype", "attention", "device")
 
 
 def facts_of(model: PreTrainedModel, device: torch.device) -> dict[str, Any]:
-    """What the time of a forward depends on, as JSON values."""
+    """Conditions of a forward's time, as JSON values."""
     return {
         "model": model.config.name_or_path,
         "class": type(model).__name__,
@@ -43,7 +43,7 @@ def check_facts(saved: Mapping[str, Any], model: PreTrainedModel, device: torch.
 
 
 def other_threads(saved: Mapping[str, Any], device: torch.device) -> str | None:
-    """What to say where costs were measured with another number of CPU threads; steps will correct them."""
+    """Warning where costs were measured with another number of CPU threads; steps will correct them."""
     threads = torch.get_num_threads()
     if device.type != "cpu" or saved.get("threads", threads) == threads:
         return None

@@ -1,4 +1,4 @@
-"""What the target's forwards cost: t(T)/t(1) for T tokens a row, by the number of rows; learned and saved.
+"""Cost of the target's forwards: t(T)/t(1) for T tokens a row, by the number of rows; learned and saved.
 
 Decoding teaches it, by the time of each step; `hf-specdec tune` measures it for a file. Knows nothing of drafts or of
 what they gain. Safe to share between threads: a lost correction is made up for by the next.
@@ -81,7 +81,7 @@ class CostCurve:
 
     @property
     def is_known(self) -> bool:
-        """Whether steps or a measurement have taught it more than one size."""
+        """Returns whether steps or a measurement have taught it more than one size."""
         return sum(count > 0 for count in self.counts) > 1
 
     def ratio(self, num_columns: float) -> float:
@@ -160,7 +160,7 @@ class CostCurve:
 
 
 class DraftSpeed:
-    """How long a draft network's forwards take, over what its size promises: the median of the last steps.
+    """Ratio of the time of a draft network's forwards to that expected by its size: the median of the last steps.
 
     What was assumed counts as one step, so that a single disturbed one tells nothing, and two tell enough.
 
@@ -194,7 +194,7 @@ class StepCosts:
         self.facts: dict[str, Any] = {}
 
     def draft_speed(self, network: Hashable) -> DraftSpeed:
-        """What is known of a draft network, made at first use; of the last `MOST_NETWORKS` ones."""
+        """Speed of a draft network, made at first use; kept for the last `MOST_NETWORKS` ones."""
         if network not in self.draft_speeds and len(self.draft_speeds) >= MOST_NETWORKS:
             del self.draft_speeds[next(iter(self.draft_speeds))]
         return self.draft_speeds.setdefault(network, DraftSpeed())
@@ -224,7 +224,7 @@ class StepCosts:
         return self._curves[rows]
 
     def token_cost(self, num_rows: int, num_nodes: int, *, dtype: torch.dtype) -> float:
-        """What a drafted token more a row adds to a forward of one token a row, before anything is measured.
+        """Cost of each further token a row over a forward of one token a row, before anything is measured.
 
         What steps teach is left out: it follows the clock, and the same call drafts the same.
 
@@ -239,7 +239,7 @@ class StepCosts:
         return _for_rows(slope, num_rows)
 
     def jump(self, num_rows: int, dtype: torch.dtype) -> float:
-        """What a forward of several tokens a row adds beside `token_cost` for each, before anything is measured.
+        """Fixed cost of a forward of several tokens a row, in addition to `token_cost`, before anything is measured.
 
         Args:
             dtype: of the weights.

@@ -1,4 +1,4 @@
-"""What forwards take, estimated from noisy times: a Kalman filter over the logarithms of t(1) and of t(T)/t(1).
+"""Estimates the times of forwards from noisy samples: a Kalman filter over the logarithms of t(1) and of t(T)/t(1).
 
 A machine's speed drifts from step to step, the shape of the curve hardly does; the covariance tells them apart. Where a
 first forward of one token was disturbed, the next one corrects it and all ratios that were learned beside it at once.
@@ -73,7 +73,7 @@ class TimeEstimate:
         return math.exp(mean[0]), [1.0, *np.exp(mean[1:]).tolist()]
 
     def _weights(self, mean: npt.NDArray[np.float64], size: float) -> tuple[npt.NDArray[np.float64], float]:
-        """How much each logarithm has to do with that of t(`size`)/t(1), and that one: lines lie between the sizes."""
+        """Weight of each logarithm in that of t(`size`)/t(1), and the latter: linear between the sizes."""
         weights = np.zeros(len(mean))
         if size <= 1:
             return weights, 0.0

@@ -84,7 +84,7 @@ class NodeProcessors:
         return scores, pairs
 
     def _largest_id(self, text: TokenBuffer) -> int:
-        """Of the text, which grows by tokens that were not seen yet."""
+        """Largest id of the text, which grows by tokens that were not read yet."""
         if text is not self._text:
             self._text, self._num_known, self._largest = text, 0, -1
         self._largest = max([self._largest, *text.tokens[self._num_known :]])
@@ -126,19 +126,19 @@ class _CumulativeSums(TorchFunctionMode):
 
 
 def reads_ids(processor: Any) -> bool:
-    """Of those that take all nodes, which look at their texts."""
+    """Processors of all nodes that read the texts."""
     return type(processor) is RepetitionPenaltyLogitsProcessor
 
 
 def takes_all_nodes(processor: Any) -> bool:
-    """Whether a processor treats each row as it treats it alone."""
+    """Returns whether a processor treats each row as it treats it alone."""
     if type(processor) is RepetitionPenaltyLogitsProcessor:
         return processor.prompt_ignore_length is None
     return type(processor) in (*ROW_WARPERS, TopPLogitsWarper)
 
 
 def _penalized(ids: torch.Tensor, scores: torch.Tensor, penalty: float) -> torch.Tensor:
-    """What a `RepetitionPenaltyLogitsProcessor` gives, in fewer operations, where the vocabulary holds all ids.
+    """Scores of a `RepetitionPenaltyLogitsProcessor` in fewer operations, where the vocabulary holds all ids.
 
     Multiplied where a score is below 0 and divided elsewhere: that is the lesser of both for a penalty above 1.
     """

@@ -63,7 +63,7 @@ class NoiseAhead:
 
     @classmethod
     def of(cls, stream: RandomStream) -> "NoiseAhead | None":
-        """That of `stream`; `None` where its device has no generator whose state is known."""
+        """Noise of `stream`; `None` where its device has no generator whose state is known."""
         return None if stream.device.type in NO_STATE_OF_DEVICE else cls(stream)
 
     def row(self, depth: int) -> torch.Tensor:
@@ -99,7 +99,7 @@ class NoiseAhead:
         return self._rows[depth].host if depth < len(self._rows) else None
 
     def unread(self, depth: int) -> tuple[torch.Tensor, ...]:
-        """What a step on an accelerator reads, whose nodes are at most so deep: `(vocab_size,)` each, then `load`ed."""
+        """Noise that a step of at most this depth reads on an accelerator: `(vocab_size,)` each, then `load`ed."""
         if not self._num_wanted or is_host(self._stream.device):
             self._num_read = 0
             return ()
@@ -120,7 +120,7 @@ class NoiseAhead:
 
     @property
     def is_current(self) -> bool:
-        """Whether the first row is the one that the stream makes next."""
+        """Returns whether the first row is the one that the stream makes next."""
         return bool(self._rows) and _is_same(self._before, self._stream.state)
 
     def take(self) -> None:
@@ -155,5 +155,5 @@ class NoiseAhead:
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two states are one. They are on the host, whatever the generator's device."""
+    """Returns whether two states are one. They are on the host, whatever the generator's device."""
     return np.array_equal(one.numpy(), other.numpy())

@@ -1,4 +1,4 @@
-"""Where a call's random numbers come from: a stream of its own beside other threads, and states to go back to."""
+"""Random numbers of a call: a stream of its own next to other threads, and states to go back to."""
 
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +43,7 @@ class OwnDraws(TorchFunctionMode):
 
 
 class RandomStream:
-    """Where random numbers of a device come from: a generator, or the device's global one, which others may move.
+    """Random stream of a device: a generator, or the device's global one, which others may advance.
 
     Args:
         generator: `None` is the global one, or that of the `OwnDraws` around.

@@ -113,7 +113,7 @@ def _check_width(row: torch.Tensor, vocab_size: int) -> None:
 def _reject(
     p: torch.Tensor, q: torch.Tensor, drawn: torch.Tensor, generator: torch.Generator | None
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Whether each token is accepted, `(T,)` for each of the C, and what is left of `p`, `(T, vocab_size)`.
+    """Returns whether each token is accepted, `(T,)` for each of the C, and what is left of `p`, `(T, vocab_size)`.
 
     Args:
         p, q: `(T, vocab_size)`; `q` is written over.

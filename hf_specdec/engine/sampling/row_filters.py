@@ -1,4 +1,4 @@
-"""Which of a row's draws `top_k`, `top_p` and `min_p` keep, decided on the host from the row's best scores.
+"""Filters a row's draws by `top_k`, `top_p` and `min_p` on the host, from the row's best scores.
 
 The three keep a row's best tokens down to some score. The token that plain decoding draws is therefore the first of
 the row's draws, in the order of p / e over the whole vocabulary, that they keep; no mask over the vocabulary is made.
@@ -61,7 +61,7 @@ class RowFilters:
         return cls(**values) if values.get("top_k", 0) <= MOST_TOP_K and _rules_hold() else None
 
     def wanted(self, scores: torch.Tensor, probabilities: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What `first_kept` has to see of `(T, vocab_size)` scores, `(T, ...)` each."""
+        """Inputs of `first_kept` from `(T, vocab_size)` scores, `(T, ...)` each."""
         num_scores = max(NUM_SCORES, self.top_k + NUM_TIES) if self.top_k else NUM_WITHOUT_TOP_K
         best = scores.topk(min(num_scores, scores.shape[-1]), dim=-1)
         if self.top_k or self.top_p == 1.0:
@@ -92,7 +92,7 @@ class RowFilters:
 
 @functools.cache
 def _rules_hold() -> bool:
-    """Whether transformers' filters keep the tokens of one row that the rules here keep."""
+    """Returns whether transformers' filters keep the tokens of one row that the rules here keep."""
     scores = (torch.arange(24, device="cpu") * 7 % 24).to(torch.float32)[None] / 4.0  # (1, 24), no two alike
     ids = torch.zeros((1, 1), dtype=torch.long, device="cpu")
     for kind, name, value in FILTERS:
@@ -125,7 +125,7 @@ class _Row:
         self.shares = sums / total  # (M,), of a score and all before it
 
     def keeps(self, token: int) -> bool | None:
-        """Whether all filters keep a token; `None` where that is not sure."""
+        """Returns whether all filters keep a token; `None` where that is not sure."""
         place = (self.tokens == token).nonzero()[0]
         if not len(place):
             return self._keeps_other()
@@ -162,6 +162,6 @@ class _Row:
         return False if is_out else None
 
     def _is_beyond_top_p(self) -> bool:
-        """Whether those with greater scores than the least, which none of the others reaches, are enough."""
+        """Returns whether those with greater scores than the least, which none of the others reaches, are enough."""
         num_above = int(self.ascending.searchsorted(-self.least, "left"))
         return num_above > 0 and bool(self.shares[num_above - 1] >= self.filters.top_p + ROUNDING)

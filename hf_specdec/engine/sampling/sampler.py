@@ -62,7 +62,7 @@ class Sampler:
 
     @property
     def draws_globally(self) -> bool:
-        """Whether the text's random numbers are those of the global generator."""
+        """Returns whether the text's random numbers are those of the global generator."""
         return self.do_sample and self.generator is None
 
     @property
@@ -75,7 +75,7 @@ class Sampler:
         self._tree, self._is_ahead = tree, False
 
     def choose_ahead(self, logits: torch.Tensor, text: TokenBuffer) -> tuple[torch.Tensor, ...] | None:
-        """What the nodes of a step on an accelerator lead to, to be read with the rest of the step.
+        """Samples every tree node on the accelerator; the tokens are read with the rest of the step.
 
         Args:
             logits: `(C, vocab_size)` of the step.

@@ -1,4 +1,4 @@
-"""What the nodes of a step on an accelerator lead to, found there before the host knows which of them are reached."""
+"""Samples every tree node on the accelerator, before the host knows which nodes are accepted; one transfer."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -27,7 +27,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(slots=True)
 class TreePositions:
-    """Where the columns of one forward stand in their texts.
+    """Positions of one forward's columns in their texts.
 
     Attributes:
         first, end (`int`): bounds of the positions of the columns that are computed.
@@ -105,23 +105,23 @@ class TreeAdapter:
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
-    """Whether the forward has an argument for the positions of the tokens it decodes, and goes by it."""
+    """Returns whether the forward has an argument for the positions of the tokens it decodes, and goes by it."""
     prefix = "decoder_" if model.config.is_encoder_decoder else ""
     return f"{prefix}position_ids" in _parameters_of(type(model).forward) and not compat.ignores_positions(model.config)
 
 
 def works_by_hooks(model: PreTrainedModel) -> bool:
-    """Whether trees of this model need an adapter, and hooks on its submodules are sure to be called."""
+    """Returns whether trees of this model need an adapter, and hooks on its submodules are sure to be called."""
     return not takes_positions(model) and not compat.is_compiled(model)
 
 
 def adapter_of(model: PreTrainedModel) -> TreeAdapter | None:
-    """What makes trees of a model that takes no positions, or `None` where nothing is known."""
+    """Adapter for trees of a model that takes no positions, or `None` where none is known."""
     return _recognised(model) if works_by_hooks(model) else None
 
 
 def lacks_hooks(model: PreTrainedModel) -> bool:
-    """Whether the model has an adapter but for being compiled."""
+    """Returns whether the model has an adapter but for being compiled."""
     return not takes_positions(model) and compat.is_compiled(model) and _recognised(model) is not None
 
 
@@ -160,19 +160,19 @@ def _parameters_of(forward: Callable[..., Any]) -> Mapping[str, inspect.Paramete
 
 
 def _named_arguments(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What a module's forward is called with, by name."""
+    """Arguments of a module's forward, by name."""
     names = [name for name in _parameters_of(type(module).forward) if name != "self"]
     return dict(zip(names, args, strict=False)) | kwargs
 
 
 def _takes_bias(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    """Whether a module always gets a bias of all distances, of which it takes the last ones: as many as columns."""
+    """True if a module always gets a bias of all distances, of which it takes the last ones: as many as columns."""
     bias = parameters.get("position_bias")
     return bias is not None and bias.default is bias.empty and "attention_mask" in parameters
 
 
 def _has_relative_bias(module: Any) -> bool:
-    """Whether a module is attention of a decoder that makes T5's bias from the distance between columns."""
+    """Returns whether a module is attention of a decoder that makes T5's bias from the distance between columns."""
     if not (getattr(module, "has_relative_attention_bias", False) and getattr(module, "is_decoder", True)):
         return False
     wanted = {"query_length", "key_length", "device", "past_seen_tokens"}
@@ -239,7 +239,7 @@ def _widened(name: str, value: Any, module: Any, positions: TreePositions, queri
 
 
 def _skips_padding(module: Any) -> bool:
-    """Whether a position module counts the tokens that are not padding."""
+    """Returns whether a position module counts the tokens that are not padding."""
     return compat.counts_unpadded(module)
 
 

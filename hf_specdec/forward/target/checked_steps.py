@@ -20,7 +20,7 @@ MOST_FORMS = 256
 
 @dataclass(frozen=True, slots=True)
 class CheckedSteps:
-    """Of one call, in which nobody's code runs between the forwards.
+    """Compiled steps of one call in which no other code runs between the forwards.
 
     Attributes:
         steps: what to run for arguments of a form, with these objects among them.
@@ -33,7 +33,7 @@ class CheckedSteps:
     def run(
         self, step: Step, shape: tuple[int, ...], inputs: Mapping[str, Any], taken: TakenForms
     ) -> tuple[Any, torch.Tensor]:
-        """What the function returns for these arguments.
+        """Calls the function.
 
         A graph whose guards held in this call for another form, and in an earlier call for this one, is not asked
         again: the first says that the model is the same, the second that the form is right.

@@ -29,7 +29,7 @@ ANY_WIDTH = 0  # in the place of a width: of all but one, as torch compiles dime
 
 @dataclass(frozen=True, slots=True)
 class StepKind:
-    """What is compiled of a network.
+    """Function of a network that is compiled.
 
     Attributes:
         make: makes a function of the network; its two results are the caller's.
@@ -103,18 +103,18 @@ class CompiledForward:
 
     @property
     def is_lent(self) -> bool:
-        """Whether the next forward may write over what one has returned, as CUDA graphs do."""
+        """Returns whether the next forward may write over what one has returned, as CUDA graphs do."""
         return self.reason is None and not is_host(self.model.device)
 
     def is_recorded(self, shape: tuple[int, ...]) -> bool:
-        """Whether forwards of this shape are compiled and take no longer than later ones."""
+        """Returns whether forwards of this shape are compiled and take no longer than later ones."""
         num_warming = 1 if is_host(self.model.device) else NUM_WARMING
         return self.reason is None and self.shapes.get(shape, 0) >= num_warming
 
     def __call__(
         self, shape: tuple[int, ...], inputs: Mapping[str, Any], checked: CheckedSteps | None = None
     ) -> tuple[Any, torch.Tensor]:
-        """What the step returns: of a model its output, and the best token of each column, `(batch, width)`.
+        """Runs the step: of a model its output, and the best token of each column, `(batch, width)`.
 
         Args:
             shape: `(batch, width, columns)` and more: what a graph is made for.
@@ -214,7 +214,7 @@ class CompiledForward:
         return self._steps[function]
 
     def _function_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Which shapes are compiled together: of several tokens those that differ in width and columns.
+        """Function for the shapes that are compiled together: of several tokens those that differ in width and columns.
 
         Where the model's code depends on the width, those that differ in columns; where the caller wants it, none.
         """
@@ -232,7 +232,7 @@ class CompiledForward:
             self._sharing = frozenset((*self.shapes, shape))
 
     def _is_shared(self, shape: tuple[int, ...]) -> bool:
-        """Whether the graph of this shape is to serve other widths."""
+        """Returns whether the graph of this shape is to serve other widths."""
         is_known = self._sharing is None or shape in self._sharing
         return shape[1] > 1 and self.settings.get("dynamic") is not False and is_known
 
@@ -261,7 +261,7 @@ class CompiledShapes:
 
 
 class ForwardWidths:
-    """How many columns the forwards of one call compute; any number where no shapes are fixed.
+    """Numbers of columns that the forwards of one call compute; any number where no shapes are fixed.
 
     Attributes:
         all (`tuple[int, ...]`): ascending; grows for good beyond what drafters announced.

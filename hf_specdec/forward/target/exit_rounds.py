@@ -1,4 +1,4 @@
-"""What a target asks of drafts that its own first layers make."""
+"""Interface of drafts that the target's own first layers make."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -17,7 +17,7 @@ class EarlyExitRounds(Protocol):
         """The model is about to compute these trees: end the round of drafts."""
 
     def resume(self, layouts: Sequence[TreeLayout]) -> tuple[PreTrainedModel, TreeAdapter | None] | None:
-        """What computes these columns from where the drafts left them; `None` for all of the model."""
+        """Function that computes these columns from the drafts' last layer on; `None` for all of the model."""
 
     def resumed(self, layouts: Sequence[TreeLayout]) -> None:
-        """That has happened."""
+        """Records that the columns were computed."""

@@ -12,7 +12,7 @@ from hf_specdec.forward.target.tree_layout import TreeLayout
 
 
 class HiddenStates:
-    """What `ModelRunner` says of them."""
+    """Hidden states of the last forward."""
 
     model: PreTrainedModel
     outputs: Any
@@ -21,7 +21,7 @@ class HiddenStates:
     _layouts: list[TreeLayout]
 
     def hidden_states(self, node: int | None) -> tuple[torch.Tensor, ...]:
-        """Of one node of the only row, `(..., 1, 1, ..., hidden_size)` a layer; of the whole prompt without a `node`.
+        """States of one node of the only row, `(..., 1, 1, ..., hidden_size)` a layer; of the prompt without a `node`.
 
         Some models have several streams of states. They come before the batch in Gemma 3n, after the columns elsewhere.
         """
@@ -35,14 +35,14 @@ class HiddenStates:
         return found if self.compiled is None else tuple(layer.clone() for layer in found)  # CUDA graphs write over it
 
     def node_states(self, row: int) -> tuple[torch.Tensor, ...]:
-        """Of the nodes that the last forward computed, `(C, hidden_size)` for each of `hidden_layers`."""
+        """States of the nodes that the last forward computed, `(C, hidden_size)` for each of `hidden_layers`."""
         if not self.hidden_layers:
             return ()
         states, new = self._states(), self._layouts[row].new_rows
         return tuple(states[layer][row, new] for layer in self.hidden_layers)
 
     def prompt_states(self, row: int) -> tuple[torch.Tensor, ...]:
-        """Of the tokens that the prompt's forward computed, padding among them, as `node_states`."""
+        """States of the tokens that the prompt's forward computed, padding among them, as `node_states`."""
         states = self._states() if self.hidden_layers else ()
         return tuple(states[layer][row] for layer in self.hidden_layers)
 

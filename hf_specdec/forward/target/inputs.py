@@ -1,4 +1,4 @@
-"""What the model's forward gets at each verify step.
+"""Builds the inputs of the model's forward at each verify step.
 
 The model is asked once what a forward of one token takes; after that only token ids, positions and masks change.
 Models whose class prepares its inputs itself are asked at every step.

@@ -40,7 +40,7 @@ def window_of(mask_function: Callable[..., torch.Tensor], window: int | None, de
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Where one forward's columns stand, on its device.
+    """Column positions of one forward, on its device.
 
     Attributes:
         starts: `(batch, 1, 1, 1)`.
@@ -106,7 +106,7 @@ class RuleMasks:
         return _Columns(starts, places, blocks, firsts)
 
     def _at_the_end(self, rows: TreeRows, kind: Kind, columns: _Columns) -> torch.Tensor:
-        """Where the columns are the buffers' last ones, in all rows alike."""
+        """Mask where the columns are the buffers' last ones, in all rows alike."""
         batch, num_queries, num_columns = rows.shape
         window, text = self.windows[kind], rows.length - num_columns
         if window is None or rows.first_within(window).max() <= 0:
@@ -122,7 +122,7 @@ class RuleMasks:
     def _anywhere(
         self, rows: TreeRows, kind: Kind, columns: _Columns, text: torch.Tensor, is_open: bool
     ) -> torch.Tensor:
-        """Where each row's columns follow its own text."""
+        """Mask where each row's columns follow its own text."""
         window = self.windows[kind]
         if window is not None:
             text = (self._keys(text.shape[-1], rows.device) >= columns.firsts[window]).logical_and_(text)
@@ -153,7 +153,7 @@ class RuleMasks:
 
 
 def same_masks(found: Masks, expected: Masks) -> bool:
-    """Whether they are the same masks, element by element."""
+    """Returns whether they are the same masks, element by element."""
     return found.keys() == expected.keys() and all(
         mask.dtype == expected[kind].dtype and torch.equal(mask, expected[kind]) for kind, mask in found.items()
     )

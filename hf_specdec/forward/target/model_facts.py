@@ -1,4 +1,4 @@
-"""What follows from a model's structure alone, found once for all calls on it."""
+"""Facts that follow from a model's structure alone, found once for all calls."""
 
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -10,7 +10,7 @@ Fact = TypeVar("Fact")
 
 
 class ModelFacts:
-    """What is known of one model as long as its modules, their classes and its configuration stay as they are.
+    """Facts of one model, valid as long as its modules, their classes and its configuration stay as they are.
 
     Safe to share between threads; a copy knows nothing.
     """

@@ -107,7 +107,7 @@ class ModelRunner(NextForward):
 
     @property
     def draft_room(self) -> int | None:
-        """How many tokens may be drafted below the root before the model computes its cache anew; `None` for any."""
+        """Number of tokens that may be drafted before the model computes its cache anew; `None` for any."""
         if self._drop_length is None or self._cached > self._drop_length:
             return None
         room = self._drop_length - max(map(len, self.texts))
@@ -115,7 +115,7 @@ class ModelRunner(NextForward):
 
     @property
     def supports_row_removal(self) -> bool:
-        """Whether `select` works."""
+        """Returns whether `select` works."""
         return self.cache.supports_row_removal and not (self.keep_cache or compat.has_row_hooks(self.model))
 
     def prefill(self) -> Any:
@@ -160,7 +160,7 @@ class ModelRunner(NextForward):
         self._layouts = [TreeLayout(self._pending(row)) for row in range(len(self.texts))]
 
     def drops_cache_next(self) -> bool:
-        """Whether plain generation's next forward, of one row, would compute the whole text anew."""
+        """Returns whether plain generation's next forward, of one row, would compute the whole text anew."""
         if (length := self._drop_length) is None or len(self.texts) > 1 or self.cache.spec is None:
             return False
         return len(self.texts[0]) > length >= self._cached
@@ -200,7 +200,7 @@ class ModelRunner(NextForward):
         self._half_done = False
 
     def _shape_of(self, width: int) -> tuple[int, ...]:
-        """What a graph is compiled for."""
+        """Shape for which a graph is compiled."""
         assert isinstance(self.cache.spec, StaticSpecCache)
         return (len(self.texts), width, self.cache.spec.capacity, *self.hidden_layers)
 
@@ -239,11 +239,11 @@ class ModelRunner(NextForward):
 
     @property
     def copies_prefix(self) -> bool:
-        """Whether `copy_prefix` works: states of copied columns would be missing where they are wanted."""
+        """Returns whether `copy_prefix` works: states of copied columns would be missing where they are wanted."""
         return not self.hidden_layers
 
     def num_cached_tokens(self, row: int) -> int:
-        """How many tokens of a row's text the cache holds."""
+        """Number of tokens of a row's text in the cache."""
         return self._num_cached[row]
 
     def copy_prefix(self, donor: "ModelRunner", row: int, length: int) -> None:
@@ -267,7 +267,7 @@ class ModelRunner(NextForward):
         self._num_cached[at : at + 1] = other._num_cached  # noqa: SLF001 another of the same class
 
     def step_inputs(self) -> StepInputs:
-        """What builds the arguments of a forward; the prompt has been read."""
+        """Builder of a forward's arguments after the prompt."""
         if self._inputs is None:
             follows_length = self.rotary is not None
             self._inputs = StepInputs(
@@ -304,11 +304,11 @@ class ModelRunner(NextForward):
             self.compiled.keep_cache(self.cache.spec)
 
     def most_tokens(self, positions: int) -> int:
-        """How long a text may get before its root leaves the model's `positions`."""
+        """Length of a text at which its root leaves the model's `positions`."""
         return positions - (self._cached + self._ahead - max(self._num_cached))
 
     def drafts_now(self, row: int) -> bool:
-        """Whether tokens may be drafted: not while a row has much to feed again, so that the cache catches up."""
+        """True if tokens may be drafted: not while a row has much to feed again, so that the cache catches up."""
         return self._num_uncached(row) <= MAX_UNCACHED
 
     @property

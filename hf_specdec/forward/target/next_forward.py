@@ -22,7 +22,7 @@ from hf_specdec.methods.node_logits import LogitsRead, NodeLogits, read_rows
 
 
 class NextForward(HiddenStates):
-    """What `ModelRunner` reads of a forward, and the next forward that it begins meanwhile.
+    """Outputs that `ModelRunner` reads of a forward, and the next forward that it begins meanwhile.
 
     Attributes:
         next_tokens: of each row, once they are read, what that forward computes; `None` where none was begun.
@@ -39,7 +39,7 @@ class NextForward(HiddenStates):
 
     @abstractmethod
     def step_inputs(self) -> StepInputs:
-        """What builds the arguments of a forward."""
+        """Builder of a forward's arguments."""
 
     @abstractmethod
     def _shape_of(self, width: int) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class NextForward(HiddenStates):
         """The forward itself; of `ids`, `(batch, 1)`, where the host does not know the trees' last tokens yet."""
 
     def node_logits(self, wanted: LogitsRead, *, begins_next: bool = False) -> list[NodeLogits]:
-        """What `forward` has returned for each row, or the prompt's last logits.
+        """Logits of each row's nodes from the last `forward`, or the prompt's last logits.
 
         Args:
             begins_next: whether the next forward computes each row's best token and nothing else, unless a text ends
@@ -74,7 +74,7 @@ class NextForward(HiddenStates):
         return [NodeLogits(part, found) for part, found in zip(parts, read_of, strict=True)]
 
     def _can_begin(self, best: torch.Tensor) -> bool:
-        """Whether the next forward follows from this one's `best` tokens, nobody's code runs in between and it pays."""
+        """True if the next forward follows from this one's `best` tokens, nobody's code runs in between and it pays."""
         plain_text = self.rotary is None and self._drop_length is None and not self.step_inputs().asks_model
         reads_states = self.hidden_layers or self.kwargs.get("output_hidden_states")
         is_one = best.shape[1] == 1 and all(len(layout) == 1 for layout in self._layouts)

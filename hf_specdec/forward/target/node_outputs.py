@@ -1,4 +1,4 @@
-"""What a forward of the target says of one row's nodes."""
+"""Outputs of the target's forward for one row's nodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from hf_specdec.methods.node_logits import NodeLogits
 
 @dataclass(frozen=True, slots=True)
 class NodeOutputs:
-    """What a forward computed for one row's nodes and extra tokens, or for its prompt.
+    """Outputs of a forward for one row's nodes and extra tokens, or for its prompt.
 
     Attributes:
         logits (`NodeLogits`): of a prompt, its last token's.

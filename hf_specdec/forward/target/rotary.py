@@ -120,7 +120,7 @@ def _rotary_modules(model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
 
 
 def _argument_names(module: torch.nn.Module) -> list[str]:
-    """Of the module's forward, in order."""
+    """Argument names of the module's forward, in order."""
     return [name for name in inspect.signature(module.forward).parameters if name != "self"]
 
 

@@ -74,7 +74,7 @@ class TreeLayout:
 
     @property
     def new_rows(self) -> slice:
-        """Where, among the next forward's rows of logits, those of the tree's new nodes and extra tokens are."""
+        """Indices of the tree's new nodes and extra tokens among the next forward's rows of logits."""
         count = len(self.node_columns) - self._first_node
         start = self.node_columns[self._first_node] - self.first_new if count else 0
         return slice(start, start + count)

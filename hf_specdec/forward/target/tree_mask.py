@@ -38,7 +38,7 @@ class TreeMasks:
         self._is_asked = True  # whether the model makes the next mask
 
     def arrays(self, rows: TreeRows) -> HostArrays:
-        """What `build` takes as `sent`, to be brought to the rows' device; nothing where the model makes the mask."""
+        """Arrays that `build` takes as `sent`, to be copied to the rows' device; none if the model makes the mask."""
         return ([], []) if self._rules is None else self._rules.arrays(rows)
 
     def build(
@@ -85,7 +85,7 @@ class TreeMasks:
     def _rules_of(
         self, mask: Any, seen: _Seen, rows: TreeRows, cache: SpecCache, padding: torch.Tensor | None
     ) -> RuleMasks | None:
-        """What makes the same masks, now and later; `None` where only the model can."""
+        """Rules that make the same masks, now and later; `None` where only the model can."""
         masks = mask if isinstance(mask, dict) else {None: mask}
         # Other layers share keys, or have none.
         attending = [isinstance(layer, compat.CacheLayerMixin) for layer in cache.layers]

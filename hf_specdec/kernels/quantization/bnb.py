@@ -25,7 +25,7 @@ INT8_CASTS = "MatMul8bitLt: inputs will be cast"
 
 
 def is_installed() -> bool:
-    """Whether bitsandbytes can be imported; nothing is imported yet."""
+    """Returns whether bitsandbytes can be imported; nothing is imported yet."""
     return importlib.util.find_spec("bitsandbytes") is not None
 
 
@@ -80,7 +80,7 @@ def bnb_config(precision: str, skeleton: Callable[[], PreTrainedModel] | None = 
 
 
 def reads_split_blocks() -> bool:
-    """Whether bitsandbytes gives back, on this CPU, a 4-bit weight whose blocks of 64 go on from row to row.
+    """Returns whether bitsandbytes gives back, on this CPU, a 4-bit weight whose blocks of 64 go on from row to row.
 
     bitsandbytes 0.50.2 does not where it has AVX-512 code: the blocks' scales go to the wrong numbers.
     """
@@ -165,7 +165,7 @@ class _FindsCpuOps(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Where that module is, to be loaded without `kernels`."""
+        """Spec of that module, to be loaded without `kernels`."""
         if fullname != CPU_OPS:
             return None
         found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
@@ -183,7 +183,7 @@ class _Int8CastsOnce(logging.Filter):
         self.has_warned = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to let a record through."""
+        """Returns whether to let a record through."""
         if not str(record.msg).startswith(INT8_CASTS):
             return True
         first, self.has_warned = not self.has_warned, True

@@ -71,6 +71,6 @@ def widen(codes: torch.Tensor) -> torch.Tensor:
 
 
 def has_subnormals(codes: torch.Tensor) -> bool:
-    """Whether a code other than zero has no exponent, and is lost where hardware takes subnormal numbers for zero."""
+    """True if a code other than zero has no exponent, and is lost where hardware takes subnormal numbers for zero."""
     bits = codes.view(torch.int8)
     return bool((((bits & 0x78) == 0) & ((bits & 0x07) != 0)).any())

@@ -23,7 +23,7 @@ LAYERS = (nn.Linear, compat.Conv1D)
 
 
 class Fp8Config(compat.QuantizationConfigMixin):
-    """How a model's weights are FP8.
+    """Configuration of FP8 weights.
 
     Attributes:
         left (`dict[str, str]`): linear layers that were left as they are, with the reason.
@@ -37,7 +37,7 @@ class Fp8Config(compat.QuantizationConfigMixin):
         self.transposed: list[str] = []
 
     def to_dict(self) -> dict[str, Any]:
-        """What is written into config.json: the compressed-tensors format."""
+        """Entry of config.json: the compressed-tensors format."""
         return {
             "quant_method": "compressed-tensors",
             "format": "float-quantized",
@@ -59,7 +59,7 @@ class Fp8Quantizer(compat.HfQuantizer):
         return 1
 
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **kwargs: Any) -> bool:
-        """Whether a tensor of the checkpoint becomes codes and scales."""
+        """Returns whether a tensor of the checkpoint becomes codes and scales."""
         path, _, name = param_name.rpartition(".")
         return name == "weight" and not self.pre_quantized and isinstance(model.get_submodule(path), Fp8Linear)
 
@@ -158,7 +158,7 @@ def check_offloading(model: PreTrainedModel) -> None:
 
 
 def saved_here(saved: Mapping[str, Any] | None) -> bool:
-    """Whether a checkpoint's `quantization_config` is what `Fp8Config` writes, names of layers aside."""
+    """Returns whether a checkpoint's `quantization_config` is what `Fp8Config` writes, names of layers aside."""
     if saved is None or saved.get("quant_method") != "compressed-tensors":
         return False
     expected = Fp8Config().to_dict()

@@ -21,7 +21,7 @@ INPUT_FACTOR = 2.0**60
 
 
 def multiplies_fp8(device: torch.device) -> bool:
-    """Whether a device multiplies FP8 matrices itself."""
+    """Returns whether a device multiplies FP8 matrices itself."""
     return device.type == "cuda" and torch.version.cuda is not None and _capability(device) >= MIN_CAPABILITY
 
 

@@ -31,7 +31,7 @@ HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "re
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Whether this machine can load a precision, and how, or what it lacks."""
+    """Returns whether this machine can load a precision, and how, or what it lacks."""
 
     precision: str
     works: bool
@@ -46,7 +46,7 @@ def machine_support() -> list[Support]:
 
 
 def fp8_backend(device: torch.device) -> str:
-    """How FP8 weights are multiplied on a device, and why so."""
+    """Describes how FP8 weights are multiplied on a device, and why."""
     needed = ".".join(map(str, MIN_CAPABILITY))
     if multiplies_fp8(device):
         return f"FP8 matrix multiplication by row (compute capability {needed} or more)"
@@ -96,7 +96,7 @@ def loading_arguments(
 
 
 def _is_for_cpu(given: Mapping[str, Any]) -> bool:
-    """Whether a part of the model will lie in the CPU's memory."""
+    """Returns whether a part of the model will lie in the CPU's memory."""
     places = given.get("device_map")
     named = places.values() if isinstance(places, Mapping) else [places]
     return default_device().type == "cpu" or any(str(place) in ("cpu", "disk") for place in named)

@@ -1,4 +1,4 @@
-"""What a loaded model's weights are: kinds of layers, dtypes, bytes, what was left in full precision, and the price."""
+"""Report of a loaded model's weights: kinds of layers, dtypes, bytes, layers in full precision, logit error."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -76,7 +76,7 @@ class LogitError:
 
 @dataclass(frozen=True, slots=True)
 class LoadedWeights:
-    """What `loaded_weights` finds.
+    """Weights of a loaded model.
 
     Attributes:
         precision (`str`): `"fp8"`, `"int8"`, `"nf4"`, or the dtype.
@@ -121,7 +121,7 @@ def num_parameters(model: nn.Module) -> int:
 
 
 def loaded_weights(model: PreTrainedModel, error: LogitError | None = None) -> LoadedWeights:
-    """What the weights of a loaded model are.
+    """Describes the weights of a loaded model.
 
     Args:
         error: of `logit_error`, to be shown beside it.
@@ -156,7 +156,7 @@ def loaded_weights(model: PreTrainedModel, error: LogitError | None = None) -> L
 
 @torch.no_grad()
 def logit_error(model: PreTrainedModel, other: PreTrainedModel, token_ids: torch.Tensor) -> LogitError:
-    """How far a model's logits are from another's of the same vocabulary.
+    """Distance of a model's logits from another's of the same vocabulary.
 
     Args:
         token_ids (`torch.Tensor`): (1, length), read in one forward; of an encoder-decoder both sides read them.
@@ -209,7 +209,7 @@ def _numel(owner: nn.Module, name: str, weight: torch.Tensor) -> int:
 
 
 def _belongings(module: nn.Module) -> list[torch.Tensor]:
-    """What bitsandbytes keeps beside a weight: int8's row scales, and the scales of 4-bit blocks."""
+    """Tensors that bitsandbytes keeps with a weight: int8's row scales, and the scales of 4-bit blocks."""
     weight = getattr(module, "weight", None)
     if type(module).__name__ == INT8_KIND:
         scales = getattr(module.state, "SCB", None)
