@@ -165,7 +165,7 @@ def _flags_of_owner(function: Any) -> tuple[Hashable, ...]:
 
 
 def _flags(attributes: Mapping[str, Any]) -> tuple[Hashable, ...]:
-    """Values that may switch a computation on or off: words, and of numbers, which may be counters, whether they are 0."""
+    """Values that may switch a computation on or off: words, and numbers, which may be counters, as being 0 or not."""
     return tuple(
         (name, value if type(value) is str else value != 0)
         for name, value in attributes.items()
